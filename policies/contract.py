@@ -1,0 +1,119 @@
+"""What a policy is asked and what it answers: the request, the fleet as numpy columns, costs.
+
+A policy is any object with `costs(request, fleet, state) -> float64[workers]`: one row per
+eligible worker, lower wins, `+inf` means "not this one", all `+inf` means "hold the request".
+It is pure: no I/O, log, lock, clock or global random. Eligibility (alive, right model, right
+role, not draining) is settled before it is asked; ties and temperature are settled after, in
+`policies.pick`. A policy with memory adds `initial_state()` and `observe(fact, state)`, which
+returns the next state for the same facts the decision core takes (`policies.facts`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """One request as a policy sees it. Lifetime: request."""
+
+    chain: Hashes  # chain hashes of its full blocks, first block first (one block size)
+    block_size: int  # tokens a block of `chain`
+    prompt_tokens: int  # whole prompt, the partial last block included
+    now_s: float  # the core's clock, seconds
+    draw: float  # uniform in [0, 1), fixed by (seed, serial): the only source of chance
+    serial: int  # arrivals counted from 0
+    approximate: bool = False  # the chain is made of text blocks, not of the engine's tokens
+    session: str | None = None
+    tenant: str | None = None
+    priority: int = 0  # lower is served first, as in vLLM
+
+    @property
+    def prompt_blocks(self) -> int:
+        """Full blocks of the prompt."""
+        return len(self.chain)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """The eligible workers, one row each, in the order of their ids.
+
+    "Own" numbers count what this router dispatched and are exact and immediate; "reported"
+    ones come from the worker and are as old as `load_age_s`. A signal nobody has given is NaN
+    (float columns); a policy says in its docstring what it does then.
+    """
+
+    worker_id: Ints  # stable number of the worker, never reused while the process lives
+    hit_tokens: Ints  # prompt tokens resident on the GPU: index plus own dispatches on their way
+    hit_tokens_host: Ints  # further prompt tokens in host memory
+    hit_tokens_disk: Ints  # further prompt tokens on disk
+    hits_unknown: Bools  # events were lost: `hit_tokens` is a lower bound
+    queued_prefill_tokens: Floats  # dispatched, not yet computed: own ledger, drained by the model
+    running: Ints  # requests past their first token; own count, plus others' as reported
+    waiting: Ints  # requests before their first token; own count, plus others' as reported
+    context_tokens: Floats  # KV tokens read by one decode step: own ledger
+    kv_used_tokens: Floats  # reported; NaN when never reported
+    kv_capacity_tokens: Floats  # from the worker when it was recognized; NaN when unknown
+    prefill_tokens_per_s: Floats  # calibrated on this worker's own first tokens (estimators.speed)
+    step_s: Floats  # seconds of one decode step, calibrated on inter-token gaps
+    working_set_tokens: Floats  # KV tokens its live sessions want back; NaN when not estimated
+    max_requests: Floats  # the worker's own thresholds; NaN when its options set none
+    max_queued_tokens: Floats
+    max_kv_fraction: Floats
+    load_age_s: Floats  # age of the last load report; +inf before the first
+    event_age_s: Floats  # age of the last KV event; +inf before the first
+    arrival_rate_per_s: float = 0.0  # smoothed arrivals of the pool
+    mean_load_s: float = 0.0  # mean over rows of queued prefill in seconds
+    live_sessions: int = 0  # sessions with a request in flight or seen lately
+
+    def __len__(self) -> int:
+        return len(self.worker_id)
+
+    @property
+    def requests(self) -> Ints:
+        """Unfinished requests of each worker."""
+        total: Ints = self.running + self.waiting
+        return total
+
+    @property
+    def queued_prefill_s(self) -> Floats:
+        """Seconds each worker needs, at its own speed, for the prefill already sent to it."""
+        seconds: Floats = self.queued_prefill_tokens / self.prefill_tokens_per_s
+        return seconds
+
+    @property
+    def kv_fraction(self) -> Floats:
+        """KV in use as a share of capacity, 0..1; NaN where either is unknown."""
+        fraction: Floats = self.kv_used_tokens / self.kv_capacity_tokens
+        return fraction
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """The whole of what the decision core needs from a policy."""
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        """Cost of each row of `fleet` for `request`; see the module's docstring."""
+        ...
+
+
+@runtime_checkable
+class StatefulPolicy(Policy, Protocol):
+    """A policy that remembers: its state is passed in and returned, never kept inside."""
+
+    def initial_state(self) -> Any:
+        """The state before the first fact."""
+        ...
+
+    def observe(self, fact: Any, state: Any) -> Any:
+        """The state after `fact` (one of `policies.facts`)."""
+        ...

@@ -1,0 +1,199 @@
+"""What happens to a pool, told to the decision core and to policies that remember.
+
+Each fact carries `now_s`, seconds on the caller's clock (wall clock in the router, virtual in
+the simulator). Facts are frozen: the same list of facts and the same seed give the same
+decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from policies.contract import Hashes
+
+Role = Literal["both", "prefill", "decode"]
+Tier = Literal["gpu", "host", "disk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request came in. `chains` holds one chain per block size of its pool."""
+
+    now_s: float
+    request_id: int  # unique for the life of the process
+    model: str
+    prompt_tokens: int
+    chains: Mapping[int, Hashes]  # block size in tokens -> chain hashes of the full blocks
+    approximate: bool = False  # chains of text blocks (policies.contract.RequestView)
+    max_output_tokens: int | None = None
+    session: str | None = None
+    tenant: str | None = None
+    priority: int = 0
+    stream: bool = True  # False: no first token is seen before the end
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A request was charged to a worker (the core's own decision, told to policies)."""
+
+    now_s: float
+    request_id: int
+    worker_id: int
+    hit_tokens: int
+    uncached_tokens: int
+    chain: Hashes
+    session: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first byte of the answer's body arrived: its prefill is over."""
+
+    now_s: float
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A streaming answer has given `output_tokens` tokens so far."""
+
+    now_s: float
+    request_id: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The answer is complete. Token counts as the worker reported them; None if it did not."""
+
+    now_s: float
+    request_id: int
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A dispatch ended without an answer.
+
+    `blame` is "client" (it left, or its request was refused), or "worker" (connect error,
+    early close, 5xx, garbage). `retry` asks the core for another worker: only before the first
+    byte reached the client.
+    """
+
+    now_s: float
+    request_id: int
+    blame: Literal["client", "worker"]
+    retry: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """A worker's own account of its load, as scraped."""
+
+    now_s: float
+    worker_id: int
+    running: int
+    waiting: int
+    kv_used_tokens: float  # NaN when the worker does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks became resident; `hashes` are the engine's own names of them."""
+
+    hashes: tuple[int | bytes, ...]
+    parent: int | bytes | None
+    tokens: tuple[int, ...]
+    block_size: int
+    tier: Tier = "gpu"
+    seed: int = 0  # chain seed of the LoRA adapter and salt the event names
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Blocks were evicted."""
+
+    hashes: tuple[int | bytes, ...]
+    tier: Tier = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The whole cache was reset."""
+
+
+KvEvent = Stored | Removed | Cleared
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    """One numbered batch of a worker's KV events.
+
+    `snapshot`: the batch is the worker's whole cache as of `seq`; it replaces what was known.
+    """
+
+    now_s: float
+    worker_id: int
+    seq: int
+    events: tuple[KvEvent, ...]
+    snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChange:
+    """A worker joined, changed, or left.
+
+    `state` "ready" takes requests, "draining" finishes its own, "down" failed its health check
+    or was ejected, "gone" is removed for good.
+    """
+
+    now_s: float
+    worker_id: int
+    state: Literal["ready", "draining", "down", "gone"]
+    spec: WorkerFacts | None = None  # given when it joins or is recognized anew
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What is known of a worker besides its load. Rates are the starting values of calibration."""
+
+    name: str  # shown to people; the URL for HTTP workers
+    models: tuple[str, ...]
+    block_size: int
+    role: Role = "both"
+    kv_capacity_tokens: float = float("nan")
+    max_model_tokens: int | None = None
+    prefill_tokens_per_s: float = 15_000.0
+    step_s: float = 0.015
+    max_requests: float = float("nan")
+    max_queued_tokens: float = float("nan")
+    max_kv_fraction: float = float("nan")
+    weight: float = 1.0
+    has_events: bool = True  # False: its cache is mirrored from our own dispatches only
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed. Expiries and held requests are looked at again."""
+
+    now_s: float
+
+
+Fact = (
+    Arrival
+    | Dispatched
+    | FirstToken
+    | Progress
+    | Finish
+    | Failure
+    | LoadReport
+    | KvEvents
+    | WorkerChange
+    | Tick
+)

@@ -1,0 +1,1 @@
+"""Face to be written."""
