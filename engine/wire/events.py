@@ -1,0 +1,254 @@
+"""KV cache events as vLLM, SGLang and our engine publish them: one msgpack batch per step.
+
+The envelope is an array `[ts, events, rank]`. Each event is an array `[tag, fields...]` (vLLM to
+0.23, SGLang to 0.5.18) or a map with the key `type` (later ones); that is decided per event,
+since envelopes stayed arrays when events became maps. Missing trailing fields or absent keys
+mean the default, unknown ones are ignored. Format: vLLM `distributed/kv_events.py`, 0.9 to 0.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, field
+
+from engine.wire.errors import WireError
+
+MAX_PAYLOAD_BYTES = 32 << 20  # one batch; a full 131k-token prompt is about 0.7 MB
+MAX_EVENTS = 1 << 16  # events in one batch
+MAX_BLOCKS = 1 << 20  # blocks in one event
+MAX_TOKENS = 1 << 23  # tokens in one event
+MAX_BLOCK_SIZE = 1 << 16  # tokens a block
+MAX_HASH_BYTES = 64
+
+BlockHash = int | bytes  # an engine's own name of a block: uint64, or the raw digest
+
+_Digest = Annotated[bytes, Meta(min_length=1, max_length=MAX_HASH_BYTES)]
+_Hashes = Annotated[tuple[int | _Digest, ...], Meta(max_length=MAX_BLOCKS)]
+_Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Tokens = Annotated[tuple[_Token, ...], Meta(max_length=MAX_TOKENS)]
+_BlockSize = Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
+
+
+class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored", tag_field="type"):
+    """Blocks became resident. `tokens` are theirs, in order, or empty (offload tiers)."""
+
+    hashes: _Hashes = field(name="block_hashes")
+    parent: int | _Digest | None = field(name="parent_block_hash", default=None)
+    tokens: _Tokens = field(name="token_ids", default=())
+    block_size: _BlockSize = 1
+    lora_id: int | None = None
+    medium: str | None = None  # None means GPU
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None  # one entry a block: what its hash holds besides tokens
+    group_idx: int | None = None  # KV cache group of hybrid models
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    cache_salt: str | None = None  # SGLang's own place for it
+    session_id: str | None = None
+
+    @property
+    def salt(self) -> str | None:
+        """The cache salt of the sequence: SGLang's field, or vLLM's bare string at block 0.
+
+        vLLM publishes a LoRA name as a bare string too; the one equal to `lora_name` is that.
+        """
+        if self.cache_salt is not None:
+            return self.cache_salt
+        first = self.extra_keys[0] if self.extra_keys else None
+        if self.parent is not None or not isinstance(first, list):
+            return None
+        names = [key for key in first if isinstance(key, str)]
+        if self.lora_name in names:
+            names.remove(self.lora_name)
+        return names[-1] if names else None
+
+    @property
+    def beyond_tokens(self) -> bool:
+        """True if a block's identity holds more than tokens, LoRA and salt (images, embeddings)."""
+        entries = [entry for entry in self.extra_keys or () if isinstance(entry, list)]
+        return any(not isinstance(key, str) for entry in entries for key in entry)
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, tag="BlockRemoved", tag_field="type"):
+    """Blocks were evicted from `medium` (None means GPU), in one group."""
+
+    hashes: _Hashes = field(name="block_hashes")
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag="AllBlocksCleared", tag_field="type"):
+    """The prefix cache was reset: every block, medium and group of that rank is gone."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class _StoredArray(msgspec.Struct, frozen=True, array_like=True, tag="BlockStored"):
+    hashes: _Hashes
+    parent: int | _Digest | None = None
+    tokens: _Tokens = ()
+    block_size: _BlockSize = 1
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class _RemovedArray(msgspec.Struct, frozen=True, array_like=True, tag="BlockRemoved"):
+    hashes: _Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _ClearedArray(msgspec.Struct, frozen=True, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True):
+    ts: float
+    events: Annotated[list[msgspec.Raw], Meta(max_length=MAX_EVENTS)]
+    rank: int | None = None
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One decoded batch. `skipped` counts events that are well formed but cannot be used."""
+
+    ts_s: float  # the publisher's wall clock, seconds since the epoch
+    events: tuple[Event, ...]
+    rank: int = 0  # data-parallel rank
+    skipped: int = 0
+
+
+_envelopes = msgspec.msgpack.Decoder(_Envelope)
+_maps = msgspec.msgpack.Decoder(Event)
+_arrays = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_anything = msgspec.msgpack.Decoder()
+_encoder = msgspec.msgpack.Encoder()
+_KNOWN_TAGS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
+
+
+def decode_batch(payload: bytes) -> Batch:
+    """The batch in `payload` (the third frame of a live message). Hash ints come as uint64.
+
+    Skipped and counted: events of an unknown type, events whose tokens are not plain ints
+    (bigrams, multimodal strings), events whose token count is not blocks x block_size.
+    Raises WireError for anything malformed or beyond the limits of this module.
+    """
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise WireError(f"event batch of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES}")
+    try:
+        envelope = _envelopes.decode(payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"event batch: {error}") from error
+    events: list[Event] = []
+    for position, raw in enumerate(envelope.events):
+        event = _decode_event(raw, position)
+        if event is not None:
+            events.append(event)
+    skipped = len(envelope.events) - len(events)
+    return Batch(envelope.ts, tuple(events), envelope.rank or 0, skipped)
+
+
+def _decode_event(raw: msgspec.Raw, position: int) -> Event | None:
+    """The event, or None if it cannot be used."""
+    first = memoryview(raw)[0]
+    is_array = first & 0xF0 == 0x90 or first in (0xDC, 0xDD)
+    try:
+        event = _from_array(_arrays.decode(raw)) if is_array else _maps.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        if _is_foreign(raw, is_array):
+            return None
+        raise WireError(f"event {position} of the batch: {error}") from error
+    if isinstance(event, AllBlocksCleared):
+        return event
+    if isinstance(event, BlockStored):
+        if event.tokens and len(event.tokens) != len(event.hashes) * event.block_size:
+            return None
+        if isinstance(event.parent, int) and event.parent < 0:
+            event = msgspec.structs.replace(event, parent=event.parent % 2**64)
+    if any(isinstance(name, int) and name < 0 for name in event.hashes):
+        unsigned = tuple(n % 2**64 if isinstance(n, int) else n for n in event.hashes)
+        event = msgspec.structs.replace(event, hashes=unsigned)
+    return event
+
+
+def _from_array(event: _StoredArray | _RemovedArray | _ClearedArray) -> Event:
+    if isinstance(event, _StoredArray):
+        return BlockStored(*msgspec.structs.astuple(event))
+    if isinstance(event, _RemovedArray):
+        return BlockRemoved(*msgspec.structs.astuple(event))
+    return AllBlocksCleared()
+
+
+def _is_foreign(raw: msgspec.Raw, is_array: bool) -> bool:
+    """True for an event we do not know, or one with tokens we cannot hash, but well formed."""
+    try:
+        event: Any = _anything.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    if is_array:
+        tag = event[0] if event else None
+        tokens = event[3] if len(event) > 3 else ()
+    elif isinstance(event, dict):
+        tag, tokens = event.get("type"), event.get("token_ids", ())
+    else:
+        return False
+    if not isinstance(tag, str):
+        return False
+    if tag not in _KNOWN_TAGS:
+        return True
+    return tag == "BlockStored" and isinstance(tokens, list) and _has_odd_tokens(tokens)
+
+
+def _has_odd_tokens(tokens: list[Any]) -> bool:
+    """Tokens in the shapes other engines use besides ints: pairs of ints and strings."""
+    return any(isinstance(token, str | list) for token in tokens)
+
+
+def encode_batch(ts_s: float, events: Iterable[Event], rank: int = 0) -> bytes:
+    """Payload of one batch in map form, fields in vLLM's order (0.24 and later)."""
+    return _encoder.encode([ts_s, [event_map(event) for event in events], rank])
+
+
+def event_map(event: Event) -> dict[str, Any]:
+    """The map form: fields that vLLM requires are always there, optional ones only if set."""
+    if isinstance(event, AllBlocksCleared):
+        return {"type": "AllBlocksCleared"}
+    fields: dict[str, Any]
+    optional: Sequence[str]
+    if isinstance(event, BlockRemoved):
+        fields = {"type": "BlockRemoved", "block_hashes": event.hashes, "medium": event.medium}
+        optional = ("group_idx",)
+    else:
+        fields = {
+            "type": "BlockStored",
+            "block_hashes": event.hashes,
+            "parent_block_hash": event.parent,
+            "token_ids": event.tokens,
+            "block_size": event.block_size,
+            "lora_id": event.lora_id,
+            "medium": event.medium,
+            "lora_name": event.lora_name,
+        }
+        optional = _OPTIONAL_STORED
+    fields.update(
+        (name, getattr(event, name)) for name in optional if getattr(event, name) is not None
+    )
+    return fields
+
+
+_OPTIONAL_STORED = (
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+    "cache_salt",
+    "session_id",
+)
