@@ -53,7 +53,7 @@ class FleetView:
     """
 
     worker_id: Ints  # stable number of the worker, never reused while the process lives
-    hit_tokens: Ints  # prompt tokens resident on the GPU: index plus own dispatches on their way
+    hit_tokens: Ints  # prompt tokens on the GPU, or on their way by our own dispatches
     hit_tokens_host: Ints  # further prompt tokens in host memory
     hit_tokens_disk: Ints  # further prompt tokens on disk
     hits_unknown: Bools  # events were lost: `hit_tokens` is a lower bound
@@ -61,7 +61,7 @@ class FleetView:
     running: Ints  # requests past their first token; own count, plus others' as reported
     waiting: Ints  # requests before their first token; own count, plus others' as reported
     context_tokens: Floats  # KV tokens read by one decode step: own ledger
-    kv_used_tokens: Floats  # reported; NaN when never reported
+    kv_used_tokens: Floats  # reported, plus own dispatches since; NaN when never reported
     kv_capacity_tokens: Floats  # from the worker when it was recognized; NaN when unknown
     prefill_tokens_per_s: Floats  # calibrated on this worker's own first tokens (estimators.speed)
     step_s: Floats  # seconds of one decode step, calibrated on inter-token gaps

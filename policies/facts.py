@@ -134,14 +134,27 @@ KvEvent = Stored | Removed | Cleared
 class KvEvents:
     """One numbered batch of a worker's KV events.
 
-    `snapshot`: the batch is the worker's whole cache as of `seq`; it replaces what was known.
+    `source`: "live" as published, "replay" asked for after a gap, or "snapshot": the worker's
+    whole cache as of `seq`, which replaces what was known.
     """
 
     now_s: float
     worker_id: int
     seq: int
     events: tuple[KvEvent, ...]
-    snapshot: bool = False
+    source: Literal["live", "replay", "snapshot"] = "live"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayEnd:
+    """A replay (and a snapshot, where the worker has one) gave all it could.
+
+    `answered`: the publisher served it; False when nobody did before the timeout.
+    """
+
+    now_s: float
+    worker_id: int
+    answered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +207,7 @@ Fact = (
     | Failure
     | LoadReport
     | KvEvents
+    | ReplayEnd
     | WorkerChange
     | Tick
 )

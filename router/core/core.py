@@ -1,0 +1,278 @@
+"""The decision core: one object, facts in, actions out.
+
+Each `on_*` takes one fact of `policies.facts` and returns what the shell must do. Time comes
+with the facts and chance from the seed, so the same facts and the same seed give the same
+actions, in the router as in the simulator. Choosing a worker and charging it are one step.
+"""
+
+from __future__ import annotations
+
+from policies.facts import (
+    Arrival,
+    Dispatched,
+    Fact,
+    Failure,
+    Finish,
+    FirstToken,
+    KvEvents,
+    LoadReport,
+    Progress,
+    ReplayEnd,
+    Tick,
+    WorkerChange,
+)
+from policies.load import LoadedPolicy
+from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Resync, Stage
+from router.core.chooser import Choice, Chooser
+from router.core.columns import WorkerColumns
+from router.core.counters import CoreCounters
+from router.core.draws import draw_of
+from router.core.hold_queue import HoldQueue, Pending
+from router.core.ledger import Ledger
+from router.core.roster import Roster
+from router.core.settings import CoreSettings
+from router.core.workers import Worker, WorkerTable
+from router.estimators.arrivals import ArrivalEstimator
+from router.estimators.speed import SpeedEstimator
+
+_HELD_TRIES = 8  # held requests in a row that may be refused again before a sweep ends
+
+
+class RouterCore:
+    """Lifetime: process. Not thread-safe: one thread tells it facts, in the order of time."""
+
+    def __init__(self, policy: LoadedPolicy, settings: CoreSettings, seed: int = 0) -> None:
+        self.settings = settings
+        self.counters = CoreCounters()
+        self.columns = WorkerColumns(settings.max_workers)
+        self.workers = WorkerTable(settings.max_workers)
+        self.ledger = Ledger(self.columns)
+        self.roster = Roster(settings, self.columns, self.workers)
+        self.arrivals = ArrivalEstimator()
+        self._speed = SpeedEstimator(self.columns)
+        self._chooser = Chooser(
+            policy, settings, self.columns, self.workers, self.roster, self.arrivals
+        )
+        self._seed = seed
+        self._serial = 0
+        self._pending: dict[int, Pending] = {}
+        self._held = HoldQueue(settings.hold_requests)
+
+    @property
+    def policy(self) -> LoadedPolicy:
+        """The policy in use."""
+        return self._chooser.policy
+
+    def set_policy(self, policy: LoadedPolicy) -> None:
+        """Decide by another policy from the next request on; it starts without memory."""
+        self._chooser.set_policy(policy)
+
+    @property
+    def inflight_requests(self) -> int:
+        """Accepted and unfinished: dispatched or held."""
+        return len(self._pending)
+
+    @property
+    def held_requests(self) -> int:
+        """Waiting at the router."""
+        return len(self._held)
+
+    def block_sizes(self, model: str) -> set[int]:
+        """Block sizes of a model's pool: a request brings one chain for each."""
+        return {w.facts.block_size for w in self.workers.serving(model)}
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def on_arrival(self, fact: Arrival) -> list[Action]:
+        """A request came in: dispatch, hold or reject it."""
+        assert fact.request_id not in self._pending, f"request {fact.request_id} arrived twice"
+        self._observe(fact)
+        serial, self._serial = self._serial, self._serial + 1
+        self.arrivals.arrival(fact.session, fact.now_s)
+        if len(self._pending) >= self.settings.inflight_requests:
+            return [self._refuse(fact, 503, "router_full", "the router is at its request limit")]
+        pending = Pending(fact, serial, draw_of(self._seed, serial))
+        self._pending[fact.request_id] = pending
+        return [self._place(pending, fact.now_s, "policy")]
+
+    def on_first_token(self, fact: FirstToken) -> list[Action]:
+        """Its prefill is over."""
+        self._observe(fact)
+        charge = self.ledger.first_token(fact.request_id, fact.now_s)
+        if charge is not None:
+            self._speed.first_token(charge, fact.now_s)
+        return []
+
+    def on_progress(self, fact: Progress) -> list[Action]:
+        """A running answer grew."""
+        self._observe(fact)
+        gap_s = self.ledger.progress(fact.request_id, fact.output_tokens, fact.now_s)
+        charge = self.ledger.get(fact.request_id)
+        if gap_s is not None and charge is not None:
+            self._speed.token_gap(charge.slot, gap_s)
+        return []
+
+    def on_finish(self, fact: Finish) -> list[Action]:
+        """The answer is complete: its load is released and held requests are asked again."""
+        self._observe(fact)
+        pending = self._pending.pop(fact.request_id, None)
+        if pending is None:
+            return []
+        worker = self._release(pending)
+        if worker is not None:
+            worker.succeeded()
+        return self._ask_held(fact.now_s)
+
+    def on_failure(self, fact: Failure) -> list[Action]:
+        """A dispatch ended badly, or the client left: release, and retry where asked."""
+        self._observe(fact)
+        pending = self._pending.get(fact.request_id)
+        if pending is None:
+            return []
+        worker = self._release(pending)
+        if fact.blame == "client":
+            self._drop(pending)
+            return self._ask_held(fact.now_s)
+        if worker is not None:
+            pending.tried.add(worker.worker_id)
+            if worker.failed(fact.now_s, self.settings):
+                self.counters.ejections += 1
+        if not fact.retry:
+            self._drop(pending)
+            return self._ask_held(fact.now_s)
+        if len(pending.tried) >= self.settings.max_attempts:
+            tried = f"{len(pending.tried)} workers failed this request, last: {fact.reason}"
+            return [self._give_up(pending, 502, "worker_error", tried)]
+        self.counters.retries += 1
+        return [self._place(pending, fact.now_s, "retry"), *self._ask_held(fact.now_s)]
+
+    # --- workers ----------------------------------------------------------------------------
+
+    def on_worker(self, fact: WorkerChange) -> list[Action]:
+        """A worker joined, changed state or left. What ran on one that is gone is cancelled."""
+        self._observe(fact)
+        actions: list[Action] = []
+        if fact.state == "gone":  # its slot is about to be reused: nothing may stay charged there
+            for charge in self.ledger.on_worker(fact.worker_id):
+                self._release(self._pending[charge.request_id])
+                actions.append(Cancel(charge.request_id, fact.worker_id, "worker removed"))
+        actions += self.roster.change(fact)
+        return [*actions, *self._ask_held(fact.now_s)]
+
+    def on_load_report(self, fact: LoadReport) -> list[Action]:
+        """A worker told its load: what we did not send it is others' load."""
+        self._observe(fact)
+        self.ledger.advance(fact.now_s)
+        self.roster.report(fact, self.ledger)
+        return []
+
+    def on_kv_events(self, fact: KvEvents) -> list[Action]:
+        """A worker's cache changed."""
+        self._observe(fact)
+        from_seq = self.roster.kv_events(fact)
+        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+
+    def on_replay_end(self, fact: ReplayEnd) -> list[Action]:
+        """A replay is over; a hole that is left is accepted, and the worker's hits unknown."""
+        self._observe(fact)
+        self.roster.replay_end(fact)
+        return []
+
+    def on_tick(self, fact: Tick) -> list[Action]:
+        """Time passed: expire, drain, ask held requests again."""
+        self._observe(fact)
+        self.ledger.advance(fact.now_s)
+        self.roster.expire(fact.now_s)
+        actions: list[Action] = []
+        for pending in self._held.expired(fact.now_s, self.settings.hold_s):
+            why = f"no worker could take the request within {self.settings.hold_s:g} s"
+            actions.append(self._give_up(pending, 503, "hold_timeout", why))
+        return [*actions, *self._ask_held(fact.now_s)]
+
+    # --- one decision -----------------------------------------------------------------------
+
+    def _place(self, pending: Pending, now_s: float, reason: str) -> Action:
+        """Dispatch with the charge taken, hold, or reject."""
+        self.ledger.advance(now_s)
+        choice = self._chooser.choose(pending, now_s, reason)
+        if isinstance(choice, Reject):
+            return self._give_up(pending, choice.status, choice.code, choice.message)
+        if choice is None:
+            return self._hold(pending)
+        return self._dispatch(pending, choice, now_s)
+
+    def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
+        arrival, worker = pending.arrival, choice.worker
+        if pending.held:
+            self._held.remove(pending)
+        uncached = max(arrival.prompt_tokens - choice.decision.hit_tokens, 1)
+        self.ledger.reserve(
+            arrival.request_id, worker.slot, arrival.prompt_tokens, uncached, arrival.stream, now_s
+        )
+        chain = arrival.chains[worker.facts.block_size]
+        self.roster.expect(worker, chain, arrival.approximate, now_s)
+        pending.worker_id = worker.worker_id
+        self.counters.dispatched(choice.decision)
+        self._observe(
+            Dispatched(
+                now_s=now_s,
+                request_id=arrival.request_id,
+                worker_id=worker.worker_id,
+                hit_tokens=choice.decision.hit_tokens,
+                uncached_tokens=uncached,
+                chain=chain,
+                session=arrival.session,
+            )
+        )
+        stage = Stage(worker.worker_id, worker.facts.role)
+        return Dispatch(arrival.request_id, (stage,), choice.decision)
+
+    def _hold(self, pending: Pending) -> Action:
+        if pending.held:
+            return Hold(pending.arrival.request_id, "policy")
+        if self._held.full:
+            why = f"{len(self._held)} requests wait for a worker already"
+            return self._give_up(pending, 503, "hold_queue_full", why)
+        self._held.add(pending)
+        self.counters.holds += 1
+        return Hold(pending.arrival.request_id, "policy")
+
+    def _ask_held(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        refused = 0
+        for pending in self._held:
+            action = self._place(pending, now_s, "held")
+            if isinstance(action, Hold):
+                refused += 1
+                if refused >= _HELD_TRIES:
+                    break
+            else:
+                actions.append(action)
+        return actions
+
+    # --- endings ----------------------------------------------------------------------------
+
+    def _release(self, pending: Pending) -> Worker | None:
+        """Take its charge off its worker; the worker, if there still is one."""
+        charge = self.ledger.release(pending.arrival.request_id)
+        pending.worker_id = None
+        return None if charge is None else self.workers.get(charge.worker_id)
+
+    def _drop(self, pending: Pending) -> None:
+        """Forget a request whose end the shell knows already."""
+        self._release(pending)
+        if pending.held:
+            self._held.remove(pending)
+        self._pending.pop(pending.arrival.request_id, None)
+
+    def _give_up(self, pending: Pending, status: int, code: str, message: str) -> Reject:
+        self._drop(pending)
+        return self._refuse(pending.arrival, status, code, message)
+
+    def _refuse(self, arrival: Arrival, status: int, code: str, message: str) -> Reject:
+        self.counters.rejected(code)
+        retry_after_s = self.settings.retry_after_s if status in (429, 503) else None
+        return Reject(arrival.request_id, status, code, message, retry_after_s)
+
+    def _observe(self, fact: Fact) -> None:
+        self._chooser.observe(fact)

@@ -1,0 +1,247 @@
+"""What one worker's KV events say: sequence rules, and its block names mapped onto ours.
+
+The stream of a worker is numbered from 0. In order, it makes the index exact ("known"). After a
+gap the missed batches are asked for again and later ones wait; when they cannot be had, all that
+was known is dropped and rebuilt from what follows, and the hits are a lower bound ("unknown")
+until a snapshot or a reset, or until as many blocks were stored as the worker holds: then
+whatever was missed has been turned over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvkernels import PrefixIndex, chain_hashes
+from policies.facts import Cleared, KvEvent, KvEvents, Removed, Stored
+
+BlockName = int | bytes  # an engine's own, opaque hash of a block
+
+
+@dataclass(slots=True)
+class KvCounters:
+    """What happened to a worker's events, for metrics. Lifetime: worker."""
+
+    batches: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+    clears: int = 0
+    gaps: int = 0
+    restarts: int = 0
+    duplicates: int = 0
+    orphans: int = 0  # stored blocks that waited for their parent
+    dropped_batches: int = 0  # beyond the backlog while a gap was open
+    skipped_events: int = 0  # other tiers, partial blocks, foreign block sizes, parked too long
+
+
+class KvState:
+    """One worker's event stream. Lifetime: worker."""
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        slot: int,
+        block_size: int,
+        capacity_blocks: float,
+        parked_blocks: int,
+        backlog_batches: int,
+    ) -> None:
+        self._index = index
+        self._slot = slot
+        self._block_size = block_size
+        self._capacity_blocks = capacity_blocks
+        self._parked_blocks_max = parked_blocks
+        self._backlog_max = backlog_batches
+        self.counters = KvCounters()
+        self.known = False
+        self.resyncing = False  # a replay was asked for and has not ended
+        self._next_seq = 0
+        self._last_live_seq = -1
+        self._stored_since_loss = 0
+        self._chain_of: dict[BlockName, int] = {}
+        self._parked: dict[BlockName, list[Stored]] = {}  # by the parent they wait for
+        self._parked_blocks = 0
+        self._dead: set[BlockName] = set()  # parked, and evicted before their parent came
+        self._backlog: dict[int, KvEvents] = {}
+
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks the worker is known to hold."""
+        return len(self._chain_of)
+
+    @property
+    def parked_blocks(self) -> int:
+        """Blocks waiting for their parent."""
+        return self._parked_blocks
+
+    def take(self, batch: KvEvents) -> int | None:
+        """Apply a batch. Returns the sequence number to replay from when some are missing."""
+        self.counters.batches += 1
+        if batch.source == "snapshot":
+            return self._take_snapshot(batch)
+        if batch.source == "live":
+            if batch.seq <= self._last_live_seq:
+                self._restart(batch.seq)
+            self._last_live_seq = batch.seq
+        if batch.seq < self._next_seq:
+            self.counters.duplicates += 1
+            return None
+        if batch.seq == self._next_seq:
+            self._apply(batch)
+            self._catch_up()
+            return None
+        self._keep(batch)
+        if self.resyncing or batch.source == "replay":
+            return None
+        self.counters.gaps += 1
+        self.known = False
+        self.resyncing = True
+        return self._next_seq
+
+    def end_replay(self, answered: bool) -> None:
+        """No more of the missing batches will come: go on from what there is.
+
+        `answered`: the publisher served the replay, so an empty one means that it never
+        published, and the worker holds nothing.
+        """
+        self.resyncing = False
+        if answered and self._next_seq == 0 and not self._backlog:
+            self.known = True
+        while self._backlog:  # the hole stays: what lies behind it is all there is to build on
+            self._forget()
+            self.known = False
+            self._next_seq = min(self._backlog)
+            self._catch_up()
+
+    def close(self) -> None:
+        """The worker left: it holds nothing any more."""
+        self._forget()
+        self._backlog.clear()
+
+    def reset(self) -> None:
+        """The worker came back from the dead: trust nothing, expect its stream from 0."""
+        self.close()
+        self.known = False
+        self.resyncing = False
+        self._next_seq = 0
+        self._last_live_seq = -1
+
+    def _restart(self, seq: int) -> None:
+        """Its publisher began anew, so its cache did too."""
+        self.counters.restarts += 1
+        self.reset()
+        self.known = seq == 0
+
+    def _take_snapshot(self, batch: KvEvents) -> int | None:
+        if batch.seq + 1 < self._next_seq:  # taken before what we already applied
+            self.counters.duplicates += 1
+            return None
+        self._forget()
+        self._next_seq = batch.seq + 1
+        for event in batch.events:
+            self._apply_event(event)
+        self._backlog = {s: b for s, b in self._backlog.items() if s >= self._next_seq}
+        self.known = True
+        self.resyncing = False
+        self._catch_up()
+        if self._backlog:
+            self.resyncing = True
+            return self._next_seq
+        return None
+
+    def _keep(self, batch: KvEvents) -> None:
+        if len(self._backlog) >= self._backlog_max:
+            self.counters.dropped_batches += 1
+            self._backlog.pop(min(self._backlog))
+        self._backlog[batch.seq] = batch
+
+    def _catch_up(self) -> None:
+        while (batch := self._backlog.pop(self._next_seq, None)) is not None:
+            self._apply(batch)
+        if not self._backlog and self.resyncing:
+            self.resyncing = False
+            self.known = True
+
+    def _apply(self, batch: KvEvents) -> None:
+        if batch.seq == 0:
+            self.known = True  # seen from its first batch on: nothing was missed
+        self._next_seq = batch.seq + 1
+        for event in batch.events:
+            self._apply_event(event)
+
+    def _apply_event(self, event: KvEvent) -> None:
+        match event:
+            case Stored():
+                self._store(event)
+            case Removed():
+                self._remove(event)
+            case Cleared():
+                self.counters.clears += 1
+                self._forget()
+                self.known = True
+
+    def _store(self, event: Stored) -> None:
+        whole = event.block_size == self._block_size
+        fits = len(event.tokens) == len(event.hashes) * event.block_size
+        if event.tier != "gpu" or not whole or not fits:
+            self.counters.skipped_events += 1
+            return
+        self._dead.difference_update(event.hashes)
+        queue = [event]
+        while queue:  # a parent that arrives late brings its parked descendants along
+            stored = queue.pop()
+            seed = stored.seed if stored.parent is None else self._chain_of.get(stored.parent)
+            if seed is None:
+                self._park(stored)
+                continue
+            self._place(stored, seed)
+            for name in stored.hashes:
+                for child in self._parked.pop(name, ()):
+                    self._parked_blocks -= len(child.hashes)
+                    queue.append(child)
+            if dead := tuple(n for n in stored.hashes if n in self._dead):
+                self._dead.difference_update(dead)
+                self._drop(dead)
+
+    def _place(self, stored: Stored, seed: int) -> None:
+        tokens = np.array(stored.tokens, dtype=np.int32)
+        chain = chain_hashes(tokens, self._block_size, seed)
+        self._index.store(self._slot, chain)
+        self._chain_of.update(zip(stored.hashes, chain.tolist(), strict=True))
+        self.counters.stored_blocks += len(chain)
+        self._stored_since_loss += len(chain)
+        if not self.known and not self.resyncing:
+            self.known = self._stored_since_loss >= self._capacity_blocks
+
+    def _park(self, event: Stored) -> None:
+        assert event.parent is not None
+        if self._parked_blocks + len(event.hashes) > self._parked_blocks_max:
+            self.counters.skipped_events += 1
+            return
+        self.counters.orphans += len(event.hashes)
+        self._parked_blocks += len(event.hashes)
+        self._parked.setdefault(event.parent, []).append(event)
+
+    def _remove(self, event: Removed) -> None:
+        if event.tier != "gpu":
+            self.counters.skipped_events += 1
+            return
+        if self._parked:  # a parked block that is evicted must not come to life with its parent
+            parked = {n for events in self._parked.values() for e in events for n in e.hashes}
+            self._dead.update(n for n in event.hashes if n in parked)
+        self._drop(event.hashes)
+
+    def _drop(self, names: tuple[BlockName, ...]) -> None:
+        chain = [c for name in names if (c := self._chain_of.pop(name, None)) is not None]
+        self.counters.removed_blocks += len(chain)
+        if chain:
+            self._index.remove(self._slot, np.array(chain, dtype=np.uint64))
+
+    def _forget(self) -> None:
+        self._index.clear_worker(self._slot)
+        self._chain_of.clear()
+        self._parked.clear()
+        self._parked_blocks = 0
+        self._dead.clear()
+        self._stored_since_loss = 0

@@ -1,0 +1,150 @@
+"""Who is charged with what: the exact, immediate half of a worker's load.
+
+Choosing a worker and charging it are one step of the core, so two requests can never both see
+the same idle worker. Every charge is released exactly once: on finish, failure or disconnect.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from router.core.columns import WorkerColumns
+
+
+@dataclass(slots=True)
+class Charge:
+    """What one request costs its worker. Lifetime: one dispatch."""
+
+    request_id: int
+    worker_id: int
+    slot: int
+    prompt_tokens: int
+    uncached_tokens: int
+    end_tokens: float  # the worker's `charged_tokens` after this charge: its place in the queue
+    dispatched_s: float
+    alone: bool  # nothing else was queued there: its first token calibrates the prefill rate
+    waiting: bool = True
+    output_tokens: int = 0
+    progress_s: float = 0.0  # when `output_tokens` was last brought up to date
+
+
+class Ledger:
+    """All open charges and their sums in the worker columns. Lifetime: process."""
+
+    def __init__(self, columns: WorkerColumns) -> None:
+        self._columns = columns
+        self._charges: dict[int, Charge] = {}
+        # Answers that do not stream show no first token; they leave `waiting` when the model
+        # says that their prefill is over. Oldest first, per worker slot.
+        self._silent: dict[int, deque[Charge]] = {}
+
+    def __len__(self) -> int:
+        return len(self._charges)
+
+    def get(self, request_id: int) -> Charge | None:
+        """The open charge of a request."""
+        return self._charges.get(request_id)
+
+    def on_worker(self, worker_id: int) -> list[Charge]:
+        """Open charges of a worker, oldest first."""
+        return [c for c in self._charges.values() if c.worker_id == worker_id]
+
+    def reserve(
+        self,
+        request_id: int,
+        slot: int,
+        prompt_tokens: int,
+        uncached_tokens: int,
+        stream: bool,
+        now_s: float,
+    ) -> Charge:
+        """Charge a request to the worker in `slot`. The request must have no open charge."""
+        assert request_id not in self._charges, f"request {request_id} is charged twice"
+        columns = self._columns
+        alone = bool(columns.waiting[slot] == 0)
+        columns.charged_tokens[slot] += uncached_tokens
+        columns.requests[slot] += 1
+        columns.waiting[slot] += 1
+        charge = Charge(
+            request_id=request_id,
+            worker_id=int(columns.worker_id[slot]),
+            slot=slot,
+            prompt_tokens=prompt_tokens,
+            uncached_tokens=uncached_tokens,
+            end_tokens=float(columns.charged_tokens[slot]),
+            dispatched_s=now_s,
+            alone=alone,
+        )
+        self._charges[request_id] = charge
+        if not stream:
+            self._silent.setdefault(slot, deque()).append(charge)
+        return charge
+
+    def first_token(self, request_id: int, now_s: float) -> Charge | None:
+        """Its prefill is over, and so is all that was queued before it. None if not waiting."""
+        charge = self._charges.get(request_id)
+        if charge is None or not charge.waiting:
+            return None
+        drained = self._columns.drained_tokens
+        drained[charge.slot] = max(drained[charge.slot], charge.end_tokens)
+        self._start_decode(charge, now_s)
+        return charge
+
+    def progress(self, request_id: int, output_tokens: int, now_s: float) -> float | None:
+        """Seconds per token since the last report of a running answer; None if unknown."""
+        charge = self._charges.get(request_id)
+        if charge is None or charge.waiting or output_tokens <= charge.output_tokens:
+            return None
+        tokens = output_tokens - charge.output_tokens
+        elapsed_s = now_s - charge.progress_s
+        self._columns.context_tokens[charge.slot] += tokens
+        charge.output_tokens = output_tokens
+        charge.progress_s = now_s
+        return elapsed_s / tokens if elapsed_s > 0 else None
+
+    def release(self, request_id: int) -> Charge | None:
+        """Take the request off its worker; None when it has no open charge (any more)."""
+        charge = self._charges.pop(request_id, None)
+        if charge is None:
+            return None
+        columns, slot = self._columns, charge.slot
+        columns.requests[slot] -= 1
+        if charge.waiting:
+            columns.waiting[slot] -= 1
+            self._drop_queued(charge)
+            charge.waiting = False
+        else:
+            columns.context_tokens[slot] -= charge.prompt_tokens + charge.output_tokens
+        if columns.requests[slot] == 0:  # an idle worker has an empty queue, whatever the model
+            columns.drained_tokens[slot] = columns.charged_tokens[slot]
+            columns.context_tokens[slot] = 0.0
+            self._silent.pop(slot, None)
+        return charge
+
+    def advance(self, now_s: float) -> None:
+        """Drain the queues by the model and let silent answers pass to decode."""
+        columns = self._columns
+        columns.drain(now_s)
+        for slot, queue in self._silent.items():
+            while queue and (
+                not queue[0].waiting or queue[0].end_tokens <= columns.drained_tokens[slot]
+            ):
+                charge = queue.popleft()
+                if charge.waiting:
+                    self._start_decode(charge, now_s)
+
+    def _start_decode(self, charge: Charge, now_s: float) -> None:
+        self._columns.waiting[charge.slot] -= 1
+        self._columns.context_tokens[charge.slot] += charge.prompt_tokens
+        charge.waiting = False
+        charge.progress_s = now_s
+
+    def _drop_queued(self, charge: Charge) -> None:
+        """What was left of its prefill is nobody's work any more."""
+        columns, slot = self._columns, charge.slot
+        left = charge.end_tokens - columns.drained_tokens[slot]
+        unfinished = min(max(left, 0.0), float(charge.uncached_tokens))
+        columns.drained_tokens[slot] = min(
+            columns.drained_tokens[slot] + unfinished, columns.charged_tokens[slot]
+        )

@@ -1,0 +1,169 @@
+"""The workers and what each of them holds: membership, load reports, KV events, expectations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvkernels import PrefixIndex
+from policies.contract import Hashes, Ints
+from policies.facts import KvEvents, LoadReport, ReplayEnd, WorkerChange, WorkerFacts
+from router.core.actions import Action
+from router.core.columns import WorkerColumns
+from router.core.expected import ExpectedBlocks
+from router.core.kv_state import KvState
+from router.core.ledger import Ledger
+from router.core.settings import CoreSettings
+from router.core.workers import Worker, WorkerTable
+
+
+class TableFullError(Exception):
+    """No worker slot is free; `max_workers` is the bound to raise."""
+
+
+class Roster:
+    """Lifetime: process."""
+
+    def __init__(
+        self, settings: CoreSettings, columns: WorkerColumns, workers: WorkerTable
+    ) -> None:
+        self._settings = settings
+        self._columns = columns
+        self._workers = workers
+        slots, entries = settings.max_workers, settings.speculative_entries
+        self.index = PrefixIndex(slots, max_entries=settings.index_entries)
+        self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
+        # Blocks that no events will ever tell of: text blocks, and workers without events.
+        self.mirrored = ExpectedBlocks(slots, entries, settings.approximate_s)
+
+    # --- workers ----------------------------------------------------------------------------
+
+    def change(self, fact: WorkerChange) -> list[Action]:
+        """Enter, change or remove a worker. Raises TableFullError for one too many."""
+        worker = self._workers.get(fact.worker_id)
+        if fact.state == "gone":
+            if worker is not None:
+                self._close(worker)
+            return []
+        if worker is None:
+            if fact.spec is not None:
+                self._open(fact, fact.spec)
+            return []
+        if fact.spec is not None and fact.spec != worker.facts:
+            self._describe(worker, fact.spec)
+        if worker.state == "down" and fact.state != "down":
+            worker.aside_until_s = -math.inf
+        worker.state = fact.state
+        return []
+
+    def _open(self, fact: WorkerChange, facts: WorkerFacts) -> None:
+        slot = self._workers.take_slot()
+        if slot is None:
+            raise TableFullError(f"all {self._settings.max_workers} worker slots are taken")
+        self._columns.open(slot, fact.worker_id, fact.now_s)
+        self._columns.describe(slot, facts, calibrate=True)
+        self._columns.hits_unknown[slot] = facts.has_events
+        kv = self._kv_state(slot, facts)
+        self._workers.add(Worker(fact.worker_id, slot, facts, kv, state=fact.state))
+
+    def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
+        """It was recognized anew, perhaps as another engine: its cache is not the one we knew."""
+        worker.kv.close()
+        self.speculative.clear_worker(worker.slot)
+        self.mirrored.clear_worker(worker.slot)
+        speeds = (worker.facts.prefill_tokens_per_s, worker.facts.step_s, worker.facts.weight)
+        calibrate = speeds != (facts.prefill_tokens_per_s, facts.step_s, facts.weight)
+        self._columns.describe(worker.slot, facts, calibrate)
+        worker.facts = facts
+        worker.kv = self._kv_state(worker.slot, facts)
+        self._columns.hits_unknown[worker.slot] = facts.has_events
+
+    def _close(self, worker: Worker) -> None:
+        worker.kv.close()
+        self.speculative.clear_worker(worker.slot)
+        self.mirrored.clear_worker(worker.slot)
+        self._columns.open(worker.slot, -1, 0.0)
+        self._workers.remove(worker.worker_id)
+
+    def _kv_state(self, slot: int, facts: WorkerFacts) -> KvState:
+        capacity_tokens = facts.kv_capacity_tokens
+        known = not math.isnan(capacity_tokens)
+        return KvState(
+            self.index,
+            slot,
+            facts.block_size,
+            capacity_tokens / facts.block_size if known else math.inf,
+            self._settings.parked_blocks,
+            self._settings.backlog_batches,
+        )
+
+    # --- what workers tell ------------------------------------------------------------------
+
+    def report(self, fact: LoadReport, ledger: Ledger) -> None:
+        """A load report: what goes beyond our own requests is others' load."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is None:
+            return
+        columns, slot = self._columns, worker.slot
+        own_waiting = int(columns.waiting[slot])
+        own_running = int(columns.requests[slot]) - own_waiting
+        # A request of ours may stand in the other state there: compare the totals first.
+        foreign = max(fact.running + fact.waiting - own_running - own_waiting, 0)
+        foreign_waiting = min(max(fact.waiting - own_waiting, 0), foreign)
+        columns.foreign_waiting[slot] = foreign_waiting
+        columns.foreign_running[slot] = foreign - foreign_waiting
+        columns.report_s[slot] = fact.now_s
+        columns.kv_reported_tokens[slot] = fact.kv_used_tokens
+        columns.own_tokens_at_report[slot] = columns.own_tokens(slot)
+
+    def kv_events(self, fact: KvEvents) -> int | None:
+        """KV events: the sequence number to replay from when some were missed."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is None:
+            return None
+        restarts = worker.kv.counters.restarts
+        from_seq = worker.kv.take(fact)
+        if worker.kv.counters.restarts > restarts:  # its cache began anew: nothing is on its way
+            self.speculative.clear_worker(worker.slot)
+        self._columns.event_s[worker.slot] = fact.now_s
+        self._columns.hits_unknown[worker.slot] = not worker.kv.known
+        return from_seq
+
+    def replay_end(self, fact: ReplayEnd) -> None:
+        """A replay is over, complete or not."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is not None:
+            worker.kv.end_replay(fact.answered)
+            self._columns.hits_unknown[worker.slot] = not worker.kv.known
+
+    # --- what they hold ---------------------------------------------------------------------
+
+    def expect(self, worker: Worker, chain: Hashes, approximate: bool, now_s: float) -> None:
+        """A dispatch will leave these blocks on the worker."""
+        by_events = worker.facts.has_events and not approximate
+        (self.speculative if by_events else self.mirrored).expect(worker.slot, chain, now_s)
+
+    def expire(self, now_s: float) -> None:
+        """Forget expectations nobody confirmed."""
+        self.speculative.expire(now_s)
+        self.mirrored.expire(now_s)
+
+    def hit_tokens(
+        self, workers: Sequence[Worker], chains: Mapping[int, Hashes], prompt_tokens: int
+    ) -> Ints:
+        """int64[workers]: prompt tokens each holds or will soon; at least one is left."""
+        slots = np.array([w.slot for w in workers], dtype=np.int64)
+        sizes = np.array([w.facts.block_size for w in workers], dtype=np.int64)
+        hits = np.zeros(len(workers), dtype=np.int64)
+        for size, chain in chains.items():
+            rows = sizes == size
+            if len(chain) == 0 or not rows.any():
+                continue
+            blocks = np.maximum(
+                self.index.longest_prefix(chain), self.speculative.longest_prefix(chain)
+            )
+            blocks = np.maximum(blocks, self.mirrored.longest_prefix(chain))
+            hits[rows] = blocks[slots[rows]].astype(np.int64) * size
+        return np.minimum(hits, max(prompt_tokens - 1, 0))

@@ -1,0 +1,94 @@
+"""The table of workers: identity, slot, state, and setting aside those that keep failing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from policies.facts import WorkerFacts
+from router.core.kv_state import KvState
+from router.core.settings import CoreSettings
+
+_BACKOFF_MAX = 16.0  # the time aside grows to at most this many times `recover_s`
+
+
+@dataclass(slots=True)
+class Worker:
+    """Lifetime: worker. `state` is what the shell said last; `aside_until_s` is our own view."""
+
+    worker_id: int
+    slot: int
+    facts: WorkerFacts
+    kv: KvState
+    state: str = "ready"
+    failures: int = 0  # in a row
+    ejections: int = 0  # since its last success
+    aside_until_s: float = field(default=float("-inf"))
+
+    def takes_requests(self, now_s: float) -> bool:
+        """Whether it may be given new requests now."""
+        return self.state == "ready" and now_s >= self.aside_until_s
+
+    def shown_state(self, now_s: float) -> str:
+        """The state as people see it."""
+        if self.state == "ready" and now_s < self.aside_until_s:
+            return "ejected"
+        return self.state
+
+    def succeeded(self) -> None:
+        """It answered: all is forgiven."""
+        self.failures = 0
+        self.ejections = 0
+
+    def failed(self, now_s: float, settings: CoreSettings) -> bool:
+        """It failed a request; True when that puts it aside.
+
+        After its time aside it is tried again with real requests: one failure more puts it
+        aside for twice as long, one success brings it back for good.
+        """
+        self.failures += 1
+        if self.failures < settings.ejection_failures:
+            return False
+        factor = min(2.0**self.ejections, _BACKOFF_MAX)
+        self.aside_until_s = now_s + settings.recover_s * factor
+        self.ejections += 1
+        return True
+
+
+class WorkerTable:
+    """All workers, by id; slots are reused, ids never. Lifetime: process."""
+
+    def __init__(self, slots: int) -> None:
+        self._free = list(range(slots - 1, -1, -1))
+        self._workers: dict[int, Worker] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, worker_id: int) -> Worker | None:
+        """The worker, or None when it is gone."""
+        return self._workers.get(worker_id)
+
+    def take_slot(self) -> int | None:
+        """A free slot, or None when the table is full."""
+        return self._free.pop() if self._free else None
+
+    def add(self, worker: Worker) -> None:
+        """Enter a worker that was given a slot."""
+        self._workers[worker.worker_id] = worker
+
+    def remove(self, worker_id: int) -> None:
+        """Forget a worker; its slot may be given to the next one."""
+        worker = self._workers.pop(worker_id)
+        self._free.append(worker.slot)
+
+    def models(self) -> list[str]:
+        """Names of all models served, sorted."""
+        return sorted({model for worker in self for model in worker.facts.models})
+
+    def serving(self, model: str) -> list[Worker]:
+        """Workers of a model's pool, whatever their state, in the order of their ids."""
+        return [w for w in self if model in w.facts.models]

@@ -1,0 +1,44 @@
+"""How fast each worker really is, learned from its own first tokens and token gaps.
+
+Both estimates are exponentially weighted means of logarithms: ratios, not differences, are what
+matters between a fast and a slow GPU, and one outlier moves the mean by a bounded factor only.
+"""
+
+from __future__ import annotations
+
+import math
+
+from router.core.columns import WorkerColumns
+from router.core.ledger import Charge
+
+_WEIGHT = 0.1  # of a new sample
+_OUTLIER = 4.0  # a sample counts as at most this many times faster or slower than the estimate
+_CALIBRATION_TOKENS_MIN = 256  # shorter prefills measure overheads, not speed
+
+
+def _moved(estimate: float, sample: float) -> float:
+    ratio = min(max(sample / estimate, 1 / _OUTLIER), _OUTLIER)
+    return estimate * math.exp(_WEIGHT * math.log(ratio))
+
+
+class SpeedEstimator:
+    """Keeps `prefill_tokens_per_s` and `step_s` of the worker columns. Lifetime: process."""
+
+    def __init__(self, columns: WorkerColumns) -> None:
+        self._columns = columns
+
+    def first_token(self, charge: Charge, now_s: float) -> None:
+        """A prefill ended. Only one that found an empty queue tells of speed, not of waiting."""
+        if not charge.alone or charge.uncached_tokens < _CALIBRATION_TOKENS_MIN:
+            return
+        columns, slot = self._columns, charge.slot
+        # On average the request had to sit out half a step that was already under way.
+        prefill_s = now_s - charge.dispatched_s - columns.step_s[slot] / 2
+        if prefill_s > 0:
+            rate = charge.uncached_tokens / prefill_s
+            columns.prefill_tokens_per_s[slot] = _moved(columns.prefill_tokens_per_s[slot], rate)
+
+    def token_gap(self, slot: int, gap_s: float) -> None:
+        """A running answer took `gap_s` seconds per token lately."""
+        columns = self._columns
+        columns.step_s[slot] = _moved(columns.step_s[slot], gap_s)
