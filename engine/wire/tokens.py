@@ -1,0 +1,171 @@
+"""Text to token ids and back: the protocol, and the tokenizer of workers without a real one.
+
+Router and engine use the same objects, so that the router's chain hashes are the engine's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import xxhash
+
+from engine.wire.errors import PromptError
+
+MAX_MESSAGES = 1 << 16
+Message = dict[str, Any]
+
+
+class Chat(msgspec.Struct, frozen=True):
+    """The fields of a chat request that shape its prompt (names as in OpenAI's and vLLM's API).
+
+    Lifetime: request. Decode it from the body; unknown fields are ignored there.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class Tokenizer(Protocol):
+    """Encodes text and chats. Stateless between calls; safe to call from a worker thread."""
+
+    @property
+    def vocab(self) -> int:
+        """Ids are 0 .. vocab - 1."""
+        ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a plain prompt."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids below `vocab`."""
+        ...
+
+    def stream(self) -> Callable[[int], str]:
+        """A new incremental decoder: each id in, the text that became certain out."""
+        ...
+
+    def render(self, chat: Chat, now_s: float) -> str:
+        """The prompt of a chat as text; raises PromptError."""
+        ...
+
+    def encode_chat(self, chat: Chat, now_s: float) -> list[int]:
+        """The prompt of a chat as ids; `now_s` (seconds since the epoch) is for templates."""
+        ...
+
+
+# Long runs without a space (Chinese, base64) are cut, so that they cost tokens like elsewhere.
+_WORD = re.compile(r"\w{1,16}|[^\w\s]")
+
+
+class WordTokenizer:
+    """One token a word or punctuation mark. Lifetime: process; holds no state.
+
+    The token `t` is written " t<t>" and such a word reads back as that id, so text made by
+    `decode` encodes to the ids it came from. Other words get the id XXH3-64(word) mod vocab.
+    White space separates and is lost. Raises ValueError for a vocab outside 2..2^31-1.
+    """
+
+    def __init__(self, vocab: int) -> None:
+        if not 2 <= vocab < 1 << 31:
+            raise ValueError(f"vocab must be 2..{(1 << 31) - 1}, got {vocab}")
+        self._vocab = vocab
+
+    @property
+    def vocab(self) -> int:
+        return self._vocab
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [self._word_id(word) for word in _WORD.findall(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(self._text_of, ids))
+
+    def stream(self) -> Callable[[int], str]:
+        return self._text_of
+
+    def render(self, chat: Chat, now_s: float) -> str:
+        turns = [f"<{message['role']}>{message_text(message)}" for message in checked(chat)]
+        if chat.add_generation_prompt and not chat.continue_final_message:
+            turns.append("<assistant>")
+        tools = msgspec.json.encode(chat.tools).decode() if chat.tools else ""
+        return tools + "\n".join(turns)
+
+    def encode_chat(self, chat: Chat, now_s: float) -> list[int]:
+        return self.encode(self.render(chat, now_s))
+
+    @staticmethod
+    def _text_of(token: int) -> str:
+        return f" t{token}"
+
+    def _word_id(self, word: str) -> int:
+        if word[0] == "t":
+            digits = word[1:]
+            if digits.isdecimal() and digits.isascii():
+                token = int(digits)
+                if token < self._vocab and str(token) == digits:
+                    return token
+        # A lone surrogate can come out of JSON escapes; it must not be an error of ours.
+        return xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")) % self._vocab
+
+
+def checked(chat: Chat) -> list[Message]:
+    """The messages, each with a role and content of a known shape; raises PromptError."""
+    if not chat.messages:
+        raise PromptError("messages must not be empty", "messages")
+    if len(chat.messages) > MAX_MESSAGES:
+        raise PromptError(f"{len(chat.messages)} messages; at most {MAX_MESSAGES}", "messages")
+    if chat.add_generation_prompt and chat.continue_final_message:
+        raise PromptError(
+            "add_generation_prompt and continue_final_message exclude each other",
+            "continue_final_message",
+        )
+    for position, message in enumerate(chat.messages):
+        where = f"messages[{position}]"
+        if not isinstance(message.get("role"), str):
+            raise PromptError(f"{where}.role must be a string", f"{where}.role")
+        content = message.get("content")
+        if content is not None and not isinstance(content, str | list):
+            raise PromptError(
+                f"{where}.content must be a string or an array of parts", f"{where}.content"
+            )
+        for part in content if isinstance(content, list) else ():
+            check_part(part, f"{where}.content")
+    return chat.messages
+
+
+def check_part(part: object, where: str) -> None:
+    """Accept text parts; others cannot become tokens here."""
+    if isinstance(part, str):
+        return
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise PromptError(f"{where}: a part must be an object with a type", where)
+    if part["type"] not in ("text", "input_text", "output_text", "refusal", "thinking"):
+        raise PromptError(f"{where}: parts of type {part['type']!r} are not supported", where)
+    if not isinstance(part_text(part), str):
+        raise PromptError(f"{where}: a {part['type']} part must carry a string", where)
+
+
+def part_text(part: Any) -> Any:
+    """The text of one content part, whatever key its type keeps it under."""
+    if isinstance(part, str):
+        return part
+    return part.get("text", part.get(part["type"]))
+
+
+def message_text(message: Message) -> str:
+    """Content as one string: parts joined by newlines, as vLLM's "string" format does."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part_text(part) for part in content)
