@@ -1,0 +1,77 @@
+"""The load generator: open loop at the workload's own times, or closed loop at a concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from simulator.client import Sender, Target
+from simulator.outcome import Outcome
+from simulator.trace import TraceRow
+from simulator.workload import Workload
+
+OnOutcome = Callable[[Outcome], None]
+
+
+async def run_load(
+    workload: Workload,
+    target: Target,
+    on_outcome: OnOutcome,
+    speed: float = 1.0,
+    concurrency: int | None = None,
+) -> None:
+    """Sends every row of `workload` and calls `on_outcome` once for each, in order of ending.
+
+    Open loop (no `concurrency`): a row leaves at `arrival_s / speed` seconds whatever became of
+    the earlier ones; where the generator or its bound of `target.max_in_flight` makes it late,
+    times still count from when it was due, and the outcome says how late it left. Closed loop:
+    `concurrency` requests are under way until none is left, and the rows' times are ignored.
+    Cancelling closes every connection; outcomes given so far stand.
+    """
+    if speed <= 0:
+        raise ValueError(f"speed {speed:g}: must be above 0")
+    if concurrency is not None and concurrency < 1:
+        raise ValueError(f"concurrency {concurrency}: must be 1 or more")
+    clock = asyncio.get_running_loop().time
+    async with target.open_session() as session:
+        sender = Sender(target, session, clock, started_s=clock())
+        if concurrency is None:
+            await _open_loop(workload, sender, on_outcome, speed)
+        else:
+            await _closed_loop(workload, sender, on_outcome, concurrency)
+
+
+async def _open_loop(
+    workload: Workload, sender: Sender, on_outcome: OnOutcome, speed: float
+) -> None:
+    slots = asyncio.Semaphore(sender.target.max_in_flight)
+
+    async def one(row: TraceRow, serial: int, body: bytes, due_s: float) -> None:
+        try:
+            on_outcome(await sender.send(row, serial, body, due_s))
+        finally:
+            slots.release()
+
+    async with asyncio.TaskGroup() as group:
+        for serial, row in enumerate(workload.rows):
+            # Made before the wait, so that making it does not make the request late.
+            body = sender.target.body(row, serial)
+            due_s = sender.started_s + row.arrival_s / speed
+            await asyncio.sleep(max(0.0, due_s - sender.clock()))
+            await slots.acquire()
+            group.create_task(one(row, serial, body, due_s))
+
+
+async def _closed_loop(
+    workload: Workload, sender: Sender, on_outcome: OnOutcome, concurrency: int
+) -> None:
+    left = iter(enumerate(workload.rows))
+
+    async def one_place() -> None:
+        for serial, row in left:
+            body = sender.target.body(row, serial)
+            on_outcome(await sender.send(row, serial, body, sender.clock()))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(workload.rows))):
+            group.create_task(one_place())
