@@ -1,0 +1,98 @@
+"""One request inside an engine: its tokens, its progress, the blocks it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kvkernels import chain_hashes
+
+Tokens = npt.NDArray[np.int32]
+FinishReason = Literal["stop", "length"]
+
+
+class State(Enum):
+    """Where a request stands; it moves forward, except for running -> waiting on preemption."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Reason(Enum):
+    """Why a waiting request was not scheduled."""
+
+    KV_BLOCKS = "kv_blocks"  # its whole prompt plus the watermark does not fit the free blocks
+    TOKEN_BUDGET = "token_budget"  # the step's tokens are spent
+    MAX_BATCH_SIZE = "max_batch_size"  # as many requests run as may
+    PRIORITY = "priority"  # a request before it in the queue waits for blocks
+    PREFIX_IN_FLIGHT = "prefix_in_flight"  # a running request is computing its prefix
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request; lifetime: request. Only the scheduler changes it after `Scheduler.add`.
+
+    `chain` holds the chain hashes of the full blocks of prompt and output; left empty, the
+    scheduler fills it in from `prompt` and `seed` (uint64, engine.wire.seeds).
+    """
+
+    request_id: int
+    prompt: Tokens  # int32[prompt tokens]
+    max_output_tokens: int
+    priority: int = 0  # lower is served first
+    seed: int = 0
+    stop_tokens: frozenset[int] = frozenset()
+    chain: list[int] = field(default_factory=list)
+
+    arrival_s: float = 0.0  # set by Scheduler.add
+    state: State = State.WAITING
+    reason: Reason | None = None  # set while it waits and was looked at
+    output: list[int] = field(default_factory=list)  # tokens given so far
+    cached_tokens: int = 0  # prompt tokens found in the cache at the first admission
+    computed_tokens: int = 0  # leading tokens whose KV is in `block_ids`
+    prefill_target: int = 0  # tokens to compute before the next one is sampled by a prefill
+    preemptions: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    visible_blocks: int = 0  # leading blocks of `block_ids` that are published
+    epoch: int = 0  # of the pool, at admission
+    finish_reason: FinishReason | None = None
+    queue_key: tuple[int, float, int] = (1, 0.0, 0)  # smaller is served first; see Scheduler
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of the prompt and of the output so far."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """It runs, and its next token still needs more than the last one's KV."""
+        return self.computed_tokens < self.prefill_target
+
+    def tokens(self, start: int, stop: int) -> Tokens:
+        """int32[stop - start]: tokens `start`..`stop` of prompt and output joined."""
+        prompt_tokens = len(self.prompt)
+        if stop <= prompt_tokens:
+            return self.prompt[start:stop]
+        tail = np.array(
+            self.output[max(0, start - prompt_tokens) : stop - prompt_tokens], dtype=np.int32
+        )
+        return np.concatenate((self.prompt[start:], tail)) if start < prompt_tokens else tail
+
+    def extend_chain(self, full_blocks: int, block_size: int) -> None:
+        """Hash on until `chain` covers `full_blocks` blocks of prompt and output."""
+        known = len(self.chain)
+        if known >= full_blocks:
+            return
+        parent = self.chain[-1] if known else self.seed
+        tokens = self.tokens(known * block_size, full_blocks * block_size)
+        self.chain.extend(chain_hashes(tokens, block_size, parent).tolist())

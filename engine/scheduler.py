@@ -1,0 +1,357 @@
+"""In-flight batching: what each step of an engine computes, and for whom.
+
+Pure: no clock, no I/O, no randomness; `now_s` is passed in, one step is in flight at a time.
+A step takes decodes first, then chunks of running prefills, then admissions, up to the token
+budget. Requests are ordered by `priority * ageing_s + arrival_s`: waiting `ageing_s` is worth
+one priority level, and because everybody ages at the same pace the key never changes, so the
+queue is sorted once, on entry, and nothing can stay in it for ever.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from math import ceil
+from operator import attrgetter
+
+from engine.block_pool import BlockPool
+from engine.request import FinishReason, Reason, Request, State
+from engine.scheduler_types import Chunk, Output, Refusal, Refused, SchedulerSettings, Step
+
+__all__ = [
+    "Chunk",
+    "FinishReason",
+    "Output",
+    "Reason",
+    "Refusal",
+    "Refused",
+    "Request",
+    "Scheduler",
+    "SchedulerSettings",
+    "State",
+    "Step",
+]
+
+_queue_key = attrgetter("queue_key")
+
+
+class Scheduler:
+    """The requests of one worker and their turns; lifetime: worker.
+
+    Use: `add`, then `schedule` and `complete` in turn; `cancel` at any time. Every request
+    that was added gets exactly one `Output` with `finished` set, unless it is cancelled.
+    """
+
+    def __init__(self, settings: SchedulerSettings, pool: BlockPool) -> None:
+        self.settings = settings
+        self.pool = pool
+        self.requests: dict[int, Request] = {}  # unfinished, by id
+        self.not_scheduled_total = dict.fromkeys(Reason, 0)  # request-steps spent waiting
+        self.steps_total = 0
+        self.preemptions_total = 0
+        self.prefix_query_tokens_total = 0  # prompt tokens of first admissions
+        self.prefix_hit_tokens_total = 0  # those of them found in the cache
+        self.recomputed_tokens_total = 0  # computed a second time after a preemption
+        self.max_sequence_tokens = min(settings.max_model_tokens, pool.blocks * pool.block_size)
+        self._watermark_blocks = ceil(settings.watermark * pool.blocks)
+        self._waiting: list[Request] = []  # by queue_key
+        self._running: list[Request] = []  # by queue_key
+        self._frontier: dict[int, Request] = {}  # next block to become visible -> who computes it
+        self._serial = 0
+        self._step: Step | None = None  # scheduled, not yet completed
+
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def kv_used_blocks(self) -> int:
+        """Blocks held by running requests, reserved ones not yet computed included."""
+        return self.pool.used_blocks
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Queue a new request. Raises Refused, or ValueError for an id that is still in use."""
+        if request.request_id in self.requests:
+            raise ValueError(f"request id {request.request_id} is in use")
+        self._refuse_hopeless(request)
+        if len(self._waiting) >= self.settings.max_queue:
+            raise Refused("queue_full", f"{len(self._waiting)} requests wait (max_queue); retry")
+        request.arrival_s = now_s
+        request.extend_chain(request.prompt_tokens // self.pool.block_size, self.pool.block_size)
+        aged = request.priority * self.settings.ageing_s + now_s
+        request.queue_key = (1, aged, self._serial)
+        self._serial += 1
+        self.requests[request.request_id] = request
+        insort(self._waiting, request, key=_queue_key)
+
+    def cancel(self, request_id: int) -> bool:
+        """Forget a request and free its blocks; False if it is finished or was never added."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        self._finish(request)
+        return True
+
+    def schedule(self, now_s: float) -> Step | None:
+        """The next step, or None when there is no request at all.
+
+        Raises RuntimeError while the step before it is not completed.
+        """
+        if self._step is not None:
+            raise RuntimeError(f"step {self._step.number} must be completed first")
+        if not self.requests:
+            return None
+        step = Step(self.steps_total)
+        self._schedule_decodes(step)
+        budget = self.settings.max_num_tokens - len(step.decodes)
+        for request in self._running:
+            if request.is_prefilling and budget:
+                budget -= self._add_chunk(step, request, budget)
+        self._admit(step, budget, now_s)
+        self.steps_total += 1
+        self._step = step
+        return step
+
+    def complete(self, step: Step, tokens: Mapping[int, int], now_s: float) -> list[Output]:
+        """Take in a computed step: `tokens` maps the ids of `step.sampled` to their new tokens.
+
+        Blocks filled by the step become visible. Requests cancelled meanwhile are passed over.
+        Raises ValueError for another step than the last, KeyError for a missing token.
+        """
+        if step is not self._step:
+            raise ValueError(f"step {step.number} is not the one in flight")
+        self._step = None
+        outputs: list[Output] = []
+        for request in step.decodes:
+            if request.state is State.RUNNING:
+                request.computed_tokens += 1
+                outputs.append(self._take_token(request, tokens[request.request_id]))
+        for request, start, count in step.chunks:
+            if request.state is State.RUNNING:
+                request.computed_tokens = start + count
+                if request.is_prefilling:
+                    self._publish(request)
+                else:
+                    outputs.append(self._take_token(request, tokens[request.request_id]))
+        return outputs
+
+    def _refuse_hopeless(self, request: Request) -> None:
+        prompt_tokens, limit = request.prompt_tokens, self.max_sequence_tokens
+        if not prompt_tokens:
+            raise Refused("empty_prompt", "the prompt has no tokens")
+        if request.max_output_tokens < 1:
+            raise Refused("no_output", "max_output_tokens must be at least 1")
+        if prompt_tokens + 1 > self.settings.max_model_tokens:
+            raise Refused(
+                "too_long",
+                f"the prompt has {prompt_tokens} tokens; this model takes at most "
+                f"{self.settings.max_model_tokens}, the output's included",
+            )
+        if prompt_tokens + 1 > limit:
+            raise Refused(
+                "kv_capacity",
+                f"the prompt has {prompt_tokens} tokens; the KV cache holds {limit}",
+            )
+
+    def _schedule_decodes(self, step: Step) -> None:
+        """Every running request past its prefill gets one token, or makes room for others."""
+        block_size = self.pool.block_size
+        context_tokens = 0
+        index = 0
+        # The list shrinks from its end while it is walked: victims are the last in order, so
+        # a request that already has its place in the step is never taken.
+        while index < len(self._running):
+            request = self._running[index]
+            index += 1
+            computed = request.computed_tokens
+            if computed < request.prefill_target:
+                continue
+            if computed == len(request.block_ids) * block_size and not self._grow(request, step):
+                break
+            step.decodes.append(request)
+            context_tokens += computed + 1
+        step.decode_ctx_tokens = context_tokens
+
+    def _grow(self, request: Request, step: Step) -> bool:
+        """One more block for `request`, at the cost of the last in order; False if that is it."""
+        while (block := self.pool.allocate(1)) is None:
+            victim = self._running.pop()
+            self._preempt(victim)
+            step.preempted.append(victim)
+            if victim is request:
+                return False
+        request.block_ids += block
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the front of the queue; what was computed and published stays cached."""
+        self._leave_blocks(request)
+        request.state = State.WAITING
+        request.preemptions += 1
+        self.preemptions_total += 1
+        request.computed_tokens = request.prefill_target = request.visible_blocks = 0
+        request.queue_key = (0, *request.queue_key[1:])
+        insort(self._waiting, request, key=_queue_key)
+
+    def _add_chunk(self, step: Step, request: Request, budget: int) -> int:
+        start = request.computed_tokens
+        tokens = min(budget, request.prefill_target - start)
+        step.chunks.append(Chunk(request, start, tokens))
+        step.prefill_tokens += tokens
+        step.attention_pairs += tokens * (start + tokens / 2)
+        return tokens
+
+    def _admit(self, step: Step, budget: int, now_s: float) -> None:
+        """Start waiting requests in order; those that stay get their reason."""
+        kept: list[Request] = []
+        blocked: Reason | None = None
+        for request in self._waiting:
+            reason = blocked or self._obstacle(request, step, budget, now_s)
+            if reason is None:
+                self._start(request)
+                budget -= self._add_chunk(step, request, budget)
+                continue
+            request.reason = reason
+            self.not_scheduled_total[reason] += 1
+            kept.append(request)
+            if reason is not Reason.PREFIX_IN_FLIGHT:
+                # Nobody overtakes a request that waits for room, or large ones would starve.
+                blocked = Reason.PRIORITY if reason is Reason.KV_BLOCKS else reason
+        self._waiting = kept
+
+    def _obstacle(self, request: Request, step: Step, budget: int, now_s: float) -> Reason | None:
+        """Why `request` cannot start in `step`; None if it can."""
+        settings, pool = self.settings, self.pool
+        if len(self._running) >= settings.max_batch_size:
+            return Reason.MAX_BATCH_SIZE
+        total_tokens, block_size = request.total_tokens, pool.block_size
+        hit = self._hit(request)
+        uncached_tokens = total_tokens - hit * block_size
+        if budget < min(settings.min_chunk_tokens, uncached_tokens):
+            return Reason.TOKEN_BUDGET
+        if self._prefix_in_flight(request, hit, uncached_tokens, now_s):
+            return Reason.PREFIX_IN_FLIGHT
+        need = -(-total_tokens // block_size) - hit
+        # An empty engine takes whatever fits: the watermark protects decodes, and there are none.
+        spare = self._watermark_blocks if self._running else 0
+        if step.preempted or need + spare > pool.available_beyond(request.chain, hit):
+            return Reason.KV_BLOCKS
+        return None
+
+    def _hit(self, request: Request) -> int:
+        """Leading blocks in the cache; the last token is always computed, for its logits."""
+        return self.pool.hit(request.chain, (request.total_tokens - 1) // self.pool.block_size)
+
+    def _prefix_in_flight(
+        self, request: Request, hit: int, uncached_tokens: int, now_s: float
+    ) -> bool:
+        """Is most of what `request` lacks being computed by a running request?
+
+        Then it waits: that one stands before it in every step, so computing the same blocks
+        beside it cannot end earlier and only makes its steps longer (measured in
+        tests/engine/test_scheduler_prefix_wait.py). Not for a short prefix, where a step costs
+        more than the tokens saved, and not for longer than `ageing_s`.
+        """
+        least_tokens = self.settings.prefix_wait_tokens
+        if not least_tokens or hit == len(request.chain):
+            return False
+        owner = self._frontier.get(request.chain[hit])
+        if owner is None or owner.epoch != self.pool.epoch:
+            return False
+        if now_s - request.arrival_s >= self.settings.ageing_s:
+            return False
+        mine, theirs = request.chain, owner.chain
+        # Equal chain hashes mean equal prefixes, so the common part can be bisected.
+        stop = min(len(mine), len(theirs), owner.prefill_target // self.pool.block_size)
+        common = bisect_left(range(stop), True, key=lambda depth: mine[depth] != theirs[depth])
+        shared_tokens = (common - hit) * self.pool.block_size
+        return shared_tokens >= least_tokens and 2 * shared_tokens >= uncached_tokens
+
+    def _start(self, request: Request) -> None:
+        """Move a waiting request to running, with blocks for all its tokens so far."""
+        pool = self.pool
+        hit = self._hit(request)
+        total_tokens = request.total_tokens
+        request.block_ids = pool.acquire(request.chain, hit)
+        fresh = pool.allocate(-(-total_tokens // pool.block_size) - hit)
+        assert fresh is not None, "admitted without room"
+        request.block_ids += fresh
+        request.computed_tokens = hit * pool.block_size
+        request.prefill_target = total_tokens
+        request.visible_blocks = hit
+        request.epoch = pool.epoch
+        if request.preemptions:
+            self.recomputed_tokens_total += total_tokens - request.computed_tokens
+        else:
+            request.cached_tokens = request.computed_tokens
+            self.prefix_query_tokens_total += total_tokens
+            self.prefix_hit_tokens_total += request.computed_tokens
+        request.state = State.RUNNING
+        request.reason = None
+        insort(self._running, request, key=_queue_key)
+        self._mark_frontier(request)
+
+    def _mark_frontier(self, request: Request) -> None:
+        if request.is_prefilling and request.visible_blocks < len(request.chain):
+            self._frontier[request.chain[request.visible_blocks]] = request
+
+    def _unmark_frontier(self, request: Request) -> None:
+        if request.visible_blocks < len(request.chain):
+            block_hash = request.chain[request.visible_blocks]
+            if self._frontier.get(block_hash) is request:
+                del self._frontier[block_hash]
+
+    def _publish(self, request: Request) -> None:
+        """Show the blocks that are full and computed, unless they predate a cleared cache."""
+        pool, start = self.pool, request.visible_blocks
+        stop = request.computed_tokens // pool.block_size
+        if stop == start or request.epoch != pool.epoch:
+            return
+        self._unmark_frontier(request)
+        request.extend_chain(stop, pool.block_size)
+        request.block_ids[start:stop] = pool.publish(
+            request.block_ids[start:stop],
+            request.chain[start:stop],
+            request.chain[start - 1] if start else None,
+            request.tokens(start * pool.block_size, stop * pool.block_size),
+        )
+        request.visible_blocks = stop
+        self._mark_frontier(request)
+
+    def _take_token(self, request: Request, token: int) -> Output:
+        if request.computed_tokens // self.pool.block_size > request.visible_blocks:
+            self._publish(request)
+        request.output.append(token)
+        finished: FinishReason | None = None
+        if token in request.stop_tokens:
+            finished = "stop"
+        elif (
+            len(request.output) >= request.max_output_tokens
+            or request.total_tokens >= self.max_sequence_tokens
+        ):
+            finished = "length"
+        if finished:
+            request.finish_reason = finished
+            self._finish(request)
+        return Output(request, token, finished)
+
+    def _finish(self, request: Request) -> None:
+        queue = self._waiting
+        if request.state is State.RUNNING:
+            queue = self._running
+            self._leave_blocks(request)
+        del queue[bisect_left(queue, request.queue_key, key=_queue_key)]
+        del self.requests[request.request_id]
+        request.state = State.FINISHED
+        request.reason = None
+
+    def _leave_blocks(self, request: Request) -> None:
+        self._unmark_frontier(request)
+        self.pool.release(request.block_ids)
+        request.block_ids = []

@@ -1,0 +1,109 @@
+"""What goes into the scheduler and what comes out of it: settings, steps, outputs, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from engine.request import FinishReason, Request
+
+Refusal = Literal["empty_prompt", "no_output", "too_long", "kv_capacity", "queue_full"]
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a failure
+    """A request that can never run, or not now. `reason` is a code, `message` is for people."""
+
+    def __init__(self, reason: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.reason: Refusal = reason
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Limits of one worker; lifetime: worker. Out of range values raise ValueError.
+
+    max_num_tokens: tokens computed in one step, at least max_batch_size. max_batch_size:
+    requests running at once. max_model_tokens: longest prompt plus output. min_chunk_tokens:
+    no admission for a smaller piece of a prompt than this. watermark: share of the blocks, in
+    [0, 1), that an admission leaves available for decodes to grow. ageing_s: seconds of
+    waiting worth one priority level. max_queue: requests waiting; beyond it they are refused.
+    prefix_wait_tokens: least prefix for which a request waits while another one computes it;
+    0: never.
+    """
+
+    max_num_tokens: int = 8192
+    max_batch_size: int = 256
+    max_model_tokens: int = 131_072
+    min_chunk_tokens: int = 16
+    watermark: float = 0.01
+    ageing_s: float = 10.0
+    max_queue: int = 4096
+    prefix_wait_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "min_chunk_tokens", "max_queue"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_num_tokens < self.max_batch_size:
+            raise ValueError(
+                f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size "
+                f"({self.max_batch_size}), or decodes would not fit one step"
+            )
+        if self.max_model_tokens < 2:
+            raise ValueError(f"max_model_tokens must be at least 2, got {self.max_model_tokens}")
+        if not 0.0 <= self.watermark < 1.0:
+            raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
+        if not self.ageing_s > 0.0:
+            raise ValueError(f"ageing_s must be above 0, got {self.ageing_s}")
+        if self.prefix_wait_tokens < 0:
+            raise ValueError(f"prefix_wait_tokens must be 0 or more, got {self.prefix_wait_tokens}")
+
+
+class Chunk(NamedTuple):
+    """Tokens `start`..`start + tokens` of a request; `start` tokens of context stand before."""
+
+    request: Request
+    start: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Step:
+    """One batch; lifetime: from `schedule` to `complete`. The sums are what a step costs."""
+
+    number: int  # counted from 0
+    chunks: list[Chunk] = field(default_factory=list)
+    decodes: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    prefill_tokens: int = 0
+    decode_ctx_tokens: int = 0  # KV tokens read by the decodes, their own included
+    attention_pairs: float = 0.0  # sum over chunks of tokens * (start + tokens / 2)
+
+    @property
+    def prefill_seqs(self) -> int:
+        """Requests with a chunk of prefill."""
+        return len(self.chunks)
+
+    @property
+    def decode_seqs(self) -> int:
+        """Requests with one token of decode."""
+        return len(self.decodes)
+
+    @property
+    def sampled(self) -> list[Request]:
+        """Requests that get a token from this step: decodes, then chunks that end a prefill."""
+        ends = [
+            chunk.request
+            for chunk in self.chunks
+            if chunk.start + chunk.tokens == chunk.request.prefill_target
+        ]
+        return self.decodes + ends
+
+
+class Output(NamedTuple):
+    """One token of a request; `finished` says why it was the last one."""
+
+    request: Request
+    token: int
+    finished: FinishReason | None
