@@ -1,0 +1,64 @@
+// Python arguments in, checked: what fails is a TypeError or ValueError that names the argument,
+// what came and what is wanted. Everything here needs the GIL.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <span>
+
+namespace kv::arguments {
+
+// A borrowed C-contiguous 1-D buffer, read in place. Lifetime: request (one call); the exporter
+// cannot free or resize its memory meanwhile.
+class Buffer {
+ public:
+  struct Wanted {
+    const char* type;     // as told to people
+    const char* formats;  // struct-module codes of it, whatever the platform calls it
+    Py_ssize_t item_bytes;
+  };
+
+  Buffer(nanobind::handle object, const char* name, const Wanted& wanted);
+  ~Buffer() { PyBuffer_Release(&view_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+ protected:
+  const void* data() const { return view_.buf; }
+  std::size_t size() const { return static_cast<std::size_t>(view_.len / view_.itemsize); }
+
+ private:
+  void refuse(const char* name, const Wanted& wanted) const;
+
+  Py_buffer view_{};
+};
+
+// int32 token ids.
+class Tokens : public Buffer {
+ public:
+  Tokens(nanobind::handle object, const char* name) : Buffer(object, name, {"int32", "il", 4}) {}
+  std::span<const std::int32_t> span() const {
+    return {static_cast<const std::int32_t*>(data()), size()};
+  }
+};
+
+// uint64 chain hashes.
+class Hashes : public Buffer {
+ public:
+  Hashes(nanobind::handle object, const char* name) : Buffer(object, name, {"uint64", "QL", 8}) {}
+  std::span<const std::uint64_t> span() const {
+    return {static_cast<const std::uint64_t*>(data()), size()};
+  }
+};
+
+// A Python int (or what has __index__), clamped to int64: no legal value lies beyond.
+std::int64_t integer(nanobind::handle object, const char* name);
+
+// A Python int in 0..2^64-1.
+std::uint64_t uint64(nanobind::handle object, const char* name);
+
+// The full blocks in `tokens` when split by `block_size`, which must be at least 1.
+std::size_t full_blocks(std::size_t tokens, std::int64_t block_size);
+
+}  // namespace kv::arguments

@@ -1,0 +1,18 @@
+// Chain hashes: the name of a block that includes everything before it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kv {
+
+// XXH3-64, seed 0, of `size` bytes in a row.
+std::uint64_t hash_bytes(const std::uint8_t* bytes, std::size_t size);
+
+// Writes the chain hashes of `blocks` full blocks of `block_size` tokens each to `chain`:
+//   h_i = XXH3-64(h_{i-1} as 8 little-endian bytes + tokens of block i), h_{-1} = seed.
+// `tokens` holds at least blocks * block_size values; `chain` has room for `blocks`.
+void chain_hashes(const std::int32_t* tokens, std::size_t block_size, std::size_t blocks,
+                  std::uint64_t seed, std::uint64_t* chain);
+
+}  // namespace kv
