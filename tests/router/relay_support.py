@@ -1,0 +1,232 @@
+"""Real sockets for the relay's tests: scripted workers, raw clients, a tiny app between them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from router.http.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
+from router.http.errors import error_body
+from router.http.relay.reply import Outcome, RelayLimits, Timeouts
+from router.http.relay.upstream import Upstream
+
+DEADLINE_S = 10.0
+
+Script = Callable[["WorkerCall"], Awaitable[None]]
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until `condition` holds; fails with `what` after the deadline."""
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s, f"never came true: {what}"
+        await asyncio.sleep(0.002)
+
+
+@dataclass
+class WorkerCall:
+    """One request as a scripted worker received it."""
+
+    head: bytes
+    body: bytes
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    serial: int  # requests on this connection before it
+
+    async def say(self, data: bytes) -> None:
+        """Send bytes now."""
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def say_in_pieces(self, data: bytes, cuts: list[int]) -> None:
+        """Send bytes so that the relay reads them cut at `cuts`."""
+        for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True):
+            await self.say(data[start:stop])
+            await asyncio.sleep(0)
+
+    def hang_up(self) -> None:
+        """Close without ending the reply."""
+        self.writer.close()
+
+    def reset(self) -> None:
+        """Close with a reset."""
+        self.writer.transport.abort()
+
+
+@dataclass
+class Worker:
+    """A worker that follows a script for every request it reads."""
+
+    script: Script
+    port: int = 0
+    calls: list[WorkerCall] = field(default_factory=list)
+    connections: int = 0  # accepted so far
+    gone: int = 0  # ended so far
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.add(writer)
+        serial = 0
+        try:
+            while not writer.is_closing():
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = header(head, b"content-length")
+                body = await reader.readexactly(int(length or 0))
+                call = WorkerCall(head, body, reader, writer, serial)
+                self.calls.append(call)
+                serial += 1
+                await self.script(call)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.gone += 1
+            self.writers.discard(writer)
+            writer.close()
+
+
+def header(head: bytes, name: bytes) -> bytes | None:
+    """The first value of a header, None without one."""
+    for line in head.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == name:
+            return value.strip()
+    return None
+
+
+@asynccontextmanager
+async def worker(script: Script) -> AsyncIterator[Worker]:
+    """A scripted worker on a free port."""
+    it = Worker(script)
+    server = await asyncio.start_server(it.serve, "127.0.0.1", 0, limit=1 << 24)
+    it.port = server.sockets[0].getsockname()[1]
+    try:
+        yield it
+    finally:
+        server.close()
+        for writer in tuple(it.writers):
+            writer.transport.abort()
+        await until(lambda: not it.writers, "the worker's connections end")
+
+
+@dataclass
+class Relay:
+    """A tiny app that tries its workers in order, and what it saw."""
+
+    upstreams: list[Upstream]
+    timeouts: Timeouts
+    buffer_bytes: int
+    port: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+    cancelled: int = 0
+    first_bytes_s: list[float] = field(default_factory=list)
+    progress: list[int] = field(default_factory=list)
+    replies: list[ClientReply] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        sent = upstream_request(request, await request.read())
+        reply = ClientReply(request, self.buffer_bytes, ((b"X-Warmroute-Worker", b"w"),))
+        self.replies.append(reply)
+        outcome = None
+        for upstream in self.upstreams:
+            try:
+                outcome = await upstream.send(
+                    sent,
+                    reply,
+                    self.timeouts,
+                    self.first_bytes_s.append,
+                    lambda now_s, events: self.progress.append(events),
+                )
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            self.outcomes.append(outcome)
+            if not outcome.retryable:
+                return reply
+        assert outcome is not None
+        if outcome.held is not None:
+            outcome.held.deliver(reply)
+            return reply
+        text = error_body(str(outcome.error), "server_error")
+        return web.Response(status=502, body=text, content_type="application/json")
+
+
+@asynccontextmanager
+async def relay(
+    *ports: int,
+    timeouts: Timeouts | None = None,
+    limits: RelayLimits | None = None,
+    buffer_bytes: int = 65_536,
+) -> AsyncIterator[Relay]:
+    """The tiny app in front of the workers on `ports`."""
+    upstreams = [Upstream("127.0.0.1", port, time.monotonic, limits=limits) for port in ports]
+    it = Relay(upstreams, timeouts or Timeouts(), buffer_bytes)
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_route("*", "/{path:.*}", it.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2, **SERVER_OPTIONS)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    it.port = runner.addresses[0][1]
+    try:
+        yield it
+    finally:
+        await runner.cleanup()
+        for upstream in upstreams:
+            await upstream.aclose()
+            assert upstream.open_connections == 0
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    """Send raw bytes, read until the end of the connection."""
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(request)
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+def post(
+    body: bytes = b"{}", *headers: bytes, version: bytes = b"1.1", close: bool = True
+) -> bytes:
+    """A raw POST."""
+    lines = [
+        b"POST /v1/completions?x=1 HTTP/" + version,
+        b"Host: client-side",
+        b"Content-Length: %d" % len(body),
+        *headers,
+    ]
+    if close:
+        lines.append(b"Connection: close")
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def chunked(*pieces: bytes) -> bytes:
+    """A chunked body."""
+    return b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in pieces) + b"0\r\n\r\n"
+
+
+async def read_reply(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head and body of the next reply on a kept connection; knows lengths and chunks."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = header(head, b"content-length")
+    if length is not None:
+        return head, await reader.readexactly(int(length))
+    assert header(head, b"transfer-encoding") == b"chunked", head
+    body = b""
+    while True:
+        size = int((await reader.readline()).partition(b";")[0], 16)
+        if not size:
+            break
+        body += await reader.readexactly(size)
+        assert await reader.readexactly(2) == b"\r\n"
+    while await reader.readline() != b"\r\n":
+        pass
+    return head, body
