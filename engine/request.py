@@ -38,7 +38,8 @@ class Request:
     """One request; lifetime: request. Only the scheduler changes it after `Scheduler.add`.
 
     `chain` holds the chain hashes of the full blocks of prompt and output; left empty, the
-    scheduler fills it in from `prompt` and `seed` (uint64, engine.wire.seeds).
+    scheduler fills it in from `prompt` and `seed` (uint64, engine.wire.seeds). Raises TypeError
+    for a prompt that is not a contiguous one-dimensional int32 array.
     """
 
     request_id: int
@@ -49,7 +50,9 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
     chain: list[int] = field(default_factory=list)
 
-    arrival_s: float = 0.0  # set by Scheduler.add
+    arrival_s: float = 0.0  # when it was added
+    started_s: float | None = None  # when it was first admitted
+    first_token_s: float | None = None
     state: State = State.WAITING
     reason: Reason | None = None  # set while it waits and was looked at
     output: list[int] = field(default_factory=list)  # tokens given so far
@@ -62,6 +65,13 @@ class Request:
     epoch: int = 0  # of the pool, at admission
     finish_reason: FinishReason | None = None
     queue_key: tuple[int, float, int] = (1, 0.0, 0)  # smaller is served first; see Scheduler
+
+    def __post_init__(self) -> None:
+        prompt = self.prompt
+        if prompt.ndim != 1 or prompt.dtype != np.int32 or not prompt.flags.c_contiguous:
+            raise TypeError(
+                f"prompt must be a contiguous int32 vector, got {prompt.dtype} {prompt.shape}"
+            )
 
     @property
     def prompt_tokens(self) -> int:
@@ -95,4 +105,4 @@ class Request:
             return
         parent = self.chain[-1] if known else self.seed
         tokens = self.tokens(known * block_size, full_blocks * block_size)
-        self.chain.extend(chain_hashes(tokens, block_size, parent).tolist())
+        self.chain.extend(chain_hashes(tokens.data, block_size, parent).tolist())

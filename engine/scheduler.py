@@ -16,6 +16,7 @@ from operator import attrgetter
 
 from engine.block_pool import BlockPool
 from engine.request import FinishReason, Reason, Request, State
+from engine.scheduler_blocks import RequestBlocks
 from engine.scheduler_types import Chunk, Output, Refusal, Refused, SchedulerSettings, Step
 
 __all__ = [
@@ -56,7 +57,7 @@ class Scheduler:
         self._watermark_blocks = ceil(settings.watermark * pool.blocks)
         self._waiting: list[Request] = []  # by queue_key
         self._running: list[Request] = []  # by queue_key
-        self._frontier: dict[int, Request] = {}  # next block to become visible -> who computes it
+        self._blocks = RequestBlocks(pool)
         self._serial = 0
         self._step: Step | None = None  # scheduled, not yet completed
 
@@ -131,14 +132,14 @@ class Scheduler:
         for request in step.decodes:
             if request.state is State.RUNNING:
                 request.computed_tokens += 1
-                outputs.append(self._take_token(request, tokens[request.request_id]))
+                outputs.append(self._take_token(request, tokens[request.request_id], now_s))
         for request, start, count in step.chunks:
             if request.state is State.RUNNING:
                 request.computed_tokens = start + count
                 if request.is_prefilling:
-                    self._publish(request)
+                    self._blocks.publish(request)
                 else:
-                    outputs.append(self._take_token(request, tokens[request.request_id]))
+                    outputs.append(self._take_token(request, tokens[request.request_id], now_s))
         return outputs
 
     def _refuse_hopeless(self, request: Request) -> None:
@@ -161,41 +162,33 @@ class Scheduler:
 
     def _schedule_decodes(self, step: Step) -> None:
         """Every running request past its prefill gets one token, or makes room for others."""
-        block_size = self.pool.block_size
         context_tokens = 0
-        index = 0
-        # The list shrinks from its end while it is walked: victims are the last in order, so
-        # a request that already has its place in the step is never taken.
-        while index < len(self._running):
-            request = self._running[index]
-            index += 1
-            computed = request.computed_tokens
-            if computed < request.prefill_target:
+        # The list may shrink from its end while it is walked: victims are the last in order,
+        # so a request that already has its place in the step is never taken.
+        for request in self._running:
+            if request.computed_tokens < request.prefill_target:
                 continue
-            if computed == len(request.block_ids) * block_size and not self._grow(request, step):
-                break
-            step.decodes.append(request)
-            context_tokens += computed + 1
+            if self._make_room(request, step):
+                step.decodes.append(request)
+                context_tokens += request.computed_tokens + 1
         step.decode_ctx_tokens = context_tokens
 
-    def _grow(self, request: Request, step: Step) -> bool:
-        """One more block for `request`, at the cost of the last in order; False if that is it."""
-        while (block := self.pool.allocate(1)) is None:
+    def _make_room(self, request: Request, step: Step) -> bool:
+        """Room for one more token, at the cost of the last in order; False if that is itself."""
+        while not self._blocks.grow(request):
             victim = self._running.pop()
             self._preempt(victim)
             step.preempted.append(victim)
             if victim is request:
                 return False
-        request.block_ids += block
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Back to the front of the queue; what was computed and published stays cached."""
-        self._leave_blocks(request)
+        """Back to the front of the queue; what it published stays cached."""
+        self._blocks.leave(request)
         request.state = State.WAITING
         request.preemptions += 1
         self.preemptions_total += 1
-        request.computed_tokens = request.prefill_target = request.visible_blocks = 0
         request.queue_key = (0, *request.queue_key[1:])
         insort(self._waiting, request, key=_queue_key)
 
@@ -212,121 +205,75 @@ class Scheduler:
         kept: list[Request] = []
         blocked: Reason | None = None
         for request in self._waiting:
-            reason = blocked or self._obstacle(request, step, budget, now_s)
-            if reason is None:
-                self._start(request)
-                budget -= self._add_chunk(step, request, budget)
-                continue
+            if blocked is None:
+                hit = self._blocks.hit(request)
+                reason = self._obstacle(request, hit, step, budget, now_s)
+                if reason is None:
+                    self._start(request, hit, now_s)
+                    budget -= self._add_chunk(step, request, budget)
+                    continue
+                if reason is not Reason.PREFIX_IN_FLIGHT:
+                    # Nobody overtakes a request that waits for room, or large ones would starve.
+                    blocked = Reason.PRIORITY if reason is Reason.KV_BLOCKS else reason
+            else:
+                reason = blocked
             request.reason = reason
             self.not_scheduled_total[reason] += 1
             kept.append(request)
-            if reason is not Reason.PREFIX_IN_FLIGHT:
-                # Nobody overtakes a request that waits for room, or large ones would starve.
-                blocked = Reason.PRIORITY if reason is Reason.KV_BLOCKS else reason
         self._waiting = kept
 
-    def _obstacle(self, request: Request, step: Step, budget: int, now_s: float) -> Reason | None:
-        """Why `request` cannot start in `step`; None if it can."""
-        settings, pool = self.settings, self.pool
+    def _obstacle(
+        self, request: Request, hit: int, step: Step, budget: int, now_s: float
+    ) -> Reason | None:
+        """Why `request`, with `hit` blocks cached, cannot start in `step`; None if it can."""
+        settings = self.settings
         if len(self._running) >= settings.max_batch_size:
             return Reason.MAX_BATCH_SIZE
-        total_tokens, block_size = request.total_tokens, pool.block_size
-        hit = self._hit(request)
-        uncached_tokens = total_tokens - hit * block_size
+        uncached_tokens = request.total_tokens - hit * self.pool.block_size
         if budget < min(settings.min_chunk_tokens, uncached_tokens):
             return Reason.TOKEN_BUDGET
-        if self._prefix_in_flight(request, hit, uncached_tokens, now_s):
+        if self._waits_for_prefix(request, hit, uncached_tokens, now_s):
             return Reason.PREFIX_IN_FLIGHT
-        need = -(-total_tokens // block_size) - hit
         # An empty engine takes whatever fits: the watermark protects decodes, and there are none.
-        spare = self._watermark_blocks if self._running else 0
-        if step.preempted or need + spare > pool.available_beyond(request.chain, hit):
+        spare_blocks = self._watermark_blocks if self._running else 0
+        if step.preempted or not self._blocks.fits(request, hit, spare_blocks):
             return Reason.KV_BLOCKS
         return None
 
-    def _hit(self, request: Request) -> int:
-        """Leading blocks in the cache; the last token is always computed, for its logits."""
-        return self.pool.hit(request.chain, (request.total_tokens - 1) // self.pool.block_size)
-
-    def _prefix_in_flight(
+    def _waits_for_prefix(
         self, request: Request, hit: int, uncached_tokens: int, now_s: float
     ) -> bool:
         """Is most of what `request` lacks being computed by a running request?
 
-        Then it waits: that one stands before it in every step, so computing the same blocks
-        beside it cannot end earlier and only makes its steps longer (measured in
-        tests/engine/test_scheduler_prefix_wait.py). Not for a short prefix, where a step costs
-        more than the tokens saved, and not for longer than `ageing_s`.
+        Then it waits: the other stands before it in every step, so computing the same blocks
+        beside it ends no earlier and makes both their steps longer (measured in
+        tests/engine/test_scheduler_prefix_wait.py). Not for a short prefix, where one more step
+        costs more than the tokens saved, and not once it has waited for `ageing_s`.
         """
         least_tokens = self.settings.prefix_wait_tokens
-        if not least_tokens or hit == len(request.chain):
+        if not least_tokens or now_s - request.arrival_s >= self.settings.ageing_s:
             return False
-        owner = self._frontier.get(request.chain[hit])
-        if owner is None or owner.epoch != self.pool.epoch:
-            return False
-        if now_s - request.arrival_s >= self.settings.ageing_s:
-            return False
-        mine, theirs = request.chain, owner.chain
-        # Equal chain hashes mean equal prefixes, so the common part can be bisected.
-        stop = min(len(mine), len(theirs), owner.prefill_target // self.pool.block_size)
-        common = bisect_left(range(stop), True, key=lambda depth: mine[depth] != theirs[depth])
-        shared_tokens = (common - hit) * self.pool.block_size
+        shared_tokens = self._blocks.in_flight_tokens(request, hit)
         return shared_tokens >= least_tokens and 2 * shared_tokens >= uncached_tokens
 
-    def _start(self, request: Request) -> None:
-        """Move a waiting request to running, with blocks for all its tokens so far."""
-        pool = self.pool
-        hit = self._hit(request)
-        total_tokens = request.total_tokens
-        request.block_ids = pool.acquire(request.chain, hit)
-        fresh = pool.allocate(-(-total_tokens // pool.block_size) - hit)
-        assert fresh is not None, "admitted without room"
-        request.block_ids += fresh
-        request.computed_tokens = hit * pool.block_size
-        request.prefill_target = total_tokens
-        request.visible_blocks = hit
-        request.epoch = pool.epoch
+    def _start(self, request: Request, hit: int, now_s: float) -> None:
+        self._blocks.start(request, hit)
         if request.preemptions:
-            self.recomputed_tokens_total += total_tokens - request.computed_tokens
+            self.recomputed_tokens_total += request.total_tokens - request.computed_tokens
         else:
+            request.started_s = now_s
             request.cached_tokens = request.computed_tokens
-            self.prefix_query_tokens_total += total_tokens
-            self.prefix_hit_tokens_total += request.computed_tokens
+            self.prefix_query_tokens_total += request.prompt_tokens
+            self.prefix_hit_tokens_total += request.cached_tokens
         request.state = State.RUNNING
         request.reason = None
+        request.queue_key = (1, *request.queue_key[1:])
         insort(self._running, request, key=_queue_key)
-        self._mark_frontier(request)
 
-    def _mark_frontier(self, request: Request) -> None:
-        if request.is_prefilling and request.visible_blocks < len(request.chain):
-            self._frontier[request.chain[request.visible_blocks]] = request
-
-    def _unmark_frontier(self, request: Request) -> None:
-        if request.visible_blocks < len(request.chain):
-            block_hash = request.chain[request.visible_blocks]
-            if self._frontier.get(block_hash) is request:
-                del self._frontier[block_hash]
-
-    def _publish(self, request: Request) -> None:
-        """Show the blocks that are full and computed, unless they predate a cleared cache."""
-        pool, start = self.pool, request.visible_blocks
-        stop = request.computed_tokens // pool.block_size
-        if stop == start or request.epoch != pool.epoch:
-            return
-        self._unmark_frontier(request)
-        request.extend_chain(stop, pool.block_size)
-        request.block_ids[start:stop] = pool.publish(
-            request.block_ids[start:stop],
-            request.chain[start:stop],
-            request.chain[start - 1] if start else None,
-            request.tokens(start * pool.block_size, stop * pool.block_size),
-        )
-        request.visible_blocks = stop
-        self._mark_frontier(request)
-
-    def _take_token(self, request: Request, token: int) -> Output:
-        if request.computed_tokens // self.pool.block_size > request.visible_blocks:
-            self._publish(request)
+    def _take_token(self, request: Request, token: int, now_s: float) -> Output:
+        self._blocks.publish(request)
+        if not request.output:
+            request.first_token_s = now_s
         request.output.append(token)
         finished: FinishReason | None = None
         if token in request.stop_tokens:
@@ -345,13 +292,8 @@ class Scheduler:
         queue = self._waiting
         if request.state is State.RUNNING:
             queue = self._running
-            self._leave_blocks(request)
+            self._blocks.leave(request)
         del queue[bisect_left(queue, request.queue_key, key=_queue_key)]
         del self.requests[request.request_id]
         request.state = State.FINISHED
         request.reason = None
-
-    def _leave_blocks(self, request: Request) -> None:
-        self._unmark_frontier(request)
-        self.pool.release(request.block_ids)
-        request.block_ids = []
