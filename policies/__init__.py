@@ -1,1 +1,22 @@
-"""Cost functions that choose a worker."""
+"""Cost functions that choose a worker: the plug-ins that router and simulator share.
+
+Owns: the contract (`contract`, `facts`), the built-in policies, `pick`, loading by name.
+Gives: `load(spec)` in `policies.load`; `pick` and `ranked` in `policies.pick`; this table.
+Never imports: router, engine, simulator, kvkernels; only numpy and the standard library.
+Start reading at: `contract.py`, then `least_requests.py`, then `hybrid.py`.
+
+A policy is one file of at most 100 lines. To add one: write the file, add its line below, add
+its table test. One's own needs no line: `package.module:attr`, or an entry point of the group
+`warmroute.policies`, works wherever a name does. `docs/policies.md` has the formulas.
+"""
+
+# Name -> "module:attr". Text, so that this face imports nothing.
+POLICIES = {
+    "round_robin": "policies.round_robin:RoundRobin",
+    "random": "policies.uniform:Uniform",
+    "least_requests": "policies.least_requests:LeastRequests",
+    "power_of_two": "policies.power_of_two:PowerOfTwo",
+    "kv_prefix": "policies.kv_prefix:KvPrefix",
+    "kv_load": "policies.kv_load:KvLoad",
+    "hybrid": "policies.hybrid:Hybrid",
+}

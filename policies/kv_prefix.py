@@ -1,0 +1,22 @@
+"""KV prefix: the longest resident prefix wins, whatever the load. It shows the hot spot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class KvPrefix:
+    """Cost = -hit tokens on the GPU; ties (nobody has it, or all do) are drawn.
+
+    Unknown hits count as what is known of them, a lower bound. It never spills: the first worker
+    that computed a popular prefix receives everything that begins with it.
+    """
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        return -fleet.hit_tokens.astype(np.float64)

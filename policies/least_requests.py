@@ -1,0 +1,21 @@
+"""Least requests: join the shortest queue, counted in requests; the cache is ignored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class LeastRequests:
+    """Cost = unfinished requests (running + waiting); ties are drawn.
+
+    Own dispatches count at once; those of other routers are as old as the load report.
+    """
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        return fleet.requests.astype(np.float64)

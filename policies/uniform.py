@@ -1,0 +1,18 @@
+"""Random: every worker alike; the draw decides. The yardstick of all that claim to know more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Cost 0 for every row, so that `pick` draws among all of them."""
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        return np.zeros(len(fleet))
