@@ -1,0 +1,129 @@
+"""What the demo sets out to show, checked against the rows it measured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simulator.summary import ResultRow
+
+Rows = Mapping[tuple[str, str], ResultRow]  # by (workload, policy)
+
+HOT_SHARE = 0.95  # of requests on one worker: a hot spot
+SKEW_MAX = 1.25  # max / mean of requests that counts as even
+HIT_RATE_MIN = 0.80
+TAIL_GAIN_MIN = 4.0  # kv_prefix's TTFT p99 over hybrid's
+MEAN_LOSS_MAX = 0.15  # hybrid's mean TTFT over round robin's, at most this much above
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing that should be seen, with the figures that say whether it was."""
+
+    text: str
+    holds: bool
+
+
+def claims(results: Sequence[ResultRow]) -> list[Claim]:
+    """The claims that `results` can decide, in the order of the story."""
+    rows = {(row.workload, row.policy): row for row in results}
+    found = []
+    for judge in (_hot_spot, _even, _tail, _mean, _conversation):
+        try:
+            found.append(judge(rows))
+        except KeyError:
+            continue  # that workload or policy was not run
+    if results:
+        found.append(_nothing_lost(results))
+    return found
+
+
+def story(results: Sequence[ResultRow]) -> list[str]:
+    """What the rows show, in at most two sentences for a reader who knows nothing yet."""
+    rows = {(row.workload, row.policy): row for row in results}
+    told = []
+    hot, cured = rows.get(("shared_prompt", "kv_prefix")), rows.get(("shared_prompt", "hybrid"))
+    if hot and cured:
+        told.append(
+            f"Sending each request to the warmest cache put {hot_share(hot):.0%} of the requests "
+            f"for one popular prompt on a single worker, and its slowest 1 % waited "
+            f"{_seconds(hot.ttft_ms.p99)} for their first token; weighing that worker's load "
+            f"against its cache (hybrid) kept the busiest worker at {cured.load_skew or 0:.2f} "
+            f"times the mean, {cured.hit_rate_tokens or 0:.0%} of prompt tokens in the cache, and "
+            f"the slowest 1 % at {_seconds(cured.ttft_ms.p99)}."
+        )
+    plain, warm = rows.get(("conversation", "round_robin")), rows.get(("conversation", "hybrid"))
+    if plain and warm:
+        told.append(
+            f"On conversations, hybrid found {warm.hit_rate_tokens or 0:.1%} of prompt tokens in "
+            f"the cache against {plain.hit_rate_tokens or 0:.1%} for round robin, and the mean "
+            f"time to the first token went from {_seconds(plain.ttft_ms.mean)} to "
+            f"{_seconds(warm.ttft_ms.mean)}."
+        )
+    return told
+
+
+def hot_share(row: ResultRow) -> float:
+    """Share of requests that the busiest worker got."""
+    counts = row.requests_per_worker.values()
+    return max(counts, default=0) / max(1, sum(counts))
+
+
+def _hot_spot(rows: Rows) -> Claim:
+    share = hot_share(rows["shared_prompt", "kv_prefix"])
+    return Claim(
+        f"kv_prefix sends one shared prompt to one worker: {share:.1%} of requests "
+        f"(at least {HOT_SHARE:.0%})",
+        share >= HOT_SHARE,
+    )
+
+
+def _even(rows: Rows) -> Claim:
+    row = rows["shared_prompt", "hybrid"]
+    skew, hits = row.load_skew or 0.0, row.hit_rate_tokens or 0.0
+    return Claim(
+        f"hybrid spreads it: max/mean {skew:.2f} (at most {SKEW_MAX}) "
+        f"with token hit rate {hits:.3f} (at least {HIT_RATE_MIN})",
+        0 < skew <= SKEW_MAX and hits >= HIT_RATE_MIN,
+    )
+
+
+def _tail(rows: Rows) -> Claim:
+    hot = rows["shared_prompt", "kv_prefix"].ttft_ms.p99 or 0.0
+    cured = rows["shared_prompt", "hybrid"].ttft_ms.p99 or float("inf")
+    return Claim(
+        f"hybrid's TTFT p99 is {hot / cured:.1f} times better than kv_prefix's "
+        f"(at least {TAIL_GAIN_MIN:g})",
+        hot / cured >= TAIL_GAIN_MIN,
+    )
+
+
+def _mean(rows: Rows) -> Claim:
+    even = rows["shared_prompt", "round_robin"].ttft_ms.mean or 0.0
+    ours = rows["shared_prompt", "hybrid"].ttft_ms.mean or float("inf")
+    return Claim(
+        f"hybrid's mean TTFT is {ours:.0f} ms, round robin's {even:.0f} ms "
+        f"(at most {MEAN_LOSS_MAX:.0%} above)",
+        ours <= even * (1 + MEAN_LOSS_MAX),
+    )
+
+
+def _conversation(rows: Rows) -> Claim:
+    plain, warm = rows["conversation", "round_robin"], rows["conversation", "hybrid"]
+    hits = (warm.hit_rate_tokens or 0.0, plain.hit_rate_tokens or 0.0)
+    means = (warm.ttft_ms.mean or float("inf"), plain.ttft_ms.mean or 0.0)
+    return Claim(
+        f"in conversations hybrid beats round robin: hit rate {hits[0]:.3f} against {hits[1]:.3f}, "
+        f"mean TTFT {means[0]:.0f} against {means[1]:.0f} ms",
+        hits[0] > hits[1] and means[0] < means[1],
+    )
+
+
+def _nothing_lost(results: Sequence[ResultRow]) -> Claim:
+    lost = sum(row.requests - row.completed - row.rejected for row in results)
+    rejected = sum(row.rejected for row in results)
+    return Claim(f"no request is lost: {lost} lost, {rejected} rejected in all runs", lost == 0)
+
+
+def _seconds(value_ms: float | None) -> str:
+    return "no time" if value_ms is None else f"{value_ms / 1000:.2f} s"

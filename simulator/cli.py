@@ -1,0 +1,179 @@
+"""`warmroute-sim`: the demo, load on a live endpoint, a stack to try things on, the sample."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+
+from simulator import commands
+from simulator.processes import StartError
+from simulator.scrape import ScrapeError
+from simulator.trace import TraceError
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+Command = Callable[[argparse.Namespace, Console], Coroutine[Any, Any, bool]]
+
+EPILOG = """\
+examples:
+  warmroute-sim demo
+  warmroute-sim load http://127.0.0.1:8080 --trace conversation.jsonl.gz --speed 4
+  warmroute-sim load http://127.0.0.1:8080 --shared-prefix 6000+700 --requests 500 --rate 60
+  warmroute-sim load http://127.0.0.1:8080 --shared-prefix 2048+128 --groups 64 --concurrency 32
+  warmroute-sim run-stack --policy hybrid
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; 0 = it did what it should, 1 = it failed, 2 = wrong usage or input."""
+    options = build_parser().parse_args(arguments)
+    console = Console()
+    command: Command = options.command
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            sound = runner.run(_until_terminated(command(options, console)))
+    except (TraceError, commands.UsageError) as error:
+        print(f"warmroute-sim: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (StartError, ScrapeError) as error:
+        print(f"warmroute-sim: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("warmroute-sim: stopped; everything it started has ended", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_OK if sound else EXIT_FAILED
+
+
+async def _until_terminated(work: Coroutine[Any, Any, bool]) -> bool:
+    """Runs `work`, cancelled by SIGTERM and SIGHUP as it is by Ctrl-C, so that it cleans up."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    return await task
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="warmroute-sim",
+        description="Workloads, load generation and reports for warmroute.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands_of = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_demo(commands_of)
+    _add_load(commands_of)
+    _add_run_stack(commands_of)
+    _add_sample(commands_of)
+    return parser
+
+
+def _add_demo(parsers: Any) -> None:
+    demo = parsers.add_parser(
+        "demo",
+        help="show the hot spot and its cure on timed workers; ends by itself",
+        description="Starts timed workers and a router as processes on loopback, runs two "
+        "workloads for several policies, prints a table, writes report.html and report.json. "
+        "Ends with 0 when no request was lost and every load counter came back to zero.",
+    )
+    demo.add_argument("--out", type=Path, default=Path("build/demo"), metavar="DIR")
+    demo.add_argument("--workers", type=_count, default=8, metavar="N", help="default %(default)s")
+    demo.add_argument(
+        "--speed", type=_positive, default=1.0, metavar="X",
+        help="run workers and arrivals X times as fast; below 1 on a slow machine",
+    )  # fmt: skip
+    demo.add_argument(
+        "--quick", action="store_true", help="a fifth of the requests: that it works, not how well"
+    )
+    demo.add_argument("--trace", type=Path, metavar="FILE", help="conversation trace to use")
+    demo.set_defaults(command=commands.demo)
+
+
+def _add_load(parsers: Any) -> None:
+    load = parsers.add_parser(
+        "load",
+        help="put a workload on a live OpenAI-compatible endpoint",
+        description="Sends streamed completions of token-id prompts to URL/v1/completions, open "
+        "loop at the workload's times (or closed loop with --concurrency), and prints what came "
+        "back. Ends with 0 when no request was lost.",
+    )
+    load.add_argument("url", help="base address, as http://127.0.0.1:8080")
+    source = load.add_mutually_exclusive_group(required=True)
+    source.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake-style JSONL, or .gz")
+    source.add_argument(
+        "--shared-prefix", metavar="SYSTEM+QUESTION", help="tokens shared and own, as 6000+700"
+    )
+    load.add_argument("--model", help="default: the first that the endpoint lists")
+    load.add_argument(
+        "--speed", type=_positive, default=1.0, metavar="X", help="arrivals X times as fast"
+    )
+    load.add_argument(
+        "--concurrency", type=_count, metavar="N", help="closed loop with N requests under way"
+    )
+    load.add_argument("--requests", type=_count, metavar="N", help="at most so many (default: all)")
+    load.add_argument("--seconds", type=_positive, metavar="S", help="of the trace, from its start")
+    load.add_argument(
+        "--spread", type=_positive, metavar="S",
+        help="spread requests of one timestamp over S seconds (Mooncake: 3)",
+    )  # fmt: skip
+    load.add_argument("--groups", type=_count, default=1, metavar="N", help="shared prompts")
+    load.add_argument("--rate", type=_positive, default=10.0, metavar="R", help="per second")
+    load.add_argument("--output-tokens", type=_count, default=32, metavar="N")
+    load.add_argument("--seed", type=int, default=1)
+    load.add_argument("--block-tokens", type=_count, default=512, metavar="N", help="per trace id")
+    load.add_argument("--vocabulary", type=_count, default=10_000, metavar="N")
+    load.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="per request")
+    load.add_argument("--json", type=Path, metavar="FILE", help="write results and rows")
+    load.add_argument("--html", type=Path, metavar="FILE", help="write the page")
+    load.set_defaults(command=commands.load)
+
+
+def _add_run_stack(parsers: Any) -> None:
+    stack = parsers.add_parser(
+        "run-stack",
+        help="start a router and timed workers and stay until Ctrl-C",
+        description="Starts timed workers and a router in front of them on loopback, prints a "
+        "curl line that works, and ends everything on Ctrl-C.",
+    )
+    stack.add_argument("--workers", type=_count, default=4, metavar="N", help="default %(default)s")
+    stack.add_argument("--policy", default="hybrid", help="default %(default)s")
+    stack.add_argument("--profile", default="llama-3.1-8b-h100", help="default %(default)s")
+    stack.add_argument("--port", type=int, default=8080, help="of the router; default %(default)s")
+    stack.add_argument("--logs", type=Path, default=Path("build/run"), metavar="DIR")
+    stack.set_defaults(command=commands.run_stack)
+
+
+def _add_sample(parsers: Any) -> None:
+    sample = parsers.add_parser(
+        "sample",
+        help="write the small conversation sample that ships with the project",
+        description="Generates chat sessions with growing prompts in the trace schema. Without "
+        "options it writes, byte for byte, simulator/data/conversation_sample.jsonl.gz.",
+    )
+    sample.add_argument("--out", type=Path, metavar="FILE")
+    sample.add_argument("--seconds", type=_positive, default=300.0, metavar="S")
+    sample.add_argument("--seed", type=int, default=1)
+    sample.set_defaults(command=commands.sample)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value

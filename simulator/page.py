@@ -1,0 +1,134 @@
+"""The report as one HTML page that needs nothing else: pictures inside, readable on a phone."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from simulator.claims import Claim, hot_share
+from simulator.console import row_cells
+from simulator.plots import WORKER_COLOURS, busy_plot, busy_scale, share_plot, ttft_plot
+from simulator.scenario import RunResult
+
+TITLES = {
+    "shared_prompt": "One popular prompt",
+    "conversation": "Conversations",
+}
+COLUMNS = (
+    "workload", "policy", "requests", "rejected", "lost", "max / mean", "hit rate", "TTFT mean",
+    "p50", "p90", "p99", "e2e mean", "out tok/s", "overruns",
+)  # fmt: skip
+STYLE_PATH = Path(__file__).parent / "data" / "page.css"
+
+
+def render_page(
+    runs: Sequence[RunResult], story: Sequence[str], claims: Sequence[Claim], notes: Sequence[str]
+) -> str:
+    """The whole page: what it shows, pictures per workload, the table, how it was measured."""
+    sections = [
+        _section(name, [r for r in runs if r.row.workload == name]) for name in _names(runs)
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<title>warmroute: the hot spot and its cure</title>"
+        f"<style>{STYLE_PATH.read_text()}</style></head>"
+        "<body><main><h1>The hot spot and its cure</h1>"
+        + "".join(f'<p class="story">{escape(text)}</p>' for text in story)
+        + _claims(claims)
+        + "".join(sections)
+        + "<h2>All figures</h2>"
+        '<p class="soft">Times in milliseconds of model time. Hit rate: prompt tokens found in the '
+        "workers' caches over prompt tokens asked for, by the workers' own counters. Max / mean: "
+        "requests of the busiest worker over the mean. Overruns: steps of the timed workers that "
+        "ended late because this machine was busy.</p>"
+        + _table(runs)
+        + "<h2>How it was measured</h2>"
+        + "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
+        + "</main></body></html>\n"
+    )
+
+
+def _names(runs: Iterable[RunResult]) -> list[str]:
+    return list(dict.fromkeys(run.row.workload for run in runs))
+
+
+def _claims(claims: Sequence[Claim]) -> str:
+    lines = (
+        f'<li class="{"yes" if c.holds else "no"}"><b>{"✓" if c.holds else "✗"}</b>'
+        f"{'' if c.holds else 'Not shown in this run: '}{escape(c.text)}</li>"
+        for c in claims
+    )
+    return f'<ul class="claims">{"".join(lines)}</ul>'
+
+
+def _section(name: str, runs: Sequence[RunResult]) -> str:
+    until_s = max(run.row.duration_s for run in runs)
+    curves = {
+        run.row.policy: [o.ttft_ms * run.row.speed for o in run.outcomes if o.ttft_ms is not None]
+        for run in runs
+    }
+    alt = "Curves of the time to first token: " + "; ".join(
+        f"{run.row.policy} median {run.row.ttft_ms.p50} ms, p99 {run.row.ttft_ms.p99} ms"
+        for run in runs
+    )
+    return (
+        f"<h2>{escape(TITLES.get(name, name))}</h2>"
+        '<p class="soft">Above: which worker got the requests that arrived then. '
+        "Below: how busy each worker was.</p>"
+        + _legend(runs[0].workers)
+        + f'<div class="runs">{"".join(_run(run, until_s) for run in runs)}</div>'
+        + f'<figure class="curve">{_picture(ttft_plot(curves), alt)}'
+        "<figcaption>Share of requests whose first token came within a time "
+        "(further left is better; the axis is logarithmic).</figcaption></figure>"
+    )
+
+
+def _run(run: RunResult, until_s: float) -> str:
+    row = run.row
+    counts = ", ".join(f"{name} {count}" for name, count in row.requests_per_worker.items())
+    busy = ", ".join(f"{name} {share:.0%}" for name, share in row.busy_share_per_worker.items())
+    told = f"Busiest worker {hot_share(row):.0%} of requests"
+    if row.hit_rate_tokens is not None:
+        told += f", {row.hit_rate_tokens:.0%} of tokens from cache"
+    if row.ttft_ms.p99 is not None:
+        told += f", slowest 1 % after {row.ttft_ms.p99 / 1000:.1f} s"
+    share_alt = f"Share of requests over time, {row.policy}: {counts}"
+    busy_alt = f"Busy workers over time, {row.policy}: {busy}"
+    return (
+        f"<article><h3>{escape(row.policy)}</h3><p>{escape(told)}</p>"
+        f"<figure>{_picture(share_plot(run.outcomes, run.workers, row.speed), share_alt)}</figure>"
+        f"<figure>{_picture(busy_plot(run.samples, row.speed, until_s), busy_alt)}</figure>"
+        "</article>"
+    )
+
+
+def _legend(workers: Sequence[str]) -> str:
+    swatches = "".join(
+        f'<span><i style="background:{WORKER_COLOURS[n % len(WORKER_COLOURS)]}"></i>{escape(name)}'
+        "</span>"
+        for n, name in enumerate(workers)
+    )
+    scale = ", ".join(busy_scale())
+    return (
+        f'<div class="legend">{swatches}<span>idle '
+        f'<i class="scale" style="background:linear-gradient(90deg, {scale})"></i>busy</span></div>'
+    )
+
+
+def _table(runs: Sequence[RunResult]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+    body = "".join(
+        f"<tr{' class=ours' if run.row.policy == 'hybrid' else ''}>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row_cells(run.row))
+        + "</tr>"
+        for run in runs
+    )
+    return f'<div class="table"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _picture(svg: str, alt: str) -> str:
+    encoded = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{encoded}">'

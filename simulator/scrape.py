@@ -1,0 +1,94 @@
+"""Reads the counters of workers and router from their `/metrics`, once or over time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+BODY_BYTES = 4 << 20
+
+
+class ScrapeError(RuntimeError):
+    """An endpoint did not give metrics: says which one and what it answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounters:
+    """One worker's counters at one moment; a counter that a worker does not give is 0."""
+
+    hit_tokens: float
+    query_tokens: float
+    steps: float
+    overrun_steps: float
+    busy_s: float
+    running: float
+    waiting: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Counters of all workers at one moment of a run."""
+
+    at_s: float  # wall clock, seconds from the start of the run
+    workers: tuple[WorkerCounters, ...]
+
+
+def metric_totals(text: str) -> dict[str, float]:
+    """Sum over labels of every series of a Prometheus text page; wrong lines raise ValueError."""
+    totals: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        name = line.partition("{")[0].partition(" ")[0]
+        # Labels may hold blanks; the value follows the last bracket. Timestamps are not sent.
+        value = float(line.rpartition("}")[2].split()[-1])
+        totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+def worker_counters(totals: dict[str, float]) -> WorkerCounters:
+    """The counters this project reads, by vLLM's names and the timed worker's own."""
+    return WorkerCounters(
+        hit_tokens=totals.get("vllm:prefix_cache_hits_total", 0.0),
+        query_tokens=totals.get("vllm:prefix_cache_queries_total", 0.0),
+        steps=totals.get("warmroute_engine_steps_total", 0.0),
+        overrun_steps=totals.get("warmroute_engine_overrun_steps_total", 0.0),
+        busy_s=totals.get("warmroute_engine_busy_seconds_total", 0.0),
+        running=totals.get("vllm:num_requests_running", 0.0),
+        waiting=totals.get("vllm:num_requests_waiting", 0.0),
+    )
+
+
+async def fetch_totals(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
+    """`metric_totals` of `url`/metrics; raises `ScrapeError`."""
+    try:
+        async with session.get(f"{url}/metrics") as reply:
+            body = await reply.content.read(BODY_BYTES)
+            if reply.status != 200:
+                raise ScrapeError(f"{url}/metrics: HTTP {reply.status}")
+        return metric_totals(body.decode())
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise ScrapeError(f"{url}/metrics: {error or type(error).__name__}") from error
+
+
+async def fetch_workers(
+    session: aiohttp.ClientSession, urls: Sequence[str]
+) -> tuple[WorkerCounters, ...]:
+    """Counters of the workers at `urls`, in that order; raises `ScrapeError`."""
+    pages = await asyncio.gather(*(fetch_totals(session, url) for url in urls))
+    return tuple(worker_counters(page) for page in pages)
+
+
+async def sample_forever(
+    session: aiohttp.ClientSession, urls: Sequence[str], interval_s: float, into: list[Sample]
+) -> None:
+    """Adds a sample to `into` every `interval_s` until cancelled; raises `ScrapeError`."""
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
+    while True:
+        at_s = clock() - started_s
+        into.append(Sample(at_s, await fetch_workers(session, urls)))
+        await asyncio.sleep(max(0.0, started_s + len(into) * interval_s - clock()))

@@ -1,0 +1,143 @@
+"""From outcome rows and workers' counters to one row of results. Pure arithmetic.
+
+"Hit rate" is tokens found in the workers' caches over prompt tokens asked for, by the workers' own
+counters. Times are given in model time: wall time multiplied by the speed of the timed workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from simulator.outcome import Outcome, Verdict
+from simulator.scrape import WorkerCounters
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Mean and quantiles of a time, ms; null where nothing was measured."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class ResultRow(msgspec.Struct, frozen=True):
+    """One policy on one workload, as it stands in report.json."""
+
+    policy: str
+    workload: str
+    requests: int
+    completed: int
+    rejected: int
+    failed: int
+    requests_per_worker: dict[str, int]
+    load_skew: float | None  # max / mean of requests per worker
+    ttft_ms: Spread
+    itl_ms: Spread
+    e2e_ms: Spread
+    output_tokens_per_s: float
+    hit_rate_tokens: float | None
+    overrun_steps_share: float | None
+    busy_share_per_worker: dict[str, float]
+    generator_late_ms: Spread
+    speed: float  # of the timed workers: model seconds per wall second
+    duration_s: float  # model time from the first arrival due to the last answer
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and quantiles (linear interpolation) of `values`."""
+    if not values:
+        return Spread(None, None, None, None)
+    p50, p90, p99 = np.percentile(values, [50, 90, 99])
+    return Spread(*(round(float(v), 3) for v in (np.mean(values), p50, p90, p99)))
+
+
+def summarize(
+    policy: str,
+    workload: str,
+    outcomes: Sequence[Outcome],
+    workers: Sequence[str] = (),
+    before: Sequence[WorkerCounters] = (),
+    after: Sequence[WorkerCounters] = (),
+    speed: float = 1.0,
+) -> ResultRow:
+    """The results row of one run.
+
+    `workers`: names as in the outcomes, those that got nothing included; `before`, `after`: their
+    counters around the run, same order (both may be empty for endpoints that give none).
+    """
+    done = [o for o in outcomes if o.verdict is Verdict.COMPLETED]
+    verdicts = Counter(o.verdict for o in outcomes)
+    per_worker = dict.fromkeys(workers, 0)
+    for outcome in outcomes:
+        if outcome.worker is not None:
+            per_worker[outcome.worker] = per_worker.get(outcome.worker, 0) + 1
+    end_s = max((o.scheduled_s + o.e2e_ms / 1000 for o in outcomes), default=0.0)
+    start_s = min((o.scheduled_s for o in outcomes), default=0.0)
+    wall_s = end_s - start_s
+    return ResultRow(
+        policy=policy,
+        workload=workload,
+        requests=len(outcomes),
+        completed=verdicts[Verdict.COMPLETED],
+        rejected=verdicts[Verdict.REJECTED],
+        failed=verdicts[Verdict.FAILED],
+        requests_per_worker=per_worker,
+        load_skew=_skew(list(per_worker.values())),
+        ttft_ms=spread([o.ttft_ms * speed for o in done if o.ttft_ms is not None]),
+        itl_ms=spread([o.itl_ms * speed for o in done if o.itl_ms is not None]),
+        e2e_ms=spread([o.e2e_ms * speed for o in done]),
+        output_tokens_per_s=_rounded(_ratio(sum(o.output_tokens for o in done), wall_s * speed), 1)
+        or 0.0,
+        hit_rate_tokens=_counted_share(before, after, "hit_tokens", "query_tokens"),
+        overrun_steps_share=_counted_share(before, after, "overrun_steps", "steps"),
+        busy_share_per_worker=_busy(workers, before, after, wall_s),
+        generator_late_ms=spread([o.late_ms * speed for o in outcomes]),
+        speed=speed,
+        duration_s=round(wall_s * speed, 3),
+    )
+
+
+def as_report(rows: Sequence[ResultRow], **about: Any) -> bytes:
+    """report.json: the rows under `results`, whatever else is said `about` them beside."""
+    encoded = msgspec.json.encode({"results": list(rows), **about})
+    return msgspec.json.format(encoded, indent=1)
+
+
+def _skew(counts: Sequence[int]) -> float | None:
+    return _rounded(_ratio(max(counts, default=0) * len(counts), sum(counts)), 4)
+
+
+def _counted_share(
+    before: Sequence[WorkerCounters], after: Sequence[WorkerCounters], part: str, whole: str
+) -> float | None:
+    def grown(name: str) -> float:
+        last = [float(getattr(counters, name)) for counters in after]
+        return sum(last) - sum(float(getattr(counters, name)) for counters in before)
+
+    return _rounded(_ratio(grown(part), grown(whole)), 5)
+
+
+def _busy(
+    workers: Sequence[str],
+    before: Sequence[WorkerCounters],
+    after: Sequence[WorkerCounters],
+    wall_s: float,
+) -> dict[str, float]:
+    shares = {}
+    for name, first, last in zip(workers, before, after, strict=False):
+        shares[name] = _rounded(_ratio(last.busy_s - first.busy_s, wall_s), 4) or 0.0
+    return shares
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
