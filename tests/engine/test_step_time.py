@@ -1,0 +1,111 @@
+"""The step-time formula against numbers worked out by hand, and the profiles' own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.profiles import PROFILES, profile
+from engine.step_time import StepTime
+
+PLAIN = StepTime(
+    linear_s=1e-4, pair_s=1e-8, weights_s=0.01, context_s=1e-7, overhead_s=0.002, seq_s=1e-5
+)
+
+
+def test_a_decode_step_by_hand():
+    # 0.002 + 8 x 1e-5 + (0.01^6 + 0.0008^6)^(1/6) + 16,000 x 1e-7
+    assert PLAIN.decode_step_s(8, 16_000) == pytest.approx(
+        0.002 + 0.00008 + 0.01 + 0.0016, rel=1e-6
+    )
+
+
+def test_a_prefill_by_hand():
+    # Attention: 2,000 new tokens behind 1,000: 2,000 x (1,000 + 1,000) pairs.
+    expected_s = 0.002 + 1e-5 + 0.2 + 1e-8 * 4_000_000
+    assert PLAIN.prefill_s(2000, 1000) == pytest.approx(expected_s, rel=1e-6)
+    assert PLAIN.prefill_s(0) == 0.0
+
+
+def test_a_long_prefill_costs_one_overhead_a_chunk():
+    expected_s = 3 * 0.00201 + 2e4 * 1e-4 + 1e-8 * 2e4 * 1e4
+    assert PLAIN.prefill_s(20_000) == pytest.approx(expected_s, rel=1e-6)
+
+
+def test_at_the_corner_the_p_norm_is_the_sixth_root_of_two_above_both():
+    at_corner = replace(PLAIN, overhead_s=0.0, seq_s=0.0)
+    assert at_corner.prefill_s(100) == pytest.approx(0.01 * 2 ** (1 / 6) + 1e-8 * 5000)
+    sharp = replace(at_corner, softmax_p=1000.0)
+    assert sharp.prefill_s(100) == pytest.approx(0.01 + 1e-8 * 5000, rel=1e-3)
+
+
+def test_a_mixed_step_adds_its_parts():
+    load = SimpleNamespace(
+        prefill_tokens=1000, prefill_seqs=2, decode_seqs=6, decode_ctx_tokens=50_000,
+        attention_pairs=500_000.0,
+    )  # fmt: skip
+    expected_s = 0.002 + 8e-5 + 0.1006 + 0.005 + 0.005
+    assert PLAIN.seconds(load) == pytest.approx(expected_s, rel=1e-6)
+
+
+def test_the_documented_check_qwen3_32b_on_two_h100():
+    rate = profile("qwen3-32b-h100-tp2").step_time.prefill_tokens_per_s
+    assert rate == pytest.approx(15_700, rel=0.01)
+    assert rate == pytest.approx(15_928, rel=0.025), "llm-d's published measurement"
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk_ms"),
+    [
+        ("llama-3.1-8b-h100", 220), ("llama-3.1-8b-h200", 220), ("qwen3-32b-h100-tp2", 522),
+        ("qwen3-32b-h200-tp2", 522), ("qwen3-32b-h100-tp4", 292), ("llama-3-70b-h100-tp4", 594),
+        ("llama-3-70b-h100-tp8", 357), ("llama-3-70b-h200-tp4", 594),
+        ("llama-3-70b-h200-tp8", 357),
+    ],
+)  # fmt: skip
+def test_every_profile_gives_its_documented_chunk_time(name: str, chunk_ms: float):
+    step_time = profile(name).step_time
+    # The documented figures leave the per-step overhead out.
+    bare_ms = 1e3 * replace(step_time, overhead_s=0.0, seq_s=0.0).prefill_s(8192)
+    assert bare_ms == pytest.approx(chunk_ms, rel=0.005)
+
+
+def test_profiles_are_complete_and_sane():
+    assert len(PROFILES) == 9
+    for name, row in PROFILES.items():
+        assert row.name == name
+        assert row.provenance
+        assert 100_000 < row.kv_capacity_tokens < 3_000_000
+        assert row.kv_bytes_per_token in (131_072, 262_144, 327_680)
+        step_s = row.step_time.decode_step_s(64, 64 * 2000)
+        assert 0.005 < step_s < 0.05
+
+
+def test_an_unknown_profile_names_the_valid_ones():
+    with pytest.raises(ValueError, match=r"gpt-5.*llama-3.1-8b-h100.*qwen3-32b-h200-tp2"):
+        profile("gpt-5")
+
+
+@pytest.mark.parametrize(
+    "change", [{"linear_s": -1.0}, {"context_s": float("nan")}, {"softmax_p": 0.5}]
+)
+def test_impossible_constants_are_refused(change: dict[str, float]):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        replace(PLAIN, **change)
+    with pytest.raises(ValueError):
+        PLAIN.prefill_s(-1)
+    with pytest.raises(ValueError):
+        PLAIN.decode_step_s(-1, 0)
+
+
+@given(st.sampled_from(sorted(PROFILES)), st.integers(1, 60_000), st.integers(0, 60_000))
+def test_more_work_never_takes_less_time(name: str, new_tokens: int, cached_tokens: int):
+    step_time = profile(name).step_time
+    base_s = step_time.prefill_s(new_tokens, cached_tokens)
+    assert base_s > 0.0
+    assert step_time.prefill_s(new_tokens + 1, cached_tokens) > base_s
+    assert step_time.prefill_s(new_tokens, cached_tokens + 1) > base_s
