@@ -1,0 +1,7 @@
+"""`python -m engine` is `warmroute-engine`."""
+
+import sys
+
+from engine.cli import main
+
+sys.exit(main())

@@ -1,0 +1,12 @@
+"""The timed worker behind HTTP and ZMQ, as vLLM would look from outside.
+
+Owns: routes and bodies, answers in the making, KV event sockets and their buffer, counters.
+Gives: `serving` (a worker inside a running loop), `serve` (until a signal), `WorkerSettings`.
+Never imports: policies, the router, torch.
+Start reading at: `worker.py`, which joins the parts; `app.py` lists the routes.
+"""
+
+from engine.server.run import serve, serving
+from engine.server.settings import WorkerSettings
+
+__all__ = ["WorkerSettings", "serve", "serving"]

@@ -1,0 +1,156 @@
+"""Request bodies of the OpenAI endpoints: what we read of them, and how they are checked.
+
+Fields that we do not know are ignored, as vLLM does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from engine.server.errors import ApiError
+from engine.wire.tokens import Chat, Message
+
+MAX_PROMPTS = 64  # prompts in one completions request; each becomes a sequence of its own
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default
+DEFAULT_CHAT_TOKENS = 256  # a timed worker never stops by itself, so there must be an end
+
+_TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
+_Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`stream_options` of a request."""
+
+    include_usage: bool | None = None
+
+
+class _Common(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: _Salt | None = None
+    priority: _Priority | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """The stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CompletionBody(_Common, frozen=True, kw_only=True):
+    """Body of /v1/completions. Lifetime: request."""
+
+    prompt: msgspec.Raw
+    add_special_tokens: bool = True
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens to give at most."""
+        return self.max_tokens or self.max_completion_tokens or DEFAULT_COMPLETION_TOKENS
+
+
+class ChatBody(_Common, frozen=True, kw_only=True):
+    """Body of /v1/chat/completions. Lifetime: request."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens to give at most."""
+        return self.max_completion_tokens or self.max_tokens or DEFAULT_CHAT_TOKENS
+
+    @property
+    def chat(self) -> Chat:
+        """The part that shapes the prompt."""
+        return Chat(
+            messages=self.messages,
+            tools=self.tools,
+            documents=self.documents,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=self.reasoning_effort,
+        )
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[_TokenId]
+
+
+T = TypeVar("T")
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind)
+    for kind in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+}
+_token_ids = msgspec.json.Decoder(list[_TokenId])
+_texts = msgspec.json.Decoder(list[str])
+_token_lists = msgspec.json.Decoder(list[list[_TokenId]])
+_text = msgspec.json.Decoder(str)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """The body; raises ApiError 400 saying what is wrong and where (`$.field`)."""
+    try:
+        body: T = _decoders[kind].decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"request body: {error}") from error
+    return body
+
+
+def prompts_of(raw: msgspec.Raw) -> list[str] | list[list[int]]:
+    """The prompts: a string, token ids, or an array of either, one form throughout.
+
+    Raises ApiError 400 for other shapes, for none and for more than MAX_PROMPTS.
+    """
+    text = bytes(raw).lstrip()
+    inside = text[1:].lstrip()[:1]
+    prompts: list[str] | list[list[int]]
+    try:
+        if text[:1] == b'"':
+            prompts = [_text.decode(text)]
+        elif text[:1] != b"[":
+            raise ApiError(400, "prompt must be a string or an array", "prompt")
+        elif inside == b'"':
+            prompts = _texts.decode(text)
+        elif inside == b"[":
+            prompts = _token_lists.decode(text)
+        else:
+            prompts = [_token_ids.decode(text)]
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"prompt: {error}", "prompt") from error
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(400, f"{len(prompts)} prompts; at most {MAX_PROMPTS}", "prompt")
+    if not all(prompts):
+        raise ApiError(400, "prompt must not be empty", "prompt")
+    return prompts

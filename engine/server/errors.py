@@ -1,0 +1,49 @@
+"""Errors for clients, in the shape of OpenAI's API."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from engine.scheduler_types import Refused
+
+RETRY_AFTER_S = 1
+_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestEntityTooLargeError",
+    503: "ServiceUnavailableError",
+}
+
+
+class ApiError(Exception):
+    """An answer other than 200: `status`, a message for the client, the field that is wrong."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+
+    def response(self) -> web.Response:
+        """The JSON answer; 503 says when to come back."""
+        return web.Response(
+            status=self.status,
+            body=error_body(self.status, self.message, self.param),
+            content_type="application/json",
+            headers={"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else None,
+        )
+
+
+def error_body(status: int, message: str, param: str | None = None) -> bytes:
+    """`{"error": {message, type, param, code}}`."""
+    kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    return msgspec.json.encode({"error": error})
+
+
+def from_refusal(refusal: Refused) -> ApiError:
+    """A full queue passes, so another try makes sense; all other refusals are the request's."""
+    status = 503 if refusal.reason == "queue_full" else 400
+    return ApiError(status, refusal.message, "prompt" if status == 400 else None)

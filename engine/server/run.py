@@ -1,0 +1,99 @@
+"""The life of a worker process: bind, say so, serve, leave when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+
+from engine.server.app import make_app
+from engine.server.settings import WorkerSettings
+from engine.server.worker import Worker
+from engine.wire.tokens import Tokenizer
+
+HEADERS_BYTES = 64 << 10
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    settings: WorkerSettings, tokenizer: Tokenizer
+) -> AsyncIterator[tuple[str, Worker]]:
+    """A worker that answers at the URL given, until the block ends.
+
+    Then it takes no new requests, lets running ones end for `settings.grace_s`, cuts the rest.
+    Raises OSError or zmq.ZMQError if a port is taken. If the step loop fails, its exception
+    cancels the block and is raised.
+    """
+    worker = Worker(settings, tokenizer)
+    try:
+        app_runner = web.AppRunner(
+            make_app(worker),
+            access_log=None,
+            handler_cancellation=True,  # a client that leaves stops its request at once
+            shutdown_timeout=1.0,
+            max_line_size=HEADERS_BYTES,
+            max_field_size=HEADERS_BYTES,
+        )
+        await app_runner.setup()
+        try:
+            site = web.TCPSite(app_runner, settings.host, settings.port, backlog=1024)
+            await site.start()
+            async with asyncio.TaskGroup() as loops:
+                tasks = [
+                    loops.create_task(worker.runner.run(), name="steps"),
+                    loops.create_task(worker.publisher.serve_replay(), name="replay"),
+                ]
+                yield _url(settings.host, app_runner), worker
+                worker.draining = True
+                await site.stop()
+                await _drain(worker, settings.grace_s)
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await app_runner.cleanup()
+    finally:
+        worker.publisher.close()
+
+
+async def serve(
+    settings: WorkerSettings, tokenizer: Tokenizer, on_ready: Callable[[str, Worker], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal cuts the grace short."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with serving(settings, tokenizer) as (url, worker):
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, _stop_or_cut, stop, worker)
+        on_ready(url, worker)
+        await stop.wait()
+        log.info("stopping: %d unfinished", worker.unfinished)
+
+
+def _stop_or_cut(stop: asyncio.Event, worker: Worker) -> None:
+    if stop.is_set():
+        worker.cut_all()
+    stop.set()
+
+
+async def _drain(worker: Worker, grace_s: float) -> None:
+    """Wait for the running requests, at most `grace_s`; then cut them."""
+    try:
+        async with asyncio.timeout(grace_s):
+            await worker.idle.wait()
+    except TimeoutError:
+        log.warning("cutting %d requests after %.1f s of grace", worker.unfinished, grace_s)
+        worker.cut_all()
+
+
+def _url(host: str, app_runner: web.AppRunner) -> str:
+    """The URL with the port that was bound."""
+    port = app_runner.addresses[0][1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,166 @@
+"""The timed runner: the real scheduler and cache, and a model of time where a GPU would compute.
+
+Each step lasts as long as `step_time` says, divided by `speed`. Tokens are a pure function of
+all tokens before them, so any stream can be checked against its prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from engine.request import Request, State
+from engine.scheduler import Scheduler
+from engine.scheduler_types import Output, Step
+from engine.step_time import StepLoad
+from kvkernels import chain_hashes
+
+OVERRUN_SHARE = 0.25  # a step is an overrun if it ends later than this share of its length
+OVERRUN_LEAST_S = (
+    0.002  # and by at least this much: event loops wake with a jitter of a millisecond
+)
+
+
+class Clock(Protocol):
+    """Time as the runner sees it."""
+
+    def now_s(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+    async def sleep_until(self, when_s: float) -> None:
+        """Return at `when_s` or soon after; give others a turn even if that is past."""
+        ...
+
+
+class StepTimes(Protocol):
+    """Prices a step; `engine.step_time.StepTime` is one."""
+
+    def seconds(self, step: StepLoad) -> float:
+        """Seconds that `step` takes."""
+        ...
+
+
+class LoopClock:
+    """The machine's monotonic clock and the running event loop. Holds no state."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    async def sleep_until(self, when_s: float) -> None:
+        await asyncio.sleep(max(0.0, when_s - time.monotonic()))
+
+
+class TokenChain:
+    """Deterministic output of one sequence. Lifetime: request.
+
+    The next token is chain_hashes(all tokens so far, block_size=1)[-1] mod vocab. Hence a
+    prompt made of another request's prompt and output continues as that request would have.
+    """
+
+    __slots__ = ("_hash", "_vocab")
+
+    def __init__(self, tokens: npt.ArrayLike, vocab: int) -> None:
+        chain = chain_hashes(np.ascontiguousarray(tokens, dtype=np.int32).data, 1)
+        self._hash = int(chain[-1]) if len(chain) else 0
+        self._vocab = vocab
+
+    def next_token(self) -> int:
+        """The next token, 0..vocab-1; it counts as said."""
+        token = self._hash % self._vocab
+        self._hash = xxhash.xxh3_64_intdigest(
+            self._hash.to_bytes(8, "little") + token.to_bytes(4, "little")
+        )
+        return token
+
+
+def continuation(tokens: Sequence[int], count: int, vocab: int) -> list[int]:
+    """The `count` tokens that a timed worker with `vocab` answers to the prompt `tokens`."""
+    chain = TokenChain(tokens, vocab)
+    return [chain.next_token() for _ in range(count)]
+
+
+class TimedRunner:
+    """Drives the scheduler in modelled time. Lifetime: worker.
+
+    `on_step(step, outputs, now_s)` is called as each step ends. The modelled end of a step,
+    not the moment at which the loop woke, is the start of the next one, so lateness does not
+    add up; only a step that is late by its whole length restarts the timeline from now.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        step_time: StepTimes,
+        vocab: int,
+        speed: float,
+        on_step: Callable[[Step, list[Output], float], None],
+        clock: Clock,
+    ) -> None:
+        if not 0.0 < speed < float("inf"):
+            raise ValueError(f"speed must be above 0, got {speed}")
+        self.scheduler = scheduler
+        self.clock = clock
+        self.overrun_steps_total = 0
+        self.busy_s_total = 0.0  # modelled, after `speed`
+        self._step_time = step_time
+        self._vocab = vocab
+        self._speed = speed
+        self._on_step = on_step
+        self._chains: dict[int, TokenChain] = {}  # unfinished requests, by id
+        self._wake = asyncio.Event()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises `Refused`."""
+        self.scheduler.add(request, self.clock.now_s())
+        self._chains[request.request_id] = TokenChain(request.prompt, self._vocab)
+        self._wake.set()
+
+    def cancel(self, request_id: int) -> bool:
+        """Forget a request at once; False if it is finished already."""
+        self._chains.pop(request_id, None)
+        return self.scheduler.cancel(request_id)
+
+    async def run(self) -> None:
+        """Run steps until cancelled; rest while there is no request."""
+        timeline_s = self.clock.now_s()
+        while True:
+            step = self.scheduler.schedule(self.clock.now_s())
+            if step is None:
+                self._wake.clear()
+                await self._wake.wait()
+                timeline_s = self.clock.now_s()
+                continue
+            length_s = self._step_time.seconds(step) / self._speed
+            end_s = timeline_s + length_s
+            await self.clock.sleep_until(end_s)
+            now_s = self.clock.now_s()
+            timeline_s = self._account(end_s, length_s, now_s)
+            outputs = self.scheduler.complete(step, self._tokens(step), now_s)
+            for output in outputs:
+                if output.finished:
+                    del self._chains[output.request.request_id]
+            self._on_step(step, outputs, now_s)
+
+    def _account(self, end_s: float, length_s: float, now_s: float) -> float:
+        """Count the step; where the next one starts."""
+        self.busy_s_total += length_s
+        late_s = now_s - end_s
+        if late_s > max(OVERRUN_SHARE * length_s, OVERRUN_LEAST_S):
+            self.overrun_steps_total += 1
+        return now_s if late_s > length_s else end_s
+
+    def _tokens(self, step: Step) -> dict[int, int]:
+        """The new token of each sampled request that was not cancelled meanwhile."""
+        chains = self._chains
+        return {
+            request.request_id: chains[request.request_id].next_token()
+            for request in step.sampled
+            if request.state is State.RUNNING
+        }
