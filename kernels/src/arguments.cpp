@@ -1,13 +1,15 @@
 #include "arguments.h"
 
 #include <cstring>
-#include <stdexcept>
 #include <string>
 
 namespace nb = nanobind;
 
 namespace kv::arguments {
 namespace {
+
+nb::builtin_exception type_error(const std::string& what) { return nb::type_error(what.c_str()); }
+nb::builtin_exception value_error(const std::string& what) { return nb::value_error(what.c_str()); }
 
 std::string type_of(nb::handle object) {
   return nb::str(object.type().attr("__name__")).c_str();
@@ -17,7 +19,7 @@ nb::object index_of(nb::handle object, const char* name) {
   PyObject* index = PyNumber_Index(object.ptr());
   if (index == nullptr) {
     PyErr_Clear();
-    throw nb::type_error((std::string(name) + " must be an int, got " + type_of(object)).c_str());
+    throw type_error(std::string(name) + " must be an int, got " + type_of(object));
   }
   return nb::steal(index);
 }
@@ -31,13 +33,12 @@ bool format_is(const char* format, const Buffer::Wanted& wanted) {
 }  // namespace
 
 Buffer::Buffer(nb::handle object, const char* name, const Wanted& wanted) {
-  if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_FULL_RO) != 0) {
-    PyErr_Clear();
-    throw nb::type_error((std::string(name) + " must be a buffer of " + wanted.type + ", got " +
-                          type_of(object) + "; numpy.array(..., dtype=numpy." + wanted.type +
-                          ") makes one")
-                             .c_str());
+  if (PyObject_CheckBuffer(object.ptr()) == 0) {
+    throw type_error(std::string(name) + " must be a buffer of " + wanted.type + ", got " +
+                    type_of(object) + "; numpy.array(..., dtype=numpy." + wanted.type +
+                    ") makes one");
   }
+  if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_FULL_RO) != 0) throw nb::python_error();
   try {
     refuse(name, wanted);
   } catch (...) {
@@ -50,17 +51,15 @@ void Buffer::refuse(const char* name, const Wanted& wanted) const {
   const std::string argument = name;
   const std::string format = view_.format == nullptr ? "B" : view_.format;
   if (view_.itemsize != wanted.item_bytes || !format_is(format.c_str(), wanted)) {
-    throw nb::type_error((argument + " must be a buffer of " + wanted.type + ", got format '" +
-                          format + "' of " + std::to_string(view_.itemsize) + " bytes")
-                             .c_str());
+    throw type_error(argument + " must be a buffer of " + wanted.type + ", got format '" + format +
+                    "' of " + std::to_string(view_.itemsize) + " bytes");
   }
   if (view_.ndim != 1) {
-    throw nb::value_error(
-        (argument + " must have 1 dimension, got " + std::to_string(view_.ndim)).c_str());
+    throw value_error(argument + " must have 1 dimension, got " + std::to_string(view_.ndim));
   }
   if (PyBuffer_IsContiguous(&view_, 'C') == 0) {
-    throw nb::value_error((argument + " must be C-contiguous, got a strided view; "
-                                      "numpy.ascontiguousarray(...) copies it").c_str());
+    throw value_error(argument + " must be C-contiguous, got a strided view; "
+                                "numpy.ascontiguousarray(...) copies it");
   }
 }
 
@@ -77,15 +76,14 @@ std::uint64_t uint64(nb::handle object, const char* name) {
   const std::uint64_t value = PyLong_AsUnsignedLongLong(index.ptr());
   if (PyErr_Occurred() != nullptr) {
     PyErr_Clear();
-    throw nb::value_error(
-        (std::string(name) + " must be a uint64, got " + nb::str(index).c_str()).c_str());
+    throw value_error(std::string(name) + " must be a uint64, got " + nb::str(index).c_str());
   }
   return value;
 }
 
 std::size_t full_blocks(std::size_t tokens, std::int64_t block_size) {
   if (block_size < 1) {
-    throw std::invalid_argument("block_size must be at least 1, got " + std::to_string(block_size));
+    throw value_error("block_size must be at least 1, got " + std::to_string(block_size));
   }
   return tokens / static_cast<std::size_t>(block_size);
 }

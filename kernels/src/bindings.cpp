@@ -9,12 +9,18 @@
 #include "results.h"
 
 namespace nb = nanobind;
-using namespace nb::literals;
 using kv::PrefixIndex;
 using kv::arguments::Hashes;
 using kv::arguments::Tokens;
 using kv::arguments::integer;
 using Unlocked = nb::gil_scoped_release;
+
+namespace {
+
+// None reaches our own checks, which name the argument; nanobind would list signatures instead.
+auto arg(const char* name) { return nb::arg(name).none(); }
+
+}  // namespace
 
 // What nanobind calls: arguments in, GIL released, work, result out.
 namespace calls {
@@ -72,23 +78,23 @@ auto longest_prefix(PrefixIndex& self, nb::handle hashes) {
 NB_MODULE(_native, module) {
   module.doc() = "Native chain hashes and prefix index; see kvkernels.twins for what they mean.";
 
-  module.def("chain_hashes", calls::chain_hashes, "tokens"_a, "block_size"_a, "seed"_a = 0,
+  module.def("chain_hashes", calls::chain_hashes, arg("tokens"), arg("block_size"), arg("seed") = 0,
              nb::sig("def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes"),
              "Chain hashes of the full blocks of `tokens` (int32), first block first.");
 
   nb::class_<PrefixIndex>(module, "PrefixIndex", "Exact membership of (worker, block).")
-      .def("__init__", calls::make_index, "workers"_a, "max_entries"_a = 1 << 20,
+      .def("__init__", calls::make_index, arg("workers"), arg("max_entries") = 1 << 20,
            nb::sig("def __init__(self, workers: int, max_entries: int = 1048576) -> None"))
-      .def("store", calls::store, "worker"_a, "hashes"_a,
+      .def("store", calls::store, arg("worker"), arg("hashes"),
            nb::sig("def store(self, worker: int, hashes: Buffer) -> int"),
            "Say that `worker` holds these blocks; returns how many it did not hold before.")
-      .def("remove", calls::remove, "worker"_a, "hashes"_a,
+      .def("remove", calls::remove, arg("worker"), arg("hashes"),
            nb::sig("def remove(self, worker: int, hashes: Buffer) -> int"),
            "Say that `worker` dropped these blocks; returns how many it held.")
-      .def("clear_worker", calls::clear_worker, "worker"_a,
+      .def("clear_worker", calls::clear_worker, arg("worker"),
            nb::sig("def clear_worker(self, worker: int) -> int"),
            "Forget everything of `worker`; returns how many blocks it held.")
-      .def("longest_prefix", calls::longest_prefix, "hashes"_a,
+      .def("longest_prefix", calls::longest_prefix, arg("hashes"),
            nb::sig("def longest_prefix(self, hashes: Buffer) -> Hits"),
            "int32[workers]: how many leading blocks of the chain each worker holds.")
       .def("__len__", &PrefixIndex::size, nb::call_guard<Unlocked>(),

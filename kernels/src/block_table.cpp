@@ -1,6 +1,7 @@
 #include "block_table.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace kv {
 namespace {
@@ -12,11 +13,18 @@ constexpr std::size_t kLineWords = 8;  // 64-bit words of a cache line
 // (D. Knuth, TAOCP vol. 3, 6.4).
 constexpr std::size_t slots_for(std::size_t entries) { return entries + entries / 3 + 2; }
 
+std::size_t leap_over(std::size_t slots) {
+  std::size_t leap = slots - slots * 382 / 1000;
+  while (std::gcd(leap, slots) != 1) ++leap;
+  return leap % slots;
+}
+
 }  // namespace
 
 BlockTable::BlockTable(std::size_t set_words, std::size_t max_entries)
     : stride_(set_words + 1),
       max_slots_(slots_for(max_entries)),
+      leap_(leap_over(std::min(kFirstSlots, max_slots_))),
       control_(std::min(kFirstSlots, max_slots_)),
       records_(control_.size() * stride_) {}
 
@@ -24,6 +32,10 @@ BlockTable::BlockTable(std::size_t set_words, std::size_t max_entries)
 std::uint64_t BlockTable::mix(std::uint64_t hash) {
   hash *= 0x9E3779B97F4A7C15ULL;
   return hash ^ (hash >> 32);
+}
+
+std::uint8_t BlockTable::cold_control(std::uint64_t mixed) {
+  return static_cast<std::uint8_t>(kOccupied | (mixed & kTag));
 }
 
 // The high part of a product scales a hash to any number of slots without a division
@@ -43,11 +55,11 @@ void BlockTable::prefetch(std::uint64_t hash) const {
 
 BlockTable::Place BlockTable::locate(std::uint64_t hash) const {
   const std::uint64_t mixed = mix(hash);
-  const auto tag = static_cast<std::uint8_t>(kOccupied | (mixed & 0x3F));
+  const std::uint8_t cold = cold_control(mixed);
   for (std::size_t slot = home(mixed);; slot = next(slot)) {
     const std::uint8_t control = control_[slot];
     if (control == 0) return {slot, false};
-    if ((control & ~kReferenced) == tag && key(slot) == hash) return {slot, true};
+    if ((control & ~kWarmth) == cold && key(slot) == hash) return {slot, true};
   }
 }
 
@@ -58,7 +70,7 @@ bool BlockTable::make_room() {
 }
 
 void BlockTable::occupy(std::size_t slot, std::uint64_t hash) {
-  control_[slot] = static_cast<std::uint8_t>(kOccupied | (mix(hash) & 0x3F));
+  control_[slot] = cold_control(mix(hash));
   records_[slot * stride_] = hash;
   std::fill_n(set(slot), stride_ - 1, 0);
   ++size_;
@@ -81,10 +93,10 @@ void BlockTable::erase(std::size_t slot) {
 }
 
 std::size_t BlockTable::coldest() {
-  for (;; hand_ = next(hand_)) {
+  for (;; hand_ = hand_ + leap_ < slots() ? hand_ + leap_ : hand_ + leap_ - slots()) {
     if (control_[hand_] == 0) continue;
-    if ((control_[hand_] & kReferenced) == 0) return hand_;
-    control_[hand_] = static_cast<std::uint8_t>(control_[hand_] & ~kReferenced);
+    if ((control_[hand_] & kWarmth) == 0) return hand_;
+    control_[hand_] -= kOneUse;
   }
 }
 
@@ -103,6 +115,7 @@ void BlockTable::rehash(std::size_t new_slots) {
   control.swap(control_);
   records.swap(records_);
   hand_ = 0;
+  leap_ = leap_over(new_slots);
   for (std::size_t from = 0; from < control.size(); ++from) {
     if (control[from] == 0) continue;
     const std::uint64_t* record = &records[from * stride_];

@@ -1,7 +1,7 @@
 // An open-addressing table from a 64-bit block hash to a bitset of workers, and the clock that
 // finds its coldest entry. Not thread-safe: PrefixIndex holds the lock.
 //
-// Layout: one control byte a slot (0 = empty, else occupied + referenced bit + 6 bits of the
+// Layout: one control byte a slot (0 = empty, else occupied bit, 2 bits of warmth, 5 bits of the
 // mixed hash), probed linearly, and one flat record a slot, [hash, set words...]. A probe mostly
 // touches one line of each. Deletion shifts the followers back, so no tombstones are left to
 // slow down later probes. Every 64-bit key is legal: emptiness lives in the control byte.
@@ -38,9 +38,9 @@ class BlockTable {
   // Empties the slot; a follower may take its place, so look at `slot` again in a sweep.
   void erase(std::size_t slot);
 
-  // Erases the first entry, in clock order, that was not touched since the hand last came by
-  // (F. Corbato, "A Paging Experiment with the Multics System", 1968). Precondition: size() > 0.
-  // `before_erase` sees its set.
+  // Erases the first entry, in clock order, whose warmth is used up; each pass of the hand takes
+  // one away (GCLOCK: A. Smith, "Sequentiality and Prefetching in Database Systems", 1978).
+  // `before_erase` sees its set. Precondition: size() > 0.
   template <class BeforeErase>
   void evict_coldest(BeforeErase before_erase) {
     const std::size_t slot = coldest();
@@ -48,7 +48,11 @@ class BlockTable {
     erase(slot);
   }
 
-  void touch(std::size_t slot) { control_[slot] |= kReferenced; }
+  // Counts a use of the entry, up to three: what is asked for again and again outlives a long
+  // run of blocks that are stored once.
+  void warm(std::size_t slot) {
+    if ((control_[slot] & kWarmth) != kWarmth) control_[slot] += kOneUse;
+  }
   bool occupied(std::size_t slot) const { return control_[slot] != 0; }
   std::uint64_t* set(std::size_t slot) { return &records_[slot * stride_ + 1]; }
   const std::uint64_t* set(std::size_t slot) const { return &records_[slot * stride_ + 1]; }
@@ -59,9 +63,12 @@ class BlockTable {
 
  private:
   static constexpr std::uint8_t kOccupied = 0x80;
-  static constexpr std::uint8_t kReferenced = 0x40;
+  static constexpr std::uint8_t kWarmth = 0x60;
+  static constexpr std::uint8_t kOneUse = 0x20;
+  static constexpr std::uint8_t kTag = 0x1F;
 
   static std::uint64_t mix(std::uint64_t hash);
+  static std::uint8_t cold_control(std::uint64_t mixed);
   std::size_t home(std::uint64_t mixed) const;
   std::size_t next(std::size_t slot) const { return slot + 1 == slots() ? 0 : slot + 1; }
   std::uint64_t key(std::size_t slot) const { return records_[slot * stride_]; }
@@ -72,7 +79,11 @@ class BlockTable {
   std::size_t stride_;     // words of a record: the hash and its set
   std::size_t max_slots_;  // what max_entries need at the highest load
   std::size_t size_ = 0;
-  std::size_t hand_ = 0;  // of the clock
+  // The clock's hand leaps by about the golden section of the table, coprime to its size, so it
+  // still comes by every slot once a round. Going slot by slot it would clear the table behind
+  // it while new blocks, spread evenly, crowd what lies ahead into ever longer clusters.
+  std::size_t hand_ = 0;
+  std::size_t leap_;
   std::vector<std::uint8_t> control_;
   std::vector<std::uint64_t> records_;
 };

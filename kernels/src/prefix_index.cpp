@@ -53,7 +53,7 @@ std::size_t PrefixIndex::store(std::int64_t worker, Hashes hashes) {
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     prefetch_ahead(table_, hashes, i);
     const std::size_t slot = slot_to_store(hashes[i]);
-    table_.touch(slot);
+    table_.warm(slot);
     std::uint64_t& word = table_.set(slot)[bit.word];
     if ((word & bit.mask) == 0) {
       word |= bit.mask;
@@ -125,7 +125,7 @@ void PrefixIndex::longest_prefix(Hashes chain, std::int32_t* hits) {
     prefetch_ahead(table_, chain, depth);
     const auto [slot, occupied] = table_.locate(chain[depth]);
     if (!occupied) break;
-    table_.touch(slot);
+    table_.warm(slot);
     const std::uint64_t* set = table_.set(slot);
     std::uint64_t left = 0;
     for (std::size_t word = 0; word < words_; ++word) {

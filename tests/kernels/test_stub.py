@@ -1,0 +1,77 @@
+"""The committed stub, the built module and the twins say the same signatures."""
+
+import ast
+import inspect
+from pathlib import Path
+from typing import Any
+
+import kvkernels
+from kvkernels import _native, twins
+
+STUB = ast.parse((Path(kvkernels.__file__).parent / "_native.pyi").read_text())
+
+Scope = ast.Module | ast.ClassDef
+
+
+def functions(scope: Scope) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in scope.body if isinstance(node, ast.FunctionDef)}
+
+
+def classes() -> list[ast.ClassDef]:
+    return [node for node in STUB.body if isinstance(node, ast.ClassDef)]
+
+
+def is_property(function: ast.FunctionDef) -> bool:
+    return any(ast.unparse(mark) == "property" for mark in function.decorator_list)
+
+
+def public_names(owner: Any) -> set[str]:
+    own = {"__init__", "__len__"} if inspect.isclass(owner) else set()
+    return {name for name in vars(owner) if name in own or not name.startswith("_")}
+
+
+def native_signature(member: Any) -> str:
+    """As the build gave it to nanobind, spaced as `ast` does."""
+    return ast.unparse(ast.parse(f"{member.__nb_signature__[0][0]}: ..."))
+
+
+def parameters(function: Any) -> list[tuple[str, Any]]:
+    return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+def stub_parameters(function: ast.FunctionDef) -> list[tuple[str, Any]]:
+    names = [argument.arg for argument in function.args.args]
+    defaults = [ast.literal_eval(default) for default in function.args.defaults]
+    missing = [inspect.Parameter.empty] * (len(names) - len(defaults))
+    return list(zip(names, missing + defaults, strict=True))
+
+
+def test_the_same_names() -> None:
+    stubbed = set(functions(STUB)) | {node.name for node in classes()}
+    assert public_names(_native) == stubbed
+    for node in classes():
+        assert public_names(getattr(_native, node.name)) == set(functions(node))
+
+
+def test_the_same_signatures_as_the_module() -> None:
+    for scope, owner in [(STUB, _native), *((c, getattr(_native, c.name)) for c in classes())]:
+        for name, function in functions(scope).items():
+            if name == "__len__" or is_property(function):
+                continue  # nanobind writes these two by itself, without our types' names
+            assert native_signature(getattr(owner, name)) == ast.unparse(function)
+
+
+def test_the_same_parameters_as_the_twins() -> None:
+    for scope, owner in [(STUB, twins), *((c, getattr(twins, c.name)) for c in classes())]:
+        for name, function in functions(scope).items():
+            if not is_property(function):
+                assert parameters(getattr(owner, name)) == stub_parameters(function), name
+
+
+def test_the_twin_has_the_same_properties() -> None:
+    for node in classes():
+        twin = getattr(twins, node.name)(1)
+        native = getattr(_native, node.name)(1)
+        for name, function in functions(node).items():
+            if is_property(function):
+                assert type(getattr(twin, name)) is type(getattr(native, name)) is int
