@@ -70,7 +70,7 @@ class Exchange:
         self._bytes_to_client = 0
         self._first_byte_s: float | None = None
         self._last_byte_s: float | None = None
-        self._told_s = 0.0
+        self._told_s = float("-inf")
         self._told_events = 0
         self._started_s = terms.clock()
         self._deadline_s = self._started_s + terms.timeouts.first_byte_s

@@ -1,0 +1,312 @@
+"""The pure parts of the relay: heads, body framing, counting and usage."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.http.errors import ClientError, WorkerError
+from router.http.relay.framing import ChunkedBody, CloseBody, LengthBody, follow
+from router.http.relay.head import end_to_end, parse_head, request_head
+from router.http.relay.meter import Meter
+from router.http.relay.reply import Framing, RelayLimits, ReplyHead, UpstreamRequest, Usage
+
+# Time limits of single examples say more about the machine than about the code.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+LIMITS = RelayLimits()
+
+
+def cut(data: bytes, at: list[int]) -> list[bytes]:
+    """`data` in pieces, cut at the given places (any order, repeats allowed)."""
+    places = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
+    return [data[a:b] for a, b in pairwise(places)]
+
+
+def fed(body: ChunkedBody | LengthBody | CloseBody, pieces: list[bytes]) -> tuple[bytes, int]:
+    """Payload and bytes taken over all pieces."""
+    payload = b""
+    taken = 0
+    for piece in pieces:
+        payload += body.feed(piece)
+        taken += body.taken
+    return payload, taken
+
+
+EXTENSIONS = st.sampled_from([b"", b";x=1", b' ; q="a b"', b"\t"])
+TRAILERS = st.lists(st.sampled_from([b"X-A: 1\r\n", b"Digest:\r\n"]), max_size=3)
+CHUNKS = st.lists(
+    st.tuples(
+        st.one_of(
+            st.binary(min_size=1, max_size=40), st.sampled_from([b"0\r\n\r\n", b"\r\n", b"a\r\n"])
+        ),
+        EXTENSIONS,
+    ),
+    max_size=8,
+)
+CUTS = st.lists(st.integers(0, 10_000), max_size=30)
+
+
+@patient
+@given(CHUNKS, EXTENSIONS, TRAILERS, CUTS, st.binary(max_size=10))
+def test_chunked_body_is_followed_however_it_is_cut(
+    chunks: list[tuple[bytes, bytes]],
+    last: bytes,
+    trailers: list[bytes],
+    cuts: list[int],
+    surplus: bytes,
+) -> None:
+    raw = b"".join(b"%X%s\r\n%s\r\n" % (len(data), ext, data) for data, ext in chunks)
+    raw += b"000" + last + b"\r\n" + b"".join(trailers) + b"\r\n"
+    body = ChunkedBody(LIMITS.chunk_line_bytes, LIMITS.header_bytes)
+    payload, taken = fed(body, cut(raw, cuts))
+    assert payload == b"".join(data for data, _ in chunks)
+    assert taken == len(raw)
+    assert body.done
+    whole = ChunkedBody(LIMITS.chunk_line_bytes, LIMITS.header_bytes)
+    assert whole.feed(raw + surplus) == payload
+    assert whole.taken == len(raw)
+
+
+@patient
+@given(st.binary(max_size=200), CUTS)
+def test_any_bytes_are_chunks_or_garbage(data: bytes, cuts: list[int]) -> None:
+
+    def judged(pieces: list[bytes]) -> object:
+        body = ChunkedBody(64, 64)
+        payload = b""
+        taken = 0
+        try:
+            for piece in pieces:
+                if not body.done:
+                    payload += body.feed(piece)
+                    taken += body.taken
+        except WorkerError as error:
+            return error.kind
+        return payload, taken, body.done
+
+    assert judged(cut(data, cuts)) == judged([data])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"xyz\r\n",
+        b"-1\r\n",
+        b"0x5\r\nhello\r\n",
+        b"\r\n",
+        b" 5\r\nhello\r\n",
+        b"5\nhello\r\n",
+        b"5\r\nhello!\r\n",
+        b"5\r\nhello\n",
+        b"1_0\r\n",
+        b"5;\x00\r\nhello\r\n",
+        b"fffffffffffffffff\r\n",
+        b"5" + b";" + b"x" * 5000,
+        b"0\r\nno header\r\n\r\n",
+        b"0\r\n" + b"A: b\r\n" * 20_000,
+    ],
+)
+def test_broken_chunks_are_the_workers_fault(raw: bytes) -> None:
+    with pytest.raises(WorkerError) as caught:
+        ChunkedBody(LIMITS.chunk_line_bytes, LIMITS.header_bytes).feed(raw)
+    assert caught.value.kind == "garbage"
+
+
+def test_length_body_leaves_what_follows_it() -> None:
+    body = LengthBody(5)
+    assert fed(body, [b"ab", b"cde--"]) == (b"abcde", 5)
+    assert body.done
+    assert LengthBody(0).done
+
+
+def test_follow_chooses_by_framing() -> None:
+    kinds = {framing: type(follow(ReplyHead(200, b"", (), framing), LIMITS)) for framing in Framing}
+    assert kinds == {
+        Framing.NONE: LengthBody,
+        Framing.LENGTH: LengthBody,
+        Framing.CHUNKED: ChunkedBody,
+        Framing.CLOSE: CloseBody,
+    }
+
+
+@pytest.mark.parametrize(
+    ("head", "method", "framing", "reusable"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n", "POST", Framing.LENGTH, True),
+        (
+            b"HTTP/1.1 200\r\ncontent-length:5\r\nContent-Length:\t5 \r\n",
+            "POST",
+            Framing.LENGTH,
+            True,
+        ),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n", "POST", Framing.CHUNKED, True),
+        (b"HTTP/1.1 200 OK\r\n", "POST", Framing.CLOSE, False),
+        (b"HTTP/1.1 204 No Content\r\n", "POST", Framing.NONE, True),
+        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n", "GET", Framing.NONE, True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n", "HEAD", Framing.NONE, True),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nConnection: close\r\n",
+            "GET",
+            Framing.LENGTH,
+            False,
+        ),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n", "GET", Framing.LENGTH, False),
+        (
+            b"HTTP/1.0 200 OK\r\nConnection: x, Keep-Alive\r\nContent-Length: 9\r\n",
+            "GET",
+            Framing.LENGTH,
+            True,
+        ),
+    ],
+)
+def test_heads_are_framed(head: bytes, method: str, framing: Framing, reusable: bool) -> None:
+    parsed = parse_head(head, method)
+    assert (parsed.framing, parsed.reusable) == (framing, reusable)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"HTTP/2 200 OK\r\n",
+        b"HTTP/1.1 20 OK\r\n",
+        b"HTTP/1.1 2000 OK\r\n",
+        b"HTTP/1.1 200 OK\n",
+        b"HTTP/1.1 101 Switching Protocols\r\n",
+        b"HTTP/1.1 200 OK\r\nno colon\r\n",
+        b"HTTP/1.1 200 OK\r\nA : space before colon\r\n",
+        b"HTTP/1.1 200 OK\r\nA: b\r\n folded\r\n",
+        b"HTTP/1.1 200 OK\r\nA: nul\x00\r\n",
+        b"HTTP/1.1 200 OK\r\nA: bare\rcr\r\n",
+        b"HTTP/1.1 200 OK\r\nA: bare\nB: lf\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999999999\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: \r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+        b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n",
+    ],
+)
+def test_ambiguous_heads_are_the_workers_fault(head: bytes) -> None:
+    with pytest.raises(WorkerError) as caught:
+        parse_head(head, "POST")
+    assert caught.value.kind == "garbage"
+
+
+@patient
+@given(
+    st.one_of(st.binary(max_size=80), st.binary(max_size=80).map(lambda b: b"HTTP/1.1 200 " + b))
+)
+def test_any_bytes_are_a_head_or_garbage(data: bytes) -> None:
+    with contextlib.suppress(WorkerError):
+        assert parse_head(data, "POST").status >= 100
+
+
+def test_request_head_keeps_the_clients_and_drops_one_connections() -> None:
+    request = UpstreamRequest(
+        "POST",
+        "/v1/completions?a=%20b",
+        (
+            (b"HOST", b"public.example"),
+            (b"Authorization", b"Bearer k"),
+            (b"X-Twice", b"1"),
+            (b"x-twice", b"2"),
+            (b"Connection", b"keep-alive, X-Hop"),
+            (b"X-Hop", b"gone"),
+            (b"Transfer-Encoding", b"chunked"),
+            (b"TE", b"trailers"),
+            (b"Upgrade", b"h2c"),
+            (b"Expect", b"100-continue"),
+            (b"Content-Length", b"99"),
+            (b"X-Warmroute-Internal-Role", b"admin"),
+        ),
+        b"body",
+        ((b"x-warmroute-internal-id", b"7"),),
+    )
+    assert request_head(request, b"w:8000", "/base") == (
+        b"POST /base/v1/completions?a=%20b HTTP/1.1\r\nHost: w:8000\r\n"
+        b"Authorization: Bearer k\r\nX-Twice: 1\r\nx-twice: 2\r\n"
+        b"x-warmroute-internal-id: 7\r\nContent-Length: 4\r\n\r\n"
+    )
+
+
+def test_request_head_gives_a_length_where_one_belongs() -> None:
+    def lengths(method: str) -> int:
+        return request_head(UpstreamRequest(method, "/"), b"w", "").count(b"Content-Length: 0")
+
+    assert [lengths(method) for method in ("GET", "HEAD", "POST", "PUT")] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("target", ["", "*", "x", "/a b", "/a\r\nX: y", "/\u00e9", "/\x7f"])
+def test_a_target_that_breaks_the_request_line_is_refused(target: str) -> None:
+    with pytest.raises(ClientError):
+        request_head(UpstreamRequest("GET", target), b"w", "")
+
+
+def test_headers_named_by_connection_are_dropped_both_ways() -> None:
+    headers = [(b"A", b"1"), (b"connection", b" close , a"), (b"b", b"2"), (b"Keep-Alive", b"3")]
+    assert list(end_to_end(headers)) == [(b"b", b"2")]
+
+
+USAGE = (
+    b'{"usage":{"prompt_tokens":7,"completion_tokens":2,'
+    b'"prompt_tokens_details":{"cached_tokens":5}}}'
+)
+
+
+@patient
+@given(CUTS)
+def test_events_and_usage_are_read_however_the_body_is_cut(cuts: list[int]) -> None:
+    text = b'data: {"t":"a data: b \\"usage\\": {","usage": null}\n\n' * 3
+    text += b": ping\n\ndata: " + USAGE + b"\n\ndata: [DONE]\n\n"
+    meter = Meter(event_stream=True, tail_bytes=8192)
+    for piece in cut(text, cuts):
+        meter.feed(piece)
+    assert meter.events == 5
+    assert meter.usage() == Usage(7, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "usage"),
+    [
+        (USAGE, Usage(7, 2, 5)),
+        (b'{"usage" : {"prompt_tokens":7}}', Usage(7)),
+        (b'{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}', Usage(7)),
+        (b'{"usage":{}}', Usage()),
+        (b'{"usage":null}', None),
+        (b'{"usage":{"prompt_tokens":-1}}', None),
+        (b'{"usage":{"prompt_tokens":"7"}}', None),
+        (b'{"usage":{"prompt_tokens":7', None),
+        (b'{"usage":' + b'{"a":' * 1000, None),
+        (b'{"text":"\\"usage\\":{}"}', None),
+        (b"\xff\xfe" * 10 + USAGE, Usage(7, 2, 5)),
+        (USAGE + b" " * 9000, None),
+        (b"", None),
+    ],
+)
+def test_usage_of_a_whole_reply(body: bytes, usage: Usage | None) -> None:
+    meter = Meter(event_stream=False, tail_bytes=8192)
+    meter.feed(body)
+    assert meter.usage() == usage
+    assert meter.events == 0
+
+
+def test_the_tail_is_bounded() -> None:
+    meter = Meter(event_stream=True, tail_bytes=1000)
+    for _ in range(10_000):
+        meter.feed(b"data: 0123456789\n\n")
+    assert meter._kept_bytes < 1100
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(ValueError, match="idle_s"):
+        RelayLimits(idle_s=0)
