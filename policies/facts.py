@@ -79,14 +79,15 @@ class Finish:
 class Failure:
     """A dispatch ended without an answer.
 
-    `blame` is "client" (it left, or its request was refused), or "worker" (connect error,
-    early close, 5xx, garbage). `retry` asks the core for another worker: only before the first
-    byte reached the client.
+    `blame` is "client" (it left, or its request was refused), "worker" (connect error, early
+    close, 5xx, garbage), or "busy" (no connection to the worker was free, which says nothing of
+    its health). `retry` asks the core for another worker: only before the first byte reached the
+    client.
     """
 
     now_s: float
     request_id: int
-    blame: Literal["client", "worker"]
+    blame: Literal["client", "worker", "busy"]
     retry: bool = False
     reason: str = ""
 

@@ -135,7 +135,7 @@ class RouterCore:
             return self._ask_held(fact.now_s)
         if worker is not None:
             pending.tried.add(worker.worker_id)
-            if worker.failed(fact.now_s, self.settings):
+            if fact.blame == "worker" and worker.failed(fact.now_s, self.settings):
                 self.counters.ejections += 1
         if not fact.retry:
             self._drop(pending)
@@ -145,6 +145,12 @@ class RouterCore:
             return [self._give_up(pending, 502, "worker_error", tried)]
         self.counters.retries += 1
         return [self._place(pending, fact.now_s, "retry"), *self._ask_held(fact.now_s)]
+
+    def explain(self, fact: Arrival) -> Choice | Reject | None:
+        """What would be decided for this request now; nothing is charged or remembered."""
+        self.ledger.advance(fact.now_s)
+        draw = draw_of(self._seed, self._serial)
+        return self._chooser.choose(Pending(fact, self._serial, draw), fact.now_s, "policy")
 
     # --- workers ----------------------------------------------------------------------------
 

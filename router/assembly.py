@@ -1,0 +1,126 @@
+"""The router's parts, built from a configuration and wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_network
+from pathlib import Path
+
+import aiohttp
+import zmq.asyncio
+from aiohttp import web
+
+from engine.wire.tokens import Tokenizer
+from policies.facts import Tick
+from policies.load import load
+from router.config import Config
+from router.config_load import reloadable
+from router.core.core import RouterCore
+from router.fleet_io.manager import FleetManager
+from router.fleet_io.member import FleetContext
+from router.http.admin_app import AdminApi
+from router.http.client_app import client_app
+from router.http.decisions import DecisionLog
+from router.http.inference import Inference
+from router.http.prompts import PromptReader
+from router.http.tenants import Tenants, read_keys
+from router.metrics import RouterMetrics
+from router.switchboard import Switchboard
+from router.terms import core_settings, fleet_terms, inference_terms
+from router.worker_spec import parse_worker_spec
+
+log = logging.getLogger(__name__)
+
+_TOKENIZER_THREADS = 2  # tokenizing holds no lock of Python's; two keep a long prompt from blocking
+
+
+class Router:
+    """All parts, wired. Lifetime: process."""
+
+    def __init__(self, config: Config, http: aiohttp.ClientSession) -> None:
+        self.config = config
+        core = RouterCore(load(config.policy), core_settings(config), config.seed)
+        self.switchboard = Switchboard(core, time.monotonic)
+        self.zmq = zmq.asyncio.Context()
+        self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._context = FleetContext(
+            http, self.zmq, time.monotonic, self.switchboard.tell, fleet_terms(config)
+        )
+        self.fleet = FleetManager(self._context, config.limits.workers)
+        self.switchboard.resync = self._resync
+        self.metrics = RouterMetrics(core, self.fleet)
+        decisions = DecisionLog()
+        prompts = PromptReader(_tokenizer(config), self._executor, time.time)
+        self.inference = Inference(
+            self.switchboard,
+            self.fleet,
+            prompts,
+            _tenants(config),
+            self.metrics,
+            decisions,
+            lambda: inference_terms(self.config),
+        )
+        self.admin = AdminApi(self.switchboard, self.fleet, self.inference, decisions, self.metrics)
+
+    def client_app(self) -> web.Application:
+        """The application of the client port."""
+        limit = self.config.limits.body_bytes
+        return client_app(self.inference, self.switchboard, self.fleet, self.metrics, limit)
+
+    def admin_app(self) -> web.Application:
+        """The application of the admin port."""
+        return self.admin.app(self.config.limits.body_bytes)
+
+    async def tick(self) -> None:
+        """Tell the core the time, for ever."""
+        core = self.switchboard.core
+        while True:
+            await asyncio.sleep(self.config.intervals.tick_s)
+            self.switchboard.tell(Tick(self.switchboard.clock()))
+            self.fleet.sweep(lambda worker_id: len(core.ledger.on_worker(worker_id)))
+
+    def apply(self, config: Config) -> list[str]:
+        """Take over a new configuration; returns what cannot change while running, and why.
+
+        Raises ValueError for a policy or a worker that cannot be used; nothing has changed then.
+        """
+        applied, refused = reloadable(self.config, config)
+        policy = load(config.policy)
+        specs = [parse_worker_spec(spec) for spec in config.workers]
+        if "policy" in applied:
+            self.switchboard.core.set_policy(policy)
+        if "workers" in applied:
+            self.fleet.reconcile(specs)
+        self._context.terms = fleet_terms(config)
+        self.config = config
+        log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
+        return [f"{key}: {reason}" for key, reason in refused.items()]
+
+    async def aclose(self) -> None:
+        """Stop following workers and free sockets and threads."""
+        await self.fleet.aclose()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.zmq.destroy(linger=0)
+
+    def _resync(self, worker_id: int, from_seq: int) -> None:
+        member = self.fleet.members.get(worker_id)
+        if member is not None and member.feed is not None:
+            member.feed.resync(from_seq)
+
+
+def _tokenizer(config: Config) -> Tokenizer | None:
+    if config.tokenizer is None:
+        return None
+    from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only
+
+    return HfTokenizer(Path(config.tokenizer))
+
+
+def _tenants(config: Config) -> Tenants:
+    path = config.api_keys_file
+    keys = None if path is None else read_keys(Path(path))
+    peers = tuple(ip_network(peer) for peer in config.trusted_peers)
+    return Tenants(keys, config.tenant_header, peers)

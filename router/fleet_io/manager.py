@@ -1,0 +1,104 @@
+"""The fleet: workers join, drain and leave; each is followed by one task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from policies.facts import WorkerChange
+from router.core.roster import TableFullError
+from router.fleet_io.member import FleetContext, Member
+from router.worker_spec import WorkerSpec
+
+log = logging.getLogger(__name__)
+
+
+class DuplicateWorkerError(Exception):
+    """The URL is in the fleet already."""
+
+
+class FleetManager:
+    """Lifetime: process. Ids count up and are never reused."""
+
+    def __init__(self, context: FleetContext, max_workers: int) -> None:
+        self._context = context
+        self._max_workers = max_workers
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._next_id = 0
+
+    @property
+    def members(self) -> dict[int, Member]:
+        """All members by id."""
+        return self._context.members
+
+    @property
+    def now_s(self) -> float:
+        """The router's clock."""
+        return self._context.clock()
+
+    def add(self, spec: WorkerSpec) -> Member:
+        """Begin to follow a worker. Raises DuplicateWorkerError or TableFullError."""
+        for member in self.members.values():
+            if member.spec.url == spec.url and not member.leaving:
+                raise DuplicateWorkerError(f"{spec.url} is worker {member.worker_id} already")
+        if len(self.members) >= self._max_workers:
+            raise TableFullError(f"all {self._max_workers} worker slots are taken (limits.workers)")
+        member = Member(self._next_id, spec, self._context)
+        self._next_id += 1
+        self.members[member.worker_id] = member
+        task = asyncio.create_task(member.run(), name=f"worker {member.worker_id}")
+        task.add_done_callback(_shout)
+        self._tasks[member.worker_id] = task
+        return member
+
+    def leave(self, member: Member) -> None:
+        """Drain it, and remove it once idle (`sweep`)."""
+        member.leaving = True
+        member.drain()
+
+    async def remove(self, member: Member) -> None:
+        """Remove it now: what runs there is cut off and retried elsewhere where possible."""
+        task = self._tasks.pop(member.worker_id, None)
+        if task is None:
+            return
+        del self.members[member.worker_id]
+        task.cancel()  # it tells the core nothing from here on
+        self._context.tell(WorkerChange(self._context.clock(), member.worker_id, "gone"))
+        await asyncio.wait([task])
+        await member.upstream.aclose()
+
+    def sweep(self, requests_of: Callable[[int], int]) -> None:
+        """Remove those that are leaving and have nothing left to do. Called on every tick."""
+        for member in list(self.members.values()):
+            if member.leaving and requests_of(member.worker_id) == 0:
+                closing = asyncio.create_task(self.remove(member))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    def reconcile(self, specs: Iterable[WorkerSpec]) -> None:
+        """Make the fleet match a reloaded configuration: add the new, drain the dropped."""
+        wanted = {spec.url: spec for spec in specs}
+        for member in list(self.members.values()):
+            if member.leaving:
+                continue
+            if wanted.get(member.spec.url) == member.spec:
+                del wanted[member.spec.url]
+            else:
+                self.leave(member)
+        for spec in wanted.values():
+            self.add(spec)
+
+    async def aclose(self) -> None:
+        """Stop following everybody."""
+        for member in list(self.members.values()):
+            await self.remove(member)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+
+def _shout(task: asyncio.Task[None]) -> None:
+    """A member's task only ends by being cancelled; anything else is a defect of ours."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("%s died", task.get_name(), exc_info=error)

@@ -1,0 +1,207 @@
+"""The admin port: workers, metrics, reasons. Loopback by default; never for clients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from router.core.actions import Reject
+from router.core.roster import TableFullError
+from router.fleet_io.manager import DuplicateWorkerError, FleetManager
+from router.fleet_io.member import Member
+from router.http.answers import errors_as_json, json_response
+from router.http.decisions import DecisionLog, Record
+from router.http.errors import ClientError
+from router.http.inference import Inference, explanation
+from router.metrics import RouterMetrics
+from router.switchboard import Switchboard
+from router.worker_spec import WorkerSpecError, worker_spec_of
+
+_SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
+
+
+class AdminApi:
+    """Handlers of the admin port. Lifetime: process."""
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        fleet: FleetManager,
+        inference: Inference,
+        decisions: DecisionLog,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._switchboard = switchboard
+        self._fleet = fleet
+        self._inference = inference
+        self._decisions = decisions
+        self._metrics = metrics
+
+    def app(self, body_bytes: int) -> web.Application:
+        """The application of the admin port."""
+        app = web.Application(
+            client_max_size=body_bytes, middlewares=[errors_as_json(lambda status: None)]
+        )
+        app.router.add_get("/workers", self.list_workers)
+        app.router.add_post("/workers", self.add_worker)
+        app.router.add_get("/workers/{id}", self.show_worker)
+        app.router.add_delete("/workers/{id}", self.remove_worker)
+        app.router.add_post("/workers/{id}/drain", self.drain_worker)
+        app.router.add_get("/explain", self.latest_decisions)
+        app.router.add_post("/explain", self.explain)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/health", self.health)
+        return app
+
+    async def list_workers(self, request: web.Request) -> web.StreamResponse:
+        """Every worker: who it is, what it does, what it holds."""
+        return json_response({"workers": [self._shown(m) for m in self._fleet.members.values()]})
+
+    async def show_worker(self, request: web.Request) -> web.StreamResponse:
+        """One worker."""
+        return json_response(self._shown(self._member(request)))
+
+    async def add_worker(self, request: web.Request) -> web.StreamResponse:
+        """Begin to follow a worker: a JSON string `URL,key=value...` or an object of the keys."""
+        wanted = await _json_of(request)
+        try:
+            member = self._fleet.add(worker_spec_of(wanted))
+        except WorkerSpecError as error:
+            raise ClientError(400, str(error), code="bad_worker") from error
+        except (DuplicateWorkerError, TableFullError) as error:
+            raise ClientError(409, str(error), code="worker_refused") from error
+        return json_response(self._shown(member), status=201)
+
+    async def drain_worker(self, request: web.Request) -> web.StreamResponse:
+        """Send it nothing new; what runs there finishes."""
+        member = self._member(request)
+        member.drain()
+        return json_response(self._shown(member))
+
+    async def remove_worker(self, request: web.Request) -> web.StreamResponse:
+        """Remove it once idle; with `?force=true` at once, what runs there being cut off."""
+        member = self._member(request)
+        force = request.query.get("force", "false")
+        if force not in ("true", "false"):
+            raise ClientError(400, "`force` must be true or false", "force")
+        if force == "true":
+            await self._fleet.remove(member)
+            return json_response({"id": member.worker_id, "state": "gone"})
+        self._fleet.leave(member)
+        return json_response(self._shown(member), status=202)
+
+    async def latest_decisions(self, request: web.Request) -> web.StreamResponse:
+        """The latest dispatches and their reasons, newest first: `?last=20`."""
+        text = request.query.get("last", str(_SHOWN_DEFAULT))
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _SHOWN_MAX):
+            raise ClientError(400, f"`last` must be 1..{_SHOWN_MAX}", "last")
+        shown = [_decision(record) for record in self._decisions.latest(int(text))]
+        return json_response({"decisions": shown})
+
+    async def explain(self, request: web.Request) -> web.StreamResponse:
+        """Where the request in the body would go now, and why. Nothing is sent or charged."""
+        body = await request.read()
+        path = request.query.get("path", "/v1/completions")
+        arrival, prompt = await self._inference.arrival(body, path, request.headers.get, None)
+        choice = self._switchboard.core.explain(arrival)
+        if choice is None:
+            return json_response({"held": True, "prompt_tokens": prompt.tokens})
+        if isinstance(choice, Reject):
+            raise ClientError(
+                choice.status if choice.status < 500 else 409, choice.message, code=choice.code
+            )
+        shown = explanation(choice.worker.worker_id, choice.decision)
+        return web.Response(body=shown, content_type="application/json")
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        """Prometheus text."""
+        return web.Response(
+            body=self._metrics.exposition(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        """The router itself is alive; with how many workers."""
+        now_s = self._switchboard.clock()
+        ready = sum(w.takes_requests(now_s) for w in self._switchboard.core.workers)
+        return json_response(
+            {"status": "ok", "ready_workers": ready, "workers": len(self._fleet.members)}
+        )
+
+    def _member(self, request: web.Request) -> Member:
+        text = request.match_info["id"]
+        known = text.isascii() and text.isdecimal() and len(text) < 10
+        member = self._fleet.members.get(int(text)) if known else None
+        if member is None:
+            ids = ", ".join(map(str, self._fleet.members)) or "none"
+            raise ClientError(404, f"there is no worker {text[:20]!r}; ids: {ids}")
+        return member
+
+    def _shown(self, member: Member) -> dict[str, Any]:
+        core = self._switchboard.core
+        worker = core.workers.get(member.worker_id)
+        now_s = self._switchboard.clock()
+        shown: dict[str, Any] = {
+            "id": member.worker_id,
+            "url": member.spec.url,
+            "state": "joining" if worker is None else worker.shown_state(now_s),
+            "leaving": member.leaving,
+            "trouble": member.trouble or None,
+            "open_connections": member.upstream.open_connections,
+        }
+        if worker is None or member.recognized is None:
+            return shown
+        columns, slot, facts = core.columns, worker.slot, worker.facts
+        core.ledger.advance(now_s)
+        return shown | {
+            "kind": member.recognized.kind,
+            "models": facts.models,
+            "role": facts.role,
+            "block_size": facts.block_size,
+            "kv_capacity_tokens": _number(facts.kv_capacity_tokens),
+            "max_model_tokens": facts.max_model_tokens,
+            "events": member.recognized.source and member.recognized.source.live,
+            "inflight_requests": int(columns.requests[slot]),
+            "waiting_requests": int(columns.waiting[slot]),
+            "queued_prefill_tokens": _number(
+                columns.charged_tokens[slot] - columns.drained_tokens[slot]
+            ),
+            "context_tokens": _number(columns.context_tokens[slot]),
+            "kv_used_tokens": _number(columns.kv_reported_tokens[slot]),
+            "load_age_s": _number(now_s - columns.report_s[slot]),
+            "prefill_tokens_per_s": _number(columns.prefill_tokens_per_s[slot]),
+            "step_s": _number(columns.step_s[slot]),
+            "resident_blocks": worker.kv.resident_blocks,
+            "kv_known": worker.kv.known,
+            "failures": worker.failures,
+        }
+
+
+def _number(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    value = float(value)
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def _decision(record: Record) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.json.decode(explanation(record.worker_id, record.decision))
+    return {
+        "now_s": record.now_s,
+        "request": record.request_id,
+        "model": record.model,
+        "session": record.session,
+        **shown,
+    }
+
+
+async def _json_of(request: web.Request) -> Any:
+    """The body as JSON. A page in a browser cannot send this content type across origins."""
+    if request.content_type != "application/json":
+        raise ClientError(415, "send Content-Type: application/json")
+    try:
+        return msgspec.json.decode(await request.read())
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ClientError(400, f"the body is not JSON: {error}") from error

@@ -1,0 +1,207 @@
+"""One inference request, from the client's bytes to the last byte of its answer.
+
+Read the body, learn its prompt's chain, ask the core, relay; on a worker's failure before the
+first byte ask again, as long as the core names another worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from policies.facts import Arrival
+from router.core.actions import Decision, Dispatch, Reject
+from router.fleet_io.manager import FleetManager
+from router.http.client_reply import ClientReply, upstream_request
+from router.http.decisions import DecisionLog
+from router.http.errors import ClientError, WorkerError, error_body, error_type
+from router.http.prompts import Prompt, PromptReader
+from router.http.relay.reply import Header, HeldReply, Outcome, Timeouts, Usage
+from router.http.scan import ScanLimits, Scanned, scan
+from router.http.tenants import Tenants
+from router.metrics import RouterMetrics
+from router.switchboard import Switchboard, Ticket
+
+EXPLAIN_HEADER = "x-warmroute-explain"
+WORKER_HEADER = b"x-warmroute-worker"
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceTerms:
+    """Bounds and times of inference requests. Lifetime: process, replaced on reload."""
+
+    scan: ScanLimits
+    timeouts: Timeouts
+    client_buffer_bytes: int
+    session_header: str
+    explain: bool  # clients may ask for the reasons of a decision
+
+
+class Inference:
+    """Handles every inference path. Lifetime: process."""
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        fleet: FleetManager,
+        prompts: PromptReader,
+        tenants: Tenants,
+        metrics: RouterMetrics,
+        decisions: DecisionLog,
+        terms: Callable[[], InferenceTerms],
+    ) -> None:
+        self._switchboard = switchboard
+        self._fleet = fleet
+        self._prompts = prompts
+        self._tenants = tenants
+        self._metrics = metrics
+        self._decisions = decisions
+        self._terms = terms
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request. Raises ClientError for what is the client's own fault."""
+        tenant = self._tenants.tenant_of(request)
+        body = await request.read()
+        arrival, _ = await self.arrival(body, request.path, request.headers.get, tenant)
+        with self._switchboard.ticket(arrival.request_id) as ticket:
+            ticket.arrive(arrival)
+            return await self._relay(request, body, arrival, ticket)
+
+    async def arrival(
+        self,
+        body: bytes,
+        path: str,
+        header: Callable[[str], str | None],
+        tenant: str | None,
+    ) -> tuple[Arrival, Prompt]:
+        """The request as the core takes it. Raises ClientError."""
+        terms = self._terms()
+        scanned = scan(body, path, terms.scan)
+        model = scanned.model or self._only_model()
+        sizes = self._switchboard.core.block_sizes(model)
+        prompt = await self._prompts.read(scanned, model, sizes)
+        session = header(terms.session_header) or scanned.session
+        if session is not None and len(session) > terms.scan.max_key_chars:
+            raise ClientError(400, f"{terms.session_header} is too long", code="string_too_long")
+        return self._arrival_of(scanned, prompt, model, session, tenant), prompt
+
+    def _arrival_of(
+        self, scanned: Scanned, prompt: Prompt, model: str, session: str | None, tenant: str | None
+    ) -> Arrival:
+        return Arrival(
+            now_s=self._switchboard.clock(),
+            request_id=self._switchboard.next_request_id(),
+            model=model,
+            prompt_tokens=prompt.tokens,
+            chains=prompt.chains,
+            approximate=prompt.approximate,
+            max_output_tokens=scanned.max_output_tokens,
+            session=session,
+            tenant=tenant,
+            priority=scanned.priority,
+            stream=scanned.stream,
+        )
+
+    def _only_model(self) -> str:
+        """A request may leave out the model where there is one only."""
+        models = self._switchboard.core.workers.models()
+        if len(models) == 1:
+            return models[0]
+        known = ", ".join(models) or "none yet"
+        raise ClientError(400, f"`model` is missing; this router serves: {known}", "model")
+
+    async def _relay(
+        self, request: web.Request, body: bytes, arrival: Arrival, ticket: Ticket
+    ) -> web.StreamResponse:
+        terms = self._terms()
+        explain = terms.explain and request.headers.get(EXPLAIN_HEADER) == "1"
+        held: HeldReply | None = None
+        while True:
+            action = await ticket.next_action()
+            if isinstance(action, Reject):
+                return await self._turned_away(request, action, held)
+            self._decisions.add(arrival, action)
+            member = self._fleet.members.get(action.worker_id)
+            if member is None:  # removed since the core chose it
+                ticket.fail("busy", retry=True, reason="worker removed")
+                continue
+            headers = _reply_headers(action, explain)
+            reply = ClientReply(request, terms.client_buffer_bytes, headers)
+            outcome = await member.upstream.send(
+                upstream_request(request, body),
+                reply,
+                terms.timeouts,
+                ticket.first_token if arrival.stream else None,
+                ticket.progress if arrival.stream else None,
+            )
+            self._metrics.outcome(arrival, action, outcome, self._switchboard.clock())
+            held = outcome.held or held
+            if not self._settle(ticket, outcome):
+                return reply
+
+    def _settle(self, ticket: Ticket, outcome: Outcome) -> bool:
+        """Tell the core how the dispatch ended; True when another action follows."""
+        error = outcome.error
+        if error is None:
+            usage = outcome.usage or Usage(completion_tokens=outcome.events or None)
+            ticket.finish(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            return False
+        if isinstance(error, WorkerError):
+            ticket.fail(
+                "busy" if error.kind == "busy" else "worker",
+                retry=outcome.retryable,
+                reason=error.kind,
+            )
+            return outcome.retryable
+        ticket.fail("client", retry=False, reason="client left")
+        return False
+
+    async def _turned_away(
+        self, request: web.Request, reject: Reject, held: HeldReply | None
+    ) -> web.StreamResponse:
+        """The core's refusal; where workers did answer with an error, the last of these."""
+        if held is not None and reject.code == "worker_error":
+            reply = ClientReply(request, self._terms().client_buffer_bytes)
+            held.deliver(reply)
+            return reply
+        headers = {}
+        if reject.retry_after_s is not None:
+            headers["Retry-After"] = str(max(math.ceil(reject.retry_after_s), 1))
+        kind = error_type(reject.status)
+        body = error_body(reject.message, kind, code=reject.code)
+        return web.Response(
+            status=reject.status, body=body, content_type="application/json", headers=headers
+        )
+
+
+def _reply_headers(action: Dispatch, explain: bool) -> tuple[Header, ...]:
+    worker: Header = (WORKER_HEADER, b"%d" % action.worker_id)
+    if not explain:
+        return (worker,)
+    return worker, (EXPLAIN_HEADER.encode(), explanation(action.worker_id, action.decision))
+
+
+def explanation(worker_id: int, decision: Decision) -> bytes:
+    """A decision as one line of JSON: worker, expected hits, cost of the best three."""
+    return msgspec.json.encode(
+        {
+            "worker": worker_id,
+            "policy": decision.policy,
+            "reason": decision.reason,
+            "expected_hit_tokens": decision.hit_tokens,
+            "prompt_tokens": decision.prompt_tokens,
+            "approximate": decision.approximate,
+            "best": [
+                {
+                    "worker": c.worker_id,
+                    "cost": c.cost if math.isfinite(c.cost) else None,
+                    "hit_tokens": c.hit_tokens,
+                }
+                for c in decision.candidates
+            ],
+        }
+    )

@@ -1,0 +1,112 @@
+"""From a request's body to chain hashes: exactly, where its tokens can be had, else by text.
+
+Token-id prompts are hashed as they are. Text and chats go through the model's own tokenizer and
+chat template where the operator gave them; otherwise, or where the template refuses, blocks of
+UTF-8 text stand in for blocks of tokens, four bytes for a token, and are marked approximate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from engine.wire import PromptError, chain_seed
+from engine.wire.tokens import Chat, Tokenizer
+from kvkernels import chain_hashes
+from policies.contract import Hashes
+from router.http.scan import Scanned, Tokens
+
+T = TypeVar("T")
+
+BYTES_A_TOKEN = 4  # of UTF-8 text, roughly, for English and code with today's vocabularies
+_INLINE_TOKENS = 1 << 15  # shorter chains are hashed at once: a thread would cost more
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the decision core takes it. Lifetime: request."""
+
+    tokens: int  # exact, or guessed from the text where `approximate`
+    chains: Mapping[int, Hashes]  # by block size
+    approximate: bool
+
+
+class PromptReader:
+    """Lifetime: process. `now_s` is the wall clock in seconds, for templates that ask the date."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, executor: Executor, now_s: Callable[[], float]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._executor = executor
+        self._now_s = now_s
+        self.template_refusals = 0  # chats the template could not render; read approximately
+
+    async def read(self, scanned: Scanned, model: str, block_sizes: Iterable[int]) -> Prompt:
+        """The prompt of a request to `model`, with one chain per block size of its pool.
+
+        Of a request with several prompts the first one places it.
+        """
+        tokens, total, approximate = await self._tokens(scanned)
+        text_mark = "text" if approximate else None
+        salt = scanned.cache_salt
+        seed = chain_seed(model, text_mark, salt)
+        sizes = sorted(set(block_sizes))
+        if len(tokens) <= _INLINE_TOKENS:
+            chains = _chains(tokens, sizes, seed)
+        else:
+            chains = await self._in_thread(lambda: _chains(tokens, sizes, seed))
+        return Prompt(total, chains, approximate)
+
+    async def _tokens(self, scanned: Scanned) -> tuple[Tokens, int, bool]:
+        """(tokens that place the request, tokens of all its prompts, whether they are guessed)."""
+        first = scanned.prompts[0] if scanned.prompts else None
+        if isinstance(first, np.ndarray):
+            return first, sum(len(prompt) for prompt in scanned.prompts), False
+        if self._tokenizer is not None:
+            try:
+                lists = await self._in_thread(lambda: self._encode(scanned))
+            except PromptError:
+                self.template_refusals += 1
+            else:
+                return np.array(lists[0], dtype=np.int32), sum(map(len, lists)), False
+        texts = [t for t in scanned.prompts if isinstance(t, str)] or [_conversation(scanned)]
+        blocks = [_text_tokens(text) for text in texts]
+        return blocks[0], sum(max(len(b), 1) for b in blocks), True
+
+    def _encode(self, scanned: Scanned) -> list[list[int]]:
+        assert self._tokenizer is not None
+        if scanned.prompts:
+            return [self._tokenizer.encode(t) for t in scanned.prompts if isinstance(t, str)]
+        chat = Chat(
+            messages=list(scanned.messages),
+            tools=scanned.tools,
+            add_generation_prompt=scanned.add_generation_prompt,
+            continue_final_message=scanned.continue_final_message,
+            chat_template_kwargs=scanned.chat_template_kwargs,
+        )
+        return [self._tokenizer.encode_chat(chat, self._now_s())]
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _chains(tokens: Tokens, block_sizes: Iterable[int], seed: int) -> dict[int, Hashes]:
+    return {size: chain_hashes(tokens, size, seed) for size in block_sizes}
+
+
+def _text_tokens(text: str) -> Tokens:
+    data = text.encode("utf-8", "surrogatepass")
+    return np.frombuffer(data, dtype="<i4", count=len(data) // BYTES_A_TOKEN)
+
+
+def _conversation(scanned: Scanned) -> str:
+    """A chat as one text in which an earlier turn is a prefix of the later one."""
+    tools = msgspec.json.encode(scanned.tools).decode() if scanned.tools else ""
+    return tools + "".join(msgspec.json.encode(message).decode() for message in scanned.messages)

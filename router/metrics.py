@@ -1,0 +1,215 @@
+"""What the router tells Prometheus.
+
+Counts that the core keeps anyway are read from it at scrape time; only times are recorded as
+they happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from policies.facts import Arrival
+from router.core.actions import Dispatch
+from router.core.core import RouterCore
+from router.fleet_io.manager import FleetManager
+from router.http.errors import WorkerError
+from router.http.relay.reply import Outcome
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+_GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
+
+
+class RouterMetrics:
+    """Lifetime: process."""
+
+    def __init__(self, core: RouterCore, fleet: FleetManager) -> None:
+        registry = CollectorRegistry()
+        registry.register(_CoreCollector(core, fleet))
+        self._registry = registry
+        self.replies = Counter(
+            "warmroute_replies",
+            "Replies of workers, by worker, status and kind of error",
+            ["worker", "status", "error"],
+            registry=registry,
+        )
+        self.reported_hit_tokens = Counter(
+            "warmroute_reported_hit_tokens",
+            "Prompt tokens that workers reported as cached, of replies that report usage",
+            registry=registry,
+        )
+        self.reported_prompt_tokens = Counter(
+            "warmroute_reported_prompt_tokens",
+            "Prompt tokens of replies that report cached tokens",
+            registry=registry,
+        )
+        self.client_errors = Counter(
+            "warmroute_client_errors",
+            "Requests refused as the client's fault, by status",
+            ["status"],
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "warmroute_time_to_first_token_seconds",
+            "From a request's arrival to the first byte of its streamed answer",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._gap = Histogram(
+            "warmroute_inter_token_seconds",
+            "Mean gap between the events of a streamed answer",
+            buckets=_GAP_SECONDS,
+            registry=registry,
+        )
+        self._e2e = Histogram(
+            "warmroute_request_seconds",
+            "From a request's arrival to the last byte of its answer",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def outcome(self, arrival: Arrival, action: Dispatch, outcome: Outcome, now_s: float) -> None:
+        """One dispatch ended."""
+        error = outcome.error
+        kind = error.kind if isinstance(error, WorkerError) else "client" if error else ""
+        status = "" if outcome.status is None else str(outcome.status)
+        self.replies.labels(str(action.worker_id), status, kind).inc()
+        usage = outcome.usage
+        if usage and usage.cached_tokens is not None and usage.prompt_tokens is not None:
+            self.reported_hit_tokens.inc(usage.cached_tokens)
+            self.reported_prompt_tokens.inc(usage.prompt_tokens)
+        if error is not None:
+            return
+        self._e2e.observe(max(now_s - arrival.now_s, 0.0))
+        if arrival.stream and outcome.first_byte_s is not None:
+            self._ttft.observe(max(outcome.first_byte_s - arrival.now_s, 0.0))
+            if outcome.last_byte_s is not None and outcome.events > 1:
+                span_s = outcome.last_byte_s - outcome.first_byte_s
+                self._gap.observe(max(span_s, 0.0) / (outcome.events - 1))
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)
+
+
+class _CoreCollector(Collector):
+    """Reads the core's own counts. Lifetime: process."""
+
+    def __init__(self, core: RouterCore, fleet: FleetManager) -> None:
+        self._core = core
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, as of now."""
+        yield from self._decisions()
+        yield from self._requests()
+        yield from self._index()
+        yield from self._workers()
+
+    def _decisions(self) -> Iterator[Metric]:
+        counters = self._core.counters
+        decisions = CounterMetricFamily(
+            "warmroute_decisions", "Dispatches by policy and reason", labels=["policy", "reason"]
+        )
+        for labels, count in counters.decisions.items():
+            decisions.add_metric(labels, count)
+        yield decisions
+        rejections = CounterMetricFamily(
+            "warmroute_rejections", "Requests turned away, by reason", labels=["code"]
+        )
+        for code, count in counters.rejections.items():
+            rejections.add_metric([code], count)
+        yield rejections
+        yield _counter(
+            "warmroute_expected_hit_tokens",
+            "Prompt tokens expected to be cached on the chosen worker",
+            counters.expected_hit_tokens,
+        )
+        yield _counter(
+            "warmroute_prompt_tokens", "Prompt tokens dispatched", counters.prompt_tokens
+        )
+        yield _counter("warmroute_holds", "Requests held at the router", counters.holds)
+        yield _counter("warmroute_retries", "Dispatches tried again elsewhere", counters.retries)
+        yield _counter("warmroute_ejections", "Workers put aside", counters.ejections)
+
+    def _requests(self) -> Iterator[Metric]:
+        core = self._core
+        yield _gauge(
+            "warmroute_inflight_requests", "Accepted, unfinished requests", core.inflight_requests
+        )
+        yield _gauge(
+            "warmroute_held_requests", "Requests waiting at the router", core.held_requests
+        )
+
+    def _index(self) -> Iterator[Metric]:
+        index = self._core.roster.index
+        yield _gauge("warmroute_index_blocks", "Distinct blocks in the index", len(index))
+        yield _gauge("warmroute_index_bytes", "Memory of the index", index.memory_bytes)
+        yield _counter(
+            "warmroute_index_evicted_blocks", "Blocks forgotten at the bound", index.evicted
+        )
+
+    def _workers(self) -> Iterator[Metric]:
+        core, columns = self._core, self._core.columns
+        gauges = {name: _per_worker(name, text) for name, text in _WORKER_GAUGES.items()}
+        events = CounterMetricFamily(
+            "warmroute_kv_events", "KV events of a worker, by kind", labels=["worker", "kind"]
+        )
+        up = GaugeMetricFamily(
+            "warmroute_worker_state", "1 for the state a worker is in", labels=["worker", "state"]
+        )
+        for member in self._fleet.members.values():
+            label = str(member.worker_id)
+            worker = core.workers.get(member.worker_id)
+            state = "joining" if worker is None else worker.shown_state(self._fleet.now_s)
+            up.add_metric([label, state], 1)
+            if member.feed is not None:
+                for kind in ("malformed_frames", "skipped_events", "replays", "snapshots"):
+                    events.add_metric([label, kind], getattr(member.feed.counters, kind))
+            if worker is None:
+                continue
+            slot = worker.slot
+            values = (
+                columns.requests[slot],
+                columns.charged_tokens[slot] - columns.drained_tokens[slot],
+                columns.context_tokens[slot],
+                columns.prefill_tokens_per_s[slot],
+                columns.step_s[slot],
+                worker.kv.resident_blocks,
+                1 if worker.kv.known else 0,
+            )
+            for gauge, value in zip(gauges.values(), values, strict=True):
+                gauge.add_metric([label], float(value))
+            counters = worker.kv.counters
+            for kind in ("batches", "stored_blocks", "removed_blocks", "clears", "gaps"):
+                events.add_metric([label, kind], getattr(counters, kind))
+            for kind in ("restarts", "duplicates", "orphans", "dropped_batches"):
+                events.add_metric([label, kind], getattr(counters, kind))
+        yield from (up, events, *gauges.values())
+
+
+_WORKER_GAUGES = {
+    "warmroute_worker_requests": "Requests dispatched to a worker and unfinished",
+    "warmroute_worker_queued_prefill_tokens": "Uncached prompt tokens a worker has yet to compute",
+    "warmroute_worker_context_tokens": "KV tokens of requests past their first token",
+    "warmroute_worker_prefill_tokens_per_second": "Calibrated prefill rate",
+    "warmroute_worker_step_seconds": "Calibrated time of one decode step",
+    "warmroute_worker_resident_blocks": "Blocks a worker is known to hold",
+    "warmroute_worker_kv_known": "1 while no KV event of the worker is missing",
+}
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _per_worker(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=["worker"])

@@ -1,0 +1,105 @@
+"""The router as a program: listens, announces itself, runs until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from ipaddress import ip_address
+
+import aiohttp
+from aiohttp import web
+
+from router.assembly import Router
+from router.config import Config
+from router.http.client_reply import SERVER_OPTIONS
+from router.worker_spec import parse_worker_spec
+
+log = logging.getLogger(__name__)
+
+
+async def serve(config: Config, read_config: Callable[[], Config]) -> None:
+    """Run the router until SIGTERM or SIGINT; `read_config` reads it anew on SIGHUP.
+
+    Raises OSError when an address cannot be bound, ValueError for a bad policy or key file.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        router = Router(config, http)
+        loop.add_signal_handler(signal.SIGHUP, lambda: _reload(router, read_config))
+        runners: list[web.AppRunner] = []
+        ticking = asyncio.create_task(router.tick(), name="tick")
+        try:
+            client = await _listen(router.client_app(), config.host, config.port, config, runners)
+            admin = await _listen(
+                router.admin_app(), config.admin_host, config.admin_port, config, runners
+            )
+            for spec in config.workers:
+                router.fleet.add(parse_worker_spec(spec))
+            _warn_of_exposure(config)
+            print(f"ready http://{client} admin=http://{admin}", flush=True)
+            await _until(stop, ticking)
+        finally:
+            log.info("stopping: no new requests; running ones get %g s", config.timeouts.shutdown_s)
+            for runner in runners:
+                await runner.cleanup()
+            ticking.cancel()
+            await asyncio.wait([ticking])
+            await router.aclose()
+
+
+async def _until(stop: asyncio.Event, ticking: asyncio.Task[None]) -> None:
+    """Return when told to stop; a tick that dies is a defect and ends the program."""
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopping, ticking], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if ticking.done():
+        ticking.result()
+
+
+async def _listen(
+    app: web.Application, host: str, port: int, config: Config, runners: list[web.AppRunner]
+) -> str:
+    """Serve `app`; returns the address it got, which matters for port 0."""
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=config.timeouts.shutdown_s,
+        keepalive_timeout=config.timeouts.keep_alive_s,
+        max_headers_size=config.limits.header_bytes,
+        **SERVER_OPTIONS,
+    )
+    await runner.setup()
+    runners.append(runner)
+    site = web.TCPSite(runner, host, port, backlog=1024)
+    await site.start()
+    bound = runner.addresses[0]
+    return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+
+
+def _reload(router: Router, read_config: Callable[[], Config]) -> None:
+    """A configuration that cannot be used changes nothing."""
+    try:
+        refused = router.apply(read_config())
+    except ValueError as error:
+        log.error("reload refused, the old configuration stays: %s", error)
+        return
+    for line in refused:
+        log.warning("not changed while running: %s", line)
+
+
+def _warn_of_exposure(config: Config) -> None:
+    try:
+        loopback = ip_address(config.admin_host).is_loopback
+    except ValueError:
+        loopback = config.admin_host == "localhost"
+    if not loopback:
+        log.warning(
+            "the admin port listens on %s, beyond loopback: whoever reaches it controls the router",
+            config.admin_host,
+        )

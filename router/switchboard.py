@@ -1,0 +1,159 @@
+"""Between the decision core and the shells: facts go in with the time, actions come out.
+
+Each request has a `Ticket`, where its actions arrive. Whatever happens to the request, closing
+the ticket tells the core its end exactly once, so no load is ever left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal
+
+from policies.facts import (
+    Arrival,
+    Fact,
+    Failure,
+    Finish,
+    FirstToken,
+    KvEvents,
+    LoadReport,
+    Progress,
+    ReplayEnd,
+    Tick,
+    WorkerChange,
+)
+from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Resync
+from router.core.core import RouterCore
+
+
+class Ticket:
+    """One request's line to the core; an async handler enters it. Lifetime: request."""
+
+    def __init__(self, switchboard: Switchboard, request_id: int) -> None:
+        self.request_id = request_id
+        self.open = True  # the core has not been told its end
+        self._switchboard = switchboard
+        self._actions: asyncio.Queue[Dispatch | Reject] = asyncio.Queue()
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The handler ended without an end of the request: its client left."""
+        if self.open:
+            self.fail("client", retry=False, reason="client left")
+        self._switchboard.forget(self)
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Bring the request before the core."""
+        self._switchboard.tell(arrival)
+
+    async def next_action(self) -> Dispatch | Reject:
+        """Where to send the request, or how to turn it away; waits while it is held."""
+        action = await self._actions.get()
+        if isinstance(action, Reject):
+            self.open = False
+        return action
+
+    def put(self, action: Dispatch | Reject) -> None:
+        """An action of the core for this request."""
+        self._actions.put_nowait(action)
+
+    def first_token(self, now_s: float) -> None:
+        """The answer began."""
+        self._switchboard.tell(FirstToken(now_s, self.request_id))
+
+    def progress(self, now_s: float, output_tokens: int) -> None:
+        """The answer grew."""
+        self._switchboard.tell(Progress(now_s, self.request_id, output_tokens))
+
+    def finish(
+        self, prompt_tokens: int | None, cached_tokens: int | None, output_tokens: int | None
+    ) -> None:
+        """The answer is complete."""
+        self.open = False
+        now_s = self._switchboard.clock()
+        self._switchboard.tell(
+            Finish(now_s, self.request_id, prompt_tokens, cached_tokens, output_tokens)
+        )
+
+    def fail(self, blame: Literal["client", "worker", "busy"], *, retry: bool, reason: str) -> None:
+        """The dispatch ended without an answer; with `retry` another action follows."""
+        self.open = retry
+        now_s = self._switchboard.clock()
+        self._switchboard.tell(Failure(now_s, self.request_id, blame, retry, reason))
+
+
+class Switchboard:
+    """Lifetime: process. One event loop tells it everything, so the core needs no lock."""
+
+    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
+        self.core = core
+        self.clock = clock
+        self._tickets: dict[int, Ticket] = {}
+        self._next_request_id = 0
+        self.resync: Callable[[int, int], None] = lambda worker_id, from_seq: None
+
+    def next_request_id(self) -> int:
+        """A number no other request has."""
+        request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
+        return request_id
+
+    def ticket(self, request_id: int) -> Ticket:
+        """A new request's line to the core."""
+        ticket = Ticket(self, request_id)
+        self._tickets[request_id] = ticket
+        return ticket
+
+    def forget(self, ticket: Ticket) -> None:
+        """The request is over."""
+        self._tickets.pop(ticket.request_id, None)
+
+    def tell(self, fact: Fact) -> None:
+        """Give the core a fact and carry out what it asks for."""
+        for action in self._take(fact):
+            self._do(action)
+
+    def _take(self, fact: Fact) -> list[Action]:
+        core = self.core
+        match fact:
+            case Arrival():
+                return core.on_arrival(fact)
+            case FirstToken():
+                return core.on_first_token(fact)
+            case Progress():
+                return core.on_progress(fact)
+            case Finish():
+                return core.on_finish(fact)
+            case Failure():
+                return core.on_failure(fact)
+            case LoadReport():
+                return core.on_load_report(fact)
+            case KvEvents():
+                return core.on_kv_events(fact)
+            case ReplayEnd():
+                return core.on_replay_end(fact)
+            case WorkerChange():
+                return core.on_worker(fact)
+            case Tick():
+                return core.on_tick(fact)
+            case _:
+                raise TypeError(f"not a fact the core takes from outside: {fact!r}")
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Dispatch() | Reject():
+                self._tickets[action.request_id].put(action)
+            case Resync():
+                self.resync(action.worker_id, action.from_seq)
+            case Hold():
+                pass  # the ticket waits; another action will come
+            case Cancel():
+                pass  # the worker's connections are closed with it (fleet_io.manager)

@@ -1,0 +1,343 @@
+"""The decision core: choose and charge, release once, retry, hold, eject, determinism."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from policies.contract import FleetView, RequestView
+from policies.facts import Failure, Finish, FirstToken, LoadReport, Progress, Tick, WorkerChange
+from policies.load import load
+from router.core.actions import Cancel, Dispatch, Hold, Reject
+from tests.router.core_world import BLOCK, World, stored
+
+
+def never(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
+    """A policy that holds everything."""
+    return np.full(len(fleet), np.inf)
+
+
+def below_two(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
+    """At most one request a worker."""
+    return np.where(fleet.requests < 1, fleet.requests.astype(float), np.inf)
+
+
+HOLD = f"{__name__}:never"
+ONE_EACH = f"{__name__}:below_two"
+
+
+def test_a_request_goes_where_its_prefix_is() -> None:
+    world = World(policy="kv_prefix")
+    world.events(1, 0, stored([1, 2, 3]))
+    (action,) = world.core.on_arrival(world.arrival([1, 2, 3, 4]))
+    assert isinstance(action, Dispatch)
+    assert action.worker_id == 1
+    assert action.decision.hit_tokens == 3 * BLOCK
+    assert [c.worker_id for c in action.decision.candidates][0] == 1
+    assert len(action.decision.candidates) == 3
+
+
+def test_a_sibling_sees_the_first_ones_choice_before_any_event() -> None:
+    world = World(policy="kv_prefix")
+    (first,) = world.core.on_arrival(world.arrival([1, 2, 3]))
+    (second,) = world.core.on_arrival(world.arrival([1, 2, 9]))
+    assert second.worker_id == first.worker_id
+    assert second.decision.hit_tokens == 2 * BLOCK
+
+
+def test_what_nobody_confirms_is_forgotten() -> None:
+    world = World(policy="kv_prefix", speculative_s=10.0)
+    world.core.on_arrival(world.arrival([1, 2, 3]))
+    for _ in range(25):
+        world.now_s += 0.5
+        world.core.on_tick(Tick(world.now_s))
+    (later,) = world.core.on_arrival(world.arrival([1, 2, 3]))
+    assert later.decision.hit_tokens == 0
+
+
+def test_text_blocks_are_believed_for_longer() -> None:
+    world = World(policy="kv_prefix", speculative_s=10.0, approximate_s=300.0)
+    world.core.on_arrival(world.arrival([1, 2, 3], approximate=True))
+    world.now_s = 60.0
+    world.core.on_tick(Tick(world.now_s))
+    (later,) = world.core.on_arrival(world.arrival([1, 2, 3], approximate=True))
+    assert later.decision.hit_tokens == 3 * BLOCK - 1  # one token is always computed
+
+
+def test_choosing_charges_at_once() -> None:
+    world = World(workers=2, policy="least_requests")
+    chosen = [world.core.on_arrival(world.arrival([i]))[0].worker_id for i in range(6)]
+    assert sorted(chosen) == [0, 0, 0, 1, 1, 1]
+
+
+def test_first_token_and_finish_move_and_release_the_charge() -> None:
+    world = World(workers=1)
+    arrival = world.arrival([1, 2, 3])
+    world.core.on_arrival(arrival)
+    columns = world.core.columns
+    assert (columns.requests[0], columns.waiting[0]) == (1, 1)
+    world.core.on_first_token(FirstToken(0.1, arrival.request_id))
+    assert (columns.waiting[0], columns.context_tokens[0]) == (0, 3 * BLOCK)
+    world.core.on_progress(Progress(0.2, arrival.request_id, 5))
+    assert columns.context_tokens[0] == 3 * BLOCK + 5
+    world.core.on_finish(Finish(0.3, arrival.request_id, output_tokens=6))
+    assert (columns.requests[0], columns.context_tokens[0]) == (0, 0)
+    assert world.core.inflight_requests == 0
+
+
+def test_an_answer_that_does_not_stream_leaves_the_queue_when_the_model_says_so() -> None:
+    world = World(workers=1)
+    world.core.on_arrival(world.arrival([1, 2, 3], stream=False))
+    world.core.on_tick(Tick(10.0))
+    assert (world.core.columns.requests[0], world.core.columns.waiting[0]) == (1, 0)
+
+
+def test_a_failed_dispatch_is_tried_on_every_other_worker_and_then_given_up() -> None:
+    world = World(workers=3, max_attempts=3, ejection_failures=100)
+    arrival = world.arrival([1])
+    (action,) = world.core.on_arrival(arrival)
+    seen = [action.worker_id]
+    for _ in range(2):
+        (action,) = world.core.on_failure(
+            Failure(0.0, arrival.request_id, "worker", retry=True, reason="connect")
+        )
+        assert isinstance(action, Dispatch)
+        seen.append(action.worker_id)
+    assert sorted(seen) == [0, 1, 2]
+    (action,) = world.core.on_failure(
+        Failure(0.0, arrival.request_id, "worker", retry=True, reason="connect")
+    )
+    assert isinstance(action, Reject)
+    assert action.status == 502
+    assert world.core.inflight_requests == 0
+
+
+def test_workers_that_keep_failing_are_put_aside_and_come_back() -> None:
+    world = World(workers=2, policy="round_robin", ejection_failures=2, recover_s=2.0)
+    worker = world.core.workers.get(0)
+    for _ in range(2):
+        worker.failed(world.now_s, world.core.settings)
+    chosen = {world.core.on_arrival(world.arrival([i]))[0].worker_id for i in range(6)}
+    assert chosen == {1}
+    world.now_s = 2.1
+    chosen = {world.core.on_arrival(world.arrival([i]))[0].worker_id for i in range(6)}
+    assert chosen == {0, 1}
+
+
+def test_a_client_that_leaves_costs_the_worker_no_reputation() -> None:
+    world = World(workers=1, ejection_failures=1)
+    arrival = world.arrival([1])
+    world.core.on_arrival(arrival)
+    world.core.on_failure(Failure(0.0, arrival.request_id, "client"))
+    assert world.core.workers.get(0).takes_requests(0.0)
+    assert world.core.columns.requests[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"model": "other"}, 404, "this router serves: m"),
+        ({"prompt_tokens": 500}, 400, "500 tokens"),
+    ],
+)
+def test_requests_that_no_worker_can_serve_are_refused_with_the_reason(
+    change: dict, status: int, words: str
+) -> None:
+    world = World(workers=0)
+    world.join(0, max_model_tokens=100)
+    (action,) = world.core.on_arrival(world.arrival([1], **change))
+    assert isinstance(action, Reject)
+    assert action.status == status
+    assert words in action.message
+
+
+def test_with_all_workers_down_clients_are_told_when_to_come_back() -> None:
+    world = World(workers=2)
+    for worker_id in (0, 1):
+        world.core.on_worker(WorkerChange(0.0, worker_id, "down"))
+    (action,) = world.core.on_arrival(world.arrival([1]))
+    assert isinstance(action, Reject)
+    assert (action.status, action.retry_after_s) == (503, 1.0)
+
+
+def test_held_requests_are_asked_again_in_order_when_room_appears() -> None:
+    world = World(workers=1, policy=ONE_EACH)
+    first, low, high = (world.arrival([i], priority=p) for i, p in ((1, 0), (2, 5), (3, -5)))
+    assert isinstance(world.core.on_arrival(first)[0], Dispatch)
+    assert isinstance(world.core.on_arrival(low)[0], Hold)
+    assert isinstance(world.core.on_arrival(high)[0], Hold)
+    (action,) = world.core.on_finish(Finish(1.0, first.request_id))
+    assert isinstance(action, Dispatch)
+    assert action.request_id == high.request_id
+    assert action.decision.reason == "held"
+    assert world.core.held_requests == 1
+
+
+def test_holding_is_bounded_in_number_and_time() -> None:
+    world = World(policy=HOLD, hold_requests=2, hold_s=5.0)
+    actions = [world.core.on_arrival(world.arrival([i]))[0] for i in range(3)]
+    assert [type(a) for a in actions] == [Hold, Hold, Reject]
+    assert actions[2].code == "hold_queue_full"
+    late = world.core.on_tick(Tick(6.0))
+    assert [a.code for a in late] == ["hold_timeout", "hold_timeout"]
+    assert world.core.inflight_requests == 0
+
+
+def test_the_request_limit_turns_away_with_a_reason() -> None:
+    world = World(inflight_requests=1)
+    world.core.on_arrival(world.arrival([1]))
+    (action,) = world.core.on_arrival(world.arrival([2]))
+    assert isinstance(action, Reject)
+    assert action.code == "router_full"
+
+
+def test_removing_a_worker_cancels_its_requests_and_frees_its_slot() -> None:
+    world = World(workers=1)
+    arrival = world.arrival([1])
+    world.core.on_arrival(arrival)
+    actions = world.core.on_worker(WorkerChange(0.0, 0, "gone"))
+    assert actions == [Cancel(arrival.request_id, 0, "worker removed")]
+    world.join(9)
+    assert world.core.columns.requests[0] == 0
+    (again,) = world.core.on_failure(
+        Failure(0.0, arrival.request_id, "worker", retry=True, reason="early_close")
+    )
+    assert isinstance(again, Dispatch)
+    assert again.worker_id == 9
+
+
+def test_others_load_counts_until_its_report_is_stale() -> None:
+    world = World(workers=2, policy="least_requests", signal_stale_s=5.0)
+    world.core.on_load_report(LoadReport(0.0, 0, running=7, waiting=1, kv_used_tokens=10.0))
+    assert world.core.on_arrival(world.arrival([1]))[0].worker_id == 1
+    assert world.core.on_arrival(world.arrival([2]))[0].worker_id == 1
+    world.now_s = 6.0
+    assert world.core.on_arrival(world.arrival([3]))[0].worker_id == 0
+
+
+def test_own_requests_in_a_report_are_not_counted_twice() -> None:
+    world = World(workers=1)
+    arrival = world.arrival([1])
+    world.core.on_arrival(arrival)
+    world.core.on_first_token(FirstToken(0.1, arrival.request_id))
+    # The report was taken before the first token: there the request still waits.
+    world.core.on_load_report(LoadReport(0.2, 0, running=0, waiting=1, kv_used_tokens=0.0))
+    assert world.core.columns.foreign_running[0] == 0
+    assert world.core.columns.foreign_waiting[0] == 0
+
+
+def test_explaining_changes_nothing() -> None:
+    world = World()
+    before = world.core.columns.requests.copy()
+    choice = world.core.explain(world.arrival([1, 2]))
+    assert choice is not None
+    assert not isinstance(choice, Reject)
+    assert (world.core.columns.requests == before).all()
+    assert world.core.inflight_requests == 0
+    assert world.core.on_arrival(world.arrival([1, 2]))[0].worker_id == choice.worker.worker_id
+
+
+def _replayed(policy: str) -> list[object]:
+    world = World(workers=4, policy=policy)
+    log: list[object] = []
+    for i in range(60):
+        world.now_s = i * 0.05
+        arrival = world.arrival([i % 3, i % 5, i])
+        log += world.core.on_arrival(arrival)
+        if i % 3 == 0:
+            log += world.core.on_finish(Finish(world.now_s, arrival.request_id))
+    return log
+
+
+@pytest.mark.parametrize("policy", ["hybrid", "power_of_two", "random", "hybrid?temperature=0.5"])
+def test_the_same_facts_and_seed_give_the_same_actions(policy: str) -> None:
+    assert _replayed(policy) == _replayed(policy)
+
+
+def test_a_policy_can_be_changed_while_requests_run() -> None:
+    world = World(policy="round_robin")
+    world.core.on_arrival(world.arrival([1]))
+    world.core.set_policy(load("kv_load"))
+    (action,) = world.core.on_arrival(world.arrival([2]))
+    assert action.decision.policy == "kv_load"
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Any sequence of facts: sums equal what is open, and all is zero when all has ended."""
+
+    @initialize()
+    def start(self) -> None:
+        self.world = World(workers=3, hold_requests=4, inflight_requests=12, ejection_failures=2)
+        self.open: set[int] = set()
+
+    def _tell(self, actions: list) -> None:
+        for action in actions:
+            if isinstance(action, Reject):
+                self.open.discard(action.request_id)
+
+    @rule(blocks=st.lists(st.integers(0, 3), min_size=1, max_size=6), stream=st.booleans())
+    def arrive(self, blocks: list[int], stream: bool) -> None:
+        arrival = self.world.arrival(blocks, stream=stream)
+        self.open.add(arrival.request_id)
+        self._tell(self.world.core.on_arrival(arrival))
+
+    @rule(data=st.data(), tokens=st.integers(1, 50))
+    def progress(self, data: st.DataObject, tokens: int) -> None:
+        if self.open:
+            request_id = data.draw(st.sampled_from(sorted(self.open)))
+            self.world.core.on_first_token(FirstToken(self.world.now_s, request_id))
+            self.world.core.on_progress(Progress(self.world.now_s, request_id, tokens))
+
+    @rule(data=st.data(), how=st.sampled_from(["finish", "client", "worker", "retry", "busy"]))
+    def end(self, data: st.DataObject, how: str) -> None:
+        if not self.open:
+            return
+        request_id = data.draw(st.sampled_from(sorted(self.open)))
+        core, now_s = self.world.core, self.world.now_s
+        if how == "finish":
+            self.open.discard(request_id)
+            self._tell(core.on_finish(Finish(now_s, request_id)))
+            self._tell(core.on_finish(Finish(now_s, request_id)))  # told twice: released once
+            return
+        blame = "worker" if how == "retry" else how
+        if how != "retry":
+            self.open.discard(request_id)
+        self._tell(core.on_failure(Failure(now_s, request_id, blame, retry=how == "retry")))
+
+    @rule(worker_id=st.integers(0, 2), state=st.sampled_from(["down", "ready", "draining", "gone"]))
+    def change(self, worker_id: int, state: str) -> None:
+        self._tell(self.world.core.on_worker(WorkerChange(self.world.now_s, worker_id, state)))
+        if self.world.core.workers.get(worker_id) is None:
+            self.world.join(worker_id)
+
+    @rule(elapsed_s=st.floats(0.0, 3.0))
+    def wait(self, elapsed_s: float) -> None:
+        self.world.now_s += elapsed_s
+        self._tell(self.world.core.on_tick(Tick(self.world.now_s)))
+
+    @invariant()
+    def sums_agree(self) -> None:
+        core, columns = self.world.core, self.world.core.columns
+        assert core.inflight_requests == len(self.open)
+        assert columns.requests.sum() == len(core.ledger)
+        assert (columns.waiting >= 0).all()
+        assert (columns.waiting <= columns.requests).all()
+        assert (columns.context_tokens >= 0).all()
+        assert (columns.drained_tokens <= columns.charged_tokens + 1e-6).all()
+
+    def teardown(self) -> None:
+        for request_id in sorted(self.open):
+            self.world.core.on_failure(Failure(self.world.now_s, request_id, "client"))
+        core, columns = self.world.core, self.world.core.columns
+        assert core.inflight_requests == core.held_requests == len(core.ledger) == 0
+        assert not columns.requests.any()
+        assert not columns.waiting.any()
+        assert not columns.context_tokens.any()
+        np.testing.assert_allclose(columns.charged_tokens, columns.drained_tokens)
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=60, deadline=None)
+TestLedger = LedgerMachine.TestCase

@@ -1,0 +1,171 @@
+"""KV events: order, gaps, replays, snapshots, restarts, orphans."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.facts import Cleared, ReplayEnd
+from router.core.actions import Resync
+from tests.router.core_world import World, removed, stored
+
+
+def test_stored_blocks_are_found_and_removed_ones_are_not() -> None:
+    world = World()
+    world.events(0, 0, stored([1, 2, 3]))
+    world.events(1, 0, stored([1, 2]))
+    assert world.hits([1, 2, 3, 4]) == [3, 2, 0]
+    world.events(0, 1, removed([1, 2, 3]))
+    assert world.hits([1, 2, 3, 4]) == [2, 2, 0]
+    world.events(0, 2, Cleared())
+    assert world.hits([1, 2, 3, 4]) == [0, 2, 0]
+
+
+def test_a_hole_that_is_filled_again_gives_the_exact_answer() -> None:
+    world = World(workers=1)
+    world.events(0, 0, stored([1, 2, 3, 4]))
+    world.events(0, 1, removed([1, 2]))
+    assert world.hits([1, 2, 3, 4]) == [1]
+    world.events(0, 2, stored([1, 2], after=1))
+    assert world.hits([1, 2, 3, 4]) == [4]
+
+
+def test_a_child_before_its_parent_waits_for_it() -> None:
+    world = World(workers=1)
+    world.events(0, 0, stored([1, 2, 3], after=2), stored([1, 2], after=1))
+    assert world.hits([1, 2, 3]) == [0]
+    world.events(0, 1, stored([1]))
+    assert world.hits([1, 2, 3]) == [3]
+    assert world.core.workers.get(0).kv.parked_blocks == 0
+
+
+def test_an_orphan_evicted_before_its_parent_came_stays_dead() -> None:
+    world = World(workers=1)
+    world.events(0, 0, stored([1, 2, 3], after=1))
+    world.events(0, 1, removed([1, 2, 3]))
+    world.events(0, 2, stored([1]))
+    assert world.hits([1, 2, 3]) == [2]
+
+
+def test_parked_blocks_are_bounded() -> None:
+    world = World(workers=1, parked_blocks=3)
+    world.events(0, 0, stored([1, 2, 3], after=1), stored([5, 6, 7], after=1))
+    kv = world.core.workers.get(0).kv
+    assert (kv.parked_blocks, kv.counters.skipped_events) == (2, 1)
+
+
+def test_a_gap_asks_for_a_replay_and_keeps_what_comes_meanwhile() -> None:
+    world = World(workers=1)
+    world.events(0, 0, stored([1]))
+    assert world.events(0, 3, removed([1, 2])) == [Resync(0, 1)]
+    assert world.events(0, 4, stored([9])) == []  # asked already
+    kv = world.core.workers.get(0).kv
+    assert not kv.known
+    world.events(0, 1, stored([1, 2], after=1), source="replay")
+    world.events(0, 2, stored([1, 2, 3], after=2), source="replay")
+    assert kv.known
+    assert world.hits([1, 2, 3]) == [1]  # block 2 went in batch 3, after it was stored in 1
+    assert world.hits([9]) == [1]
+    world.events(0, 3, removed([1, 2]), source="replay")
+    assert kv.counters.duplicates == 1
+
+
+def test_a_gap_nobody_can_fill_drops_what_was_known_until_it_has_turned_over() -> None:
+    world = World(workers=0)
+    world.join(0, kv_capacity_tokens=16.0)  # four blocks
+    world.events(0, 0, stored([1, 2]))
+    assert world.events(0, 5, stored([7])) == [Resync(0, 1)]
+    world.core.on_replay_end(ReplayEnd(1.0, 0, answered=False))
+    kv = world.core.workers.get(0).kv
+    assert (kv.known, world.hits([1, 2]), world.hits([7])) == (False, [0], [1])
+    assert world.core.columns.hits_unknown[world.core.workers.get(0).slot]
+    world.events(0, 6, stored([20, 21, 22]))
+    assert kv.known
+    assert not world.core.columns.hits_unknown[world.core.workers.get(0).slot]
+
+
+def test_a_late_joiner_takes_a_snapshot_and_what_follows_it() -> None:
+    world = World(workers=1)
+    assert world.events(0, 41, stored([5])) == [Resync(0, 0)]
+    world.events(0, 42, stored([6]))
+    world.events(0, 41, stored([1, 2]), stored([5]), source="snapshot")
+    kv = world.core.workers.get(0).kv
+    assert kv.known
+    assert (world.hits([1, 2]), world.hits([5]), world.hits([6])) == ([2], [1], [1])
+
+
+def test_a_worker_that_never_published_is_known_to_be_empty() -> None:
+    world = World(workers=1)
+    world.events(0, -1, source="snapshot")
+    assert world.core.workers.get(0).kv.known
+    other = World(workers=1)
+    other.core.on_replay_end(ReplayEnd(0.0, 0, answered=True))
+    assert other.core.workers.get(0).kv.known
+
+
+def test_a_restarted_publisher_starts_from_an_empty_cache() -> None:
+    world = World(workers=1)
+    world.events(0, 0, stored([1]))
+    world.events(0, 1, stored([2]))
+    world.events(0, 0, stored([3]))
+    assert (world.hits([1]), world.hits([2]), world.hits([3])) == ([0], [0], [1])
+    assert world.core.workers.get(0).kv.counters.restarts == 1
+
+
+def test_the_backlog_is_bounded() -> None:
+    world = World(workers=1, backlog_batches=2)
+    for seq in range(5, 10):
+        world.events(0, seq, stored([seq]))
+    kv = world.core.workers.get(0).kv
+    assert kv.counters.dropped_batches == 3
+    world.core.on_replay_end(ReplayEnd(0.0, 0, answered=True))
+    assert (world.hits([8]), world.hits([9])) == ([1], [1])
+
+
+def test_foreign_block_sizes_and_other_tiers_are_counted_not_indexed() -> None:
+    world = World(workers=1)
+    event = stored([1])
+    partial = type(event)(event.hashes, None, event.tokens[:2], 2)
+    on_host = type(event)(event.hashes, None, event.tokens, event.block_size, tier="host")
+    world.events(0, 0, partial, on_host)
+    assert world.hits([1]) == [0]
+    assert world.core.workers.get(0).kv.counters.skipped_events == 2
+
+
+_history = st.lists(
+    st.tuples(st.sampled_from(["store", "evict"]), st.integers(0, 3), st.integers(1, 5)),
+    max_size=30,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(history=_history, lost=st.sets(st.integers(0, 29)))
+def test_whatever_is_lost_a_replay_makes_it_exact(history, lost) -> None:
+    """Publish a random history, lose some batches, replay: membership equals the truth."""
+    truth: set[tuple[int, ...]] = set()
+    batches = []
+    for kind, family, depth in history:
+        chain = [family * 10 + i for i in range(depth)]
+        held = max((d for d in range(1, depth + 1) if tuple(chain[:d]) in truth), default=0)
+        if kind == "store" and held < depth:
+            truth |= {tuple(chain[: d + 1]) for d in range(held, depth)}
+            batches.append((stored(chain, after=held),))
+        elif kind == "evict" and tuple(chain) in truth:
+            truth.discard(tuple(chain))
+            batches.append((removed(chain),))
+    batches.append(())  # never lost: it shows that batches before it are missing
+    world = World(workers=1)
+    for seq, events in enumerate(batches):
+        if seq in lost and seq < len(batches) - 1:
+            continue
+        for resync in world.events(0, seq, *events):
+            for missed in range(resync.from_seq, seq):
+                world.events(0, missed, *batches[missed], source="replay")
+            world.core.on_replay_end(ReplayEnd(0.0, 0, answered=True))
+    assert world.core.workers.get(0).kv.known
+    for family in range(4):
+        chain = [family * 10 + i for i in range(5)]
+        expected = 0
+        while expected < 5 and tuple(chain[: expected + 1]) in truth:
+            expected += 1
+        assert world.hits(chain) == [expected], (family, batches)
