@@ -51,6 +51,7 @@ class Request:
     chain: list[int] = field(default_factory=list)
 
     arrival_s: float = 0.0  # when it was added
+    token_limit: int = 0  # prompt and output together, set when it is added
     started_s: float | None = None  # when it was first admitted
     first_token_s: float | None = None
     state: State = State.WAITING

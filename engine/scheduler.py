@@ -10,14 +10,22 @@ queue is sorted once, on entry, and nothing can stay in it for ever.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from operator import attrgetter
 
 from engine.block_pool import BlockPool
 from engine.request import FinishReason, Reason, Request, State
 from engine.scheduler_blocks import RequestBlocks
-from engine.scheduler_types import Chunk, Output, Refusal, Refused, SchedulerSettings, Step
+from engine.scheduler_types import (
+    Chunk,
+    Output,
+    Refusal,
+    Refused,
+    SchedulerSettings,
+    Step,
+    refuse_hopeless,
+)
 
 __all__ = [
     "Chunk",
@@ -80,10 +88,13 @@ class Scheduler:
         """Queue a new request. Raises Refused, or ValueError for an id that is still in use."""
         if request.request_id in self.requests:
             raise ValueError(f"request id {request.request_id} is in use")
-        self._refuse_hopeless(request)
+        refuse_hopeless(request, self.settings, self.max_sequence_tokens)
         if len(self._waiting) >= self.settings.max_queue:
             raise Refused("queue_full", f"{len(self._waiting)} requests wait (max_queue); retry")
         request.arrival_s = now_s
+        request.token_limit = min(
+            request.prompt_tokens + request.max_output_tokens, self.max_sequence_tokens
+        )
         request.extend_chain(request.prompt_tokens // self.pool.block_size, self.pool.block_size)
         aged = request.priority * self.settings.ageing_s + now_s
         request.queue_key = (1, aged, self._serial)
@@ -129,52 +140,37 @@ class Scheduler:
             raise ValueError(f"step {step.number} is not the one in flight")
         self._step = None
         outputs: list[Output] = []
+        block_size = self.pool.block_size
         for request in step.decodes:
             if request.state is State.RUNNING:
                 request.computed_tokens += 1
+                if not request.computed_tokens % block_size:
+                    self._blocks.publish(request)
                 outputs.append(self._take_token(request, tokens[request.request_id], now_s))
         for request, start, count in step.chunks:
             if request.state is State.RUNNING:
                 request.computed_tokens = start + count
-                if request.is_prefilling:
-                    self._blocks.publish(request)
-                else:
+                self._blocks.publish(request)
+                if not request.is_prefilling:
                     outputs.append(self._take_token(request, tokens[request.request_id], now_s))
         return outputs
 
-    def _refuse_hopeless(self, request: Request) -> None:
-        prompt_tokens, limit = request.prompt_tokens, self.max_sequence_tokens
-        if not prompt_tokens:
-            raise Refused("empty_prompt", "the prompt has no tokens")
-        if request.max_output_tokens < 1:
-            raise Refused("no_output", "max_output_tokens must be at least 1")
-        if prompt_tokens + 1 > self.settings.max_model_tokens:
-            raise Refused(
-                "too_long",
-                f"the prompt has {prompt_tokens} tokens; this model takes at most "
-                f"{self.settings.max_model_tokens}, the output's included",
-            )
-        if prompt_tokens + 1 > limit:
-            raise Refused(
-                "kv_capacity",
-                f"the prompt has {prompt_tokens} tokens; the KV cache holds {limit}",
-            )
-
     def _schedule_decodes(self, step: Step) -> None:
         """Every running request past its prefill gets one token, or makes room for others."""
-        context_tokens = 0
+        context_tokens, block_size = 0, self.pool.block_size
         # The list may shrink from its end while it is walked: victims are the last in order,
         # so a request that already has its place in the step is never taken.
         for request in self._running:
-            if request.computed_tokens < request.prefill_target:
+            computed = request.computed_tokens
+            if computed < request.prefill_target:
                 continue
-            if self._make_room(request, step):
+            if computed < len(request.block_ids) * block_size or self._make_room(request, step):
                 step.decodes.append(request)
-                context_tokens += request.computed_tokens + 1
+                context_tokens += computed + 1
         step.decode_ctx_tokens = context_tokens
 
     def _make_room(self, request: Request, step: Step) -> bool:
-        """Room for one more token, at the cost of the last in order; False if that is itself."""
+        """One more block, at the cost of the last in order; False if that is `request` itself."""
         while not self._blocks.grow(request):
             victim = self._running.pop()
             self._preempt(victim)
@@ -203,24 +199,27 @@ class Scheduler:
     def _admit(self, step: Step, budget: int, now_s: float) -> None:
         """Start waiting requests in order; those that stay get their reason."""
         kept: list[Request] = []
-        blocked: Reason | None = None
-        for request in self._waiting:
-            if blocked is None:
-                hit = self._blocks.hit(request)
-                reason = self._obstacle(request, hit, step, budget, now_s)
-                if reason is None:
-                    self._start(request, hit, now_s)
-                    budget -= self._add_chunk(step, request, budget)
-                    continue
-                if reason is not Reason.PREFIX_IN_FLIGHT:
-                    # Nobody overtakes a request that waits for room, or large ones would starve.
-                    blocked = Reason.PRIORITY if reason is Reason.KV_BLOCKS else reason
-            else:
-                reason = blocked
-            request.reason = reason
-            self.not_scheduled_total[reason] += 1
+        for place, request in enumerate(self._waiting):
+            hit = self._blocks.hit(request)
+            reason = self._obstacle(request, hit, step, budget, now_s)
+            if reason is None:
+                self._start(request, hit, now_s)
+                budget -= self._add_chunk(step, request, budget)
+                continue
             kept.append(request)
+            self._note_wait((request,), reason)
+            if reason is not Reason.PREFIX_IN_FLIGHT:
+                # Nobody overtakes a request that waits for room, or large ones would starve.
+                behind = self._waiting[place + 1 :]
+                self._note_wait(behind, Reason.PRIORITY if reason is Reason.KV_BLOCKS else reason)
+                kept += behind
+                break
         self._waiting = kept
+
+    def _note_wait(self, requests: Sequence[Request], reason: Reason) -> None:
+        self.not_scheduled_total[reason] += len(requests)
+        for request in requests:
+            request.reason = reason
 
     def _obstacle(
         self, request: Request, hit: int, step: Step, budget: int, now_s: float
@@ -271,17 +270,13 @@ class Scheduler:
         insort(self._running, request, key=_queue_key)
 
     def _take_token(self, request: Request, token: int, now_s: float) -> Output:
-        self._blocks.publish(request)
-        if not request.output:
+        if request.first_token_s is None:
             request.first_token_s = now_s
         request.output.append(token)
         finished: FinishReason | None = None
         if token in request.stop_tokens:
             finished = "stop"
-        elif (
-            len(request.output) >= request.max_output_tokens
-            or request.total_tokens >= self.max_sequence_tokens
-        ):
+        elif request.computed_tokens + 1 >= request.token_limit:
             finished = "length"
         if finished:
             request.finish_reason = finished

@@ -44,9 +44,7 @@ class RequestBlocks:
         self._mark(request)
 
     def grow(self, request: Request) -> bool:
-        """Room for the KV of one more token; False if no block is left."""
-        if request.computed_tokens < len(request.block_ids) * self._block_size:
-            return True
+        """One more block; False if none is left."""
         block = self._pool.allocate(1)
         if block is None:
             return False

@@ -107,3 +107,29 @@ class Output(NamedTuple):
     request: Request
     token: int
     finished: FinishReason | None
+
+
+def refuse_hopeless(request: Request, settings: SchedulerSettings, sequence_tokens: int) -> None:
+    """Raise Refused for a request that could not run even in an empty engine.
+
+    `sequence_tokens`: the longest prompt plus output that both the model and the KV cache take.
+    """
+    prompt_tokens = request.prompt_tokens
+    if not prompt_tokens:
+        raise Refused("empty_prompt", "the prompt has no tokens")
+    if request.max_output_tokens < 1:
+        raise Refused(
+            "no_output", f"max_output_tokens must be at least 1, got {request.max_output_tokens}"
+        )
+    if prompt_tokens + 1 > settings.max_model_tokens:
+        raise Refused(
+            "too_long",
+            f"the prompt has {prompt_tokens} tokens; prompt and output together may have "
+            f"{settings.max_model_tokens}",
+        )
+    if prompt_tokens + 1 > sequence_tokens:
+        raise Refused(
+            "kv_capacity",
+            f"the prompt has {prompt_tokens} tokens; the KV cache holds {sequence_tokens}, "
+            "the first output token's included",
+        )
