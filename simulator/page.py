@@ -79,10 +79,10 @@ def _section(name: str, runs: Sequence[RunResult]) -> str:
         '<p class="soft">Above: which worker got the requests that arrived then. '
         "Below: how busy each worker was.</p>"
         + _legend(runs[0].workers)
-        + f'<div class="runs">{"".join(_run(run, until_s) for run in runs)}</div>'
-        + f'<figure class="curve">{_picture(ttft_plot(curves), alt)}'
+        + f'<div class="runs">{"".join(_run(run, until_s) for run in runs)}'
+        f'<figure class="curve">{_picture(ttft_plot(curves), alt)}'
         "<figcaption>Share of requests whose first token came within a time "
-        "(further left is better; the axis is logarithmic).</figcaption></figure>"
+        "(further left is better; the axis is logarithmic).</figcaption></figure></div>"
     )
 
 

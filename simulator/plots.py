@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from simulator.outcome import Outcome
 from simulator.scrape import Sample
@@ -31,6 +32,7 @@ POLICY_STYLES = {
 BUSY_MAP = "YlGnBu"
 INK, RULE = "#2b2f36", "#c9ced6"
 BINS = 24
+CURVE_POINTS = 201
 RC: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "warmroute",
@@ -54,7 +56,7 @@ def share_plot(outcomes: Sequence[Outcome], workers: Sequence[str], speed: float
     counts = np.array([np.histogram(times[rows == row], edges)[0] for row in range(len(workers))])
     shares = 100.0 * counts / np.maximum(counts.sum(axis=0), 1)
     with mpl.rc_context(RC):
-        figure, axes = _figure(3.9, 2.1)
+        figure, axes = _figure(3.1, 1.8)
         bottom = np.zeros(BINS)
         for row, share in enumerate(shares):
             axes.bar(
@@ -71,7 +73,7 @@ def busy_plot(samples: Sequence[Sample], speed: float, until_s: float) -> str:
     """Busy share of each worker over model time, one line of cells a worker."""
     times, busy = busy_shares(samples, speed)
     with mpl.rc_context(RC):
-        figure, axes = _figure(3.9, 1.9)
+        figure, axes = _figure(3.1, 1.7)
         if len(busy):
             lines = np.arange(busy.shape[1] + 1) - 0.5
             axes.pcolormesh(
@@ -97,13 +99,12 @@ def ttft_plot(times_ms: dict[str, list[float]]) -> str:
         figure, axes = _figure(4.6, 3.1)
         for policy, values in times_ms.items():
             colour, dash = POLICY_STYLES.get(policy, (INK, "solid"))
-            seconds = np.sort(np.array(values)) / 1000
-            percent = 100.0 * np.arange(1, len(seconds) + 1) / max(1, len(seconds))
-            axes.step(
-                seconds, percent, where="post", color=colour, linestyle=dash, label=policy, lw=1.9
-            )
+            percent = np.linspace(0.0, 100.0, CURVE_POINTS)
+            seconds = np.percentile(values or [np.nan], percent) / 1000
+            axes.plot(seconds, percent, color=colour, linestyle=dash, label=policy, lw=1.9)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set(ylim=(0, 100), xlabel="time to first token, s", ylabel="% of requests within")
         axes.grid(True, which="major", color=RULE, linewidth=0.5)
         axes.legend(frameon=False, loc="lower right", handlelength=3.2)
@@ -117,8 +118,13 @@ def busy_scale(stops: int = 6) -> list[str]:
 
 
 def _figure(width_in: float, height_in: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    figure = Figure(figsize=(width_in, height_in))
     axes = figure.subplots()
+    # Margins in inches, so that pictures one above the other have their axes in line.
+    figure.subplots_adjust(
+        left=0.55 / width_in, right=1 - 0.12 / width_in, bottom=0.45 / height_in,
+        top=1 - 0.1 / height_in,
+    )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(length=3)
     return figure, axes

@@ -90,10 +90,10 @@ async def _start_workers(programs: Programs, settings: StackSettings) -> tuple[P
 
 
 async def wait_until_routable(stack: Stack, session: aiohttp.ClientSession) -> None:
-    """Returns when the router counts every worker as ready; raises `ScrapeError` if it does not."""
+    """Returns when the router uses every worker and hears its events; else `ScrapeError`."""
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
     rows = await router_workers(stack, session)
-    while not all(row["state"] == "ready" for row in rows):
+    while not all(row["state"] == "ready" and row["events"] for row in rows):
         if asyncio.get_running_loop().time() > deadline_s:
             raise ScrapeError(f"{stack.admin}/workers: not ready after {SETTLE_S:g} s: {rows}")
         await asyncio.sleep(SETTLE_POLL_S)

@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+DEADLINE_S = 20.0
+POLL_S = 0.005
 Behaviour = Callable[[int], str]
 
 
@@ -88,3 +90,12 @@ async def serve(endpoint: Endpoint) -> AsyncIterator[Endpoint]:
         yield endpoint
     finally:
         await runner.cleanup()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns when `condition` holds; raises TimeoutError when it does not in time."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(POLL_S)

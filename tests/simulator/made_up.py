@@ -1,0 +1,95 @@
+"""Made-up outcomes and runs for tests of what is computed and drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from simulator.outcome import Outcome, Verdict
+from simulator.scenario import RunResult
+from simulator.scrape import Sample, WorkerCounters
+from simulator.summary import summarize
+
+WORKERS = tuple(f"worker {number}" for number in range(8))
+
+
+def outcome(serial: int = 0, **values: Any) -> Outcome:
+    """A completed outcome with the given fields."""
+    fields: dict[str, Any] = {
+        "serial": serial,
+        "scheduled_s": serial / 60,
+        "sent_s": serial / 60,
+        "verdict": Verdict.COMPLETED,
+        "status": 200,
+        "worker": WORKERS[0],
+        "e2e_ms": 500.0,
+        "prompt_tokens": 6_700,
+        "output_tokens": 24,
+        "ttft_ms": 100.0,
+        "itl_ms": 15.0,
+        "itl_max_ms": 20.0,
+        "cached_tokens": 6_000,
+    }
+    return Outcome(**{**fields, **values})
+
+
+def counters(**values: float) -> WorkerCounters:
+    """Counters that are zero but for `values`."""
+    fields = dict.fromkeys(WorkerCounters.__dataclass_fields__, 0.0)
+    return WorkerCounters(**{**fields, **values})
+
+
+def run(
+    policy: str,
+    workload: str = "shared_prompt",
+    place: Callable[[int, Random], int] = lambda serial, _: serial % 8,
+    wait_ms: Callable[[int, Random], float] = lambda _, random: random.expovariate(1 / 120),
+    requests: int = 400,
+    hit_rate: float = 0.85,
+    seed: int = 1,
+) -> RunResult:
+    """A run of `policy` whose requests went where `place` says and waited `wait_ms`."""
+    random = Random(seed)
+    outcomes = []
+    for serial in range(requests):
+        wait = wait_ms(serial, random)
+        outcomes.append(
+            outcome(
+                serial,
+                worker=WORKERS[place(serial, random)],
+                ttft_ms=60 + wait,
+                e2e_ms=400 + wait,
+            )
+        )
+    busy = [sum(o.worker == name for o in outcomes) * 0.05 for name in WORKERS]
+    end_s = max(o.scheduled_s + o.e2e_ms / 1000 for o in outcomes)
+    steps = 30
+    samples = tuple(
+        Sample(
+            end_s * step / steps,
+            tuple(
+                counters(busy_s=min(1.0, total / end_s) * end_s * step / steps) for total in busy
+            ),
+        )
+        for step in range(steps + 1)
+    )
+    before = [counters() for _ in WORKERS]
+    after = [
+        counters(query_tokens=1000, hit_tokens=1000 * hit_rate, steps=100, busy_s=total)
+        for total in busy
+    ]
+    row = summarize(policy, workload, outcomes, WORKERS, before, after)
+    return RunResult(row, tuple(outcomes), samples, WORKERS, ())
+
+
+def demo_runs() -> list[RunResult]:
+    """Runs that look like the demo's."""
+    return [
+        run("round_robin"),
+        run("kv_prefix", place=lambda *_: 3, wait_ms=lambda serial, _: serial * 25.0),
+        run("kv_load"),
+        run("hybrid", place=lambda _, random: random.randrange(8)),
+        run("round_robin", "conversation", hit_rate=0.05),
+        run("hybrid", "conversation", hit_rate=0.15, wait_ms=lambda _, r: r.expovariate(1 / 90)),
+    ]

@@ -1,0 +1,102 @@
+"""The page: every row is on it, it needs nothing else, and what is drawn is named."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+from rich.console import Console
+
+from simulator.claims import claims, story
+from simulator.console import Board, claim_lines, results_table, row_cells, run_line
+from simulator.outcome import Verdict
+from simulator.page import render_page
+from simulator.plots import busy_scale, busy_shares, share_plot, ttft_plot
+from simulator.scrape import Sample
+from tests.simulator.made_up import counters, demo_runs, outcome
+
+
+class Seen(HTMLParser):
+    """Collects the cells and pictures of a page. Lifetime: test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.images: list[dict[str, str | None]] = []
+        self.links: list[str] = []
+        self.cell = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.cell = tag in ("td", "th")
+        if tag == "tr":
+            self.rows.append([])
+        if tag == "img":
+            self.images.append(named)
+        if tag in ("link", "script", "iframe"):
+            self.links.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.cell:
+            self.rows[-1].append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.cell = False
+
+
+def test_the_page_holds_every_row_and_stands_alone() -> None:
+    runs = demo_runs()
+    rows = [run.row for run in runs]
+    page = render_page(runs, story(rows), claims(rows), ["a <note>"])
+    seen = Seen()
+    seen.feed(page)
+    assert seen.rows[1:] == [row_cells(row) for row in rows]
+    assert {len(row) for row in seen.rows} == {len(row_cells(rows[0]))}
+    assert len(seen.images) == 2 * len(runs) + 2
+    assert all(image["alt"] and (image["src"] or "").startswith("data:") for image in seen.images)
+    assert seen.links == []
+    assert not re.search(r"url\(|src=\"http|@import", page)
+    assert 'name="viewport"' in page
+    assert "a &lt;note&gt;" in page
+
+
+def test_the_same_runs_give_the_same_page() -> None:
+    first, second = demo_runs(), demo_runs()
+    assert render_page(first, [], [], []) == render_page(second, [], [], [])
+
+
+def test_busy_shares_are_the_growth_between_samples() -> None:
+    samples = [
+        Sample(0.0, (counters(busy_s=0.0), counters(busy_s=5.0))),
+        Sample(2.0, (counters(busy_s=1.0), counters(busy_s=5.0))),
+        Sample(3.0, (counters(busy_s=2.5), counters(busy_s=5.5))),
+    ]
+    times, busy = busy_shares(samples, speed=2.0)
+    assert times.tolist() == [0.0, 4.0, 6.0]
+    assert np.array_equal(busy, [[0.5, 0.0], [1.0, 0.5]])
+    assert busy_shares(samples[:1], 1.0)[1].size == 0
+
+
+def test_pictures_of_nothing_are_still_pictures() -> None:
+    lost = outcome(0, worker=None, verdict=Verdict.FAILED, ttft_ms=None)
+    for svg in (share_plot([lost], ["worker 0"], 1.0), ttft_plot({"hybrid": []})):
+        assert "<svg" in svg
+    assert all(re.fullmatch(r"#[0-9a-f]{6}", colour) for colour in busy_scale())
+
+
+def test_the_console_shows_every_run_and_every_loss() -> None:
+    console = Console(record=True, width=200, force_terminal=False)
+    rows = [run.row for run in demo_runs()]
+    with Board(console, 1) as board:
+        board.start_run("shared_prompt / hybrid", 2)
+        board.note(outcome(0))
+        board.note(outcome(1, verdict=Verdict.FAILED, error="HTTP 500: oops"))
+        board.end_run(run_line(rows[0]))
+    console.print(results_table(rows))
+    for line in claim_lines(claims(rows)):
+        console.print(line)
+    text = console.export_text()
+    assert "lost request 1: HTTP 500: oops" in text
+    assert text.count("conversation") >= 2
+    assert "not shown" not in text

@@ -1,0 +1,95 @@
+"""The arithmetic of results rows, and what the claims make of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from simulator.claims import claims, hot_share, story
+from simulator.outcome import Verdict
+from simulator.summary import Spread, as_report, spread, summarize
+from tests.simulator.made_up import WORKERS, counters, demo_runs, outcome, run
+
+
+def test_spread_interpolates_and_is_empty_for_nothing() -> None:
+    assert spread([]) == Spread(None, None, None, None)
+    assert spread([5.0]) == Spread(5.0, 5.0, 5.0, 5.0)
+    assert spread([float(v) for v in range(101)]) == Spread(50.0, 50.0, 90.0, 99.0)
+
+
+def test_a_row_adds_up() -> None:
+    outcomes = [
+        outcome(0, worker="a", ttft_ms=100.0, e2e_ms=1000.0, scheduled_s=0.0, sent_s=0.002),
+        outcome(1, worker="a", ttft_ms=300.0, e2e_ms=3000.0, scheduled_s=1.0, sent_s=1.0),
+        outcome(2, worker="b", verdict=Verdict.REJECTED, status=503, ttft_ms=None, e2e_ms=5.0),
+        outcome(3, worker=None, verdict=Verdict.FAILED, status=0, ttft_ms=None, e2e_ms=5.0),
+    ]
+    before = [counters(query_tokens=100, hit_tokens=100, steps=10, overrun_steps=10, busy_s=1)] * 3
+    after = [
+        counters(query_tokens=300, hit_tokens=250, steps=60, overrun_steps=11, busy_s=3),
+        counters(query_tokens=200, hit_tokens=100, steps=60, overrun_steps=10, busy_s=1),
+        before[0],
+    ]
+    row = summarize("p", "w", outcomes, ["a", "b", "c"], before, after, speed=2.0)
+    assert (row.requests, row.completed, row.rejected, row.failed) == (4, 2, 1, 1)
+    assert row.requests_per_worker == {"a": 2, "b": 1, "c": 0}
+    assert row.load_skew == 2.0
+    # Wall times become model times at the workers' speed.
+    assert row.ttft_ms.mean == 400.0
+    assert row.e2e_ms.mean == 4000.0
+    assert row.duration_s == 8.0
+    assert row.output_tokens_per_s == 48 / 8
+    assert row.hit_rate_tokens == 0.5
+    assert row.overrun_steps_share == 0.01
+    assert row.busy_share_per_worker == {"a": 0.5, "b": 0.0, "c": 0.0}
+    assert row.generator_late_ms.mean == pytest.approx(1.0)
+
+
+def test_nothing_measured_is_null_not_zero() -> None:
+    row = summarize("p", "w", [])
+    assert row.requests == 0
+    assert row.ttft_ms.mean is None
+    assert row.hit_rate_tokens is None
+    assert row.overrun_steps_share is None
+    assert row.load_skew is None
+
+
+def test_the_report_has_its_keys() -> None:
+    report = json.loads(as_report([demo_runs()[0].row], machine="m"))
+    assert report["machine"] == "m"
+    row = report["results"][0]
+    assert {
+        "policy", "workload", "requests", "completed", "rejected", "requests_per_worker", "ttft_ms",
+        "e2e_ms", "output_tokens_per_s", "hit_rate_tokens", "overrun_steps_share",
+    } <= set(row)  # fmt: skip
+    assert set(row["ttft_ms"]) == {"mean", "p50", "p90", "p99"}
+    assert len(row["requests_per_worker"]) == 8
+
+
+def test_claims_hold_on_runs_that_show_them() -> None:
+    rows = [run.row for run in demo_runs()]
+    found = claims(rows)
+    assert len(found) == 6
+    assert all(claim.holds for claim in found), found
+    assert hot_share(rows[1]) == 1.0
+    assert len(story(rows)) == 2
+
+
+def test_claims_fail_where_the_figures_do() -> None:
+    even = [run(policy).row for policy in ("round_robin", "kv_prefix", "hybrid")]
+    assert [claim.holds for claim in claims(even)] == [False, True, False, True, True]
+    same = [run(policy, "conversation").row for policy in ("round_robin", "hybrid")]
+    assert [claim.holds for claim in claims(same)] == [False, True]
+    lost = msgspec.structs.replace(even[0], completed=even[0].completed - 1)
+    assert [claim.holds for claim in claims([lost])] == [False]
+    assert claims([]) == []
+    assert story([]) == []
+
+
+def test_late_is_never_negative() -> None:
+    early = replace(outcome(0), scheduled_s=1.0, sent_s=0.9)
+    assert early.late_ms == 0.0
+    assert WORKERS[0] == early.worker
