@@ -1,4 +1,4 @@
-"""Hybrid: the work a request would find and bring, in seconds of each worker's own speed."""
+"""Hybrid: the work a request brings and the work it finds, in seconds of each worker's speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,22 @@ from policies.thresholds import check_thresholds, within_thresholds
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """cost = uncached prefill + load_factor * load."""
+    """cost [s] = missing prefill + load_factor * (queued prefill + requests * one decode step).
+
+    Prefill first: queued and missing tokens over the worker's calibrated rate, as in Llumnix's
+    cache-aware dispatch. That sum alone is blind to decode, so every unfinished request counts
+    one step: what it costs the newcomer and what the newcomer costs it. Missing tokens are
+    priced by how many already hold them (`missing_tokens`). Unknown hits are a lower bound and
+    taken as they are; host and disk tiers count as missing.
+
+    Spill depth of a prefix of H tokens on m workers, queues drained: the holders take
+    H / (m * rate * step * load_factor) requests more than an idle worker before it gets one.
+
+    load_factor: seconds of one's own prefill that a second of load is worth, 0 or more.
+    max_requests, max_queued_tokens, max_kv_fraction: a worker that has reached one gets +inf
+    while another is below its own (`policies.thresholds`); None = no limit. The worker's own
+    limits go first.
+    """
 
     load_factor: float = 1.0
     max_requests: float | None = None
@@ -26,10 +41,34 @@ class Hybrid:
         check_thresholds(self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        uncached_tokens = np.maximum(request.prompt_tokens - fleet.hit_tokens, 1)
-        prefill_s = uncached_tokens / fleet.prefill_tokens_per_s
-        load_s = fleet.queued_prefill_s + fleet.running * fleet.step_s
-        open_rows = within_thresholds(
+        prefill_s = missing_tokens(request, fleet) / fleet.prefill_tokens_per_s
+        # All unfinished requests, not the running ones only: one whose prefill should be over by
+        # the model, but whose first token has not come yet, would otherwise weigh nothing.
+        load_s = fleet.queued_prefill_s + fleet.requests * fleet.step_s
+        below = within_thresholds(
             fleet, self.max_requests, self.max_queued_tokens, self.max_kv_fraction
         )
-        return np.where(open_rows, prefill_s + self.load_factor * load_s, np.inf)
+        return np.where(below, prefill_s + self.load_factor * load_s, np.inf)
+
+
+def missing_tokens(request: RequestView, fleet: FleetView) -> Floats:
+    """float64[rows]: prompt tokens a worker lacks, each at 1 / (workers that hold it); at least 1.
+
+    At full price nobody would ever copy a popular prefix: a hit is the better choice for each
+    single request, so a few holders serve everyone while other workers stay idle. But a copy
+    serves those who come after, too, and how many workers hold a prefix tells how much it is in
+    demand. So once m workers hold a token, a further copy counts 1 / m of its prefill. What one
+    worker alone holds, as it does a conversation, keeps its full price.
+    """
+    # The last token is computed even if all are resident: its logits give the next one.
+    hit_tokens = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
+    order = np.argsort(hit_tokens, kind="stable")
+    depths = hit_tokens[order]
+    # Between the hits of neighbours in this order, the tokens are held by all further rows.
+    holders = np.arange(len(fleet), 0, -1)
+    priced = np.cumsum(np.diff(depths, prepend=0) / holders)
+    held = np.empty(len(fleet))
+    held[order] = priced
+    deepest = hit_tokens.max(initial=0)
+    missing: Floats = priced.max(initial=0.0) - held + (request.prompt_tokens - deepest)
+    return missing

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -92,7 +92,7 @@ def load(spec: str) -> LoadedPolicy:
     if not inspect.isclass(attr):
         return LoadedPolicy(name, values, temperature, FunctionPolicy(attr, values))
     try:
-        policy: Policy = attr(**values)
+        policy = cast(Policy, attr(**values))
     except ValueError as error:  # its own validation
         raise PolicyError(f"policy {name}: {error}") from error
     return LoadedPolicy(name, values, temperature, policy)
