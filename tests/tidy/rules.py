@@ -1,0 +1,164 @@
+"""The house's style as functions: a file in, its problems out. `test_tidy.py` walks the tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+OURS = ("router", "engine", "policies", "simulator", "kvkernels")
+MAX_COLUMNS = 100
+MAX_LINES = 300
+MAX_POLICY_LINES = 100
+MAX_FUNCTION_LINES = 60
+# What every policy rests on and no policy is: these are as long as other files may be.
+POLICY_PLUMBING = {"policies/contract.py", "policies/facts.py", "policies/load.py"}
+FACE_FIELDS = ("Owns:", "Gives:", "Never imports:", "Start reading at:")
+
+# The parts that decide: time and chance are given to them, they ask nobody.
+PURE = (
+    "policies/",
+    "router/core/",
+    "router/estimators/",
+    "engine/scheduler",
+    "engine/block_pool",
+    "engine/step_time",
+    "kernels/kvkernels/",
+)
+IMPURE_MODULES = {"time", "random", "datetime", "secrets", "uuid"}
+# Named in faces as never imported, and looked for among the imports.
+KNOWN_MODULES = {*OURS, "torch", "aiohttp", "zmq", "asyncio", "logging", "random", "time"}
+CONSTANT = re.compile(r"_{0,2}[A-Z][A-Z0-9_]*|__\w+__")
+MUTABLE_NODES = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+MUTABLE_CALLS = {
+    *("list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"),
+}
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def long_lines(text: str) -> Iterator[str]:
+    """Lines of more than 100 columns."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_COLUMNS:
+            yield f"line {number} has {len(line)} columns, the limit is {MAX_COLUMNS}"
+
+
+def long_file(path: str, text: str) -> Iterator[str]:
+    """More lines than the limit: 100 for what a policy is made of, 300 elsewhere."""
+    is_policy = path.startswith("policies/") and path not in POLICY_PLUMBING
+    limit = MAX_POLICY_LINES if is_policy else MAX_LINES
+    lines = len(text.splitlines())
+    if lines > limit:
+        yield f"{lines} lines, the limit is {limit}"
+
+
+def functions(tree: ast.Module) -> Iterator[FunctionNode]:
+    """All functions and methods of a module, nested ones too."""
+    for node in ast.walk(tree):
+        if isinstance(node, FunctionNode):
+            yield node
+
+
+def long_functions(tree: ast.Module) -> Iterator[str]:
+    """Functions of more than 60 lines, their docstring included."""
+    for function in functions(tree):
+        lines = (function.end_lineno or function.lineno) - function.lineno + 1
+        if lines > MAX_FUNCTION_LINES:
+            yield f"{function.name} has {lines} lines, the limit is {MAX_FUNCTION_LINES}"
+
+
+def module_state(tree: ast.Module) -> Iterator[str]:
+    """Mutable containers bound at module level to names that are not constants."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
+        if node.value is None or not is_mutable(node.value):
+            continue
+        for target in targets:
+            if isinstance(target, ast.Name) and not CONSTANT.fullmatch(target.id):
+                yield f"line {node.lineno}: {target.id} is mutable state of the module"
+
+
+def is_mutable(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func).rpartition(".")[2] in MUTABLE_CALLS
+    return isinstance(value, MUTABLE_NODES)
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything imported, inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def imports_of(tree: ast.Module, banned: str) -> Iterator[str]:
+    """Imports of the module `banned` or of anything below it."""
+    for line, name in imports(tree):
+        if f"{name}.".startswith(f"{banned}."):
+            yield f"line {line}: imports {name}"
+
+
+def impurities(path: str, tree: ast.Module) -> Iterator[str]:
+    """Clocks and chance of their own in the parts that decide."""
+    if not path.startswith(PURE):
+        return
+    for module in sorted(IMPURE_MODULES):
+        yield from imports_of(tree, module)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"np.random", "numpy.random"}:
+            yield f"line {node.lineno}: draws from numpy.random"
+
+
+def floor_breaches(path: str, tree: ast.Module) -> Iterator[str]:
+    """What the ground floor may import: policies numpy and stdlib, kvkernels nothing of ours."""
+    for line, name in imports(tree):
+        root = name.partition(".")[0]
+        if path.startswith("policies/") and root not in {
+            *("policies", "numpy", ""),
+            *sys.stdlib_module_names,
+        }:
+            yield f"line {line}: policies/ imports {name}"
+        if path.startswith("kernels/kvkernels/") and root in OURS and root != "kvkernels":
+            yield f"line {line}: kvkernels imports {name}"
+
+
+def bad_face(docstring: str | None, folder: Path, root: Path) -> Iterator[str]:
+    """A package's docstring must say what it owns, gives, never imports, and where to start."""
+    text = docstring or ""
+    missing = [field for field in FACE_FIELDS if not re.search(rf"^{field}", text, re.MULTILINE)]
+    if missing:
+        yield f"the docstring lacks {', '.join(missing)}"
+        return
+    start = re.match(r"\s*`([^`]+)`", text.partition("Start reading at:")[2])
+    if start is None:
+        yield "`Start reading at:` names no file in backticks"
+    elif not (folder / start[1]).is_file() and not (root / start[1]).is_file():
+        yield f"`Start reading at:` names {start[1]}, which is not there"
+
+
+def never_imported(docstring: str | None) -> list[str]:
+    """The modules which a face's `Never imports:` names."""
+    line = re.search(r"^Never imports:(.*?)^Start reading", docstring or "", re.M | re.S)
+    if line is None:
+        return []
+    parts = re.split(r"[,;]|\.\s", line[1].replace("\n", " "))
+    names = [part.strip().removeprefix("the ").strip(" `.") for part in parts]
+    return [name for name in names if name.partition(".")[0] in KNOWN_MODULES]
+
+
+def unfinished(text: str) -> Iterator[str]:
+    """Marks of work left for later."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(r"\b(TO" r"DO|FIX" r"ME)\b", line):
+            yield f"line {number} leaves work for later: {line.strip()}"

@@ -1,0 +1,116 @@
+"""Each rule finds the breach that was planted for it, and lets its good twin pass."""
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.tidy import rules
+
+FACE = """One line.
+
+Owns: things.
+Gives: `thing`.
+Never imports: policies, the router, engine.server; clocks, torch. A sentence about
+why.
+Start reading at: `start.py`, then the rest.
+"""
+
+
+def source(problems: Iterable[str]) -> list[str]:
+    return list(problems)
+
+
+def test_long_lines() -> None:
+    assert not source(rules.long_lines("x" * 100 + "\n"))
+    assert source(rules.long_lines("\n" + "x" * 101)) == [
+        "line 2 has 101 columns, the limit is 100"
+    ]
+
+
+def test_long_files_and_policies() -> None:
+    plain = "x = 1\n"
+    assert not source(rules.long_file("router/a.py", plain * 300))
+    assert source(rules.long_file("router/a.py", plain * 301))
+    assert not source(rules.long_file("policies/a.py", plain * 100))
+    assert source(rules.long_file("policies/a.py", plain * 101))
+    assert not source(rules.long_file("policies/contract.py", plain * 300))
+
+
+def test_long_functions() -> None:
+    body = "    x = 1\n"
+    assert not source(rules.long_functions(ast.parse("def f():\n" + body * 59)))
+    assert source(rules.long_functions(ast.parse("async def f():\n" + body * 60)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cache = {}",
+        "seen: set[int] = set()",
+        "workers = [1]",
+        "by_name = {n: 1 for n in 'ab'}",
+        "queue = collections.deque()",
+        "a = b = []",
+    ],
+)
+def test_module_state(text: str) -> None:
+    assert source(rules.module_state(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["POLICIES = {}", "_FORMATS = {1: 2}", "__all__ = ['a']", "name = 'a'", "def f():\n    x = []"],
+)
+def test_constants_are_no_module_state(text: str) -> None:
+    assert not source(rules.module_state(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import time", "def f():\n    from random import choice", "x = np.random.default_rng()"],
+)
+def test_impurities(text: str) -> None:
+    tree = ast.parse(text)
+    assert source(rules.impurities("policies/a.py", tree))
+    assert source(rules.impurities("engine/scheduler.py", tree))
+    assert not source(rules.impurities("router/http/a.py", tree))
+
+
+def test_an_import_of_a_like_name_is_pure() -> None:
+    assert not source(rules.impurities("policies/a.py", ast.parse("import timeit, randomness")))
+
+
+def test_floor_breaches() -> None:
+    assert source(rules.floor_breaches("policies/a.py", ast.parse("import scipy")))
+    assert source(rules.floor_breaches("policies/a.py", ast.parse("from router.core import x")))
+    assert source(rules.floor_breaches("kernels/kvkernels/a.py", ast.parse("import engine.wire")))
+    good = ast.parse("import math\nimport numpy as np\nfrom policies.contract import Floats")
+    assert not source(rules.floor_breaches("policies/a.py", good))
+    assert not source(rules.floor_breaches("router/a.py", ast.parse("import aiohttp")))
+
+
+def test_faces(tmp_path: Path) -> None:
+    assert source(rules.bad_face(None, tmp_path, tmp_path))
+    assert source(rules.bad_face(FACE.replace("Gives:", "Has:"), tmp_path, tmp_path)) == [
+        "the docstring lacks Gives:"
+    ]
+    assert source(rules.bad_face(FACE, tmp_path, tmp_path)) == [
+        "`Start reading at:` names start.py, which is not there"
+    ]
+    (tmp_path / "start.py").touch()
+    assert not source(rules.bad_face(FACE, tmp_path, tmp_path))
+    assert source(rules.bad_face(FACE.replace("`", ""), tmp_path, tmp_path))
+
+
+def test_what_a_face_never_imports() -> None:
+    assert rules.never_imported(FACE) == ["policies", "router", "engine.server", "torch"]
+    assert source(rules.imports_of(ast.parse("from engine import server"), "engine.server"))
+    assert source(rules.imports_of(ast.parse("import engine.server.app"), "engine.server"))
+    assert not source(rules.imports_of(ast.parse("import engine.serverless"), "engine.server"))
+
+
+def test_work_left_for_later() -> None:
+    assert source(rules.unfinished("x = 1  # TO" + "DO: later"))
+    assert not source(rules.unfinished("todos = 1"))

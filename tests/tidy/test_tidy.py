@@ -1,0 +1,126 @@
+"""Walks the tree and holds it to its style. A failure lists every breach, one a line."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import subprocess
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.tidy import rules
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP_LEVEL = {
+    *("pyproject.toml", "router", "engine", "kernels", "policies", "simulator", "tests"),
+    *("grafana", "README.md", "LICENSE", "Makefile", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *("docs", ".ci", ".gitignore", "constraints.txt"),
+}
+NOT_OURS = {".git", ".venv", "build", "__pycache__"}
+CODE = {".py", ".pyi", ".cpp", ".h", ".hpp", ".cu", ".cuh"}
+
+
+@cache
+def tree() -> tuple[str, ...]:
+    """Paths of the tracked files; outside a git checkout, of all that is no build output."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode == 0 and listed.stdout:
+        paths = [path for path in listed.stdout.splitlines() if (ROOT / path).is_file()]
+    else:
+        paths = [
+            path.relative_to(ROOT).as_posix()
+            for path in ROOT.rglob("*")
+            if path.is_file() and not NOT_OURS & set(path.relative_to(ROOT).parts)
+        ]
+    return tuple(sorted(paths))
+
+
+@cache
+def text_of(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@cache
+def parsed(path: str) -> ast.Module:
+    return ast.parse(text_of(path), path)
+
+
+def code() -> Iterator[str]:
+    return (path for path in tree() if Path(path).suffix in CODE)
+
+
+def python() -> Iterator[str]:
+    return (path for path in code() if path.endswith(".py"))
+
+
+def faces() -> Iterator[tuple[str, str | None]]:
+    """Each package of ours as (folder, docstring)."""
+    for path in python():
+        folder, _, name = path.rpartition("/")
+        if name == "__init__.py" and not folder.startswith("tests"):
+            yield folder, ast.get_docstring(parsed(path))
+
+
+def assert_none(problems: Iterable[tuple[str, str]]) -> None:
+    found = [f"{path}: {problem}" for path, problem in problems]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_no_line_is_too_long() -> None:
+    assert_none((path, p) for path in code() for p in rules.long_lines(text_of(path)))
+
+
+def test_no_file_is_too_long() -> None:
+    assert_none((path, p) for path in code() for p in rules.long_file(path, text_of(path)))
+
+
+def test_no_function_is_too_long() -> None:
+    assert_none((path, p) for path in python() for p in rules.long_functions(parsed(path)))
+
+
+def test_no_module_has_mutable_state() -> None:
+    assert_none((path, p) for path in python() for p in rules.module_state(parsed(path)))
+
+
+def test_deciding_parts_have_no_clock_and_no_chance() -> None:
+    assert_none((path, p) for path in python() for p in rules.impurities(path, parsed(path)))
+
+
+def test_the_ground_floor_imports_nothing_above_it() -> None:
+    assert_none((path, p) for path in python() for p in rules.floor_breaches(path, parsed(path)))
+
+
+def test_no_work_is_left_for_later() -> None:
+    assert_none((path, p) for path in code() for p in rules.unfinished(text_of(path)))
+
+
+def test_every_package_has_a_face() -> None:
+    assert_none(
+        (folder, p)
+        for folder, docstring in faces()
+        for p in rules.bad_face(docstring, ROOT / folder, ROOT)
+    )
+
+
+def test_no_package_imports_what_its_face_says_it_never_does() -> None:
+    assert_none(
+        (path, p)
+        for folder, docstring in faces()
+        for banned in rules.never_imported(docstring)
+        for path in python()
+        if path.startswith(f"{folder}/")
+        for p in rules.imports_of(parsed(path), banned)
+    )
+
+
+def test_the_top_level_is_the_house_and_nothing_else() -> None:
+    there = {path.partition("/")[0] for path in tree()}
+    assert there == TOP_LEVEL, f"too many: {there - TOP_LEVEL}, missing: {TOP_LEVEL - there}"
+
+
+def test_no_other_distribution_owns_our_import_names() -> None:
+    """Our names are plain words: two owners of one folder would overwrite each other's files."""
+    owners = importlib.metadata.packages_distributions()
+    others = {name: set(owners.get(name, ())) - {"warmroute"} for name in rules.OURS}
+    assert not any(others.values()), others
