@@ -68,6 +68,11 @@ class Worker:
         """Sequences that are not answered yet."""
         return len(self._choices)
 
+    @property
+    def kv_seq(self) -> int:
+        """Number of the last batch of KV events; -1 before the first."""
+        return self._log.next_seq - 1
+
     def start(
         self,
         answer: Answer,

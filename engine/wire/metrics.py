@@ -114,7 +114,7 @@ def _sample(line: str, number: int) -> tuple[dict[str, str], float]:
         inside, brace, rest = line.partition("{")[2].rpartition("}")
         if not brace:
             raise WireError(f"metrics line {number}: labels are not closed")
-        labels = dict(_LABEL.findall(inside))
+        labels = {name: _unescaped(value) for name, value in _LABEL.findall(inside)}
     try:
         value = float(rest.split()[0])
     except (IndexError, ValueError) as error:
@@ -122,6 +122,12 @@ def _sample(line: str, number: int) -> tuple[dict[str, str], float]:
     if not math.isfinite(value) or value < 0:
         raise WireError(f"metrics line {number}: {value} is not a load")
     return labels, value
+
+
+def _unescaped(value: str) -> str:
+    if "\\" not in value:
+        return value
+    return re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], value)
 
 
 def _config_int(labels: dict[str, str], name: str, number: int) -> int | None:

@@ -1,0 +1,95 @@
+"""Load figures out of Prometheus text, and the seeds of chains."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.wire import EngineLoad, WireError, chain_seed, parse_load
+
+TWO_RANKS = """\
+# HELP vllm:num_requests_running x
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m \\"q\\" {x}"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0 1700000000000
+vllm:num_requests_waiting{engine="1",model_name="m"} 0.0
+vllm:num_requests_waiting_by_reason{engine="1",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.25
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1e+06
+vllm:prefix_cache_queries_created{engine="0",model_name="m"} 1.7e+09
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 250000.0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1.0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="50",engine="1"} 1.0
+process_cpu_seconds_total nonsense
+"""
+LEAST = "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"
+
+
+def test_ranks_are_added_up() -> None:
+    load = parse_load(TWO_RANKS)
+    assert load == EngineLoad(
+        running=5,
+        waiting=1,
+        kv_usage=0.375,
+        block_size=16,
+        num_gpu_blocks=150,
+        prefix_query_tokens=1_000_000,
+        prefix_hit_tokens=250_000,
+        model_name='m "q" {x}',
+    )
+    assert load.kv_capacity_tokens == 2400
+
+
+def test_old_names() -> None:
+    load = parse_load(
+        LEAST
+        + "vllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries_total 10\n"
+        + "vllm:gpu_prefix_cache_hits_total 4\n"
+    )
+    assert (load.kv_usage, load.prefix_query_tokens, load.prefix_hit_tokens) == (0.5, 10, 4)
+
+
+def test_what_is_not_said_is_none() -> None:
+    load = parse_load(LEAST)
+    assert load == EngineLoad(running=1, waiting=2)
+    assert load.kv_capacity_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a vLLM-like engine"),
+        ("<html>busy</html>", "not a vLLM-like engine"),
+        ("vllm:num_requests_running{x 1\n", "line 1"),
+        ("vllm:num_requests_running\n", "line 1"),
+        (LEAST + "vllm:kv_cache_usage_perc abc\n", "line 3"),
+        (LEAST + "vllm:kv_cache_usage_perc NaN\n", "line 3"),
+        (LEAST + "vllm:kv_cache_usage_perc -1\n", "line 3"),
+        (LEAST + 'vllm:cache_config_info{block_size="-4"} 1\n', "line 3"),
+    ],
+)
+def test_garbage_names_the_line(text: str, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        parse_load(text)
+
+
+@given(st.text(alphabet='vllm:num_requests_running{}="\\ 1.\n', max_size=120))
+def test_nothing_but_wire_errors(text: str) -> None:
+    with contextlib.suppress(WireError):
+        parse_load(LEAST + text)
+
+
+def test_seeds() -> None:
+    assert chain_seed("m") == 0
+    assert chain_seed("m", "", "") == 0
+    canonical = b"\x93\xa1m\xc0\xa6tenant"
+    assert msgspec.msgpack.encode(["m", None, "tenant"]) == canonical
+    assert chain_seed("m", None, "tenant") == xxhash.xxh3_64_intdigest(canonical)
+    assert len({chain_seed("m", lora, salt) for lora in ("a", None) for salt in ("a", None)}) == 4
