@@ -51,6 +51,7 @@ void BlockTable::prefetch(std::uint64_t hash) const {
   for (std::size_t word = 0; word < stride_; word += kLineWords) {
     __builtin_prefetch(record + word);
   }
+  __builtin_prefetch(record + stride_ - 1);  // a record may end in one line more than it fills
 }
 
 BlockTable::Place BlockTable::locate(std::uint64_t hash) const {

@@ -20,7 +20,8 @@ class Result {
 
   Array give() {
     T* values = values_.release();
-    nanobind::capsule owner(values, [](void* memory) noexcept { delete[] static_cast<T*>(memory); });
+    const auto free = [](void* memory) noexcept { delete[] static_cast<T*>(memory); };
+    nanobind::capsule owner(values, free);
     return Array(values, {size_}, owner);
   }
 
