@@ -7,6 +7,7 @@ writes by itself. It relies on aiohttp calling nothing of a response but `prepar
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 from collections.abc import Mapping
@@ -66,6 +67,11 @@ class ClientReply(web.StreamResponse):
     def dechunk(self) -> bool:
         """HTTP/1.0 knows no chunks."""
         return self._http_1_0
+
+    @property
+    def client_transport(self) -> asyncio.Transport | None:
+        """Where the bytes go; None once the client is gone."""
+        return self._client.transport
 
     @property
     def congested(self) -> bool:

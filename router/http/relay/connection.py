@@ -27,16 +27,13 @@ class Receiver(Protocol):
 class Connection(asyncio.Protocol):
     """Lifetime: one TCP (or TLS) connection, over many exchanges, one at a time."""
 
-    def __init__(
-        self, on_made: Callable[[Connection], None], on_lost: Callable[[Connection], None]
-    ) -> None:
+    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
         self.transport: asyncio.Transport
         self.idle_since_s = 0.0
+        self.lost = False
         self.used = False  # it has carried a whole exchange before the present one
         self._write_paused = False
-        self._lost = False
         self._receiver: Receiver | None = None
-        self._on_made = on_made
         self._on_lost = on_lost
 
     @property
@@ -51,7 +48,7 @@ class Connection(asyncio.Protocol):
 
     def begin(self, receiver: Receiver) -> None:
         """Tell `receiver` what happens from now on, and at once if the end came before it."""
-        if self._lost:
+        if self.lost:
             receiver.lost(None)
         else:
             self._receiver = receiver
@@ -80,7 +77,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self._on_made(self)
         # A worker's machine that vanishes during a long silent prefill is noticed this way.
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -102,7 +98,7 @@ class Connection(asyncio.Protocol):
             self._receiver.writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
+        self.lost = True
         self._on_lost(self)
         if self._receiver is not None:
             self._receiver.lost(exc)

@@ -151,21 +151,24 @@ class Upstream:
         if self.open_connections >= self._limits.max_connections and not self._close_an_idle():
             bound = self._limits.max_connections
             raise WorkerError("busy", f"all {bound} connections to the worker are in use")
+        connection = Connection(self._on_lost)
         self._connecting += 1
         try:
             async with asyncio.timeout(connect_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self._on_made, self._on_lost),
-                    self.host,
-                    self.port,
-                    ssl=self._tls,
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, self.host, self.port, ssl=self._tls
                 )
         except TimeoutError as error:
             raise WorkerError("connect", f"no connection within {connect_s:g} s") from error
-        except (OSError, ssl.SSLError, UnicodeError) as error:
+        except (OSError, UnicodeError) as error:
             raise WorkerError("connect", f"no connection: {error}") from error
         finally:
             self._connecting -= 1
+        # Counted from here on, and not when asyncio makes it: uvloop does not report the end of
+        # a connection whose making was cancelled.
+        if not connection.lost:
+            self._open.add(connection)
+            self._all_lost.clear()
         if self._closed:
             connection.abort()
             raise WorkerError("connect", "the worker was removed")
@@ -179,10 +182,6 @@ class Upstream:
         connection.abort()
         self._open.discard(connection)
         return True
-
-    def _on_made(self, connection: Connection) -> None:
-        self._open.add(connection)
-        self._all_lost.clear()
 
     def _on_lost(self, connection: Connection) -> None:
         self._open.discard(connection)
