@@ -137,6 +137,8 @@ class PoolMachine(RuleBasedStateMachine):
         expected = set(self.resident)
         assert {self.names[h] for h in self.told} == expected
         stored = [self.names[h] for event in self.pool.snapshot() for h in event.block_hashes]
+        before = {path: rank for rank, path in enumerate(stored)}
+        assert all(before.get(path[:-SIZE], -1) < rank for path, rank in before.items())
         assert len(stored) == len(expected)
         assert set(stored) == expected
 

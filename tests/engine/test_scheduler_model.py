@@ -89,6 +89,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         served = [one.request_id for one in step.decodes]
         served += [chunk.request.request_id for chunk in step.chunks]
         assert len(served) == len(set(served)) <= LIMITS["max_batch_size"]
+        for victim in step.preempted:
+            place = (1, *victim.queue_key[1:])
+            assert all(one.queue_key < place for one in step.decodes)
         for one in self.scheduler.requests.values():
             if one.state is State.WAITING:
                 assert one.reason is not None
