@@ -1,0 +1,182 @@
+"""Policies by specification: names, parameters, one's own, what is refused and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies import POLICIES
+from policies import load as loading
+from policies.contract import FleetView, Floats, RequestView
+from policies.load import load, names
+from policies.parameters import PolicyError
+from tests.policies.fleet import fleet_of, request_of
+
+HERE = __name__
+
+
+def newest(request: RequestView, fleet: FleetView, state: Any) -> Floats:
+    return -fleet.worker_id.astype(np.float64)
+
+
+def scaled(
+    request: RequestView,
+    fleet: FleetView,
+    state: Any,
+    *,
+    factor: float = 2.0,
+    times: int = 1,
+    upside_down: bool = False,
+    label: str = "none",
+    limit: int | None = 4,
+) -> Floats:
+    return np.full(len(fleet), factor * times * (-1 if upside_down else 1))
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Remembers how many facts it saw."""
+
+    step: int = 1
+
+    def initial_state(self) -> int:
+        return 0
+
+    def observe(self, fact: Any, state: int) -> int:
+        return state + self.step
+
+    def costs(self, request: RequestView, fleet: FleetView, state: int) -> Floats:
+        return np.full(len(fleet), float(state))
+
+
+@dataclass(frozen=True)
+class Undefaulted:
+    size: int
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        return np.zeros(len(fleet))
+
+
+def returns_list(request, fleet, state):
+    return [0.0] * len(fleet)
+
+
+def returns_ints(request, fleet, state):
+    return np.zeros(len(fleet), dtype=np.int64)
+
+
+def returns_too_many(request, fleet, state):
+    return np.zeros(len(fleet) + 1)
+
+
+def two_arguments(request, fleet):
+    return np.zeros(len(fleet))
+
+
+def test_parameters_are_coerced_by_their_type():
+    policy = load("hybrid?load_factor=2&max_requests=8&max_kv_fraction=None&temperature=0.25")
+    assert policy.temperature == 0.25
+    assert policy.params == {
+        "load_factor": 2.0,
+        "max_requests": 8.0,
+        "max_queued_tokens": None,
+        "max_kv_fraction": None,
+    }
+    assert load(f"{HERE}:scaled?factor=3&times=2&upside_down=TRUE&limit=none").params == {
+        "factor": 3.0,
+        "times": 2,
+        "upside_down": True,
+        "label": "none",
+        "limit": None,
+    }
+
+
+def test_the_specification_loads_the_same_again():
+    for spec in ("random", "hybrid?max_requests=3", f"{HERE}:scaled?label=a%26b%3Dc%20%25"):
+        policy = load(spec)
+        again = load(policy.spec)
+        assert (again.name, again.params, again.spec) == (policy.name, policy.params, policy.spec)
+    assert load(f"{HERE}:scaled?label=a%26b%3Dc%20%25").params["label"] == "a&b=c %"
+
+
+def test_a_plain_function_is_a_policy():
+    assert load(f"{HERE}:newest").costs(
+        request_of(), fleet_of(worker_id=[1, 4]), None
+    ).tolist() == [-1.0, -4.0]
+    assert load(f"{HERE}:scaled?factor=1.5&times=2").costs(
+        request_of(), fleet_of(), None
+    ).tolist() == [3.0]
+
+
+def test_a_policy_with_memory_gets_its_facts():
+    policy = load(f"{HERE}:Counting?step=2")
+    state = policy.initial_state()
+    for fact in ("a", "b"):
+        state = policy.observe(fact, state)
+    assert policy.costs(request_of(), fleet_of(), state).tolist() == [4.0]
+
+
+def test_a_policy_without_memory_has_no_state():
+    policy = load("random")
+    assert policy.initial_state() is None
+    assert policy.observe("fact", None) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("hybird", r"did you mean hybrid\?.*round_robin, random"),
+        ("", "no policy ''"),
+        ("hybrid?loadfactor=1", r"no parameter 'loadfactor'; valid: load_factor \(float, def"),
+        ("random?x=1", r"valid: temperature \(float, default 0.0\)"),
+        ("hybrid?load_factor=much", "load_factor: could not convert.*valid"),
+        ("hybrid?load_factor=none", "load_factor"),
+        ("hybrid?load_factor=-1", "load_factor is -1.0"),
+        ("hybrid?max_kv_fraction=7", "max_kv_fraction is 7.0"),
+        ("hybrid?load_factor=1&load_factor=2", "given twice"),
+        ("hybrid?load_factor", "key=value"),
+        ("hybrid?temperature=-1", "temperature is -1.0"),
+        ("hybrid?temperature=nan", "temperature is nan"),
+        ("hybrid?temperature=inf", "temperature is inf"),
+        (f"{HERE}:scaled?upside_down=perhaps", "neither true nor false"),
+        (f"{HERE}:scaled?times=1.5", "times"),
+        (f"{HERE}:nothing_here", "cannot import"),
+        ("no_such_module_anywhere:x", "cannot import"),
+        (":x", "cannot import"),
+        (f"{HERE}:HERE", "is a str"),
+        (f"{HERE}:two_arguments", "must be a class"),
+        ("os.path:join", "must be a class"),
+        (f"{HERE}:Undefaulted", "size needs a default"),
+    ],
+)
+def test_refusals_say_what_would_be_right(spec, says):
+    with pytest.raises(PolicyError, match=says):
+        load(spec)
+
+
+@pytest.mark.parametrize(
+    ("attr", "says"),
+    [
+        ("returns_list", "list; return a float64"),
+        ("returns_ints", "int64; return a float64"),
+        ("returns_too_many", r"shape \(3,\) for 2 workers"),
+    ],
+)
+def test_a_wrong_answer_names_its_policy(attr, says):
+    with pytest.raises(PolicyError, match=f"{attr} (returned )?{says}"):
+        load(f"{HERE}:{attr}").costs(request_of(), fleet_of(worker_id=[0, 1]), None)
+
+
+def test_installed_entry_points_are_names(monkeypatch):
+    entry = EntryPoint("newest_first", f"{HERE}:newest", loading.ENTRY_POINTS)
+    shadow = EntryPoint("random", f"{HERE}:newest", loading.ENTRY_POINTS)
+    monkeypatch.setattr(loading, "entry_points", lambda group: [entry, shadow])
+    assert names() == [*POLICIES, "newest_first"]
+    assert load("newest_first").spec == "newest_first?temperature=0.0"
+    assert load("random").costs(request_of(), fleet_of(worker_id=[7]), None).tolist() == [0.0]
+    with pytest.raises(PolicyError, match="newest_first"):
+        load("newest")
