@@ -34,17 +34,17 @@ class KvPublisher:
 
     def __init__(self, event_log: EventLog, host: str, port: int, replay_port: int) -> None:
         self._log = event_log
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
+        self._live = self._context.socket(zmq.PUB)
+        self._replay = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
+        self._live.setsockopt(zmq.SNDHWM, SEND_HWM)
+        # A whole buffer must fit, or the tail of a replay would be dropped without a word.
+        self._replay.setsockopt(zmq.SNDHWM, 2 * (BUFFER_BATCHES + 1))
         try:
-            self._live = zmq.Context(self._context).socket(zmq.PUB)
-            self._live.setsockopt(zmq.SNDHWM, SEND_HWM)
             self.endpoint = _bind(self._live, host, port)
-            self._replay = self._context.socket(zmq.ROUTER)
-            # A whole buffer must fit, or the tail of a replay would be dropped without a word.
-            self._replay.setsockopt(zmq.SNDHWM, 2 * (BUFFER_BATCHES + 1))
             self.replay_endpoint = _bind(self._replay, host, replay_port)
         except zmq.ZMQError:
-            self._context.destroy(linger=0)
+            self.close()
             raise
 
     def publish(self, batch: NumberedBatch) -> None:
@@ -73,7 +73,7 @@ class KvPublisher:
         """Close both sockets; what is not sent yet is dropped."""
         self._live.close(linger=0)
         self._replay.close(linger=0)
-        self._context.destroy(linger=0)
+        self._context.term()
 
     def sources(self) -> dict[str, dict[str, object]]:
         """Body of /kv_event_sources, in the shape of vLLM 0.31."""
