@@ -265,11 +265,10 @@ class BlockPool:
         rows = np.asarray(tokens, dtype=np.int32).reshape(len(held), self.block_size)
         self._tokens[[held[position] for position in fresh]] = rows[fresh]
         first = fresh[0]
-        for rank, position in enumerate(fresh):
-            if rank + 1 < len(fresh) and fresh[rank + 1] == position + 1:
-                continue
-            self._note(self._stored(held[first : position + 1]), position + 1 - first)
-            first = fresh[rank + 1] if rank + 1 < len(fresh) else first
+        for position, following in zip(fresh, [*fresh[1:], -1], strict=True):
+            if following != position + 1:
+                self._note(self._stored(held[first : position + 1]), position + 1 - first)
+                first = following
 
     def _stored(self, run: list[int]) -> Stored:
         hashes = [block_hash for block in run if (block_hash := self._hash[block]) is not None]
