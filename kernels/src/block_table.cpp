@@ -26,7 +26,7 @@ BlockTable::BlockTable(std::size_t set_words, std::size_t max_entries)
       max_slots_(slots_for(max_entries)),
       leap_(leap_over(std::min(kFirstSlots, max_slots_))),
       control_(std::min(kFirstSlots, max_slots_)),
-      records_(control_.size() * stride_) {}
+      records_(std::make_unique_for_overwrite<std::uint64_t[]>(control_.size() * stride_)) {}
 
 // Block hashes are uniform, but callers may name blocks as they like (small numbers, say).
 std::uint64_t BlockTable::mix(std::uint64_t hash) {
@@ -102,7 +102,7 @@ std::size_t BlockTable::coldest() {
 }
 
 std::size_t BlockTable::memory_bytes() const {
-  return sizeof *this + control_.capacity() + records_.capacity() * sizeof(std::uint64_t);
+  return sizeof *this + slots() * (sizeof control_[0] + stride_ * sizeof records_[0]);
 }
 
 void BlockTable::move_record(std::size_t from, std::size_t to) {
@@ -112,7 +112,7 @@ void BlockTable::move_record(std::size_t from, std::size_t to) {
 
 void BlockTable::rehash(std::size_t new_slots) {
   std::vector<std::uint8_t> control(new_slots);
-  std::vector<std::uint64_t> records(new_slots * stride_);
+  auto records = std::make_unique_for_overwrite<std::uint64_t[]>(new_slots * stride_);
   control.swap(control_);
   records.swap(records_);
   hand_ = 0;

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace kv {
@@ -85,7 +86,7 @@ class BlockTable {
   std::size_t hand_ = 0;
   std::size_t leap_;
   std::vector<std::uint8_t> control_;
-  std::vector<std::uint64_t> records_;
+  std::unique_ptr<std::uint64_t[]> records_;  // unset where the slot is empty
 };
 
 }  // namespace kv
