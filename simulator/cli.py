@@ -17,6 +17,7 @@ from simulator import commands
 from simulator.processes import StartError
 from simulator.scrape import ScrapeError
 from simulator.trace import TraceError
+from simulator.workload import WorkloadError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             sound = runner.run(_until_terminated(command(options, console)))
-    except (TraceError, commands.UsageError) as error:
+    except (TraceError, WorkloadError, commands.UsageError) as error:
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (StartError, ScrapeError) as error:

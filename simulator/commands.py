@@ -20,6 +20,7 @@ from simulator.demo import DemoSettings, run_demo
 from simulator.load import run_load
 from simulator.outcome import Outcome, Verdict
 from simulator.page import render_page
+from simulator.prompt import FIRST_TOKEN_ID
 from simulator.sample import SAMPLE_PATH, conversation_sample, write_sample
 from simulator.scenario import RunResult
 from simulator.scrape import ScrapeError
@@ -50,6 +51,8 @@ async def load(options: argparse.Namespace, console: Console) -> bool:
     url = options.url.rstrip("/")
     if not re.match(r"https?://[^/]+", url):
         raise UsageError(f"URL {options.url!r}: expected http://HOST:PORT")
+    if options.vocabulary <= FIRST_TOKEN_ID:
+        raise UsageError(f"--vocabulary {options.vocabulary}: must be above {FIRST_TOKEN_ID}")
     workload = _workload(options)
     target = Target(
         url,
@@ -110,8 +113,6 @@ def _workload(options: argparse.Namespace) -> Workload:
     if match is None:
         raise UsageError(f"--shared-prefix {options.shared_prefix!r}: expected tokens as 6000+700")
     requests = options.requests or 100
-    if requests > MAX_REQUESTS:
-        raise UsageError(f"--requests {requests}: at most {MAX_REQUESTS}")
     workload = generated_shared_prefix(
         options.groups,
         -(-requests // options.groups),

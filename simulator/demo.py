@@ -102,7 +102,7 @@ def demo_parts(settings: DemoSettings) -> tuple[Part, Part]:
     fifth = 5 if settings.quick else 1
     shared = generated_shared_prefix(1, 500 // fifth, 6_000, 700, 24, 60.0, SEED)
     base = StackSettings(policy="", workers=settings.workers)
-    conversation = _conversation(settings, 150.0 / fifth)
+    conversation = _conversation(settings, 180.0 / fifth)
     return (
         Part(
             shared,
@@ -110,9 +110,9 @@ def demo_parts(settings: DemoSettings) -> tuple[Part, Part]:
             replace(base, speed=1.0 * settings.speed),
         ),
         Part(
-            conversation.faster(2.0),
+            conversation,
             ("round_robin", "hybrid"),
-            replace(base, speed=1.0 * settings.speed, kv_tokens=1_000_000),
+            replace(base, speed=3.0 * settings.speed, kv_tokens=1_000_000),
         ),
     )
 
@@ -122,7 +122,7 @@ def _conversation(settings: DemoSettings, seconds: float) -> Workload:
     rows = read_trace(path)
     if path.name.startswith("mooncake"):
         rows = spread_ticks(rows, TICK_S)
-    origin = f"first {seconds:g} s of {path.name}, arrivals twice as fast as recorded"
+    origin = f"first {seconds:g} s of {path.name} at the times recorded"
     return first_seconds(rows, seconds, "conversation", origin)
 
 

@@ -9,9 +9,13 @@ from itertools import takewhile
 from random import Random
 from typing import Literal
 
-from simulator.trace import TraceRow
+from simulator.trace import MAX_INPUT_TOKENS, TraceRow
 
 MAX_REQUESTS = 1_000_000
+
+
+class WorkloadError(ValueError):
+    """A workload that cannot be: says which size is wrong and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not self.rows:
-            raise ValueError(f"workload {self.name}: has no requests")
+            raise WorkloadError(f"workload {self.name}: has no requests")
         if len(self.rows) > MAX_REQUESTS:
-            raise ValueError(f"workload {self.name}: more than {MAX_REQUESTS} requests")
+            raise WorkloadError(f"workload {self.name}: more than {MAX_REQUESTS} requests")
 
     @property
     def span_s(self) -> float:
@@ -37,7 +41,7 @@ class Workload:
     def faster(self, factor: float) -> Workload:
         """The same requests arriving `factor` times as fast."""
         if factor <= 0:
-            raise ValueError(f"factor {factor:g}: must be above 0")
+            raise WorkloadError(f"factor {factor:g}: must be above 0")
         rows = tuple(replace(row, arrival_s=row.arrival_s / factor) for row in self.rows)
         return replace(self, rows=rows)
 
@@ -56,11 +60,15 @@ def generated_shared_prefix(
 
     The shape of `generated-shared-prefix` in SGLang's bench_serving (2024), with arrivals. Ids
     stand for blocks of gcd(system, question) tokens, so that the border falls between two ids.
-    Raises ValueError for sizes that are not positive.
+    Raises `WorkloadError` for sizes that are not positive.
     """
     sizes = (groups, prompts_per_group, system_tokens, question_tokens, output_tokens)
     if min(sizes) < 1 or rate_per_s <= 0:
-        raise ValueError("groups, prompts, tokens and rate must all be above 0")
+        raise WorkloadError("groups, prompts, tokens and rate must all be above 0")
+    if system_tokens + question_tokens > MAX_INPUT_TOKENS:
+        raise WorkloadError(f"a prompt of more than {MAX_INPUT_TOKENS} tokens")
+    if groups * prompts_per_group > MAX_REQUESTS:
+        raise WorkloadError(f"more than {MAX_REQUESTS} requests")
     random = Random(seed)
     order = [group for group in range(groups) for _ in range(prompts_per_group)]
     random.shuffle(order)

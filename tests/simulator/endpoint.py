@@ -31,6 +31,9 @@ class Endpoint:
         self.gone = 0
         self.url = ""
 
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "served"}]})
+
     async def completions(self, request: web.Request) -> web.StreamResponse:
         number = len(self.bodies)
         body = await request.json()
@@ -81,6 +84,7 @@ async def serve(endpoint: Endpoint) -> AsyncIterator[Endpoint]:
     """Runs `endpoint` on a port that the system picks."""
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/v1/completions", endpoint.completions)
+    app.router.add_get("/v1/models", endpoint.models)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

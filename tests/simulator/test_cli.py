@@ -1,0 +1,148 @@
+"""`warmroute-sim` as a user meets it: a process, its exit status, what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulator.cli import main
+from tests.simulator.endpoint import Endpoint, serve, until
+
+TIMEOUT_S = 60.0
+ROW = '{"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [1]}\n'
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "simulator",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def finish(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
+    async with asyncio.timeout(TIMEOUT_S):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for word in ("demo", "load", "run-stack", "sample", "examples:"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "COMMAND"),
+        (["demo", "--speed", "0"], "above 0"),
+        (["demo", "--workers", "none"], "--workers"),
+        (["demo", "--trace", "/nowhere/t.jsonl"], "/nowhere/t.jsonl"),
+        (["load", "http://127.0.0.1:1"], "--trace"),
+        (["load", "ftp://x", "--shared-prefix", "60+7"], "http://HOST:PORT"),
+        (["load", "http://127.0.0.1:1", "--shared-prefix", "60x7"], "6000+700"),
+        (["load", "http://127.0.0.1:1", "--shared-prefix", "0+7"], "above 0"),
+        (["load", "http://127.0.0.1:1", "--shared-prefix", "99999999999+7"], "more than"),
+        (["load", "http://127.0.0.1:1", "--shared-prefix", "60+7", "--groups", "9999999"], "more"),
+        (["load", "http://127.0.0.1:1", "--shared-prefix", "6+7", "--vocabulary", "9"], "above"),
+        (["load", "http://127.0.0.1:1", "--trace", "/nowhere/t.jsonl"], "/nowhere/t.jsonl"),
+        (["sample", "--seconds", "-1"], "above 0"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(arguments)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    assert status == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_endpoint_that_is_not_there_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["load", "http://127.0.0.1:1", "--shared-prefix", "60+7"]) == 1
+    assert "/v1/models" in capsys.readouterr().err
+
+
+def test_the_sample_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "sample.jsonl.gz"
+    assert main(["sample", "--out", str(path), "--seconds", "20"]) == 0
+    assert path.stat().st_size > 100
+
+
+async def test_load_reports_what_came_back(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(ROW * 4)
+    async with serve(Endpoint(lambda number: "bad" if number == 3 else "ok")) as endpoint:
+        status, out, _ = await finish(
+            await start(
+                "load",
+                endpoint.url,
+                "--trace",
+                str(trace),
+                "--model",
+                "demo",
+                "--json",
+                str(tmp_path / "r.json"),
+                "--html",
+                str(tmp_path / "r.html"),
+            )
+        )
+    assert status == 1, "a lost request is not a success"
+    assert "HTTP 400" in out
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["results"][0]["completed"] == 3
+    assert report["results"][0]["failed"] == 1
+    assert len(report["outcomes"]) == 4
+    assert "trace.jsonl" in (tmp_path / "r.html").read_text()
+
+
+async def test_load_limits_requests_and_finds_the_model() -> None:
+    async with serve(Endpoint()) as endpoint:
+        status, out, err = await finish(
+            await start(
+                "load",
+                endpoint.url,
+                "--shared-prefix",
+                "60+20",
+                "--requests",
+                "7",
+                "--groups",
+                "2",
+                "--concurrency",
+                "2",
+            )
+        )
+    assert status == 0, err
+    assert len(endpoint.bodies) == 7
+    assert endpoint.bodies[0]["model"] == "served"
+    assert "generator late" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_interrupting_shows_what_came_so_far(number: signal.Signals) -> None:
+    async with serve(Endpoint(lambda number: "ok" if number < 3 else "silent")) as endpoint:
+        process = await start(
+            "load", endpoint.url, "--shared-prefix", "60+20", "--requests", "5", "--rate", "100"
+        )
+        await until(lambda: endpoint.running == 2 and len(endpoint.bodies) == 5)
+        process.send_signal(number)
+        status, out, err = await finish(process)
+        await until(lambda: endpoint.gone == 2)
+    assert status == 130
+    assert "3 of 3 completed" in out
+    assert "stopped" in err
