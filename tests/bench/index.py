@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,10 +80,10 @@ def hash_rows(runs: int) -> Iterator[Row]:
         yield Row(what, native, "us", read_us, "reading once")
 
 
-def filled(index: object, chains: list[Hashes], workers: int) -> None:
+def filled(index: Any, chains: list[Hashes], workers: int) -> None:
     """Worker w of n holds the first (w + 1) / n of every chain."""
     for chain, worker in itertools.product(chains, range(workers)):
-        index.store(worker, chain[: CHAIN_BLOCKS * (worker + 1) // workers])  # type: ignore[attr-defined]
+        index.store(worker, chain[: CHAIN_BLOCKS * (worker + 1) // workers])
 
 
 def prefix_rows(runs: int) -> Iterator[Row]:
@@ -114,11 +115,9 @@ def event_rows(runs: int) -> Iterator[Row]:
             yield Row(f"{verb}, events of {EVENT_BLOCKS}, {name}", value, "M/s", twin[i], "twin")
 
 
-def event_rates(
-    module: object, events: list[Hashes], workers: int, max_entries: int
-) -> list[float]:
+def event_rates(module: Any, events: list[Hashes], workers: int, max_entries: int) -> list[float]:
     """Million blocks per second stored in a fresh index, then removed."""
-    index = module.PrefixIndex(workers, max_entries)  # type: ignore[attr-defined]
+    index = module.PrefixIndex(workers, max_entries)
     rates = []
     for verb in (index.store, index.remove):
         start_s = time.perf_counter()
