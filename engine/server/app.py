@@ -11,7 +11,6 @@ import msgspec
 from aiohttp import web
 
 from engine.server import bodies
-from engine.server.bodies import DetokenizeBody, TokenizeBody
 from engine.server.errors import ApiError
 from engine.server.openai import WORKER, chat_completions, check_model, completions
 from engine.server.worker import Worker
@@ -107,7 +106,7 @@ async def metrics(http: web.Request) -> web.Response:
 async def tokenize(http: web.Request) -> web.Response:
     """POST /tokenize: a prompt, or messages through the chat template."""
     worker = http.app[WORKER]
-    body = bodies.decode(await http.read(), TokenizeBody)
+    body = bodies.decode(await http.read(), bodies.TOKENIZE)
     check_model(worker, body.model)
     if body.messages is not None:
         chat = Chat(
@@ -135,7 +134,7 @@ async def tokenize(http: web.Request) -> web.Response:
 async def detokenize(http: web.Request) -> web.Response:
     """POST /detokenize: text of token ids."""
     worker = http.app[WORKER]
-    body = bodies.decode(await http.read(), DetokenizeBody)
+    body = bodies.decode(await http.read(), bodies.DETOKENIZE)
     check_model(worker, body.model)
     if any(token >= worker.tokenizer.vocab for token in body.tokens):
         raise ApiError(400, f"token ids must be below {worker.tokenizer.vocab}", "tokens")

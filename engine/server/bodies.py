@@ -109,23 +109,22 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 T = TypeVar("T")
-_decoders: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind)
-    for kind in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
-}
+COMPLETION = msgspec.json.Decoder(CompletionBody)
+CHAT = msgspec.json.Decoder(ChatBody)
+TOKENIZE = msgspec.json.Decoder(TokenizeBody)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 _token_ids = msgspec.json.Decoder(list[_TokenId])
 _texts = msgspec.json.Decoder(list[str])
 _token_lists = msgspec.json.Decoder(list[list[_TokenId]])
 _text = msgspec.json.Decoder(str)
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+def decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The body; raises ApiError 400 saying what is wrong and where (`$.field`)."""
     try:
-        body: T = _decoders[kind].decode(data)
+        return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"request body: {error}") from error
-    return body
 
 
 def prompts_of(raw: msgspec.Raw) -> list[str] | list[list[int]]:

@@ -29,7 +29,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
 
     Several prompts give several choices, numbered in their order.
     """
-    body = bodies.decode(await http.read(), CompletionBody)
+    body = bodies.decode(await http.read(), bodies.COMPLETION)
     worker = admit(http, body)
     prompts = [
         await _tokens(worker, prompt, body.add_special_tokens)
@@ -40,7 +40,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    body = bodies.decode(await http.read(), ChatBody)
+    body = bodies.decode(await http.read(), bodies.CHAT)
     worker = admit(http, body)
     chat, now_s = body.chat, time.time()
     # Rendering is cheap next to encoding, but both grow with the messages.
