@@ -29,7 +29,8 @@ examples:
   warmroute-sim load http://127.0.0.1:8080 --trace conversation.jsonl.gz --speed 4
   warmroute-sim load http://127.0.0.1:8080 --shared-prefix 6000+700 --requests 500 --rate 60
   warmroute-sim load http://127.0.0.1:8080 --shared-prefix 2048+128 --groups 64 --concurrency 32
-  warmroute-sim run-stack --policy hybrid
+  warmroute-sim stack --policy hybrid
+  warmroute-sim stack --policy round_robin --trace conversation.jsonl.gz --speed 4
 """
 
 
@@ -73,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands_of = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands_of)
     _add_load(commands_of)
-    _add_run_stack(commands_of)
+    _add_stack(commands_of)
     _add_sample(commands_of)
     return parser
 
@@ -120,17 +121,11 @@ def _add_load(parsers: Any) -> None:
     load.add_argument(
         "--concurrency", type=_count, metavar="N", help="closed loop with N requests under way"
     )
-    load.add_argument("--requests", type=_count, metavar="N", help="at most so many (default: all)")
-    load.add_argument("--seconds", type=_positive, metavar="S", help="of the trace, from its start")
-    load.add_argument(
-        "--spread", type=_positive, metavar="S",
-        help="spread requests of one timestamp over S seconds (Mooncake: 3)",
-    )  # fmt: skip
+    _add_trace_options(load)
     load.add_argument("--groups", type=_count, default=1, metavar="N", help="shared prompts")
     load.add_argument("--rate", type=_positive, default=10.0, metavar="R", help="per second")
     load.add_argument("--output-tokens", type=_count, default=32, metavar="N")
     load.add_argument("--seed", type=int, default=1)
-    load.add_argument("--block-tokens", type=_count, default=512, metavar="N", help="per trace id")
     load.add_argument("--vocabulary", type=_count, default=10_000, metavar="N")
     load.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="per request")
     load.add_argument("--json", type=Path, metavar="FILE", help="write results and rows")
@@ -138,19 +133,42 @@ def _add_load(parsers: Any) -> None:
     load.set_defaults(command=commands.load)
 
 
-def _add_run_stack(parsers: Any) -> None:
+def _add_stack(parsers: Any) -> None:
     stack = parsers.add_parser(
-        "run-stack",
-        help="start a router and timed workers and stay until Ctrl-C",
-        description="Starts timed workers and a router in front of them on loopback, prints a "
-        "curl line that works, and ends everything on Ctrl-C.",
+        "stack",
+        aliases=["run-stack"],
+        help="start a router and timed workers; stay until Ctrl-C, or put a trace on them",
+        description="Starts timed workers and a router in front of them on loopback. Without "
+        "--trace it prints a curl line that works and stays until Ctrl-C; with --trace it puts "
+        "the trace on them, writes report.html and report.json to --out, and ends.",
     )
     stack.add_argument("--workers", type=_count, default=4, metavar="N", help="default %(default)s")
     stack.add_argument("--policy", default="hybrid", help="default %(default)s")
     stack.add_argument("--profile", default="llama-3.1-8b-h100", help="default %(default)s")
     stack.add_argument("--port", type=int, default=8080, help="of the router; default %(default)s")
-    stack.add_argument("--logs", type=Path, default=Path("build/run"), metavar="DIR")
-    stack.set_defaults(command=commands.run_stack)
+    stack.add_argument(
+        "--speed", type=_positive, default=1.0, metavar="X",
+        help="run workers, and the trace's arrivals, X times as fast",
+    )  # fmt: skip
+    stack.add_argument(
+        "--out", type=Path, default=Path("build/stack"), metavar="DIR", help="logs and report"
+    )
+    stack.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake-style JSONL, or .gz")
+    _add_trace_options(stack)
+    stack.set_defaults(command=commands.stack)
+
+
+def _add_trace_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=_count, metavar="N", help="at most so many")
+    parser.add_argument("--seconds", type=_positive, metavar="S", help="of the trace's start only")
+    parser.add_argument(
+        "--spread", type=_positive, metavar="S",
+        help="spread requests of one timestamp over S seconds (Mooncake: 3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--block-tokens", type=_count, default=512, metavar="N",
+        help="prompt tokens that an id of the trace stands for; default %(default)s",
+    )  # fmt: skip
 
 
 def _add_sample(parsers: Any) -> None:

@@ -22,7 +22,7 @@ from simulator.outcome import Outcome, Verdict
 from simulator.page import render_page
 from simulator.prompt import FIRST_TOKEN_ID
 from simulator.sample import SAMPLE_PATH, conversation_sample, write_sample
-from simulator.scenario import RunResult
+from simulator.scenario import RunResult, run_scenario
 from simulator.scrape import ScrapeError
 from simulator.stack import MODEL, StackSettings, running_stack
 from simulator.summary import as_report, summarize
@@ -77,25 +77,53 @@ async def load(options: argparse.Namespace, console: Console) -> bool:
     return all(outcome.verdict is not Verdict.FAILED for outcome in outcomes)
 
 
-async def run_stack(options: argparse.Namespace, console: Console) -> bool:
-    """Starts a router and timed workers and stays until Ctrl-C or until one of them ends."""
+async def stack(options: argparse.Namespace, console: Console) -> bool:
+    """Starts a router and timed workers; stays until one of them ends, or runs a trace."""
     settings = StackSettings(
-        options.policy, options.workers, options.profile, block_size=16, port=options.port
+        options.policy,
+        options.workers,
+        options.profile,
+        options.speed,
+        block_size=16,
+        port=options.port,
     )
-    async with running_stack(settings, options.logs) as stack:
-        for number, worker in enumerate(stack.workers):
+    if options.trace is not None:
+        return await _trace_on_stack(options, settings, console)
+    async with running_stack(settings, options.out / "logs") as running:
+        for number, worker in enumerate(running.workers):
             console.print(f"worker {number}  {worker.url}", highlight=False)
-        console.print(f"router    {stack.router.url}", highlight=False)
-        console.print(f"admin     {stack.admin}  (/workers, /metrics)", highlight=False)
+        console.print(f"router    {running.router.url}", highlight=False)
+        console.print(f"admin     {running.admin}  (/workers, /metrics)", highlight=False)
         body = f'{{"model": "{MODEL}", "prompt": "Once upon a time", "max_tokens": 16}}'
         # Plain print: the line must reach the terminal unwrapped to be copied.
-        print(f"\ncurl {stack.router.url}/v1/completions -H 'content-type: application/json' "
-              f"-H 'x-warmroute-explain: 1' -i -d '{body}'\n", flush=True)  # fmt: skip
-        console.print("Ctrl-C ends all of them.")
-        ends = [asyncio.ensure_future(p.process.wait()) for p in (stack.router, *stack.workers)]
+        print(
+            f"\ncurl {running.router.url}/v1/completions -H 'content-type: application/json' "
+            f"-H 'x-warmroute-explain: 1' -i -d '{body}'\n\nCtrl-C ends all of them.",
+            flush=True,
+        )
+        programs = (running.router, *running.workers)
+        ends = [asyncio.ensure_future(program.process.wait()) for program in programs]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        stack.check()
+        running.check()
     return False
+
+
+async def _trace_on_stack(
+    options: argparse.Namespace, settings: StackSettings, console: Console
+) -> bool:
+    workload = _trace_workload(options)
+    with Board(console, 1) as board:
+        board.start_run(f"{workload.name} / {settings.policy}", len(workload.rows))
+        result = await run_scenario(workload, settings, options.out / "logs", board.note)
+        board.end_run(run_line(result.row))
+    console.print(results_table([result.row]))
+    for line in result.leftovers:
+        console.print(f"[bold red]not back to zero:[/] {line}")
+    (options.out / "report.json").write_bytes(as_report([result.row], origin=workload.origin))
+    page = render_page([result], [], [], [workload.origin])
+    (options.out / "report.html").write_text(page)
+    console.print(f"report: {options.out / 'report.html'} and {options.out / 'report.json'}")
+    return result.row.failed == 0 and not result.leftovers
 
 
 async def sample(options: argparse.Namespace, console: Console) -> bool:

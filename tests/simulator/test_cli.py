@@ -40,7 +40,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for word in ("demo", "load", "run-stack", "sample", "examples:"):
+    for word in ("demo", "load", "stack", "sample", "examples:"):
         assert word in text
 
 

@@ -1,0 +1,85 @@
+"""The real programs: one small run against them, and the stack that stays until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from simulator.outcome import Outcome
+from simulator.processes import StartError
+from simulator.scenario import run_scenario
+from simulator.stack import StackSettings
+from simulator.workload import generated_shared_prefix
+
+TIMEOUT_S = 60.0
+
+
+async def test_a_run_counts_everything_once_and_leaves_nothing(tmp_path: Path) -> None:
+    work = generated_shared_prefix(1, 24, 600, 70, 6, 40.0, seed=1)
+    settings = StackSettings("round_robin", workers=2, speed=2.0)
+    seen: list[Outcome] = []
+    async with asyncio.timeout(TIMEOUT_S):
+        result = await run_scenario(work, settings, tmp_path, seen.append)
+    assert len(seen) == 24
+    assert [o.error for o in seen if o.error] == []
+    assert result.leftovers == ()
+    row = result.row
+    assert (row.requests, row.completed, row.failed) == (24, 24, 0)
+    assert row.requests_per_worker == {"worker 0": 12, "worker 1": 12}
+    assert {o.output_tokens for o in result.outcomes} == {6}
+    # Cold caches: each worker computes the shared prompt at least once, and finds it later.
+    assert row.hit_rate_tokens is not None
+    assert 0.2 < row.hit_rate_tokens < 0.9
+    cached = sum(o.cached_tokens or 0 for o in result.outcomes)
+    assert row.hit_rate_tokens == pytest.approx(cached / (24 * 670), abs=1e-4)
+    assert len(result.samples) >= 1
+
+
+async def test_a_stack_that_cannot_start_says_why(tmp_path: Path) -> None:
+    work = generated_shared_prefix(1, 2, 60, 7, 2, 10.0, seed=1)
+    settings = StackSettings("round_robin", workers=1, profile="abacus")
+    with pytest.raises(StartError, match="abacus"):
+        async with asyncio.timeout(TIMEOUT_S):
+            await run_scenario(work, settings, tmp_path, lambda _: None)
+    with pytest.raises(StartError, match="no_such_policy"):
+        async with asyncio.timeout(TIMEOUT_S):
+            await run_scenario(
+                work, StackSettings("no_such_policy", workers=1), tmp_path, lambda _: None
+            )
+
+
+async def test_the_stack_prints_a_request_that_works_and_stays(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "simulator", "stack", "--workers", "2", "--port", "0"),
+        *("--out", str(tmp_path)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    text = ""
+    async with asyncio.timeout(TIMEOUT_S):
+        while "Ctrl-C" not in text:
+            line = await process.stdout.readline()
+            assert line, text
+            text += line.decode()
+        match = re.search(r"curl (\S+) .* -d '(.*)'", text)
+        assert match is not None, text
+        async with (
+            aiohttp.ClientSession(headers={"content-type": "application/json"}) as session,
+            session.post(match[1], data=match[2]) as reply,
+        ):
+            body = await reply.json()
+            assert reply.status == 200, body
+            assert body["usage"]["completion_tokens"] == json.loads(match[2])["max_tokens"]
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+    async with aiohttp.ClientSession() as session:
+        for url in re.findall(r"http://127\.0\.0\.1:\d+", text):
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await session.get(url)
