@@ -18,6 +18,36 @@ from engine.wire.template import ChatTemplate
 from engine.wire.tokens import Chat
 
 MAX_FILE_BYTES = 256 << 20
+MAX_HELD_IDS = 16  # a character has at most four bytes, and a token at least one of them
+
+
+class _Stream:
+    """Incremental decoding of one sequence. Lifetime: request.
+
+    The library holds back ids that do not end a character, and would do so for ever where
+    they never make one; after MAX_HELD_IDS they are given as they are (U+FFFD).
+    """
+
+    __slots__ = ("_decoder", "_held", "_tokenizer")
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = DecodeStream(skip_special_tokens=False)
+        self._held: list[int] = []
+
+    def step(self, token: int) -> str:
+        """The text that became certain with `token`."""
+        text = self._decoder.step(self._tokenizer, token)
+        if text:
+            self._held.clear()
+            return str(text)
+        self._held.append(token)
+        if len(self._held) < MAX_HELD_IDS:
+            return ""
+        text = self._tokenizer.decode(self._held, skip_special_tokens=False)
+        self._held.clear()
+        self._decoder = DecodeStream(skip_special_tokens=False)
+        return str(text)
 
 
 class HfTokenizer:
@@ -57,9 +87,7 @@ class HfTokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def stream(self) -> Callable[[int], str]:
-        decoder = DecodeStream(skip_special_tokens=False)
-        tokenizer = self._tokenizer
-        return lambda token: decoder.step(tokenizer, token) or ""
+        return _Stream(self._tokenizer).step
 
     def render(self, chat: Chat, now_s: float) -> str:
         return self._template(chat).render(chat, now_s)

@@ -230,6 +230,16 @@ def test_split_characters_are_held_back_in_a_stream(model: Path) -> None:
     assert tokenizer.decode(ids) == "aäb"
 
 
+def test_ids_that_never_make_a_character_are_not_held_for_ever(model: Path) -> None:
+    tokenizer = HfTokenizer(model)
+    lead_byte = tokenizer.encode("ä", add_special_tokens=False)[0]
+    step = tokenizer.stream()
+    text = "".join(step(lead_byte) for _ in range(100))
+    assert len(text) >= 90
+    assert set(text) == {"\ufffd"}
+    assert step(tokenizer.encode("a", add_special_tokens=False)[0]).endswith("a")
+
+
 def test_directories_that_cannot_be_used(model: Path) -> None:
     with pytest.raises(PromptError, match="Unicode"):
         HfTokenizer(model).encode("\ud800")
