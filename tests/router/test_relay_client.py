@@ -171,6 +171,27 @@ async def test_a_slow_client_pauses_the_worker() -> None:
         assert r.outcomes[0].bytes_to_client == total * len(chunk) + 5
 
 
+async def test_a_connection_is_free_again_though_its_client_reads_slowly() -> None:
+    """The reply ends in the very read that fills the client's buffer."""
+    body = b"x" * 30_000_000
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    async def script(call: WorkerCall) -> None:
+        await call.say(whole)
+
+    async with worker(script) as w, relay(w.port, buffer_bytes=1) as r:
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
+            writer.write(post())
+            async with asyncio.timeout(DEADLINE_S):
+                assert (await reader.read()).endswith(body)
+            writer.close()
+        assert w.connections == 1
+        for call in w.calls:
+            call.hang_up()
+        await until(lambda: r.upstreams[0].open_connections == 0, "the end is noticed")
+
+
 async def test_a_client_that_stops_reading_is_given_up() -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(STREAM)

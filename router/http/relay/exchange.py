@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from router.http.errors import ClientError, WorkerError
 from router.http.relay.connection import Connection
+from router.http.relay.deadline import Deadline
 from router.http.relay.framing import Body, follow
 from router.http.relay.head import parse_head
 from router.http.relay.meter import Meter
@@ -16,24 +15,12 @@ from router.http.relay.reply import (
     Framing,
     HeldReply,
     Outcome,
-    RelayLimits,
     ReplyHead,
     ReplySink,
-    Timeouts,
+    Terms,
 )
 
 _VERSION = b"HTTP/1."
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What one exchange is bound by and whom it tells. Lifetime: request."""
-
-    limits: RelayLimits
-    timeouts: Timeouts
-    clock: Callable[[], float]
-    on_first_byte: Callable[[float], None] | None = None
-    on_progress: Callable[[float, int], None] | None = None
 
 
 class Exchange:
@@ -53,7 +40,6 @@ class Exchange:
         self._sink = sink
         self._dechunk = sink.dechunk
         self._terms = terms
-        self._loop = asyncio.get_running_loop()
         self._waker: asyncio.Future[None] | None = None
         self._bug: Exception | None = None
         self._paused = False
@@ -73,14 +59,14 @@ class Exchange:
         self._told_s = float("-inf")
         self._told_events = 0
         self._started_s = terms.clock()
-        self._deadline_s = self._started_s + terms.timeouts.first_byte_s
-        self._timer = self._loop.call_later(terms.timeouts.first_byte_s, self._on_timer)
+        self._deadline = Deadline(terms.clock, self._on_late)
 
     async def run(self, head: bytes, body: bytes) -> Outcome:
         """Send the request and relay the reply; cancel to give up.
 
         Raises nothing of the worker's or the client's: their faults are in the outcome.
         """
+        self._deadline.start(self._terms.timeouts.first_byte_s)
         try:
             self._connection.begin(self)
             self._send_first(head, body)
@@ -90,15 +76,16 @@ class Exchange:
                 elif self._unsent and self._connection.can_write:
                     self._connection.transport.write(self._unsent.pop())
                 else:
-                    self._waker = self._loop.create_future()
+                    self._waker = asyncio.get_running_loop().create_future()
                     await self._waker
         finally:
-            self._timer.cancel()
-        if self._bug is not None:
-            raise self._bug
-        if self._error is not None and self._bytes_to_client:
+            self._deadline.stop()
+        broken = self._error is not None or self._bug is not None
+        if broken and self._bytes_to_client:
             # Last of all: the client's end cancels the very task that runs this.
             self._sink.abort()
+        if self._bug is not None:
+            raise self._bug
         return self._outcome()
 
     def _send_first(self, head: bytes, body: bytes) -> None:
@@ -125,7 +112,7 @@ class Exchange:
             self._end(ClientError(499, "the client closed its connection", code="client_closed"))
         if not self.ended:
             self._paused = False
-            self._deadline_s = self._terms.clock() + self._terms.timeouts.between_s
+            self._deadline.start(self._terms.timeouts.between_s)
             self._connection.resume()
 
     # What the connection calls.
@@ -196,9 +183,7 @@ class Exchange:
         self._meter = Meter(head.event_stream, limits.tail_bytes)
         if head.status in RETRYABLE_STATUSES:
             self._held = []
-            self._deadline_s = self._terms.clock() + limits.held_s
-            self._timer.cancel()
-            self._timer = self._loop.call_later(limits.held_s, self._on_timer)
+            self._deadline.start(limits.held_s)
 
     def _read_body(self, data: bytes) -> None:
         payload = self._body.feed(data)
@@ -216,28 +201,32 @@ class Exchange:
 
     def _relay(self, data: bytes, payload: bytes) -> None:
         """Pass body bytes on, and tell who wants to know."""
-        assert self._head is not None
         now_s = self._terms.clock()
-        self._deadline_s = now_s + self._terms.timeouts.between_s
+        first = self._first_byte_s is None
         self._last_byte_s = now_s
         self._meter.feed(payload)
-        first = self._first_byte_s is None
         if first:
-            self._first_byte_s = now_s
-            self._sink.head(self._head)
+            self._begin_reply(now_s)
+        else:
+            self._deadline.push(now_s + self._terms.timeouts.between_s)
         self._bytes_to_client += len(data)
         self._sink.data(payload if self._dechunk else data)
-        if first and not self._body.done:
-            # `_on_timer` was set for the first byte, which may be allowed far longer.
-            self._timer.cancel()
-            self._timer = self._loop.call_later(self._terms.timeouts.between_s, self._on_timer)
         if first and self._terms.on_first_byte is not None:
             self._terms.on_first_byte(now_s)
         self._tell_progress(now_s)
-        if self._sink.congested and not self._paused:
+        if self._sink.congested and not self._body.done and not self._paused:
+            # The client has a limit of its own; the worker is not to blame for this wait.
             self._paused = True
+            self._deadline.stop()
             self._connection.pause()
             self._wake()
+
+    def _begin_reply(self, now_s: float) -> None:
+        assert self._head is not None
+        self._first_byte_s = now_s
+        if not self._body.done:
+            self._deadline.start(self._terms.timeouts.between_s)
+        self._sink.head(self._head)
 
     def _tell_progress(self, now_s: float) -> None:
         events = self._meter.events
@@ -258,13 +247,8 @@ class Exchange:
 
     # The end.
 
-    def _on_timer(self) -> None:
-        left_s = self._deadline_s - self._terms.clock()
-        if self._paused:
-            left_s = self._terms.timeouts.between_s  # waiting for the client, who has its own limit
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._on_timer)
-        elif self._first_byte_s is None:
+    def _on_late(self) -> None:
+        if self._first_byte_s is None:
             self._end(WorkerError("timeout_first_byte", "the worker took too long to begin"))
         else:
             self._end(WorkerError("timeout_between", "the worker stopped in its reply"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -67,6 +68,17 @@ class RelayLimits:
         for name in self.__slots__:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What one exchange is bound by and whom it tells. Lifetime: request."""
+
+    limits: RelayLimits
+    timeouts: Timeouts
+    clock: Callable[[], float]
+    on_first_byte: Callable[[float], None] | None = None
+    on_progress: Callable[[float, int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,16 @@ from collections.abc import Callable
 
 from router.http.errors import WorkerError
 from router.http.relay.connection import Connection
-from router.http.relay.exchange import Exchange, Terms
+from router.http.relay.exchange import Exchange
 from router.http.relay.head import request_head
-from router.http.relay.reply import Outcome, RelayLimits, ReplySink, Timeouts, UpstreamRequest
+from router.http.relay.reply import (
+    Outcome,
+    RelayLimits,
+    ReplySink,
+    Terms,
+    Timeouts,
+    UpstreamRequest,
+)
 
 
 class Upstream:
@@ -90,7 +97,7 @@ class Upstream:
             except WorkerError as error:
                 return Outcome(started_s=started_s, error=error)
             outcome = await self._exchange(connection, request, head, sink, terms)
-            assert outcome is not None
+            assert outcome is not None  # only a connection that was used before can be stale
         return outcome
 
     async def aclose(self) -> None:
@@ -123,10 +130,9 @@ class Upstream:
             else:
                 connection.abort()
         error = outcome.error
-        if connection.used and not exchange.received_bytes and isinstance(error, WorkerError):
-            stale = error.kind == "early_close"
-            return None if stale else outcome
-        return outcome
+        early = isinstance(error, WorkerError) and error.kind == "early_close"
+        stale = early and connection.used and not exchange.received_bytes
+        return None if stale else outcome
 
     def _take_idle(self) -> Connection | None:
         """The idle connection used last, which is the one least likely to be closed by now."""
