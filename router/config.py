@@ -1,0 +1,160 @@
+"""The router's configuration: every key with its unit, range and default.
+
+Each key stands here once. The YAML file, the flags, the environment variables, their help texts
+and `docs/configuration.md` all follow from these Structs (`router.config_keys`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+_HEADER = r"^[a-z0-9][a-z0-9-]{0,63}$"
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all sections are. Lifetime: until the next reload."""
+
+
+class Limits(_Section, frozen=True):
+    """Bounds of everything that could grow."""
+
+    body_bytes: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="largest request body, bytes")
+    ] = 16 << 20
+    messages: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="messages of one chat request")
+    ] = 20_000
+    header_bytes: Annotated[
+        int, Meta(ge=1_024, le=1 << 20, description="largest header of a request or reply, bytes")
+    ] = 32 << 10
+    inflight_requests: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="requests dispatched and held together")
+    ] = 16_384
+    hold_requests: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="requests that wait at the router for a worker")
+    ] = 1_024
+    hold_s: Annotated[
+        float, Meta(ge=0.0, le=3_600.0, description="longest wait at the router, seconds")
+    ] = 30.0
+    client_buffer_bytes: Annotated[
+        int, Meta(ge=4_096, le=1 << 30, description="answer bytes kept for a slow client, bytes")
+    ] = 262_144
+    workers: Annotated[
+        int, Meta(ge=1, le=4_096, description="workers at the same time, leaving ones included")
+    ] = 256
+    index_entries: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="distinct blocks the prefix index remembers")
+    ] = 1 << 21
+    speculative_entries: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="distinct blocks expected from own dispatches")
+    ] = 1 << 20
+    events_backlog_batches: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="event batches of a worker kept during a replay")
+    ] = 10_000
+
+
+class Timeouts(_Section, frozen=True):
+    """How long to wait for what, seconds."""
+
+    connect_s: Annotated[
+        float, Meta(ge=0.01, le=60.0, description="connecting to a worker, seconds")
+    ] = 2.0
+    first_byte_s: Annotated[
+        float, Meta(ge=0.1, le=86_400.0, description="a reply's first byte (prefill), seconds")
+    ] = 600.0
+    between_bytes_s: Annotated[
+        float, Meta(ge=0.1, le=86_400.0, description="silence within a reply, seconds")
+    ] = 120.0
+    keep_alive_s: Annotated[
+        float, Meta(ge=0.0, le=3_600.0, description="an idle client connection, seconds")
+    ] = 75.0
+    probe_s: Annotated[
+        float, Meta(ge=0.05, le=60.0, description="a health probe or load report, seconds")
+    ] = 2.0
+    shutdown_s: Annotated[
+        float, Meta(ge=0.0, le=3_600.0, description="running requests at shutdown, seconds")
+    ] = 30.0
+    speculative_s: Annotated[
+        float, Meta(ge=0.1, le=600.0, description="an expected block no event confirms, seconds")
+    ] = 10.0
+    approximate_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0, description="an expected block none can confirm, seconds")
+    ] = 300.0
+
+
+class Intervals(_Section, frozen=True):
+    """How often, seconds."""
+
+    load_report_s: Annotated[
+        float, Meta(ge=0.02, le=60.0, description="between load reports of a worker, seconds")
+    ] = 0.25
+    health_s: Annotated[
+        float, Meta(ge=0.05, le=600.0, description="between health probes of a worker, seconds")
+    ] = 1.0
+    tick_s: Annotated[
+        float, Meta(ge=0.005, le=5.0, description="between expiries of held requests, seconds")
+    ] = 0.05
+
+
+class Ejection(_Section, frozen=True):
+    """When a failing worker is put aside."""
+
+    failures: Annotated[
+        int, Meta(ge=1, le=1_000, description="failures in a row that put a worker aside")
+    ] = 3
+    recover_s: Annotated[
+        float, Meta(ge=0.1, le=3_600.0, description="shortest time aside, seconds; grows")
+    ] = 2.0
+
+
+class Config(_Section, frozen=True):
+    """The whole configuration, valid by construction of `router.config_load`."""
+
+    host: Annotated[str, Meta(min_length=1, description="address of the client port")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65_535, description="client port; 0: the system chooses")
+    ] = 8080
+    admin_host: Annotated[
+        str, Meta(min_length=1, description="address of the admin port; keep it private")
+    ] = "127.0.0.1"
+    admin_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="admin port; 0: the system chooses")
+    ] = 8081
+    workers: Annotated[
+        tuple[str, ...],
+        Meta(description="workers: URL,key=value,... each (in a file also as mappings)"),
+    ] = ()
+    policy: Annotated[
+        str, Meta(min_length=1, description="NAME?key=value&... or package.module:attr?...")
+    ] = "hybrid"
+    tokenizer: Annotated[
+        str | None, Meta(description="folder with tokenizer.json; none: text blocks, approximate")
+    ] = None
+    seed: Annotated[
+        int, Meta(ge=0, le=(1 << 63) - 1, description="seed of all draws: same facts, same routes")
+    ] = 0
+    session_header: Annotated[
+        str, Meta(pattern=_HEADER, description="header that names a client's session")
+    ] = "x-session-id"
+    tenant_header: Annotated[
+        str, Meta(pattern=_HEADER, description="header that names the tenant, from trusted peers")
+    ] = "x-tenant"
+    trusted_peers: Annotated[
+        tuple[str, ...], Meta(description="CIDRs of peers whose tenant header is believed")
+    ] = ()
+    api_keys_file: Annotated[
+        str | None, Meta(description="file of lines `key tenant`; none: no keys are asked")
+    ] = None
+    explain: Annotated[
+        bool, Meta(description="clients may ask x-warmroute-explain: 1 for the decision")
+    ] = True
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least level to log")
+    ] = "info"
+    limits: Limits = field(default_factory=Limits)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    intervals: Intervals = field(default_factory=Intervals)
+    ejection: Ejection = field(default_factory=Ejection)

@@ -1,0 +1,245 @@
+"""The configuration: layers, sources, what is refused and how it says so."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from router.config import Config
+from router.config_command import add_config_command, add_flags, check_command
+from router.config_file import ConfigError
+from router.config_keys import keys_of, text_of, value_at
+from router.config_load import Loaded, effective_yaml, load_config, reloadable
+from router.config_rules import FIXED
+
+WORKER = "http://127.0.0.1:9001"
+
+
+def loaded(*flags: str, file: str | None = None, env=None, tmp_path: Path | None = None) -> Loaded:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    arguments = list(flags)
+    if file is not None:
+        assert tmp_path is not None
+        path = tmp_path / "router.yaml"
+        path.write_text(file, encoding="utf-8")
+        arguments += ["--config", str(path)]
+    return load_config(parser.parse_args(arguments), env or {})
+
+
+def problems_of(*flags: str, **more) -> str:
+    with pytest.raises(ConfigError) as caught:
+        loaded(*flags, **more)
+    return str(caught.value)
+
+
+def test_nothing_given_is_the_defaults():
+    result = loaded()
+    assert result.config == Config()
+    assert set(result.sources.values()) == {"default"}
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path):
+    file = "port: 1\nadmin_port: 2\nlimits:\n  messages: 3\nseed: 4\n"
+    result = loaded(
+        "--port",
+        "11",
+        file=file,
+        env={"WARMROUTE_PORT": "21", "WARMROUTE_ADMIN_PORT": "22", "PATH": "/bin"},
+        tmp_path=tmp_path,
+    )
+    config, where = result.config, result.sources
+    assert (config.port, config.admin_port, config.limits.messages, config.seed) == (11, 22, 3, 4)
+    assert where["port"] == "flag --port"
+    assert where["admin_port"] == "WARMROUTE_ADMIN_PORT"
+    assert where["limits.messages"] == f"{tmp_path / 'router.yaml'}:4"
+    assert where["host"] == "default"
+
+
+def test_every_key_can_be_given_as_flag_variable_and_line(tmp_path):
+    for key in keys_of().values():
+        changed = _another(key.path, tmp_path)
+        texts = changed if isinstance(changed, tuple) else (text_of(changed),)
+        flags = [part for text in texts for part in (key.flag, text)]
+        by_flag = loaded(*flags).config
+        by_variable = loaded(env={key.variable: " ".join(texts)}).config
+        section, _, name = key.path.rpartition(".")
+        value = "[" + ", ".join(f"{t!r}" for t in texts) + "]" if key.is_list else texts[0]
+        line = f"{section}:\n  {name}: {value}\n" if section else f"{name}: {value}\n"
+        by_file = loaded(file=line, tmp_path=tmp_path).config
+        for config in (by_flag, by_variable, by_file):
+            assert value_at(config, key.path) == changed, key.path
+            assert config != Config()
+
+
+def _another(path: str, folder: Path) -> object:
+    """A valid value of the key that is not its default."""
+    (folder / "tokenizer.json").touch()
+    special: dict[str, object] = {
+        "workers": (WORKER, "http://127.0.0.1:9002,role=decode"),
+        "trusted_peers": ("10.0.0.0/8", "::1/128"),
+        "policy": "hybrid?load_factor=2",
+        "tokenizer": str(folder),
+        "api_keys_file": str(folder / "tokenizer.json"),
+        "explain": False,
+        "log_level": "debug",
+        "port": 8090,
+        "admin_port": 8091,
+        "host": "0.0.0.0",
+        "admin_host": "::1",
+        "session_header": "x-s",
+        "tenant_header": "x-t",
+    }
+    default = keys_of()[path].default
+    return special[path] if path in special else default + 1
+
+
+def test_workers_as_texts_and_as_mappings(tmp_path):
+    file = f"workers:\n  - {WORKER},weight=2\n  - url: http://h:1/\n    max_requests: 8\n"
+    config = loaded(file=file, tmp_path=tmp_path).config
+    assert config.workers == (f"{WORKER},weight=2", "http://h:1,max_requests=8")
+
+
+def test_a_flag_replaces_the_files_workers(tmp_path):
+    config = loaded("--worker", WORKER, file="workers: [http://h:1]", tmp_path=tmp_path).config
+    assert config.workers == (WORKER,)
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("seed: 5")
+    assert loaded(env={"WARMROUTE_CONFIG": str(path)}).config.seed == 5
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "limits:\n", "---\n"])
+def test_an_empty_file_is_the_defaults(text, tmp_path):
+    assert loaded(file=text, tmp_path=tmp_path).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("port: 70000", "router.yaml:1: port: Expected `int` <= 65535; allowed: 0..65535"),
+        ("seed: 1\nport: high", "router.yaml:2: port: Expected `int`, got `str`; allowed"),
+        ("port: true", "port: Expected `int`"),
+        ("port:", "port: Expected `int`"),
+        ("port: [1]", "port: Expected `int`"),
+        ("prot: 1", "router.yaml:1: unknown key prot; did you mean port?"),
+        ("hold_s: 1", "unknown key hold_s; did you mean limits.hold_s?"),
+        ("limits:\n  body_byte: 1", "router.yaml:2: unknown key limits.body_byte; did you"),
+        ("zzz: 1", "keys: host, port"),
+        ("port: 1\nport: 2", "router.yaml:2: port is given twice"),
+        ("limits: 5", "limits must be a mapping"),
+        ("- port", "the file must be a mapping"),
+        ("[1, 2]: 3", "a key must be text"),
+        ("port: [", "not YAML"),
+        ("port: !!python/object:os.system 1", "not YAML"),
+        ("port: \x00", "not YAML"),
+        ("port: *nobody", "router.yaml:1: not YAML"),
+        ("workers: &a [*a]", "recursive"),
+        ("[" * 5_000, "not YAML"),
+        ("seed: 2001-13-45", "seed"),
+        ("limits:\n  hold_s: .nan", "limits.hold_s"),
+        ("limits:\n  hold_s: .inf", "limits.hold_s"),
+        ("log_level: loud", "allowed: debug, info, warning, error"),
+        ("explain: maybe", "allowed: true, false"),
+        ("policy: hybird", "policy: no policy 'hybird' (did you mean hybrid?)"),
+        ("policy: hybrid?load=1", "has no parameter 'load'; valid: load_factor"),
+        ("workers: http://h:1", "workers: must be a list, got str"),
+        ("workers: [http://h:1, h]", "workers: [1]: 'h' is not of the form"),
+        ("workers: [{url: 'http://h:1', kin: vllm}]", "did you mean kind?"),
+        ("workers: [http://h:1, http://h:1/]", "workers[1]: http://h:1 is given twice"),
+        ("limits: {workers: 1}\nworkers: [http://h:1, http://h:2]", "limits.workers is 1"),
+        ("port: 8081", "port and admin_port are both 8081"),
+        ("tenant_header: x-session-id", "session_header and tenant_header"),
+        ("session_header: X Session", "allowed: small letters"),
+        ("session_header: x-warmroute-internal-a", "the router's own"),
+        ("trusted_peers: [10.0.0.1/8]", "trusted_peers: [0]"),
+        ("trusted_peers: [here]", "trusted_peers: [0]"),
+        ("tokenizer: /no/such/folder", "tokenizer.json"),
+        ("api_keys_file: /no/such/file", "is not a file"),
+        ("host: ''", "host: Expected `str` of length >= 1"),
+    ],
+)
+def test_a_bad_file_is_refused_with_place_and_help(file, says, tmp_path):
+    assert says in problems_of(file=file, tmp_path=tmp_path)
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    told = problems_of(
+        "--seed", "-1", file="port: 99999\nfoo: 1", env={"WARMROUTE_PROT": "1"}, tmp_path=tmp_path
+    )
+    assert len(told.splitlines()) == 4
+    assert "flag --seed: seed: Expected `int` >= 0; allowed: 0.." in told
+    assert "WARMROUTE_PROT: no such key; did you mean WARMROUTE_PORT?" in told
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    assert "cannot be read: No such file" in problems_of("--config", str(tmp_path / "none.yaml"))
+    assert "cannot be read: Is a directory" in problems_of("--config", str(tmp_path))
+    assert "larger than" in problems_of(file="#" * (1 << 20) + "\n", tmp_path=tmp_path)
+
+
+def test_aliases_cannot_blow_up(tmp_path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x]"]
+    for n in range(1, 30):
+        lines.append(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]")
+    assert "unknown key a29" in problems_of(file="\n".join(lines), tmp_path=tmp_path)
+
+
+def test_service_variables_of_kubernetes_are_not_ours():
+    env = {
+        "WARMROUTE_PORT": "tcp://10.0.0.7:8080",
+        "WARMROUTE_SERVICE_HOST": "10.0.0.7",
+        "WARMROUTE_SERVICE_PORT_HTTP": "8080",
+        "WARMROUTE_PORT_8080_TCP_ADDR": "10.0.0.7",
+    }
+    assert loaded(env=env).config == Config()
+
+
+def test_reload_takes_what_can_change_and_says_why_not_the_rest():
+    old = loaded().config
+    new = loaded("--policy", "random", "--worker", WORKER, "--port", "1", "--limits-workers", "9")
+    applied, refused = reloadable(old, new.config)
+    assert applied == ["workers", "policy"]
+    assert set(refused) == {"port", "limits.workers"}
+    assert "restart" in refused["port"]
+    assert reloadable(old, old) == ([], {})
+
+
+def test_fixed_keys_exist():
+    assert set(FIXED) <= set(keys_of())
+
+
+def test_what_is_printed_loads_as_the_same(tmp_path):
+    first = loaded("--worker", f"{WORKER},weight=2", "--policy", "hybrid?max_requests=none")
+    text = effective_yaml(first)
+    assert 'policy: "hybrid?max_requests=none"  # flag --policy' in text
+    assert "  hold_s: 30.0  # default" in text
+    assert loaded(file=text, tmp_path=tmp_path).config == first.config
+
+
+def test_the_check_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("os.environ", {})
+    parser = argparse.ArgumentParser()
+    add_config_command(parser)
+    path = tmp_path / "c.yaml"
+    path.write_text(f"workers: [{WORKER}]\n")
+    assert check_command(parser.parse_args(["--check", str(path)])) == 0
+    assert capsys.readouterr().out.startswith("ok: 1 of")
+    assert check_command(parser.parse_args(["--check", str(path), "--print"])) == 0
+    assert f'workers: ["{WORKER}"]  # {path}:1' in capsys.readouterr().out
+    path.write_text("prot: 1\nseed: x\n")
+    assert check_command(parser.parse_args(["--check", str(path)])) == 2
+    assert capsys.readouterr().err.count("error: ") == 2
+
+
+def test_the_help_teaches_every_key(capsys):
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    told = " ".join(parser.format_help().split())
+    for key in keys_of().values():
+        assert key.flag in told
+        assert key.variable in told

@@ -1,0 +1,43 @@
+"""docs/configuration.md agrees with the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from router.config_doc import with_table
+from router.config_keys import keys_of
+from router.config_rules import check_value
+from router.worker_spec import KEYS
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_table_of_keys_is_current():
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_table(text) == text, "run: python -m router.config_doc docs/configuration.md"
+
+
+def test_the_table_of_worker_keys_is_complete():
+    section = PAGE.read_text(encoding="utf-8").partition("## A worker")[2]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)[: len(KEYS)]) == (
+        "url",
+        *KEYS[1:],
+    )
+
+
+def test_the_example_can_be_used():
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    keys = keys_of()
+    for name, value in yaml.safe_load(example).items():
+        leaves = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
+        for path, leaf in (leaves or {name: value}).items():
+            check_value(keys[path], leaf)
+
+
+def test_a_page_without_marks_is_refused():
+    with pytest.raises(ValueError, match="marks"):
+        with_table("nothing")
