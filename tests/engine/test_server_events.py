@@ -26,6 +26,7 @@ from kvkernels import chain_hashes
 from tests.engine.harness import DEADLINE_S, Running, drain_live, replay, running, subscriber
 
 PROMPT = list(range(100, 150))
+Held = dict[int | bytes, tuple[int, ...]]  # a consumer's view: block hash -> tokens
 
 
 async def complete(worker: Running, prompt: list[int], tokens: int = 1, **fields: object) -> None:
@@ -35,7 +36,7 @@ async def complete(worker: Running, prompt: list[int], tokens: int = 1, **fields
     assert status == 200, answer
 
 
-def contents(batches: list[Live], held: dict[int | bytes, tuple[int, ...]] | None = None) -> dict:
+def contents(batches: list[Live], held: Held | None = None) -> Held:
     """Blocks that a consumer knows after `batches`: hash -> tokens."""
     held = {} if held is None else held
     for batch in batches:
@@ -140,7 +141,7 @@ async def test_a_snapshot_and_the_batches_after_it_equal_the_whole_stream() -> N
         assert kinds == {BlockStored, BlockRemoved}, "the test must see evictions"
         final = contents(stream)
         for snapshot in snapshots:
-            held: dict[int | bytes, tuple[int, ...]] = {}
+            held: Held = {}
             for batch in snapshot.batches:
                 for event in batch.events:
                     assert isinstance(event, BlockStored)

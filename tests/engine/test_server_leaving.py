@@ -1,13 +1,16 @@
-"""Clients that leave or do not read: their requests end at once and hold nothing."""
+"""Clients that leave or do not read, and a worker that fails: nothing is held, nothing hidden."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 
 import pytest
 
-from tests.engine.harness import eventually, running
+from engine.step_time import StepTime
+from engine.timed import continuation
+from tests.engine.harness import VOCAB, eventually, running
 
 PROMPT = list(range(100, 140))
 COMPLETIONS = "/v1/completions"
@@ -48,3 +51,48 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
         await eventually(lambda: worker.worker.unfinished == 0, "its requests are cancelled")
         writer.close()
         assert reader is not None
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_after_a_storm_of_clients_nothing_is_held(seed: int) -> None:
+    chance = random.Random(seed)
+    async with running(kv_tokens=1024, speed=20.0) as worker:
+
+        async def client() -> bool:
+            """True if it stayed to the end, and then every token it got was right."""
+            prompt = [chance.randrange(3), *range(chance.randrange(1, 150))]
+            count = chance.randrange(1, 60)
+            call = worker.events(COMPLETIONS, {"prompt": prompt, "max_tokens": count})
+            try:
+                events = await asyncio.wait_for(call, chance.choice([0.0, 0.01, 0.05, 10.0]))
+            except TimeoutError:
+                return False
+            said = "".join(event["choices"][0]["text"] for event in events)
+            expected = continuation(prompt, count, VOCAB)
+            assert said == "".join(f" t{token}" for token in expected)
+            return True
+
+        stayed = sum(await asyncio.gather(*(client() for _ in range(80))))
+        await eventually(lambda: worker.worker.unfinished == 0, "all requests are over")
+        scheduler, tallies = worker.worker.runner.scheduler, worker.worker.tallies
+        assert (scheduler.running, scheduler.waiting) == (0, 0)
+        assert worker.worker.pool.used_blocks == 0
+        worker.worker.pool.check()
+        assert tallies.finished["length"] >= stayed > 0
+        assert tallies.finished["abort"] > 0
+
+
+async def test_a_step_loop_that_fails_ends_the_worker_loudly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(self: StepTime, step: object) -> float:
+        raise ZeroDivisionError("the model of time failed")
+
+    async def ask() -> None:
+        async with running() as worker:
+            await worker.post(COMPLETIONS, {"prompt": PROMPT})
+
+    monkeypatch.setattr(StepTime, "seconds", broken)
+    with pytest.raises(BaseExceptionGroup) as failure:
+        await ask()
+    assert failure.group_contains(ZeroDivisionError)
