@@ -1,1 +1,7 @@
-"""Face to be written."""
+"""The sidecar router: a request finds the worker whose KV cache is warm for it.
+
+Owns: the decision core and its shells (HTTP, KV events, the fleet), configuration, metrics.
+Gives: the command `warmroute` (`cli.py`), and `router.core` to whoever simulates.
+Never imports: simulator, torch, engine.scheduler, engine.block_pool, engine.server.
+Start reading at: `switchboard.py`, then `core/core.py`.
+"""

@@ -71,7 +71,8 @@ async def _listen(
         access_log=None,
         shutdown_timeout=config.timeouts.shutdown_s,
         keepalive_timeout=config.timeouts.keep_alive_s,
-        max_headers_size=config.limits.header_bytes,
+        max_line_size=config.limits.header_bytes,
+        max_field_size=config.limits.header_bytes,
         **SERVER_OPTIONS,
     )
     await runner.setup()

@@ -1,14 +1,16 @@
 """The C++ core as Python sees it; `twins.py` states what each member means.
 
-`Buffer`: a C-contiguous 1-D buffer, read in place: numpy array, memoryview, array.array.
+Tokens and hashes are C-contiguous 1-D buffers, read in place: numpy array, memoryview, array.array.
 """
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer
+from typing_extensions import Buffer as _Buffer
 
 Hashes = npt.NDArray[np.uint64]
 Hits = npt.NDArray[np.int32]
+# Type checkers know numpy arrays as buffers only from Python 3.12 on.
+Buffer = npt.NDArray[np.int32] | npt.NDArray[np.uint64] | _Buffer
 
 def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes: ...
 

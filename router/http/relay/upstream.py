@@ -125,7 +125,7 @@ class Upstream:
         try:
             outcome = await exchange.run(head, request.body)
         finally:
-            if exchange.reusable and not connection.closing and not self._closed:
+            if exchange.reusable and not connection.closing:
                 self._keep(connection)
             else:
                 connection.abort()

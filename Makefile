@@ -1,0 +1,54 @@
+# One word per wish. On a fresh machine with Python 3.11+, a C++ compiler and make, each target
+# sets up what it needs in .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+DEMO_FLAGS ?=
+TRACE ?= simulator/data/conversation_sample.jsonl.gz
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo run test test-all check bench sim sanitize clean
+
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install there
+
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## the hot spot and its cure, live, in under five minutes; report in build/demo
+	$(BIN)/warmroute-sim demo --out build/demo $(DEMO_FLAGS)
+
+run: $(STAMP) ## a router and four timed workers, until Ctrl-C
+	$(BIN)/warmroute-sim stack
+
+test: $(STAMP) ## all tests but the long ones
+	$(BIN)/python -m pytest -m "not full"
+
+test-all: $(STAMP) ## all tests, soaks and fuzzing at full length
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## format, lint, types, arrows, tidy
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/tidy
+
+bench: $(STAMP) ## benchmarks, as ratios within one run
+	@for bench in tests/bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+sim: $(STAMP) ## put a trace on a live stack: make sim TRACE=FILE
+	$(BIN)/warmroute-sim stack --trace $(TRACE)
+
+sanitize: $(STAMP) ## replay random index histories under address and undefined-behaviour sanitizers
+	$(BIN)/python -m pytest -q tests/kernels/test_sanitized.py
+
+clean: ## remove .venv and build
+	rm -rf $(VENV) build
