@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -72,6 +73,9 @@ async def serve(
     async with serving(settings, tokenizer) as (url, worker):
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, _stop_or_cut, stop, worker)
+        # What is loaded by now stays. Walking it in every full collection takes longer than a
+        # step does (10 ms against 8).
+        gc.freeze()
         on_ready(url, worker)
         await stop.wait()
         log.info("stopping: %d unfinished", worker.unfinished)

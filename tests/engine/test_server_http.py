@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.scheduler_types import SchedulerSettings
 from engine.timed import continuation
 from engine.wire import parse_load
+from engine.wire.hf import HfTokenizer
 from tests.engine.harness import VOCAB, eventually, running
 
 PROMPT = list(range(100, 140))
@@ -95,6 +97,21 @@ async def test_a_chat_stream_opens_with_the_role() -> None:
         assert said == continuation(opening["prompt_token_ids"], 2, VOCAB)
         contents = [event["choices"][0]["delta"]["content"] for event in tokens]
         assert contents == [f" t{token}" for token in said]
+
+
+async def test_a_models_own_tokenizer(model: Path) -> None:
+    tokenizer = HfTokenizer(model)
+    body = {"messages": [{"role": "user", "content": "Grüße"}], "max_tokens": 40}
+    async with running(tokenizer) as worker:
+        _, ids = await worker.post("/tokenize", {"messages": body["messages"]})
+        assert ids["tokens"] == tokenizer.encode("<s>DGrüße", add_special_tokens=False)
+        said = continuation(ids["tokens"], 40, tokenizer.vocab)
+        _, whole = await worker.post(CHAT, body)
+        assert whole["choices"][0]["message"]["content"] == tokenizer.decode(said)
+        _, *events = await worker.events(CHAT, body)
+        assert len(events) == 40, "one event a token, even where it ends no character"
+        status, answer = await worker.post(CHAT, {"messages": [{"role": "user", "content": 5}]})
+        assert (status, answer["error"]["param"]) == (400, "messages[0].content")
 
 
 async def test_several_prompts_are_several_choices() -> None:
