@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from router.http.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
-from router.http.errors import error_body
+from router.http.errors import WorkerError, error_body
 from router.http.relay.reply import Outcome, RelayLimits, Timeouts
 from router.http.relay.upstream import Upstream
 
 DEADLINE_S = 10.0
 
 Script = Callable[["WorkerCall"], Awaitable[None]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -170,20 +171,43 @@ async def relay(
     """The tiny app in front of the workers on `ports`."""
     upstreams = [Upstream("127.0.0.1", port, time.monotonic, limits=limits) for port in ports]
     it = Relay(upstreams, timeouts or Timeouts(), buffer_bytes)
-    app = web.Application(client_max_size=1 << 26)
-    app.router.add_route("*", "/{path:.*}", it.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2, **SERVER_OPTIONS)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    it.port = runner.addresses[0][1]
     try:
-        yield it
+        async with served(it.handle) as it.port:
+            yield it
     finally:
-        await runner.cleanup()
         for upstream in upstreams:
             await upstream.aclose()
             assert upstream.open_connections == 0
+
+
+@asynccontextmanager
+async def served(handle: Handler) -> AsyncIterator[int]:
+    """A server on a free port that gives every request to `handle`."""
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2, **SERVER_OPTIONS)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENT = b"9\r\ndata: 1\n\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+async def good(call: WorkerCall) -> None:
+    """Answer well."""
+    await call.say(OK)
+
+
+def kind(error: Exception | None) -> str:
+    """What kind of worker's fault it was; fails when it was none."""
+    assert isinstance(error, WorkerError), error
+    return error.kind
 
 
 async def ask(port: int, request: bytes) -> bytes:

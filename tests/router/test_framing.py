@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.http.errors import ClientError, WorkerError
 from router.http.relay.framing import ChunkedBody, CloseBody, LengthBody, follow
 from router.http.relay.head import end_to_end, parse_head, request_head
-from router.http.relay.meter import Meter
-from router.http.relay.reply import Framing, RelayLimits, ReplyHead, UpstreamRequest, Usage
-
-# Time limits of single examples say more about the machine than about the code.
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from router.http.relay.reply import Framing, RelayLimits, ReplyHead, UpstreamRequest
+from tests.router.property_support import cut, patient
 
 LIMITS = RelayLimits()
-
-
-def cut(data: bytes, at: list[int]) -> list[bytes]:
-    """`data` in pieces, cut at the given places (any order, repeats allowed)."""
-    places = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
-    return [data[a:b] for a, b in pairwise(places)]
 
 
 def fed(body: ChunkedBody | LengthBody | CloseBody, pieces: list[bytes]) -> tuple[bytes, int]:
@@ -255,56 +245,6 @@ def test_a_target_that_breaks_the_request_line_is_refused(target: str) -> None:
 def test_headers_named_by_connection_are_dropped_both_ways() -> None:
     headers = [(b"A", b"1"), (b"connection", b" close , a"), (b"b", b"2"), (b"Keep-Alive", b"3")]
     assert list(end_to_end(headers)) == [(b"b", b"2")]
-
-
-USAGE = (
-    b'{"usage":{"prompt_tokens":7,"completion_tokens":2,'
-    b'"prompt_tokens_details":{"cached_tokens":5}}}'
-)
-
-
-@patient
-@given(CUTS)
-def test_events_and_usage_are_read_however_the_body_is_cut(cuts: list[int]) -> None:
-    text = b'data: {"t":"a data: b \\"usage\\": {","usage": null}\n\n' * 3
-    text += b": ping\n\ndata: " + USAGE + b"\n\ndata: [DONE]\n\n"
-    meter = Meter(event_stream=True, tail_bytes=8192)
-    for piece in cut(text, cuts):
-        meter.feed(piece)
-    assert meter.events == 5
-    assert meter.usage() == Usage(7, 2, 5)
-
-
-@pytest.mark.parametrize(
-    ("body", "usage"),
-    [
-        (USAGE, Usage(7, 2, 5)),
-        (b'{"usage" : {"prompt_tokens":7}}', Usage(7)),
-        (b'{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}', Usage(7)),
-        (b'{"usage":{}}', Usage()),
-        (b'{"usage":null}', None),
-        (b'{"usage":{"prompt_tokens":-1}}', None),
-        (b'{"usage":{"prompt_tokens":"7"}}', None),
-        (b'{"usage":{"prompt_tokens":7', None),
-        (b'{"usage":' + b'{"a":' * 1000, None),
-        (b'{"text":"\\"usage\\":{}"}', None),
-        (b"\xff\xfe" * 10 + USAGE, Usage(7, 2, 5)),
-        (USAGE + b" " * 9000, None),
-        (b"", None),
-    ],
-)
-def test_usage_of_a_whole_reply(body: bytes, usage: Usage | None) -> None:
-    meter = Meter(event_stream=False, tail_bytes=8192)
-    meter.feed(body)
-    assert meter.usage() == usage
-    assert meter.events == 0
-
-
-def test_the_tail_is_bounded() -> None:
-    meter = Meter(event_stream=True, tail_bytes=1000)
-    for _ in range(10_000):
-        meter.feed(b"data: 0123456789\n\n")
-    assert meter._kept_bytes < 1100
 
 
 def test_limits_are_checked() -> None:

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import time
 
 import pytest
 from aiohttp import web
 
-from router.http.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
-from router.http.errors import ClientError, WorkerError
-from router.http.relay.reply import RelayLimits, Timeouts, UpstreamRequest
+from router.http.client_reply import ClientReply, upstream_request
+from router.http.relay.reply import RelayLimits, Timeouts
 from router.http.relay.upstream import Upstream
 from tests.router.relay_support import (
     DEADLINE_S,
+    EVENT,
+    OK,
+    STREAM,
     WorkerCall,
     ask,
     chunked,
+    good,
+    kind,
     post,
-    read_reply,
     relay,
+    served,
     until,
     worker,
 )
-
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-EVENT = b"9\r\ndata: 1\n\n\r\n"
-
-
-def kind(error: Exception | None) -> str:
-    assert isinstance(error, WorkerError), error
-    return error.kind
-
-
-async def good(call: WorkerCall) -> None:
-    await call.say(OK)
 
 
 def unused_port() -> int:
@@ -206,57 +196,6 @@ async def test_an_error_reply_too_long_or_too_slow_is_not_kept(body: bytes) -> N
         await until(lambda: w.gone == 1, "the worker's connection is closed")
 
 
-@pytest.mark.parametrize("how", ["hang_up", "reset"])
-async def test_a_connection_that_went_stale_is_replaced_silently(how: str) -> None:
-    async def script(call: WorkerCall) -> None:
-        if call.serial == 0:
-            await call.say(OK)
-        else:
-            getattr(call, how)()  # closed just when the next request came
-
-    async with worker(script) as w, relay(w.port) as r:
-        for _ in range(3):
-            assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
-        assert [outcome.error for outcome in r.outcomes] == [None] * 3
-        assert (w.connections, len(w.calls)) == (3, 5)
-
-
-async def test_all_connections_in_use_is_said_and_harms_nobody() -> None:
-    go = asyncio.Event()
-
-    async def slow(call: WorkerCall) -> None:
-        await go.wait()
-        await call.say(OK)
-
-    async with worker(slow) as w, relay(w.port, limits=RelayLimits(max_connections=2)) as r:
-        tasks = [asyncio.create_task(ask(r.port, post())) for _ in range(2)]
-        await until(lambda: len(w.calls) == 2, "two requests are under way")
-        assert b" 502 " in await ask(r.port, post())
-        assert kind(r.outcomes[0].error) == "busy"
-        go.set()
-        assert all(got.endswith(b"ok") for got in await asyncio.gather(*tasks))
-
-
-async def test_an_old_idle_connection_is_not_used() -> None:
-    async with worker(good) as w, relay(w.port, limits=RelayLimits(idle_s=1e-6)) as r:
-        for _ in range(2):
-            await ask(r.port, post())
-        await until(lambda: w.connections == 2 and w.gone >= 1, "a fresh one was made")
-
-
-async def test_closing_an_upstream_ends_what_is_under_way() -> None:
-    async def silent(call: WorkerCall) -> None:
-        await call.reader.read()
-
-    async with worker(silent) as w, relay(w.port) as r:
-        task = asyncio.create_task(ask(r.port, post()))
-        await until(lambda: len(w.calls) == 1, "the request is under way")
-        await r.upstreams[0].aclose()
-        assert b" 502 " in await task
-        assert b" 502 " in await ask(r.port, post())
-        assert [kind(outcome.error) for outcome in r.outcomes] == ["early_close", "connect"]
-
-
 async def test_an_early_refusal_of_a_large_body() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")  # the body stays unread
@@ -302,87 +241,10 @@ async def test_our_own_faults_are_loud_and_not_the_workers() -> None:
     loop = asyncio.get_running_loop()
     reported: list[object] = []
     loop.set_exception_handler(lambda _, context: reported.append(context))
-    async with worker(script) as w:
+    async with worker(script) as w, served(handle) as port:
         upstream = Upstream("127.0.0.1", w.port, time.monotonic)
-        app = web.Application()
-        app.router.add_post("/{path:.*}", handle)
-        runner = web.AppRunner(app, access_log=None, **SERVER_OPTIONS)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        got = await ask(runner.addresses[0][1], post())
+        got = await ask(port, post())
         assert got.endswith(EVENT), "no second reply was written into the first"
         assert (len(caught), len(reported)) == (1, 1)
         assert upstream.open_connections == 0
-        await runner.cleanup()
         await upstream.aclose()
-
-
-async def test_tls_to_the_worker() -> None:
-    def context(side: int) -> ssl.SSLContext:
-        # Anonymous keys: the way of the bytes is tested here, not the trust in certificates.
-        it = ssl.SSLContext(side)
-        it.check_hostname = False
-        it.verify_mode = ssl.CERT_NONE
-        it.maximum_version = ssl.TLSVersion.TLSv1_2
-        it.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
-        return it
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n{}")
-        writer.write(STREAM + EVENT * 1000 + b"0\r\n\r\n")
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context(ssl.PROTOCOL_TLS_SERVER))
-    port = server.sockets[0].getsockname()[1]
-    async with server, relay(port) as r:
-        r.upstreams[0] = Upstream(
-            "127.0.0.1", port, time.monotonic, tls=context(ssl.PROTOCOL_TLS_CLIENT)
-        )
-        assert (await ask(r.port, post())).endswith(EVENT * 1000 + b"0\r\n\r\n")
-        await r.upstreams[0].aclose()
-
-
-async def test_a_worker_that_speaks_no_tls_is_a_connect_error() -> None:
-    async with worker(good) as w, relay() as r:
-        context = ssl.create_default_context()
-        r.upstreams.append(Upstream("127.0.0.1", w.port, time.monotonic, tls=context))
-        w_task = asyncio.create_task(ask(r.port, post()))
-        await until(lambda: w.connections == 1, "the worker is reached")
-        for writer in tuple(w.writers):
-            writer.transport.abort()
-        assert b" 502 " in await w_task
-        assert kind(r.outcomes[0].error) == "connect"
-
-
-async def test_a_request_that_cannot_be_written_is_the_clients_fault() -> None:
-    upstream = Upstream("127.0.0.1", 1, time.monotonic)
-    with pytest.raises(ClientError):
-        await upstream.send(UpstreamRequest("GET", "/a b"), _NoSink(), Timeouts())
-
-
-class _NoSink(ClientReply):
-    """A sink that must not be asked anything."""
-
-    def __init__(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"port": 0}, {"port": 65_536}, {"base_path": "x"}, {"base_path": "/x/"}]
-)
-def test_upstream_checks_its_arguments(arguments: dict[str, object]) -> None:
-    defaults: dict[str, object] = {"host": "h", "port": 80, "clock": time.monotonic}
-    with pytest.raises(ValueError, match=r"port|base_path"):
-        Upstream(**(defaults | arguments))  # type: ignore[arg-type]
-
-
-async def test_keep_alive_client_after_a_hidden_failure() -> None:
-    async def bad(call: WorkerCall) -> None:
-        call.hang_up()
-
-    async with worker(bad) as b, worker(good) as g, relay(b.port, g.port) as r:
-        reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
-        for _ in range(3):
-            writer.write(post(close=False))
-            assert (await read_reply(reader))[1] == b"ok"
-        writer.close()

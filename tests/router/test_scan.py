@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.http.errors import ClientError
 from router.http.scan import ScanLimits, Scanned, scan
+from tests.router.property_support import patient
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
-# Time limits of single examples say more about the machine than about the code.
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 HI = {"role": "user", "content": "hi"}
 
 
