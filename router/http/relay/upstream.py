@@ -47,10 +47,9 @@ class Upstream:
         self._base_path = base_path
         self._tls = tls
         self._limits = limits or RelayLimits()
-        bracketed = f"[{host}]" if ":" in host else host
+        name = b"[%s]" % host.encode() if ":" in host else host.encode("idna")
         default_port = 443 if tls is not None else 80
-        name = bracketed if port == default_port else f"{bracketed}:{port}"
-        self._host_header = name.encode("idna" if not name.isascii() else "ascii")
+        self._host_header = name if port == default_port else b"%s:%d" % (name, port)
         self._idle: deque[Connection] = deque()  # the one used last stands last
         self._open: set[Connection] = set()
         self._connecting = 0

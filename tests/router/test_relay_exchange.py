@@ -1,0 +1,129 @@
+"""The exchange by itself: whatever bytes a worker sends, the client's side stays in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.http.errors import WorkerError
+from router.http.relay.connection import Connection
+from router.http.relay.exchange import Exchange
+from router.http.relay.reply import Outcome, RelayLimits, ReplyHead, Terms, Timeouts
+from tests.router.property_support import cut, patient
+
+REPLIES = st.sampled_from(
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\nhello",
+        b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n",
+        b"",
+    ]
+)
+BENDS = st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=3)), max_size=3)
+
+
+class Wire:
+    """Stands for the connection: everything can be written, nothing happens."""
+
+    closing = False
+    can_write = True
+
+    def __init__(self, said: list[bytes]) -> None:
+        self.transport = self
+        self.said = said
+
+    def begin(self, receiver: Exchange) -> None:
+        for piece in self.said:
+            receiver.feed(piece)
+        receiver.lost(None)
+
+    def writelines(self, parts: object) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Record:
+    """A sink that notes the order of what it is asked."""
+
+    dechunk = False
+    congested = False
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.body = b""
+
+    def head(self, head: ReplyHead) -> None:
+        self.calls.append("head")
+
+    def data(self, data: bytes) -> None:
+        assert data
+        self.body += data
+        if self.calls[-1] != "data":
+            self.calls.append("data")
+
+    async def drain(self) -> None: ...
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+
+
+async def relayed(pieces: list[bytes]) -> tuple[Outcome, Record]:
+    """What becomes of a reply that comes in `pieces` and then ends."""
+    sink = Record()
+    terms = Terms(RelayLimits(), Timeouts(), time.monotonic)
+    exchange = Exchange(cast(Connection, Wire(pieces)), "POST", sink, terms)
+    return await exchange.run(b"", b""), sink
+
+
+@patient
+@given(REPLIES, BENDS, st.lists(st.integers(0, 1000), max_size=6))
+async def test_any_reply_gives_one_orderly_story(
+    reply: bytes, bends: list[tuple[int, bytes]], cuts: list[int]
+) -> None:
+    for place, bend in bends:
+        at = place % (len(reply) + 1)
+        reply = reply[:at] + bend + reply[at + len(bend) :]
+    outcome, sink = await relayed(cut(reply, cuts))
+    assert sink.calls in (
+        [],
+        ["head", "finish"],
+        ["head", "data", "finish"],
+        ["head", "data", "abort"],
+    )
+    assert len(sink.body) == outcome.bytes_to_client
+    if outcome.error is None:
+        assert sink.calls[-1] == "finish"
+    else:
+        assert isinstance(outcome.error, WorkerError)
+        assert outcome.retryable == (sink.calls == [])
+    # However the bytes are cut the verdict is the same; what the client saw before it may differ.
+    whole, _ = await relayed([reply])
+    assert getattr(outcome.error, "kind", None) == getattr(whole.error, "kind", None)
+    assert outcome.status == whole.status
+
+
+async def test_a_connection_that_was_lost_before_its_exchange_began() -> None:
+    connection = Connection(lambda _: None)
+    connection.connection_made(_Closed())
+    connection.connection_lost(None)
+    terms = Terms(RelayLimits(), Timeouts(), time.monotonic)
+    outcome = await Exchange(connection, "POST", Record(), terms).run(b"GET", b"")
+    assert isinstance(outcome.error, WorkerError)
+    assert outcome.error.kind == "early_close"
+
+
+class _Closed(asyncio.Transport):
+    """A transport whose other side is gone."""
+
+    def is_closing(self) -> bool:
+        return True
