@@ -13,18 +13,19 @@ from policies.thresholds import check_thresholds, within_thresholds
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """cost [s] = missing prefill + load_factor * (queued prefill + requests * one decode step).
+    """cost [s] = (missing + load_factor * (queued + requests * step_tokens)) / own prefill rate.
 
-    Prefill first: queued and missing tokens over the worker's calibrated rate, as in Llumnix's
-    cache-aware dispatch. That sum alone is blind to decode, so every unfinished request counts
-    one step: what it costs the newcomer and what the newcomer costs it. Missing tokens are
-    priced by how many already hold them (`missing_tokens`). Unknown hits are a lower bound and
-    taken as they are; host and disk tiers count as missing.
+    All terms are prefill tokens, so the cost is seconds at the worker's own speed. Missing plus
+    queued is Llumnix's cache-aware dispatch; it is blind to decode, so every unfinished request
+    counts one decode step, as the tokens that could be computed in it: what it costs the newcomer
+    and what the newcomer costs it. Missing tokens are priced by how many workers hold them
+    (`missing_tokens`). Unknown hits are a lower bound and taken as they are; host and disk tiers
+    count as missing.
 
-    Spill depth of a prefix of H tokens on m workers, queues drained: the holders take
-    H / (m * rate * step * load_factor) requests more than an idle worker before it gets one.
+    Spill depth of a prefix of H tokens on m workers, queues drained: each holder may have
+    H / (m * step_tokens * load_factor) requests more than an idle worker before that gets one.
 
-    load_factor: seconds of one's own prefill that a second of load is worth, 0 or more.
+    load_factor: missing tokens that a token of load is worth, 0 or more.
     max_requests, max_queued_tokens, max_kv_fraction: a worker that has reached one gets +inf
     while another is below its own (`policies.thresholds`); None = no limit. The worker's own
     limits go first.
@@ -41,14 +42,18 @@ class Hybrid:
         check_thresholds(self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        prefill_s = missing_tokens(request, fleet) / fleet.prefill_tokens_per_s
+        # The pool's median, not the worker's own step: token gaps grow with every prefill beside
+        # them, which `queued` counts already. With its own, a busy worker is charged twice, a quiet
+        # one attracts everybody, and near saturation the load swings between them.
+        step_tokens = np.median(fleet.step_s * fleet.prefill_tokens_per_s) if len(fleet) else 0.0
         # All unfinished requests, not the running ones only: one whose prefill should be over by
         # the model, but whose first token has not come yet, would otherwise weigh nothing.
-        load_s = fleet.queued_prefill_s + fleet.requests * fleet.step_s
+        load_tokens = fleet.queued_prefill_tokens + fleet.requests * step_tokens
+        work_tokens = missing_tokens(request, fleet) + self.load_factor * load_tokens
         below = within_thresholds(
             fleet, self.max_requests, self.max_queued_tokens, self.max_kv_fraction
         )
-        return np.where(below, prefill_s + self.load_factor * load_s, np.inf)
+        return np.where(below, work_tokens / fleet.prefill_tokens_per_s, np.inf)
 
 
 def missing_tokens(request: RequestView, fleet: FleetView) -> Floats:

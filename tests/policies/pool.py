@@ -53,14 +53,22 @@ class Outcome:
 
 
 class Pool:
-    """Workers behind a core. Lifetime: one run."""
+    """Workers behind a core; those in `slow` run at half speed. Lifetime: one run."""
 
     def __init__(
-        self, policy: str, name: str, workers: int, kv_tokens: int, block_size: int, seed: int
+        self,
+        policy: str,
+        name: str,
+        workers: int,
+        kv_tokens: int,
+        block_size: int,
+        seed: int,
+        slow: Sequence[int] = (),
     ) -> None:
         self.core = RouterCore(load(policy), CoreSettings(max_workers=workers), seed)
         step_time = profile(name).step_time
         self.step_time = step_time
+        self.slowness = [2.0 if worker in slow else 1.0 for worker in range(workers)]
         self.schedulers = []
         for worker_id in range(workers):
             facts = WorkerFacts(
@@ -102,8 +110,8 @@ class Pool:
                 next_step = self.schedulers[worker_id].schedule(now_s)
                 if next_step is not None:
                     under_way[worker_id] = next_step
-                    end_s = now_s + self.step_time.seconds(next_step)
-                    heapq.heappush(events, (end_s, STEP_END, worker_id))
+                    step_s = self.step_time.seconds(next_step) * self.slowness[worker_id]
+                    heapq.heappush(events, (now_s + step_s, STEP_END, worker_id))
         assert self.core.inflight_requests == 0
         assert not np.isnan(ttft_s).any(), "a request was lost"
         queries = sum(s.prefix_query_tokens_total for s in self.schedulers)

@@ -11,8 +11,8 @@ seeds = pytest.mark.parametrize("seed", [1, 2])
 profiles = pytest.mark.parametrize("profile", PROFILES)
 
 
-def run(policy: str, profile: str, jobs: list, seed: int) -> Outcome:
-    return Pool(policy, profile, 8, 269_000, 16, seed).run(jobs)
+def run(policy: str, profile: str, jobs: list, seed: int, slow: tuple[int, ...] = ()) -> Outcome:
+    return Pool(policy, profile, 8, 269_000, 16, seed, slow).run(jobs)
 
 
 @seeds
@@ -42,3 +42,22 @@ def test_hybrid_keeps_conversations_where_their_cache_is(profile, seed):
     blind, hybrid = (run(policy, profile, jobs, seed) for policy in ("round_robin", "hybrid"))
     assert hybrid.hit_rate >= blind.hit_rate + 0.15
     assert hybrid.ttft_s.mean() <= 0.75 * blind.ttft_s.mean()
+
+
+@seeds
+def test_hybrid_stays_even_near_saturation(seed):
+    jobs = shared_prompt(800, 140.0, 6_000, 700, 24, seed)
+    blind, hybrid = (run(policy, PROFILES[0], jobs, seed) for policy in ("round_robin", "hybrid"))
+    assert hybrid.skew <= 1.1, hybrid.requests
+    assert hybrid.ttft_s.mean() <= 1.25 * blind.ttft_s.mean()
+
+
+@seeds
+def test_hybrid_gives_slow_workers_less(seed):
+    jobs = shared_prompt(500, 100.0, 6_000, 700, 24, seed)
+    slow = (0, 5)
+    blind, hybrid = (
+        run(policy, PROFILES[0], jobs, seed, slow) for policy in ("round_robin", "hybrid")
+    )
+    assert max(hybrid.requests[worker] for worker in slow) < 500 / 8
+    assert hybrid.ttft_s.mean() <= 0.7 * blind.ttft_s.mean()

@@ -90,7 +90,7 @@ def test_kv_load_counts_its_own_ledger_before_the_first_report():
     assert costs == [42.0, 70.0]
 
 
-def test_hybrid_adds_prefill_queue_and_decode_in_the_workers_own_seconds():
+def test_hybrid_adds_missing_queue_and_decode_in_the_workers_own_seconds():
     costs = costs_of(
         Hybrid(load_factor=0.5),
         hit_tokens=[600, 0],
@@ -100,8 +100,9 @@ def test_hybrid_adds_prefill_queue_and_decode_in_the_workers_own_seconds():
         prefill_tokens_per_s=[1_000.0, 2_000.0],
         step_s=[0.01, 0.02],
     )
-    # 400 missing at 1,000/s, half of (0.2 s queued + 4 steps of 10 ms), and likewise.
-    assert costs == pytest.approx([0.4 + 0.5 * (0.2 + 0.04), 0.5 + 0.5 * (0.2 + 0.04)])
+    # A step is worth 10 and 40 tokens, in the median 25; four and two requests stand there.
+    first = (400 + 0.5 * (200 + 4 * 25)) / 1_000
+    assert costs == pytest.approx([first, (1_000 + 0.5 * (400 + 2 * 25)) / 2_000])
 
 
 @pytest.mark.parametrize(
