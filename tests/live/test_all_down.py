@@ -1,0 +1,122 @@
+"""No worker left, reload, shutdown: what operators meet."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import aiohttp
+
+from simulator.processes import Programs
+from tests.live.stack import MODEL, engine_arguments, running, until
+
+
+async def test_with_all_workers_down_clients_get_503_and_when_to_come_back(tmp_path: Path) -> None:
+    router = ["--intervals-health-s", "0.1"]
+    async with running(tmp_path, workers=2, router=router) as stack:
+        for worker in stack.workers:
+            worker.process.send_signal(signal.SIGKILL)
+        for worker_id in (0, 1):
+            await stack.until_state(worker_id, "down")
+        body = {"model": MODEL, "prompt": [1]}
+        async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+            assert reply.status == 503
+            assert int(reply.headers["Retry-After"]) >= 1
+            error = (await reply.json())["error"]
+            assert error["code"] == "no_worker_available"
+            assert "down" in error["message"]
+        async with stack.http.get(f"{stack.url}/health") as reply:
+            assert reply.status == 503
+        await stack.assert_idle()
+
+
+async def test_a_router_without_workers_says_so_and_learns_of_one_later(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=0) as stack:
+        status, answer = await stack.complete([1])
+        assert (status, answer["error"]["code"]) == (503, "no_worker_available")
+        worker = await stack.programs.start("late", "engine", engine_arguments())
+        await stack.add(worker.url)
+        status, _ = await stack.complete([1])
+        assert status == 200
+
+
+async def test_sighup_takes_over_what_can_change_and_keeps_the_old_when_it_is_bad(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("policy: round_robin\n")
+    async with running(tmp_path, workers=1, router=["--config", str(file)]) as stack:
+
+        async def policy() -> str:
+            body = {"model": MODEL, "prompt": [1], "max_tokens": 1}
+            async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+                await reply.read()
+            async with stack.http.get(f"{stack.admin}/explain?last=1") as reply:
+                name: str = (await reply.json())["decisions"][0]["policy"]
+                return name
+
+        assert await policy() == "round_robin"
+        file.write_text("policy: kv_prefix\nport: 1\n")
+        stack.router.process.send_signal(signal.SIGHUP)
+
+        async def changed() -> bool:
+            return await policy() == "kv_prefix"
+
+        await until(changed, "the new policy")
+        file.write_text("policy: nonsense\n")
+        stack.router.process.send_signal(signal.SIGHUP)
+
+        async def refused() -> bool:
+            return "reload refused" in stack.router.log.read_text()
+
+        await until(refused, "the refusal")
+        assert await policy() == "kv_prefix"
+        assert "port" in stack.router.log.read_text()
+
+
+async def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1, speed=5) as stack:
+        body = {"model": MODEL, "prompt": [1], "max_tokens": 200, "stream": True}
+        async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+            await reply.content.readline()
+            stack.router.process.send_signal(signal.SIGTERM)
+            rest = await reply.read()
+        assert rest.rstrip().endswith(b"data: [DONE]")
+        assert await asyncio.wait_for(stack.router.process.wait(), 10) == 0
+
+
+async def test_bad_configurations_end_at_once_and_say_where(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("policy: hybrid\nlimits:\n  body_bytes: 12\nlisten: 80\n")
+    process = await asyncio.create_subprocess_exec(
+        *_python("router", "serve", "--config", str(file), "--port", "99999"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, stderr = await process.communicate()
+    text = stderr.decode()
+    assert process.returncode == 2
+    for words in ("bad.yaml:3", "limits.body_bytes", "bad.yaml:4", "listen", "--port"):
+        assert words in text
+
+
+async def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    async with Programs(tmp_path) as programs, aiohttp.ClientSession():
+        first = await programs.start(
+            "first", "router", ["serve", "--port", "0", "--admin-port", "0"]
+        )
+        port = first.url.rpartition(":")[2]
+        process = await asyncio.create_subprocess_exec(
+            *_python("router", "serve", "--port", port, "--admin-port", "0"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, stderr = await process.communicate()
+        assert process.returncode == 1
+        assert port in stderr.decode()
+        assert "Traceback" not in stderr.decode()
+
+
+def _python(*arguments: str) -> list[str]:
+    import sys
+
+    return [sys.executable, "-m", *arguments]

@@ -1,0 +1,243 @@
+"""Bad input through real HTTP: a clear answer, no crash, no load left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import pytest_asyncio
+import zmq
+import zmq.asyncio
+
+from tests.live.stack import MODEL, misbehaving, running, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BODY_LIMIT = 1 << 20
+OK_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory):
+    router = ["--limits-body-bytes", str(BODY_LIMIT), "--ejection-failures", "1000"]
+    async with running(tmp_path_factory.mktemp("logs"), workers=2, router=router) as stack:
+        yield stack
+        await stack.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "JSON"),
+        (b"{", "JSON"),
+        (b'{"model": "tiny", "prompt": "x"', "JSON"),
+        (b"\xff\xfe\x00", "JSON"),
+        (b"[]", "object"),
+        (b'{"model": 5, "prompt": "x"}', "model"),
+        (b'{"model": "tiny", "prompt": {"a": 1}}', "prompt"),
+        (b'{"model": "tiny", "prompt": [1, "a"]}', "prompt"),
+        (b'{"model": "tiny", "prompt": [-1]}', "prompt"),
+        (b'{"model": "tiny", "prompt": ""}', "empty"),
+        (b'{"model": "tiny", "prompt": []}', "empty"),
+        (b'{"model": "tiny"}', "prompt"),
+        (b'{"model": "tiny", "prompt": "x", "stream": "yes"}', "stream"),
+        (b'{"model": "tiny", "prompt": "x", "max_tokens": 1.5}', "max_tokens"),
+        (b"[" * 100_000, "object"),
+        (b'{"model": "tiny", "prompt": ' + b"[" * 100_000, "nested"),
+    ],
+)
+async def test_bodies_that_make_no_sense_are_refused_with_the_place(stack, body, words) -> None:
+    status, answer = await stack.post(body)
+    assert status == 400
+    error = answer["error"]
+    assert error["type"] == "invalid_request_error"
+    assert words.lower() in (error["message"] + str(error["param"])).lower()
+
+
+async def test_chats_are_checked_too(stack) -> None:
+    path = "/v1/chat/completions"
+    for body, word in (
+        (b'{"model": "tiny", "messages": []}', "message"),
+        (b'{"model": "tiny", "messages": "hi"}', "messages"),
+        (b'{"model": "tiny", "messages": [1]}', "messages"),
+    ):
+        status, answer = await stack.post(body, path)
+        assert status == 400
+        assert word in answer["error"]["message"] + str(answer["error"]["param"])
+
+
+async def test_an_unknown_model_is_told_what_is_served(stack) -> None:
+    status, answer = await stack.complete([1, 2], model="gpt-nothing")
+    assert status == 404
+    assert answer["error"]["code"] == "model_not_found"
+    assert MODEL in answer["error"]["message"]
+
+
+async def test_a_prompt_longer_than_the_model_is_refused_before_it_costs_anything(stack) -> None:
+    before = await stack.metric("warmroute_prompt_tokens_total")
+    status, answer = await stack.complete([1] * 140_000)
+    assert status == 400
+    assert answer["error"]["code"] == "context_length_exceeded"
+    assert "140000" in answer["error"]["message"]
+    assert await stack.metric("warmroute_prompt_tokens_total") == before
+
+
+async def test_a_body_over_the_limit_is_refused_with_the_limit(stack) -> None:
+    status, answer = await stack.post(b'{"model":"tiny","prompt":"' + b"x" * BODY_LIMIT + b'"}')
+    assert status == 413
+    assert str(BODY_LIMIT) in answer["error"]["message"]
+
+
+async def test_a_chat_of_ten_thousand_messages_is_served(stack) -> None:
+    messages = [
+        {"role": "user" if i % 2 == 0 else "assistant", "content": f"m{i}"} for i in range(10_001)
+    ]
+    body = json.dumps({"model": MODEL, "messages": messages, "max_tokens": 1}).encode()
+    status, answer = await stack.post(body, "/v1/chat/completions")
+    assert status == 200, answer
+    assert answer["usage"]["prompt_tokens"] > 10_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/metrics", 404),
+        ("GET", "/workers", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/completions/../../workers", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/chat/completions", 405),
+    ],
+)
+async def test_only_the_allowed_paths_are_served(stack, method, path, status) -> None:
+    async with stack.http.request(method, f"{stack.url}{path}") as reply:
+        assert reply.status == status
+        message = (await reply.json())["error"]["message"]
+    assert ("/v1/completions" in message) == (status == 404) or status == 405
+
+
+async def test_unknown_fields_and_formatting_reach_the_worker_byte_for_byte(stack) -> None:
+    reply = OK_JSON
+    body = b'{ "model":"echo",\n "x_unknown": {"a":[1, 2.50e1]}, "prompt" : "h\\u00e9" ,"n":1 }'
+    async with misbehaving(reply, "echo") as (url, seen):
+        worker_id = await stack.add(url)
+        status, _ = await stack.post(body)
+        await stack.remove(worker_id)
+    assert status == 200
+    assert seen == [body]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+        b"this is not HTTP at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 7\r\n\r\nhello",
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\noops",
+    ],
+)
+async def test_a_worker_that_fails_before_the_first_byte_is_replaced(stack, answer) -> None:
+    """Half of the pool answers rubbish; every client gets a real answer."""
+    async with misbehaving(answer) as (url, seen):
+        worker_id = await stack.add(url)
+        answers = await asyncio.gather(*(stack.complete([i] * 64) for i in range(24)))
+        await stack.remove(worker_id)
+    assert {status for status, _ in answers} == {200}
+    assert seen, "the misbehaving worker was never tried"
+
+
+async def test_a_worker_that_dies_within_the_answer_cuts_the_client_off(stack) -> None:
+    """Half an answer must not look like a whole one."""
+    half = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\nhalf"
+    async with misbehaving(half, "half") as (url, _):
+        worker_id = await stack.add(url)
+        with pytest.raises(Exception) as caught:
+            await stack.complete([1], model="half")
+        await stack.remove(worker_id)
+    assert "ayload" in repr(caught.value) or "disconnect" in repr(caught.value).lower()
+
+
+async def test_the_last_error_of_workers_that_all_fail_reaches_the_client(stack) -> None:
+    answer = b"HTTP/1.1 500 Oops\r\nContent-Type: text/plain\r\nContent-Length: 4\r\n\r\noops"
+    async with misbehaving(answer, "broken") as (url, _):
+        worker_id = await stack.add(url)
+        body = {"model": "broken", "prompt": [1]}
+        async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+            assert (reply.status, await reply.text()) == (500, "oops")
+        await stack.remove(worker_id)
+
+
+async def test_client_errors_of_workers_are_passed_on_and_never_held_against_them(stack) -> None:
+    for _ in range(20):
+        status, answer = await stack.complete([1, 2, 3], max_tokens=-5)
+        assert status == 400, answer
+    assert await stack.metric("warmroute_ejections_total") == 0
+    assert {row["state"] for row in await stack.rows()} == {"ready"}
+
+
+async def test_malformed_event_frames_cost_a_counter_and_nothing_else(stack, request) -> None:
+    context = zmq.asyncio.Context()
+    publisher = context.socket(zmq.PUB)
+    request.addfinalizer(lambda: context.destroy(linger=0))
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    reply = OK_JSON
+    frames = [
+        [b"", b"\0" * 8, b"\xc1 not msgpack"],
+        [b"", b"\0" * 8, b"\x93\xcb?\xf8"],
+        [b"", b"short", b""],
+        [b"only one"],
+        [b"", b"\0" * 8, b"\xdd\xff\xff\xff\xff"],
+        [b"", b"\0" * 8, b"\x92" * 5000],
+    ]
+    async with misbehaving(reply, "noisy") as (url, _):
+        worker_id = await stack.add(f"{url},events=tcp://127.0.0.1:{port}")
+
+        async def counted() -> bool:
+            for message in frames:
+                await publisher.send_multipart(message)
+            async with stack.http.get(f"{stack.admin}/metrics") as answer:
+                text = await answer.text()
+            label = f'warmroute_kv_events_total{{kind="malformed_frames",worker="{worker_id}"}}'
+            counts = [line.split()[-1] for line in text.splitlines() if line.startswith(label)]
+            return bool(counts) and float(counts[0]) >= len(frames)
+
+        await until(counted, "malformed frames to be counted")
+        status, _ = await stack.complete([1], model="noisy")
+        assert status == 200
+        await stack.remove(worker_id)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("not a url", "http"),
+        ("http://127.0.0.1:1,colour=red", "colour"),
+        ("http://127.0.0.1:1,max_kv_fraction=7", "max_kv_fraction"),
+        ({"url": "http://127.0.0.1:1", "role": "chef"}, "role"),
+        (17, "worker"),
+    ],
+)
+async def test_the_admin_port_refuses_bad_workers_by_name(stack, spec, words) -> None:
+    async with stack.http.post(f"{stack.admin}/workers", json=spec) as reply:
+        assert reply.status == 400
+        assert words in (await reply.json())["error"]["message"]
+
+
+async def test_the_admin_port_refuses_what_a_browser_could_send_across_origins(stack) -> None:
+    headers = {"Content-Type": "text/plain"}
+    url = f"{stack.admin}/workers"
+    async with stack.http.post(url, data=b'"http://127.0.0.1:1"', headers=headers) as reply:
+        assert reply.status == 415
+    async with stack.http.delete(f"{stack.admin}/workers/999") as reply:
+        assert reply.status == 404
+
+
+async def test_internal_headers_from_outside_do_not_pass(stack) -> None:
+    """What the router says to itself cannot be said by a client."""
+    status, _ = await stack.complete([1], headers={"x-warmroute-internal-worker": "0"})
+    assert status == 200

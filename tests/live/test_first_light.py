@@ -1,0 +1,207 @@
+"""End to end, with real programs: a request finds the warm worker, the load returns to zero."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import pytest
+import pytest_asyncio
+
+from tests.live.stack import MODEL, engine_arguments, metric_sum, running, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PREFIX = list(range(1000, 1000 + 640))  # 40 blocks of 16
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory):
+    async with running(tmp_path_factory.mktemp("logs"), workers=3) as stack:
+        yield stack
+
+
+async def test_a_worker_given_by_url_alone_is_recognized(stack) -> None:
+    for row in await stack.rows():
+        assert (row["kind"], row["models"], row["block_size"]) == ("warmroute", [MODEL], 16)
+        assert row["events"].startswith("tcp://")
+        assert row["kv_capacity_tokens"] > 100_000
+
+
+async def test_the_second_request_goes_to_the_warm_worker_by_its_own_events(stack) -> None:
+    async def explained(suffix: list[int]) -> dict:
+        body = {"model": MODEL, "prompt": PREFIX + suffix, "max_tokens": 1}
+        headers = {"x-warmroute-explain": "1"}
+        url = f"{stack.url}/v1/completions"
+        async with stack.http.post(url, json=body, headers=headers) as reply:
+            explanation = json.loads(reply.headers["x-warmroute-explain"])
+            usage = (await reply.json())["usage"]
+            assert reply.headers["x-warmroute-worker"] == str(explanation["worker"])
+            return {**explanation, "cached": usage["prompt_tokens_details"]["cached_tokens"]}
+
+    first = await explained([1] * 20)
+    assert first["expected_hit_tokens"] == 0
+    assert len(first["best"]) == 3
+
+    async def resident() -> bool:
+        return (await stack.row(first["worker"]))["resident_blocks"] >= 40
+
+    await until(resident, "the worker's own events")
+    second = await explained([2] * 20)
+    assert second["worker"] == first["worker"]
+    assert second["expected_hit_tokens"] == second["cached"] == len(PREFIX)
+    await stack.assert_idle()
+
+
+async def test_streams_carry_every_token_and_usage(stack) -> None:
+    body = {
+        "model": MODEL,
+        "prompt": [7, 8, 9],
+        "max_tokens": 5,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    url = f"{stack.url}/v1/completions"
+    async with stack.http.post(url, json=body) as reply:
+        lines = [line async for line in reply.content if line.startswith(b"data: ")]
+    assert lines[-1].strip() == b"data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in lines[:-1]]
+    assert chunks[-1]["usage"]["completion_tokens"] == 5
+    await stack.assert_idle()
+
+
+async def test_the_same_prompt_gives_the_same_tokens_through_router_and_directly(stack) -> None:
+    _, through = await stack.complete([5, 6, 7], max_tokens=8)
+    body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 8}
+    async with stack.http.post(f"{stack.workers[2].url}/v1/completions", json=body) as reply:
+        direct = await reply.json()
+    assert through["choices"][0]["text"] == direct["choices"][0]["text"]
+
+
+async def test_text_without_a_tokenizer_is_placed_approximately_and_sticks(stack) -> None:
+    text = "the quick brown fox jumps over the lazy dog " * 60
+    seen = set()
+    for i in range(4):
+        body = {"model": MODEL, "prompt": f"{text}{i}", "max_tokens": 1}
+        headers = {"x-warmroute-explain": "1"}
+        url = f"{stack.url}/v1/completions"
+        async with stack.http.post(url, json=body, headers=headers) as reply:
+            explanation = json.loads(reply.headers["x-warmroute-explain"])
+            await reply.read()
+        assert explanation["approximate"]
+        seen.add(explanation["worker"])
+    assert len(seen) == 1
+
+
+async def test_chats_and_unknown_fields_and_headers_reach_the_worker(stack) -> None:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "hello there"}],
+        "max_tokens": 2,
+        "x_unknown": {"kept": [1, 2.50, "ü"]},
+    }
+    url = f"{stack.url}/v1/chat/completions"
+    async with stack.http.post(url, json=body, headers={"X-Custom": "1"}) as reply:
+        answer = await reply.json()
+    assert (reply.status, answer["object"]) == (200, "chat.completion")
+
+
+async def test_many_at_once_are_spread_and_nothing_is_lost(stack) -> None:
+    answers = await asyncio.gather(*(stack.complete([i] * 100, max_tokens=3) for i in range(60)))
+    assert [status for status, _ in answers] == [200] * 60
+    await stack.assert_idle()
+    assert await stack.metric("warmroute_decisions_total") >= 60
+
+
+async def test_models_health_and_metrics_answer(stack) -> None:
+    async with stack.http.get(f"{stack.url}/v1/models") as reply:
+        assert [m["id"] for m in (await reply.json())["data"]] == [MODEL]
+    async with stack.http.get(f"{stack.url}/health") as reply:
+        assert (await reply.json())["ready_workers"] == 3
+    assert await stack.metric("warmroute_worker_kv_known") == 3
+    async with stack.http.get(f"{stack.url}/metrics") as reply:
+        assert reply.status == 404  # the admin port's, not the clients'
+
+
+async def test_explain_shows_the_latest_decisions_and_tries_one_without_sending(stack) -> None:
+    before = [r["inflight_requests"] for r in await stack.rows()]
+    body = {"model": MODEL, "prompt": PREFIX}
+    async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
+        tried = await reply.json()
+    assert tried["expected_hit_tokens"] > 0
+    assert [r["inflight_requests"] for r in await stack.rows()] == before
+    async with stack.http.get(f"{stack.admin}/explain?last=2") as reply:
+        assert len((await reply.json())["decisions"]) == 2
+
+
+async def test_a_client_that_leaves_during_a_silent_prefill_stops_the_worker(stack) -> None:
+    slow = await stack.programs.start(
+        "slow", "engine", engine_arguments(speed=0.01, **{"model-name": "slow"})
+    )
+    worker_id = await stack.add(slow.url)
+    body = {"model": "slow", "prompt": [1] * 5000, "max_tokens": 2, "stream": True}
+    request = asyncio.create_task(stack.http.post(f"{stack.url}/v1/completions", json=body))
+
+    async def running_there() -> bool:
+        return await metric_sum(stack.http, slow.url, "vllm:num_requests_running") == 1
+
+    await until(running_there, "the request to run")
+    request.cancel()
+
+    async def gone() -> bool:
+        left = await metric_sum(stack.http, slow.url, "vllm:num_requests_running")
+        return left == 0 and (await stack.row(worker_id))["inflight_requests"] == 0
+
+    await until(gone, "the worker to stop")
+    await stack.remove(worker_id)
+    slow.process.terminate()
+
+
+async def test_a_client_that_leaves_during_the_stream_stops_the_worker(stack) -> None:
+    body = {"model": MODEL, "prompt": [3] * 50, "max_tokens": 20_000, "stream": True}
+    reply = await stack.http.post(f"{stack.url}/v1/completions", json=body)
+    await reply.content.readline()
+    reply.close()
+    await stack.assert_idle()
+
+
+async def test_draining_finishes_what_runs_and_takes_nothing_new(stack) -> None:
+    extra = await stack.programs.start("extra", "engine", engine_arguments())
+    worker_id = await stack.add(extra.url)
+    async with stack.http.post(f"{stack.admin}/workers/{worker_id}/drain") as reply:
+        assert (await reply.json())["state"] == "draining"
+    for i in range(12):
+        await stack.complete([i] * 40)
+    assert await metric_sum(stack.http, extra.url, "vllm:request_success_total") == 0
+    async with stack.http.delete(f"{stack.admin}/workers/{worker_id}") as reply:
+        assert reply.status == 202
+
+    async def gone() -> bool:
+        return worker_id not in [row["id"] for row in await stack.rows()]
+
+    await until(gone, "the drained worker to leave")
+    extra.process.terminate()
+
+
+async def test_a_killed_worker_is_replaced_within_the_request_and_rediscovered(stack) -> None:
+    """kill -9 under load: no request is lost, and the worker comes back when it does."""
+    victim = await stack.programs.start("victim", "engine", engine_arguments())
+    port = victim.url.rpartition(":")[2]
+    worker_id = await stack.add(victim.url)
+    requests = [asyncio.create_task(stack.complete([i] * 200, max_tokens=4)) for i in range(40)]
+    victim.process.send_signal(signal.SIGKILL)
+    answers = await asyncio.gather(*requests)
+    statuses = {status for status, _ in answers}
+    assert statuses == {200}
+    await stack.until_state(worker_id, "down")
+    await stack.programs.start("victim-again", "engine", engine_arguments(port=port))
+    await stack.until_state(worker_id, "ready")
+
+    async def known() -> bool:
+        row = await stack.row(worker_id)
+        return bool(row["kv_known"]) and row["resident_blocks"] == 0
+
+    await until(known, "the new worker's empty cache")
+    await stack.assert_idle()
+    await stack.remove(worker_id)
