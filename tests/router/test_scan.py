@@ -59,7 +59,7 @@ def test_everything_the_router_needs_is_read() -> None:
 
 def test_null_counts_as_absent() -> None:
     names = ("model", "stream", "session_id", "user", "priority", "max_tokens", "n", "tools")
-    result = scanned(prompt="x", **dict.fromkeys(names))
+    result = scan(json.dumps({"prompt": "x"} | dict.fromkeys(names)).encode(), COMPLETIONS)
     assert result == Scanned(prompts=("x",))
 
 
