@@ -18,8 +18,8 @@ async def test_it_calls_once_its_moment_has_passed_on_the_given_clock() -> None:
         looks += 1
         return now_s
 
-    deadline = Deadline(clock, lambda: passed.append(now_s))
-    deadline.start(0.001)
+    deadline = Deadline(clock)
+    deadline.start(0.001, lambda: passed.append(now_s))
     deadline.push(100.002)
     await until(lambda: looks > 5, "the timer fired and looked again")
     assert not passed
@@ -30,11 +30,11 @@ async def test_it_calls_once_its_moment_has_passed_on_the_given_clock() -> None:
 async def test_start_replaces_and_stop_ends() -> None:
     passed: list[str] = []
     loop = asyncio.get_running_loop()
-    deadline = Deadline(loop.time, lambda: passed.append("late"))
-    deadline.start(3600.0)
-    deadline.start(0.001)  # sooner than before
+    deadline = Deadline(loop.time)
+    deadline.start(3600.0, lambda: passed.append("never"))
+    deadline.start(0.001, lambda: passed.append("late"))  # sooner than before
     await until(lambda: passed == ["late"], "the sooner moment counts")
-    deadline.start(0.001)
+    deadline.start(0.001, lambda: passed.append("never"))
     deadline.stop()
     deadline.stop()
     end_s = loop.time() + 0.02

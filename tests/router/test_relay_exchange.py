@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from typing import cast
 
 from hypothesis import given
@@ -110,6 +112,21 @@ async def test_any_reply_gives_one_orderly_story(
     whole, _ = await relayed([reply])
     assert getattr(outcome.error, "kind", None) == getattr(whole.error, "kind", None)
     assert outcome.status == whole.status
+
+
+async def test_a_finished_exchange_needs_no_garbage_collector() -> None:
+    """Knots of references would cost a collection every few hundred requests."""
+    wire = Wire([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhel", b"lo you"])
+    terms = Terms(RelayLimits(), Timeouts(), time.monotonic)
+    exchange = Exchange(cast(Connection, wire), "POST", Record(), terms)
+    assert (await exchange.run(b"", b"")).error is None
+    gone = weakref.ref(exchange)
+    gc.disable()
+    try:
+        del exchange
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_connection_that_was_lost_before_its_exchange_began() -> None:

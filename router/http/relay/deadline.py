@@ -7,24 +7,23 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """Calls `on_passed` once its moment has passed. Lifetime: request.
+    """Calls back once its moment has passed. Lifetime: request.
 
     `push` only notes the new moment: the timer, when it fires, looks again and sleeps on. So a
-    thousand events cost a thousand assignments and not a thousand timers.
+    thousand events cost a thousand assignments and not a thousand timers. Only the timer holds
+    the callback, so that a deadline at rest ties no knot for the garbage collector.
     """
 
-    def __init__(self, clock: Callable[[], float], on_passed: Callable[[], None]) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._on_passed = on_passed
-        self._loop = asyncio.get_running_loop()
         self._at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, seconds: float) -> None:
+    def start(self, seconds: float, on_passed: Callable[[], None]) -> None:
         """Set the moment `seconds` from now, sooner or later than before."""
         self.stop()
         self._at_s = self._clock() + seconds
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._arm(seconds, on_passed)
 
     def push(self, at_s: float) -> None:
         """Move the moment to `at_s` on the clock, which must not be sooner than before."""
@@ -36,10 +35,13 @@ class Deadline:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _arm(self, seconds: float, on_passed: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, on_passed)
+
+    def _look(self, on_passed: Callable[[], None]) -> None:
         left_s = self._at_s - self._clock()
         if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._look)
+            self._arm(left_s, on_passed)
         else:
             self._timer = None
-            self._on_passed()
+            on_passed()

@@ -59,14 +59,14 @@ class Exchange:
         self._told_s = float("-inf")
         self._told_events = 0
         self._started_s = terms.clock()
-        self._deadline = Deadline(terms.clock, self._on_late)
+        self._deadline = Deadline(terms.clock)
 
     async def run(self, head: bytes, body: bytes) -> Outcome:
         """Send the request and relay the reply; cancel to give up.
 
         Raises nothing of the worker's or the client's: their faults are in the outcome.
         """
-        self._deadline.start(self._terms.timeouts.first_byte_s)
+        self._deadline.start(self._terms.timeouts.first_byte_s, self._on_late)
         try:
             self._connection.begin(self)
             self._send_first(head, body)
@@ -112,7 +112,7 @@ class Exchange:
             self._end(ClientError(499, "the client closed its connection", code="client_closed"))
         if not self.ended:
             self._paused = False
-            self._deadline.start(self._terms.timeouts.between_s)
+            self._deadline.start(self._terms.timeouts.between_s, self._on_late)
             self._connection.resume()
 
     # What the connection calls.
@@ -183,7 +183,7 @@ class Exchange:
         self._meter = Meter(head.event_stream, limits.tail_bytes)
         if head.status in RETRYABLE_STATUSES:
             self._held = []
-            self._deadline.start(limits.held_s)
+            self._deadline.start(limits.held_s, self._on_late)
 
     def _read_body(self, data: bytes) -> None:
         payload = self._body.feed(data)
@@ -225,7 +225,7 @@ class Exchange:
         assert self._head is not None
         self._first_byte_s = now_s
         if not self._body.done:
-            self._deadline.start(self._terms.timeouts.between_s)
+            self._deadline.start(self._terms.timeouts.between_s, self._on_late)
         self._sink.head(self._head)
 
     def _tell_progress(self, now_s: float) -> None:
