@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.summary import ResultRow
+from simulator.wording import seconds
 
 Rows = Mapping[tuple[str, str], ResultRow]  # by (workload, policy)
 
@@ -47,18 +48,18 @@ def story(results: Sequence[ResultRow]) -> list[str]:
         told.append(
             f"Sending each request to the warmest cache put {hot_share(hot):.0%} of the requests "
             f"for one popular prompt on a single worker, and its slowest 1 % waited "
-            f"{_seconds(hot.ttft_ms.p99)} for their first token; weighing that worker's load "
+            f"{seconds(hot.ttft_ms.p99)} for their first token; weighing that worker's load "
             f"against its cache (hybrid) kept the busiest worker at {cured.load_skew or 0:.2f} "
             f"times the mean, {cured.hit_rate_tokens or 0:.0%} of prompt tokens in the cache, and "
-            f"the slowest 1 % at {_seconds(cured.ttft_ms.p99)}."
+            f"the slowest 1 % at {seconds(cured.ttft_ms.p99)}."
         )
     plain, warm = rows.get(("conversation", "round_robin")), rows.get(("conversation", "hybrid"))
     if plain and warm:
         told.append(
             f"On conversations, hybrid found {warm.hit_rate_tokens or 0:.1%} of prompt tokens in "
             f"the cache against {plain.hit_rate_tokens or 0:.1%} for round robin, and the mean "
-            f"time to the first token went from {_seconds(plain.ttft_ms.mean)} to "
-            f"{_seconds(warm.ttft_ms.mean)}."
+            f"time to the first token went from {seconds(plain.ttft_ms.mean)} to "
+            f"{seconds(warm.ttft_ms.mean)}."
         )
     return told
 
@@ -123,7 +124,3 @@ def _nothing_lost(results: Sequence[ResultRow]) -> Claim:
     lost = sum(row.requests - row.completed - row.rejected for row in results)
     rejected = sum(row.rejected for row in results)
     return Claim(f"no request is lost: {lost} lost, {rejected} rejected in all runs", lost == 0)
-
-
-def _seconds(value_ms: float | None) -> str:
-    return "no time" if value_ms is None else f"{value_ms / 1000:.2f} s"

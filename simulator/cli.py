@@ -21,6 +21,8 @@ from simulator.workload import WorkloadError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
+LOG_COLUMNS = 160
+
 Command = Callable[[argparse.Namespace, Console], Coroutine[Any, Any, bool]]
 
 EPILOG = """\
@@ -37,7 +39,8 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 = it did what it should, 1 = it failed, 2 = wrong usage or input."""
     options = build_parser().parse_args(arguments)
-    console = Console()
+    # Where nobody watches, lines are for a log: wide enough to stay lines.
+    console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     command: Command = options.command
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

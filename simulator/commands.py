@@ -13,9 +13,8 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 
-from simulator.claims import story
 from simulator.client import Target
-from simulator.console import Board, results_table, run_line
+from simulator.console import Board, results_tables, run_line
 from simulator.demo import DemoSettings, run_demo
 from simulator.load import run_load
 from simulator.outcome import Outcome, Verdict
@@ -116,11 +115,11 @@ async def _trace_on_stack(
         board.start_run(f"{workload.name} / {settings.policy}", len(workload.rows))
         result = await run_scenario(workload, settings, options.out / "logs", board.note)
         board.end_run(run_line(result.row))
-    console.print(results_table([result.row]))
+    console.print(*results_tables([result.row]))
     for line in result.leftovers:
         console.print(f"[bold red]not back to zero:[/] {line}")
     (options.out / "report.json").write_bytes(as_report([result.row], origin=workload.origin))
-    page = render_page([result], [], [], [workload.origin])
+    page = render_page([result], [], [], [workload.origin], workload.name)
     (options.out / "report.html").write_text(page)
     console.print(f"report: {options.out / 'report.html'} and {options.out / 'report.json'}")
     return result.row.failed == 0 and not result.leftovers
@@ -187,7 +186,7 @@ def _report(
     options: argparse.Namespace, console: Console, workload: Workload, outcomes: list[Outcome]
 ) -> None:
     row = summarize("live", workload.name, outcomes)
-    console.print(results_table([row]))
+    console.print(*results_tables([row]))
     console.print(run_line(row))
     console.print(
         f"generator late: p50 {row.generator_late_ms.p50} ms, p99 {row.generator_late_ms.p99} ms"
@@ -196,4 +195,4 @@ def _report(
         options.json.write_bytes(as_report([row], origin=workload.origin, outcomes=outcomes))
     if options.html is not None:
         result = RunResult(row, tuple(outcomes), (), tuple(row.requests_per_worker), ())
-        options.html.write_text(render_page([result], story([row]), [], [workload.origin]))
+        options.html.write_text(render_page([result], [], [], [workload.origin], options.url))

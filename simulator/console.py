@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from simulator.claims import Claim
 from simulator.outcome import Outcome, Verdict
-from simulator.summary import ResultRow, Spread
+from simulator.summary import ResultRow
+from simulator.wording import percent, ratio, whole
+
+COLUMNS = ("rej.", "lost", "max/mean", "hits", "TTFT", "p50", "p90", "p99", "e2e", "overrun")
+# Drawing takes milliseconds of a core that the measured programs need.
+REFRESHES_PER_S = 2
 
 
 class Board:
@@ -26,6 +32,7 @@ class Board:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
             console=console,
+            refresh_per_second=REFRESHES_PER_S,
         )
         self._runs = self._progress.add_task("runs", total=runs, note="")
         self._requests = self._progress.add_task("starting", total=None, note="")
@@ -62,45 +69,37 @@ def run_line(row: ResultRow) -> str:
     """One run in one line."""
     return (
         f"{row.workload} / {row.policy}: {row.completed} of {row.requests} completed, "
-        f"TTFT mean {_ms(row.ttft_ms.mean)}, p99 {_ms(row.ttft_ms.p99)} ms, "
-        f"hit rate {_share(row.hit_rate_tokens)}, max/mean {_number(row.load_skew)}, "
-        f"overruns {_share(row.overrun_steps_share)}"
+        f"TTFT mean {whole(row.ttft_ms.mean)}, p99 {whole(row.ttft_ms.p99)} ms, "
+        f"hit rate {percent(row.hit_rate_tokens)}, max/mean {ratio(row.load_skew)}, "
+        f"overruns {percent(row.overrun_steps_share)}"
     )
 
 
-def results_table(rows: Sequence[ResultRow]) -> Table:
-    """All rows, times in model milliseconds."""
-    table = Table(title="Times in ms; hit rate by the workers' own counters", title_style="dim")
-    table.add_column("workload")
-    table.add_column("policy")
-    for name in ("requests", "rejected", "lost", "max/mean", "hit rate", "TTFT mean", "p50"):
-        table.add_column(name, justify="right")
-    for name in ("p90", "p99", "e2e mean", "out tok/s", "overruns"):
-        table.add_column(name, justify="right")
-    last = rows[0].workload if rows else ""
+def results_tables(rows: Sequence[ResultRow]) -> list[Table]:
+    """One table a workload, narrow enough for 80 columns."""
+    workloads = dict.fromkeys(row.workload for row in rows)
+    return [_table([row for row in rows if row.workload == name]) for name in workloads]
+
+
+def _table(rows: Sequence[ResultRow]) -> Table:
+    title = f"{rows[0].workload}: {rows[0].requests} requests, model times in ms"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("policy", no_wrap=True)
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        if row.workload != last:
-            table.add_section()
-            last = row.workload
-        table.add_row(*row_cells(row))
+        ttft, e2e = row.ttft_ms, row.e2e_ms
+        times = [whole(value) for value in (ttft.mean, ttft.p50, ttft.p90, ttft.p99, e2e.mean)]
+        table.add_row(
+            row.policy,
+            str(row.rejected),
+            str(row.failed),
+            ratio(row.load_skew),
+            percent(row.hit_rate_tokens),
+            *times,
+            percent(row.overrun_steps_share),
+        )
     return table
-
-
-def row_cells(row: ResultRow) -> list[str]:
-    """The cells of one row, shared with the page."""
-    return [
-        row.workload,
-        row.policy,
-        str(row.requests),
-        str(row.rejected),
-        str(row.failed),
-        _number(row.load_skew),
-        _share(row.hit_rate_tokens),
-        *_spread_cells(row.ttft_ms),
-        _ms(row.e2e_ms.mean),
-        f"{row.output_tokens_per_s:,.0f}",
-        _share(row.overrun_steps_share),
-    ]
 
 
 def claim_lines(claims: Sequence[Claim]) -> list[str]:
@@ -109,19 +108,3 @@ def claim_lines(claims: Sequence[Claim]) -> list[str]:
         f"[green]shown[/]      {claim.text}" if claim.holds else f"[red]not shown[/]  {claim.text}"
         for claim in claims
     ]
-
-
-def _spread_cells(spread: Spread) -> list[str]:
-    return [_ms(spread.mean), _ms(spread.p50), _ms(spread.p90), _ms(spread.p99)]
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from simulator.claims import Claim, claims, story
-from simulator.console import Board, claim_lines, results_table, run_line
+from simulator.console import Board, claim_lines, results_tables, run_line
 from simulator.page import render_page
 from simulator.processes import CHECKOUT
 from simulator.sample import SAMPLE_PATH
@@ -102,7 +102,7 @@ def demo_parts(settings: DemoSettings) -> tuple[Part, Part]:
     fifth = 5 if settings.quick else 1
     shared = generated_shared_prefix(1, 500 // fifth, 6_000, 700, 24, 60.0, SEED)
     base = StackSettings(policy="", workers=settings.workers)
-    conversation = _conversation(settings, 180.0 / fifth)
+    conversation = _conversation(settings, 120.0 / fifth)
     return (
         Part(
             shared,
@@ -112,7 +112,7 @@ def demo_parts(settings: DemoSettings) -> tuple[Part, Part]:
         Part(
             conversation,
             ("round_robin", "hybrid"),
-            replace(base, speed=3.0 * settings.speed, kv_tokens=1_000_000),
+            replace(base, speed=2.0 * settings.speed, kv_tokens=1_000_000),
         ),
     )
 
@@ -178,7 +178,7 @@ def _how(part: Part) -> str:
 
 
 def _print(console: Console, out: Path, result: DemoResult) -> None:
-    console.print(results_table([run.row for run in result.runs]))
+    console.print(*results_tables([run.row for run in result.runs]))
     for line in claim_lines(result.claims):
         console.print(line)
     console.print(f"report: {out / 'report.html'} and {out / 'report.json'}")

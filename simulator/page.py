@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+import msgspec
+
 from simulator.claims import Claim, hot_share
-from simulator.console import row_cells
 from simulator.plots import WORKER_COLOURS, busy_plot, busy_scale, share_plot, ttft_plot
 from simulator.scenario import RunResult
+from simulator.summary import ResultRow
+from simulator.wording import percent, ratio, seconds, whole
 
 TITLES = {
     "shared_prompt": "One popular prompt",
@@ -18,13 +21,17 @@ TITLES = {
 }
 COLUMNS = (
     "workload", "policy", "requests", "rejected", "lost", "max / mean", "hit rate", "TTFT mean",
-    "p50", "p90", "p99", "e2e mean", "out tok/s", "overruns",
+    "p50", "p90", "p99", "e2e mean", "out tok/s", "overruns", "speed",
 )  # fmt: skip
 STYLE_PATH = Path(__file__).parent / "data" / "page.css"
 
 
 def render_page(
-    runs: Sequence[RunResult], story: Sequence[str], claims: Sequence[Claim], notes: Sequence[str]
+    runs: Sequence[RunResult],
+    story: Sequence[str],
+    claims: Sequence[Claim],
+    notes: Sequence[str],
+    title: str = "The hot spot and its cure",
 ) -> str:
     """The whole page: what it shows, pictures per workload, the table, how it was measured."""
     sections = [
@@ -33,9 +40,9 @@ def render_page(
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<title>warmroute: the hot spot and its cure</title>"
+        f"<title>warmroute: {escape(title)}</title>"
         f"<style>{STYLE_PATH.read_text()}</style></head>"
-        "<body><main><h1>The hot spot and its cure</h1>"
+        f"<body><main><h1>{escape(title)}</h1>"
         + "".join(f'<p class="story">{escape(text)}</p>' for text in story)
         + _claims(claims)
         + "".join(sections)
@@ -77,7 +84,7 @@ def _section(name: str, runs: Sequence[RunResult]) -> str:
     return (
         f"<h2>{escape(TITLES.get(name, name))}</h2>"
         '<p class="soft">Above: which worker got the requests that arrived then. '
-        "Below: how busy each worker was.</p>"
+        "Below, where the workers say so: how busy each of them was.</p>"
         + _legend(runs[0].workers)
         + f'<div class="runs">{"".join(_run(run, until_s) for run in runs)}'
         f'<figure class="curve">{_picture(ttft_plot(curves), alt)}'
@@ -94,7 +101,7 @@ def _run(run: RunResult, until_s: float) -> str:
     if row.hit_rate_tokens is not None:
         told += f", {row.hit_rate_tokens:.0%} of tokens from cache"
     if row.ttft_ms.p99 is not None:
-        told += f", slowest 1 % after {row.ttft_ms.p99 / 1000:.1f} s"
+        told += f", slowest 1 % after {seconds(row.ttft_ms.p99)}"
     share_alt = f"Share of requests over time, {row.policy}: {counts}"
     busy_alt = f"Busy workers over time, {row.policy}: {busy}"
     return (
@@ -116,6 +123,24 @@ def _legend(workers: Sequence[str]) -> str:
         f'<div class="legend">{swatches}<span>idle '
         f'<i class="scale" style="background:linear-gradient(90deg, {scale})"></i>busy</span></div>'
     )
+
+
+def row_cells(row: ResultRow) -> list[str]:
+    """The cells of one row, in the order of `COLUMNS`."""
+    return [
+        row.workload,
+        row.policy,
+        whole(row.requests),
+        whole(row.rejected),
+        whole(row.failed),
+        ratio(row.load_skew),
+        percent(row.hit_rate_tokens),
+        *(whole(value) for value in msgspec.structs.astuple(row.ttft_ms)),
+        whole(row.e2e_ms.mean),
+        whole(row.output_tokens_per_s),
+        percent(row.overrun_steps_share),
+        f"{row.speed:g}",
+    ]
 
 
 def _table(runs: Sequence[RunResult]) -> str:

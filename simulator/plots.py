@@ -85,12 +85,21 @@ def busy_plot(samples: Sequence[Sample], speed: float, until_s: float) -> str:
 
 
 def busy_shares(samples: Sequence[Sample], speed: float) -> tuple[Floats, Floats]:
-    """(edges in model seconds [n], busy shares 0..1 [n - 1, workers]) between samples."""
+    """(edges in model seconds [n], busy shares 0..1 [n - 1, workers]) between samples.
+
+    Workers count a step when it ends, and a step can be longer than a sample is apart: what a
+    stretch cannot hold was done in the stretches before it, and is put there.
+    """
     times = np.array([sample.at_s for sample in samples])
     busy = np.array([[counters.busy_s for counters in sample.workers] for sample in samples])
     if len(samples) < 2:
         return times * speed, np.zeros((0, 0))
-    return times * speed, np.clip(np.diff(busy, axis=0) / np.diff(times)[:, None], 0.0, 1.0)
+    grown, room = np.diff(busy, axis=0), np.diff(times)
+    for row in range(len(room) - 1, 0, -1):
+        held = np.minimum(grown[row], room[row])
+        grown[row - 1] += grown[row] - held
+        grown[row] = held
+    return times * speed, np.clip(grown / room[:, None], 0.0, 1.0)
 
 
 def ttft_plot(times_ms: dict[str, list[float]]) -> str:

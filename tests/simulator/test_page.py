@@ -9,9 +9,9 @@ import numpy as np
 from rich.console import Console
 
 from simulator.claims import claims, story
-from simulator.console import Board, claim_lines, results_table, row_cells, run_line
+from simulator.console import Board, claim_lines, results_tables, run_line
 from simulator.outcome import Verdict
-from simulator.page import render_page
+from simulator.page import render_page, row_cells
 from simulator.plots import busy_scale, busy_shares, share_plot, ttft_plot
 from simulator.scrape import Sample
 from tests.simulator.made_up import counters, demo_runs, outcome
@@ -69,11 +69,12 @@ def test_the_same_runs_give_the_same_page() -> None:
 def test_busy_shares_are_the_growth_between_samples() -> None:
     samples = [
         Sample(0.0, (counters(busy_s=0.0), counters(busy_s=5.0))),
-        Sample(2.0, (counters(busy_s=1.0), counters(busy_s=5.0))),
-        Sample(3.0, (counters(busy_s=2.5), counters(busy_s=5.5))),
+        Sample(2.0, (counters(busy_s=0.0), counters(busy_s=5.0))),
+        Sample(3.0, (counters(busy_s=2.0), counters(busy_s=5.5))),
     ]
     times, busy = busy_shares(samples, speed=2.0)
     assert times.tolist() == [0.0, 4.0, 6.0]
+    # The first worker's step of two seconds ended in the second stretch and began in the first.
     assert np.array_equal(busy, [[0.5, 0.0], [1.0, 0.5]])
     assert busy_shares(samples[:1], 1.0)[1].size == 0
 
@@ -86,17 +87,18 @@ def test_pictures_of_nothing_are_still_pictures() -> None:
 
 
 def test_the_console_shows_every_run_and_every_loss() -> None:
-    console = Console(record=True, width=200, force_terminal=False)
+    console = Console(record=True, width=80, force_terminal=False)
     rows = [run.row for run in demo_runs()]
     with Board(console, 1) as board:
         board.start_run("shared_prompt / hybrid", 2)
         board.note(outcome(0))
         board.note(outcome(1, verdict=Verdict.FAILED, error="HTTP 500: oops"))
         board.end_run(run_line(rows[0]))
-    console.print(results_table(rows))
+    console.print(*results_tables(rows))
     for line in claim_lines(claims(rows)):
         console.print(line)
     text = console.export_text()
     assert "lost request 1: HTTP 500: oops" in text
-    assert text.count("conversation") >= 2
+    assert all(f" {row.policy} " in text for row in rows)
+    assert "…" not in text
     assert "not shown" not in text

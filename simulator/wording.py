@@ -1,0 +1,25 @@
+"""Figures as people read them; a figure that was not measured is a dash."""
+
+from __future__ import annotations
+
+NOTHING = "–"
+
+
+def whole(value: float | None) -> str:
+    """A count or milliseconds without decimals."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    """A share in percent."""
+    return NOTHING if value is None else f"{value:.1%}"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio with two decimals."""
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def seconds(value_ms: float | None) -> str:
+    """Milliseconds as seconds."""
+    return NOTHING if value_ms is None else f"{value_ms / 1000:.2f} s"
