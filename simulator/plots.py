@@ -105,7 +105,7 @@ def busy_shares(samples: Sequence[Sample], speed: float) -> tuple[Floats, Floats
 def ttft_plot(times_ms: dict[str, list[float]]) -> str:
     """Cumulative distribution of the time to first token per policy, logarithmic in time."""
     with mpl.rc_context(RC):
-        figure, axes = _figure(4.6, 3.1)
+        figure, axes = _figure(4.6, 3.3)
         for policy, values in times_ms.items():
             colour, dash = POLICY_STYLES.get(policy, (INK, "solid"))
             percent = np.linspace(0.0, 100.0, CURVE_POINTS)
@@ -116,7 +116,8 @@ def ttft_plot(times_ms: dict[str, list[float]]) -> str:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set(ylim=(0, 100), xlabel="time to first token, s", ylabel="% of requests within")
         axes.grid(True, which="major", color=RULE, linewidth=0.5)
-        axes.legend(frameon=False, loc="lower right", handlelength=3.2)
+        figure.subplots_adjust(top=1 - 0.5 / 3.3)
+        figure.legend(frameon=False, loc="upper center", ncols=2, handlelength=3.6)
         return _svg(figure)
 
 
