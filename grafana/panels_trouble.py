@@ -1,0 +1,160 @@
+"""The dashboard's second half: queue, refusals, failures, KV events, index."""
+
+from __future__ import annotations
+
+from grafana.panels import Panel, Row, per_worker, rate, selected
+
+REJECTIONS = (
+    "no_worker_available",
+    "hold_queue_full",
+    "hold_timeout",
+    "router_full",
+    "worker_error",
+    "model_not_found",
+    "context_length_exceeded",
+)
+STATES = ("ready", "joining", "draining", "ejected", "down")
+FLOW = ("batches", "stored_blocks", "removed_blocks")
+_FLOW = f"kind=~'{'|'.join(FLOW)}'"
+_NO_FLOW = f"kind!~'{'|'.join(FLOW)}'"
+TROUBLE = (
+    *("gaps", "replays", "snapshots", "restarts", "clears"),
+    *("malformed_frames", "skipped_events", "dropped_batches", "duplicates", "orphans"),
+)
+
+QUEUE = Row(
+    "Queue and refusals",
+    (
+        Panel(
+            "Waiting and running",
+            "In flight: accepted and unfinished. Held: of these, waiting at the router because "
+            "no worker should take them now.",
+            "short",
+            (
+                (selected("warmroute_inflight_requests"), "in flight"),
+                (selected("warmroute_held_requests"), "held"),
+            ),
+        ),
+        Panel(
+            "Holds and rejections by code",
+            "Holds: requests that began to wait at the router. Codes: no_worker_available, "
+            "hold_queue_full, hold_timeout, router_full (503), worker_error (502), "
+            "model_not_found (404), context_length_exceeded (400).",
+            "reqps",
+            (
+                (rate("warmroute_holds_total"), "holds"),
+                (rate("warmroute_rejections_total", by="code"), "{{code}}"),
+            ),
+            names=("holds", *REJECTIONS),
+        ),
+        Panel(
+            "Client errors by status",
+            "Requests refused as the client's own fault, before any worker was chosen.",
+            "reqps",
+            ((rate("warmroute_client_errors_total", by="status"), "status {{status}}"),),
+        ),
+    ),
+)
+
+WORKERS = Row(
+    "Workers and their failures",
+    (
+        Panel(
+            "Workers by state",
+            "joining: not recognized yet. draining: nothing new. ejected: aside for a while after "
+            "failures in a row. down: fails its health probes.",
+            "short",
+            ((f"sum by (state) ({selected('warmroute_worker_state')})", "{{state}}"),),
+            names=STATES,
+            stacked=True,
+        ),
+        Panel(
+            "Retries and ejections",
+            "Retries: requests sent to another worker after one failed before its first byte. "
+            "Ejections: workers put aside.",
+            "suffix: per s",
+            (
+                (rate("warmroute_retries_total"), "retries"),
+                (rate("warmroute_ejections_total"), "ejections"),
+            ),
+        ),
+        Panel(
+            "Failed answers by kind",
+            "connect, early_close, timeout_first_byte, timeout_between, garbage, status_5xx: the "
+            "worker's fault. busy: all connections to it in use. client: the client left.",
+            "reqps",
+            (
+                (
+                    rate("warmroute_replies_total", 'error!=""', "worker, error"),
+                    "worker {{worker}}: {{error}}",
+                ),
+            ),
+        ),
+    ),
+)
+
+KV = Row(
+    "What the router knows of the caches",
+    (
+        Panel(
+            "KV state",
+            "Known: no KV event of the worker is missing. Unknown: its hits are a lower bound. A "
+            "worker without KV events stays unknown.",
+            "short",
+            per_worker("warmroute_worker_kv_known"),
+            kind="state-timeline",
+        ),
+        Panel(
+            "Gaps, replays and what was lost",
+            "A gap is followed by a replay or a snapshot. Malformed: bytes that are no event. "
+            "Dropped: batches beyond the backlog while a gap was open.",
+            "suffix: per s",
+            (
+                (
+                    rate(
+                        "warmroute_kv_events_total",
+                        _NO_FLOW,
+                        "kind",
+                    ),
+                    "{{kind}}",
+                ),
+            ),
+            names=TROUBLE,
+        ),
+        Panel(
+            "Event flow",
+            "Batches of KV events, and the blocks that workers stored and evicted.",
+            "suffix: per s",
+            (
+                (
+                    rate(
+                        "warmroute_kv_events_total",
+                        _FLOW,
+                        "kind",
+                    ),
+                    "{{kind}}",
+                ),
+            ),
+            names=FLOW,
+        ),
+        Panel(
+            "Index, blocks",
+            "Distinct blocks in the prefix index. Its bound is limits.index_entries.",
+            "suffix: blocks",
+            ((selected("warmroute_index_blocks"), "blocks"),),
+        ),
+        Panel(
+            "Index, memory",
+            "Memory of the prefix index.",
+            "bytes",
+            ((selected("warmroute_index_bytes"), "bytes"),),
+        ),
+        Panel(
+            "Index, evictions",
+            "Blocks forgotten because the index is full. Above 0 for long: raise "
+            "limits.index_entries.",
+            "suffix: blocks/s",
+            ((rate("warmroute_index_evicted_blocks_total"), "evicted"),),
+        ),
+    ),
+)

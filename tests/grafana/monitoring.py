@@ -1,0 +1,163 @@
+"""What the tests of eyes and operations share: metrics taken apart, traffic, a real Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.live.stack import MODEL, Stack, misbehaving, until
+
+SCRAPE = "200ms"
+LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
+BROKEN = b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\noops"
+
+
+async def exposition(stack: Stack) -> str:
+    """The router's `/metrics` as it is now."""
+    async with stack.http.get(f"{stack.admin}/metrics") as reply:
+        assert reply.status == 200
+        return await reply.text()
+
+
+def samples(text: str) -> dict[str, set[str]]:
+    """Sample name -> label names, without the times of creation that the client library adds."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+@asynccontextmanager
+async def lively(stack: Stack) -> AsyncIterator[None]:
+    """Traffic of every kind through the router until the block ends; each metric has samples."""
+    async with misbehaving(BROKEN, "broken") as (url, _):
+        broken = await stack.add(url)
+        await _one_of_each(stack, 0)
+        traffic = asyncio.create_task(_traffic(stack))
+        try:
+            yield
+        finally:
+            traffic.cancel()
+            with suppress(asyncio.CancelledError):
+                await traffic
+            await stack.remove(broken)
+
+
+async def _traffic(stack: Stack) -> None:
+    for number in itertools.count(1):
+        await _one_of_each(stack, number)
+        await asyncio.sleep(0.05)  # a little load, not all that this machine can do
+
+
+async def _one_of_each(stack: Stack, number: int) -> None:
+    prompt = [*range(640), number]
+    await asyncio.gather(
+        _answered(stack, {"model": MODEL, "prompt": prompt, "max_tokens": 2}),
+        _answered(stack, {"model": MODEL, "prompt": prompt, "max_tokens": 9, "stream": True}),
+        _answered(stack, {"model": MODEL, "prompt": []}),  # the client's fault
+        _answered(stack, {"model": "unheard of", "prompt": [1]}),  # turned away by the core
+        _answered(stack, {"model": "broken", "prompt": [1]}),  # the worker's fault
+    )
+
+
+async def _answered(stack: Stack, body: dict[str, Any]) -> None:
+    async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+        await reply.read()
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    """A real one that scrapes one router. Lifetime: test."""
+
+    http: aiohttp.ClientSession
+    url: str
+    target: str  # the `instance` label of everything it scrapes
+
+    async def query(self, expr: str) -> list[dict[str, Any]]:
+        """The series of an instant query. Fails with Prometheus' own words if it does not parse."""
+        async with self.http.get(f"{self.url}/api/v1/query", params={"query": expr}) as reply:
+            answer = await reply.json()
+        assert answer["status"] == "success", f"{expr}: {answer.get('error')}"
+        rows: list[dict[str, Any]] = answer["data"]["result"]
+        return rows
+
+    async def until_data(self, exprs: Iterable[str]) -> None:
+        """Ask until every query has data; names those that never had any."""
+        left = list(exprs)
+
+        async def all_have_data() -> bool:
+            left[:] = [expr for expr in left if not await self.query(expr)]
+            return not left
+
+        try:
+            await until(all_have_data, "data")
+        except AssertionError as late:
+            raise AssertionError("no data from:\n" + "\n".join(left)) from late
+
+
+@asynccontextmanager
+async def prometheus(stack: Stack, folder: Path) -> AsyncIterator[Prometheus]:
+    """One on a port of its own choice, scraping the router. Skips where it is not installed."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed (Debian package: prometheus)")
+    target = stack.admin.removeprefix("http://")
+    config, log = folder / "prometheus.yml", folder / "prometheus.log"
+    config.write_text(
+        f"global: {{scrape_interval: {SCRAPE}, scrape_timeout: {SCRAPE}}}\n"
+        f"scrape_configs: [{{job_name: router, static_configs: [{{targets: ['{target}']}}]}}]\n"
+    )
+    with log.open("wb") as sink:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            f"--config.file={config}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            "--web.listen-address=127.0.0.1:0",
+            stdout=subprocess.DEVNULL,
+            stderr=sink,
+        )
+    try:
+
+        async def ready() -> bool:
+            assert process.returncode is None, log.read_text()
+            found = LISTENING.search(log.read_text())
+            if found is None:
+                return False
+            async with stack.http.get(f"http://{found[1]}/-/ready") as reply:
+                return reply.status == 200
+
+        await until(ready, "prometheus to be ready")
+        found = LISTENING.search(log.read_text())
+        assert found is not None
+        yield Prometheus(stack.http, f"http://{found[1]}", target)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def promtool() -> str:
+    """Where promtool is. Skips where it is not installed."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed (Debian package: prometheus)")
+    return found
+
+
+def run(command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
+    """A short command with text for its input."""
+    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=20)
