@@ -15,7 +15,7 @@ from simulator.outcome import Outcome, Verdict
 from simulator.summary import ResultRow
 from simulator.wording import percent, ratio, whole
 
-COLUMNS = ("rej.", "lost", "skew", "hits", "TTFT", "p50", "p99", "e2e", "overrun")
+COLUMNS = ("rej.", "lost", "max/avg", "hits", "TTFT", "p50", "p99", "e2e", "overrun")
 # Drawing takes milliseconds of a core that the measured programs need.
 REFRESHES_PER_S = 2
 
@@ -82,7 +82,7 @@ def results_tables(rows: Sequence[ResultRow]) -> list[Table]:
 
 
 def _table(rows: Sequence[ResultRow]) -> Table:
-    title = f"{rows[0].workload}: {rows[0].requests} requests; times in ms; skew: max/mean requests"
+    title = f"{rows[0].workload}: {rows[0].requests} requests, times in ms"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("policy", no_wrap=True)
     for name in COLUMNS:

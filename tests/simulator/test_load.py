@@ -28,7 +28,8 @@ async def loaded(
     endpoint: Endpoint, work: Workload, concurrency: int | None = None, **target: object
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    to = replace(Target(endpoint.url, "demo", work.block_tokens), **target)  # type: ignore[arg-type]
+    plain = Target(endpoint.url, "demo", work.block_tokens)
+    to = replace(plain, **target)  # type: ignore[arg-type]
     async with asyncio.timeout(DEADLINE_S):
         await run_load(work, to, outcomes.append, concurrency=concurrency)
     return sorted(outcomes, key=lambda o: o.serial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import sys
@@ -40,6 +41,28 @@ async def test_a_run_counts_everything_once_and_leaves_nothing(tmp_path: Path) -
     cached = sum(o.cached_tokens or 0 for o in result.outcomes)
     assert row.hit_rate_tokens == pytest.approx(cached / (24 * 670), abs=1e-4)
     assert len(result.samples) >= 1
+
+
+async def test_a_worker_that_dies_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    work = generated_shared_prefix(1, 60, 600, 70, 6, 10.0, seed=1)
+    settings = StackSettings("round_robin", workers=2)
+    killed: list[int] = []
+
+    def kill_a_worker(_: Outcome) -> None:
+        if not killed:
+            killed.append(children()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    with pytest.raises(StartError, match=r"worker-\d ended with status -9"):
+        async with asyncio.timeout(TIMEOUT_S):
+            await run_scenario(work, settings, tmp_path, kill_a_worker)
+    assert children() == []
+
+
+def children() -> list[int]:
+    """Processes that this one started, oldest first."""
+    pid = os.getpid()
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def test_a_stack_that_cannot_start_says_why(tmp_path: Path) -> None:
