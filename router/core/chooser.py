@@ -10,6 +10,7 @@ import numpy as np
 from policies.contract import Floats, Ints, RequestView
 from policies.facts import Arrival, Fact
 from policies.load import LoadedPolicy
+from policies.parameters import PolicyError
 from policies.pick import pick, ranked
 from router.core.actions import Candidate, Decision, Reject
 from router.core.columns import WorkerColumns
@@ -51,23 +52,33 @@ class Chooser:
         self.set_policy(policy)
 
     def set_policy(self, policy: LoadedPolicy) -> None:
-        """Decide by `policy` from now on."""
+        """Decide by `policy` from now on. Raises PolicyError; the one before stays then."""
+        try:
+            state: Any = policy.initial_state()
+        except Exception as error:
+            raise _failed(policy, error) from error
         self.policy = policy
-        self._state: Any = policy.initial_state()
+        self._state = state
 
     def observe(self, fact: Fact) -> None:
-        """Let a policy with memory see a fact."""
-        self._state = self.policy.observe(fact, self._state)
+        """Let a policy with memory see a fact. Raises PolicyError; its memory stays as it was."""
+        try:
+            self._state = self.policy.observe(fact, self._state)
+        except Exception as error:
+            raise _failed(self.policy, error) from error
 
     def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
-        """The worker to take the request, a refusal, or None: hold it."""
+        """The worker to take the request, a refusal, or None: hold it. Raises PolicyError."""
         arrival = pending.arrival
         eligible = self._eligible(pending, now_s)
         if isinstance(eligible, Reject):
             return eligible
         hits = self._roster.hit_tokens(eligible, arrival.chains, arrival.prompt_tokens)
-        costs = self._costs(pending, eligible, hits, now_s)
-        row = pick(costs, pending.draw, self.policy.temperature)
+        try:  # a policy may be anybody's code: whatever it raises is its own failure
+            costs = self._costs(pending, eligible, hits, now_s)
+            row = pick(costs, pending.draw, self.policy.temperature)
+        except Exception as error:
+            raise _failed(self.policy, error) from error
         if row < 0:
             return None
         best = [row, *(r for r in ranked(costs, _EXPLAINED) if r != row)][:_EXPLAINED]
@@ -140,6 +151,10 @@ class Chooser:
         named = ", ".join(models[:_MODELS_NAMED]) + (", ..." if len(models) > _MODELS_NAMED else "")
         why = f"the model {arrival.model!r} does not exist; this router serves: {named}"
         return _reject(arrival, 404, "model_not_found", why)
+
+
+def _failed(policy: LoadedPolicy, error: Exception) -> PolicyError:
+    return PolicyError(f"policy {policy.name} failed: {type(error).__name__}: {error}")
 
 
 def _fits(arrival: Arrival, worker: Worker) -> bool:

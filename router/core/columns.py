@@ -73,7 +73,7 @@ class WorkerColumns:
             self.charged_tokens,
             out=self.drained_tokens,
         )
-        self.drained_s[:] = now_s
+        np.maximum(self.drained_s, now_s, out=self.drained_s)  # time never counts twice
 
     def own_tokens(self, slot: int) -> float:
         """Tokens of own requests on a worker, computed or still queued."""

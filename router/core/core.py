@@ -7,6 +7,8 @@ actions, in the router as in the simulator. Choosing a worker and charging it ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from policies.facts import (
     Arrival,
     Dispatched,
@@ -22,6 +24,7 @@ from policies.facts import (
     WorkerChange,
 )
 from policies.load import LoadedPolicy
+from policies.parameters import PolicyError
 from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Resync, Stage
 from router.core.chooser import Choice, Chooser
 from router.core.columns import WorkerColumns
@@ -35,13 +38,24 @@ from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 from router.estimators.speed import SpeedEstimator
 
-_HELD_TRIES = 8  # held requests in a row that may be refused again before a sweep ends
+
+def _raise(error: PolicyError) -> None:
+    raise error
 
 
 class RouterCore:
-    """Lifetime: process. Not thread-safe: one thread tells it facts, in the order of time."""
+    """Lifetime: process. Not thread-safe: one thread tells it facts, in the order of time.
 
-    def __init__(self, policy: LoadedPolicy, settings: CoreSettings, seed: int = 0) -> None:
+    `report` is told when the policy fails; the default raises. Where it returns, all goes on.
+    """
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        settings: CoreSettings,
+        seed: int = 0,
+        report: Callable[[PolicyError], None] = _raise,
+    ) -> None:
         self.settings = settings
         self.counters = CoreCounters()
         self.columns = WorkerColumns(settings.max_workers)
@@ -54,6 +68,7 @@ class RouterCore:
             policy, settings, self.columns, self.workers, self.roster, self.arrivals
         )
         self._seed = seed
+        self._report = report
         self._serial = 0
         self._pending: dict[int, Pending] = {}
         self._held = HoldQueue(settings.hold_requests)
@@ -149,8 +164,8 @@ class RouterCore:
     def explain(self, fact: Arrival) -> Choice | Reject | None:
         """What would be decided for this request now; nothing is charged or remembered."""
         self.ledger.advance(fact.now_s)
-        draw = draw_of(self._seed, self._serial)
-        return self._chooser.choose(Pending(fact, self._serial, draw), fact.now_s, "policy")
+        pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
+        return self._chooser.choose(pending, fact.now_s, "policy")
 
     # --- workers ----------------------------------------------------------------------------
 
@@ -200,7 +215,11 @@ class RouterCore:
     def _place(self, pending: Pending, now_s: float, reason: str) -> Action:
         """Dispatch with the charge taken, hold, or reject."""
         self.ledger.advance(now_s)
-        choice = self._chooser.choose(pending, now_s, reason)
+        try:
+            choice = self._chooser.choose(pending, now_s, reason)
+        except PolicyError as error:
+            self._policy_failed(error)
+            return self._give_up(pending, 500, "policy_failed", "the routing policy failed")
         if isinstance(choice, Reject):
             return self._give_up(pending, choice.status, choice.code, choice.message)
         if choice is None:
@@ -234,27 +253,17 @@ class RouterCore:
         return Dispatch(arrival.request_id, (stage,), choice.decision)
 
     def _hold(self, pending: Pending) -> Action:
-        if pending.held:
-            return Hold(pending.arrival.request_id, "policy")
-        if self._held.full:
-            why = f"{len(self._held)} requests wait for a worker already"
-            return self._give_up(pending, 503, "hold_queue_full", why)
-        self._held.add(pending)
-        self.counters.holds += 1
+        if not pending.held:
+            if self._held.full:
+                why = f"{len(self._held)} requests wait for a worker already"
+                return self._give_up(pending, 503, "hold_queue_full", why)
+            self._held.add(pending)
+            self.counters.holds += 1
         return Hold(pending.arrival.request_id, "policy")
 
     def _ask_held(self, now_s: float) -> list[Action]:
-        actions: list[Action] = []
-        refused = 0
-        for pending in self._held:
-            action = self._place(pending, now_s, "held")
-            if isinstance(action, Hold):
-                refused += 1
-                if refused >= _HELD_TRIES:
-                    break
-            else:
-                actions.append(action)
-        return actions
+        actions = [self._place(pending, now_s, "held") for pending in self._held.sweep()]
+        return [action for action in actions if not isinstance(action, Hold)]
 
     # --- endings ----------------------------------------------------------------------------
 
@@ -281,4 +290,11 @@ class RouterCore:
         return Reject(arrival.request_id, status, code, message, retry_after_s)
 
     def _observe(self, fact: Fact) -> None:
-        self._chooser.observe(fact)
+        try:
+            self._chooser.observe(fact)
+        except PolicyError as error:
+            self._policy_failed(error)
+
+    def _policy_failed(self, error: PolicyError) -> None:
+        self.counters.policy_failures += 1
+        self._report(error)

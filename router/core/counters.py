@@ -19,6 +19,7 @@ class CoreCounters:
     holds: int = 0
     retries: int = 0
     ejections: int = 0
+    policy_failures: int = 0
 
     def dispatched(self, decision: Decision) -> None:
         """A request was sent."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from policies.facts import Arrival
 
+_REFUSED_MAX = 8  # of one model in one sweep
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Pending:
     """A request the core has accepted and not finished. Lifetime: request."""
 
@@ -31,8 +34,18 @@ class HoldQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def __iter__(self) -> Iterator[Pending]:
-        return iter(list(self._queue))
+    def sweep(self) -> Iterator[Pending]:
+        """The requests to ask again: most urgent first, of each model until a few were refused.
+
+        One that is still held when the next one is wanted counts as refused. Another model's
+        requests must not wait behind them: its pool may well have room.
+        """
+        refused: Counter[str] = Counter()
+        for pending in list(self._queue):
+            model = pending.arrival.model
+            if refused[model] < _REFUSED_MAX:
+                yield pending
+                refused[model] += pending.held
 
     @property
     def full(self) -> bool:

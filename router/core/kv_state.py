@@ -9,6 +9,7 @@ whatever was missed has been turned over.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ class KvCounters:
     duplicates: int = 0
     orphans: int = 0  # stored blocks that waited for their parent
     dropped_batches: int = 0  # beyond the backlog while a gap was open
+    overflows: int = 0  # more blocks stored than any cache holds: evictions must have been missed
     skipped_events: int = 0  # other tiers, partial blocks, foreign block sizes, parked too long
 
 
@@ -46,6 +48,7 @@ class KvState:
         capacity_blocks: float,
         parked_blocks: int,
         backlog_batches: int,
+        resident_blocks: int,
     ) -> None:
         self._index = index
         self._slot = slot
@@ -53,6 +56,7 @@ class KvState:
         self._capacity_blocks = capacity_blocks
         self._parked_blocks_max = parked_blocks
         self._backlog_max = backlog_batches
+        self._resident_blocks_max = resident_blocks
         self.counters = KvCounters()
         self.known = False
         self.resyncing = False  # a replay was asked for and has not ended
@@ -62,6 +66,7 @@ class KvState:
         self._chain_of: dict[BlockName, int] = {}
         self._parked: dict[BlockName, list[Stored]] = {}  # by the parent they wait for
         self._parked_blocks = 0
+        self._parked_names: Counter[BlockName] = Counter()  # a name may be parked twice
         self._dead: set[BlockName] = set()  # parked, and evicted before their parent came
         self._backlog: dict[int, KvEvents] = {}
 
@@ -134,7 +139,8 @@ class KvState:
         self.known = seq == 0
 
     def _take_snapshot(self, batch: KvEvents) -> int | None:
-        if batch.seq + 1 < self._next_seq:  # taken before what we already applied
+        older = batch.seq + 1 < self._next_seq  # taken before what we already applied
+        if older and self.known:
             self.counters.duplicates += 1
             return None
         self._forget()
@@ -142,10 +148,10 @@ class KvState:
         for event in batch.events:
             self._apply_event(event)
         self._backlog = {s: b for s, b in self._backlog.items() if s >= self._next_seq}
-        self.known = True
+        self.known = not older
         self.resyncing = False
         self._catch_up()
-        if self._backlog:
+        if self._backlog or older:  # what came between is in a replay
             self.resyncing = True
             return self._next_seq
         return None
@@ -198,7 +204,7 @@ class KvState:
             self._place(stored, seed)
             for name in stored.hashes:
                 for child in self._parked.pop(name, ()):
-                    self._parked_blocks -= len(child.hashes)
+                    self._unpark(child)
                     queue.append(child)
             if dead := tuple(n for n in stored.hashes if n in self._dead):
                 self._dead.difference_update(dead)
@@ -213,23 +219,52 @@ class KvState:
         self._stored_since_loss += len(chain)
         if not self.known and not self.resyncing:
             self.known = self._stored_since_loss >= self._capacity_blocks
+        if len(self._chain_of) > self._resident_blocks_max:
+            self.counters.overflows += 1
+            self._forget()
+            self.known = False
 
     def _park(self, event: Stored) -> None:
         assert event.parent is not None
+        if self._parked_blocks + len(event.hashes) > self._parked_blocks_max:
+            self._bury()
         if self._parked_blocks + len(event.hashes) > self._parked_blocks_max:
             self.counters.skipped_events += 1
             return
         self.counters.orphans += len(event.hashes)
         self._parked_blocks += len(event.hashes)
+        self._parked_names.update(event.hashes)
         self._parked.setdefault(event.parent, []).append(event)
+
+    def _bury(self) -> None:
+        """Make room: park no longer what was evicted whole, for its parent may never come.
+
+        Worth a look at everything parked only where a good part of it is dead.
+        """
+        if len(self._dead) * 8 < self._parked_blocks_max:
+            return
+        for parent, events in list(self._parked.items()):
+            dead = [event for event in events if self._dead.issuperset(event.hashes)]
+            for event in dead:
+                events.remove(event)
+                self._unpark(event)
+            if not events:
+                del self._parked[parent]
+        self._dead.intersection_update(self._parked_names)
+
+    def _unpark(self, event: Stored) -> None:
+        self._parked_blocks -= len(event.hashes)
+        for name in event.hashes:
+            self._parked_names[name] -= 1
+            if not self._parked_names[name]:
+                del self._parked_names[name]
 
     def _remove(self, event: Removed) -> None:
         if event.tier != "gpu":
             self.counters.skipped_events += 1
             return
-        if self._parked:  # a parked block that is evicted must not come to life with its parent
-            parked = {n for events in self._parked.values() for e in events for n in e.hashes}
-            self._dead.update(n for n in event.hashes if n in parked)
+        # A parked block that is evicted must not come to life with its parent.
+        self._dead.update(n for n in event.hashes if n in self._parked_names)
         self._drop(event.hashes)
 
     def _drop(self, names: tuple[BlockName, ...]) -> None:
@@ -243,5 +278,6 @@ class KvState:
         self._chain_of.clear()
         self._parked.clear()
         self._parked_blocks = 0
+        self._parked_names.clear()
         self._dead.clear()
         self._stored_since_loss = 0

@@ -53,7 +53,10 @@ class Roster:
             return []
         if fact.spec is not None and fact.spec != worker.facts:
             self._describe(worker, fact.spec)
-        if worker.state == "down" and fact.state != "down":
+        if fact.state == "down":
+            self._forget(worker)
+        elif worker.state == "down":
+            worker.succeeded()
             worker.aside_until_s = -math.inf
         worker.state = fact.state
         return []
@@ -69,16 +72,22 @@ class Roster:
         self._workers.add(Worker(fact.worker_id, slot, facts, kv, state=fact.state))
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
-        """It was recognized anew, perhaps as another engine: its cache is not the one we knew."""
-        worker.kv.close()
-        self.speculative.clear_worker(worker.slot)
-        self.mirrored.clear_worker(worker.slot)
+        """It was recognized anew, perhaps as another engine, or its thresholds were changed."""
         speeds = (worker.facts.prefill_tokens_per_s, worker.facts.step_s, worker.facts.weight)
         calibrate = speeds != (facts.prefill_tokens_per_s, facts.step_s, facts.weight)
         self._columns.describe(worker.slot, facts, calibrate)
+        another_cache = _cache_of(facts) != _cache_of(worker.facts)
         worker.facts = facts
-        worker.kv = self._kv_state(worker.slot, facts)
-        self._columns.hits_unknown[worker.slot] = facts.has_events
+        if another_cache:
+            self._forget(worker)
+            worker.kv = self._kv_state(worker.slot, facts)
+
+    def _forget(self, worker: Worker) -> None:
+        """The cache we knew may be gone with its engine: expect nothing of it until it tells."""
+        worker.kv.reset()
+        self.speculative.clear_worker(worker.slot)
+        self.mirrored.clear_worker(worker.slot)
+        self._columns.hits_unknown[worker.slot] = worker.facts.has_events
 
     def _close(self, worker: Worker) -> None:
         worker.kv.close()
@@ -97,6 +106,7 @@ class Roster:
             capacity_tokens / facts.block_size if known else math.inf,
             self._settings.parked_blocks,
             self._settings.backlog_batches,
+            self._settings.index_entries,
         )
 
     # --- what workers tell ------------------------------------------------------------------
@@ -167,3 +177,10 @@ class Roster:
             blocks = np.maximum(blocks, self.mirrored.longest_prefix(chain))
             hits[rows] = blocks[slots[rows]].astype(np.int64) * size
         return np.minimum(hits, max(prompt_tokens - 1, 0))
+
+
+def _cache_of(facts: WorkerFacts) -> tuple[object, ...]:
+    """What tells one engine's cache from another's."""
+    capacity = facts.kv_capacity_tokens
+    known = None if math.isnan(capacity) else capacity
+    return facts.models, facts.block_size, facts.has_events, known

@@ -14,11 +14,14 @@ from router.core.ledger import Charge
 _WEIGHT = 0.1  # of a new sample
 _OUTLIER = 4.0  # a sample counts as at most this many times faster or slower than the estimate
 _CALIBRATION_TOKENS_MIN = 256  # shorter prefills measure overheads, not speed
+_RATE_RANGE = (1.0, 1e9)  # tokens a second: no run of absurd samples leads out of these
+_STEP_RANGE_S = (1e-6, 10.0)
 
 
-def _moved(estimate: float, sample: float) -> float:
+def _moved(estimate: float, sample: float, bounds: tuple[float, float]) -> float:
     ratio = min(max(sample / estimate, 1 / _OUTLIER), _OUTLIER)
-    return estimate * math.exp(_WEIGHT * math.log(ratio))
+    low, high = bounds
+    return min(max(estimate * math.exp(_WEIGHT * math.log(ratio)), low), high)
 
 
 class SpeedEstimator:
@@ -32,13 +35,17 @@ class SpeedEstimator:
         if not charge.alone or charge.uncached_tokens < _CALIBRATION_TOKENS_MIN:
             return
         columns, slot = self._columns, charge.slot
-        # On average the request had to sit out half a step that was already under way.
-        prefill_s = now_s - charge.dispatched_s - columns.step_s[slot] / 2
-        if prefill_s > 0:
-            rate = charge.uncached_tokens / prefill_s
-            columns.prefill_tokens_per_s[slot] = _moved(columns.prefill_tokens_per_s[slot], rate)
+        elapsed_s = now_s - charge.dispatched_s
+        if elapsed_s <= 0:
+            return
+        # On average the request had to sit out half a step that was already under way. That is
+        # at most half of the time: else a step believed too long would hide the fastest workers.
+        prefill_s = elapsed_s - min(float(columns.step_s[slot]), elapsed_s) / 2
+        rate = charge.uncached_tokens / prefill_s
+        known = float(columns.prefill_tokens_per_s[slot])
+        columns.prefill_tokens_per_s[slot] = _moved(known, rate, _RATE_RANGE)
 
     def token_gap(self, slot: int, gap_s: float) -> None:
-        """A running answer took `gap_s` seconds per token lately."""
+        """A running answer took `gap_s` seconds (above 0) per token lately."""
         columns = self._columns
-        columns.step_s[slot] = _moved(columns.step_s[slot], gap_s)
+        columns.step_s[slot] = _moved(float(columns.step_s[slot]), gap_s, _STEP_RANGE_S)

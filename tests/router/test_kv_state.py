@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.facts import Cleared, ReplayEnd
+from policies.facts import Cleared, ReplayEnd, WorkerChange
 from router.core.actions import Resync
 from tests.router.core_world import World, removed, stored
 
@@ -169,3 +169,66 @@ def test_whatever_is_lost_a_replay_makes_it_exact(history, lost) -> None:
         while expected < 5 and tuple(chain[: expected + 1]) in truth:
             expected += 1
         assert world.hits(chain) == [expected], (family, batches)
+
+
+def test_an_old_snapshot_is_taken_where_nothing_better_is_known_and_the_rest_replayed() -> None:
+    world = World(workers=1)
+    world.events(0, 7, stored([1]))  # a late joiner: nobody answers at first
+    world.core.on_replay_end(ReplayEnd(0.0, 0, answered=False))
+    kv = world.core.workers.get(0).kv
+    assert not kv.known
+    resync = world.events(0, 5, stored([8, 9]), source="snapshot")
+    assert resync == [Resync(0, 6)]
+    world.events(0, 6, stored([5]), source="replay")
+    world.events(0, 7, stored([1]), source="replay")
+    assert kv.known
+    assert (world.hits([8, 9]), world.hits([5]), world.hits([1])) == ([2], [1], [1])
+
+
+def test_blocks_that_are_stored_for_ever_and_never_removed_are_bounded() -> None:
+    world = World(workers=1, index_entries=1024)
+    for seq in range(2000):
+        world.events(0, seq, stored([seq]))
+    kv = world.core.workers.get(0).kv
+    assert kv.resident_blocks <= 1024
+    assert (kv.counters.overflows, kv.known) == (1, False)
+
+
+def test_orphans_that_were_evicted_make_room_for_others() -> None:
+    """After a gap nobody filled, children of what was missed are parked and evicted for ever."""
+    world = World(workers=1, parked_blocks=16)
+    for n in range(100):
+        chain = [n, 1000 + n, 2000 + n]
+        world.events(0, 2 * n, stored(chain, after=1))
+        world.events(0, 2 * n + 1, removed(chain, last=2))
+    kv = world.core.workers.get(0).kv
+    assert kv.parked_blocks <= 16
+    assert kv.counters.skipped_events == 0
+    world.events(0, 200, stored([7, 8], after=1))
+    world.events(0, 201, stored([7]))
+    assert world.hits([7, 8]) == [2]
+
+
+def test_a_worker_that_was_down_holds_nothing_until_it_tells() -> None:
+    world = World(workers=2)
+    for worker_id in (0, 1):
+        world.events(worker_id, 0, stored([1, 2, 3]))
+    world.core.on_worker(WorkerChange(1.0, 0, "down"))
+    assert world.hits([1, 2, 3]) == [0, 3]
+    world.core.on_worker(WorkerChange(2.0, 0, "ready"))
+    worker = world.core.workers.get(0)
+    assert world.core.columns.hits_unknown[worker.slot]
+    assert world.events(0, 4, stored([5])) == [Resync(0, 0)]
+    world.events(0, 4, stored([1]), stored([5]), source="snapshot")
+    assert world.hits([1, 2, 3]) == [1, 3]
+    assert not world.core.columns.hits_unknown[worker.slot]
+
+
+def test_new_thresholds_leave_what_is_known_alone() -> None:
+    world = World(workers=1)
+    world.events(0, 0, stored([1, 2, 3]))
+    world.join(0, max_requests=3.0)
+    assert world.hits([1, 2, 3]) == [3]
+    assert world.core.columns.max_requests[world.core.workers.get(0).slot] == 3.0
+    world.join(0, max_requests=3.0, kv_capacity_tokens=1600.0)  # another engine
+    assert world.hits([1, 2, 3]) == [0]
