@@ -78,8 +78,9 @@ async def test_after_a_storm_of_clients_nothing_is_held(seed: int) -> None:
         assert (scheduler.running, scheduler.waiting) == (0, 0)
         assert worker.worker.pool.used_blocks == 0
         worker.worker.pool.check()
-        assert tallies.finished["length"] >= stayed > 0
-        assert tallies.finished["abort"] > 0
+        # Those who left before they had asked are no aborts: only that some did leave is certain.
+        assert tallies.finished["length"] >= stayed
+        assert 80 > stayed > 0
 
 
 async def test_a_step_loop_that_fails_ends_the_worker_loudly(
