@@ -16,6 +16,7 @@ from aiohttp import web
 from engine.wire.tokens import Tokenizer
 from policies.facts import Tick
 from policies.load import load
+from policies.parameters import PolicyError
 from router.config import Config
 from router.config_load import reloadable
 from router.core.core import RouterCore
@@ -34,6 +35,7 @@ from router.worker_spec import parse_worker_spec
 
 log = logging.getLogger(__name__)
 
+_SPARE_SOCKETS = 64  # of workers that were removed and are being closed
 _TOKENIZER_THREADS = 2  # tokenizing holds no lock of Python's; two keep a long prompt from blocking
 
 
@@ -42,18 +44,24 @@ class Router:
 
     def __init__(self, config: Config, http: aiohttp.ClientSession) -> None:
         self.config = config
-        core = RouterCore(load(config.policy), core_settings(config), config.seed)
+        core = RouterCore(
+            load(config.policy), core_settings(config), config.seed, _PolicyTrouble().report
+        )
         self.switchboard = Switchboard(core, time.monotonic)
         self.zmq = zmq.asyncio.Context()
+        # Each worker has two: its stream, and now and then a replay.
+        self.zmq.set(zmq.MAX_SOCKETS, 2 * config.limits.workers + _SPARE_SOCKETS)
         self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._context = FleetContext(
             http, self.zmq, time.monotonic, self.switchboard.tell, fleet_terms(config)
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.switchboard.resync = self._resync
-        self.metrics = RouterMetrics(core, self.fleet)
         decisions = DecisionLog()
-        prompts = PromptReader(_tokenizer(config), self._executor, time.time)
+        prompts = PromptReader(
+            _tokenizer(config), self._executor, time.time, config.limits.inflight_requests
+        )
+        self.metrics = RouterMetrics(core, self.fleet, prompts)
         self.inference = Inference(
             self.switchboard,
             self.fleet,
@@ -86,18 +94,20 @@ class Router:
         """Take over a new configuration; returns what cannot change while running, and why.
 
         Raises ValueError for a policy or a worker that cannot be used; nothing has changed then.
+        A worker for which there is no slot is named among what is refused.
         """
         applied, refused = reloadable(self.config, config)
         policy = load(config.policy)
         specs = [parse_worker_spec(spec) for spec in config.workers]
         if "policy" in applied:
             self.switchboard.core.set_policy(policy)
+        lines = [f"{key}: {reason}" for key, reason in refused.items()]
         if "workers" in applied:
-            self.fleet.reconcile(specs)
+            lines += self.fleet.reconcile(specs)
         self._context.terms = fleet_terms(config)
         self.config = config
         log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
-        return [f"{key}: {reason}" for key, reason in refused.items()]
+        return lines
 
     async def aclose(self) -> None:
         """Stop following workers and free sockets and threads."""
@@ -111,12 +121,31 @@ class Router:
             member.feed.resync(from_seq)
 
 
+class _PolicyTrouble:
+    """Tells of a policy's failures at the 1st, 2nd, 4th, 8th ... Lifetime: process.
+
+    Every request may fail the same way, and must not fill the log.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def report(self, error: PolicyError) -> None:
+        """One more failure."""
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:
+            log.error("%d failures so far: %s", self._failures, error, exc_info=error)
+
+
 def _tokenizer(config: Config) -> Tokenizer | None:
     if config.tokenizer is None:
         return None
     from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only
 
-    return HfTokenizer(Path(config.tokenizer))
+    try:
+        return HfTokenizer(Path(config.tokenizer))
+    except OSError as error:
+        raise ValueError(f"tokenizer: {error}") from error
 
 
 def _tenants(config: Config) -> Tenants:

@@ -6,6 +6,7 @@ they happen.
 
 from __future__ import annotations
 
+from collections import Counter as Counted
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -18,25 +19,23 @@ from router.core.actions import Dispatch
 from router.core.core import RouterCore
 from router.fleet_io.manager import FleetManager
 from router.http.errors import WorkerError
+from router.http.prompts import PromptReader
 from router.http.relay.reply import Outcome
+
+Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 _GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
 
 
 class RouterMetrics:
-    """Lifetime: process."""
+    """Lifetime: process; a worker's own counts leave with it."""
 
-    def __init__(self, core: RouterCore, fleet: FleetManager) -> None:
+    def __init__(self, core: RouterCore, fleet: FleetManager, prompts: PromptReader) -> None:
         registry = CollectorRegistry()
-        registry.register(_CoreCollector(core, fleet))
+        self._replies: Replies = {}
+        registry.register(_CoreCollector(core, fleet, prompts, self._replies))
         self._registry = registry
-        self.replies = Counter(
-            "warmroute_replies",
-            "Replies of workers, by worker, status and kind of error",
-            ["worker", "status", "error"],
-            registry=registry,
-        )
         self.reported_hit_tokens = Counter(
             "warmroute_reported_hit_tokens",
             "Prompt tokens that workers reported as cached, of replies that report usage",
@@ -77,7 +76,7 @@ class RouterMetrics:
         error = outcome.error
         kind = error.kind if isinstance(error, WorkerError) else "client" if error else ""
         status = "" if outcome.status is None else str(outcome.status)
-        self.replies.labels(str(action.worker_id), status, kind).inc()
+        self._replies.setdefault(action.worker_id, Counted())[status, kind] += 1
         usage = outcome.usage
         if usage and usage.cached_tokens is not None and usage.prompt_tokens is not None:
             self.reported_hit_tokens.inc(usage.cached_tokens)
@@ -99,9 +98,13 @@ class RouterMetrics:
 class _CoreCollector(Collector):
     """Reads the core's own counts. Lifetime: process."""
 
-    def __init__(self, core: RouterCore, fleet: FleetManager) -> None:
+    def __init__(
+        self, core: RouterCore, fleet: FleetManager, prompts: PromptReader, replies: Replies
+    ) -> None:
         self._core = core
         self._fleet = fleet
+        self._prompts = prompts
+        self._replies = replies
 
     def collect(self) -> Iterable[Metric]:
         """All families, as of now."""
@@ -109,6 +112,7 @@ class _CoreCollector(Collector):
         yield from self._requests()
         yield from self._index()
         yield from self._workers()
+        yield self._worker_replies()
 
     def _decisions(self) -> Iterator[Metric]:
         counters = self._core.counters
@@ -135,6 +139,14 @@ class _CoreCollector(Collector):
         yield _counter("warmroute_holds", "Requests held at the router", counters.holds)
         yield _counter("warmroute_retries", "Dispatches tried again elsewhere", counters.retries)
         yield _counter("warmroute_ejections", "Workers put aside", counters.ejections)
+        yield _counter(
+            "warmroute_policy_failures", "Failures of the policy's code", counters.policy_failures
+        )
+        yield _counter(
+            "warmroute_template_refusals",
+            "Prompts that the tokenizer or its chat template refused, placed approximately",
+            self._prompts.template_refusals,
+        )
 
     def _requests(self) -> Iterator[Metric]:
         core = self._core
@@ -168,7 +180,7 @@ class _CoreCollector(Collector):
             state = "joining" if worker is None else worker.shown_state(self._fleet.now_s)
             up.add_metric([label, state], 1)
             if member.feed is not None:
-                for kind in ("malformed_frames", "skipped_events", "replays", "snapshots"):
+                for kind in ("malformed_frames", "replays", "snapshots", "failed_syncs"):
                     events.add_metric([label, kind], getattr(member.feed.counters, kind))
             if worker is None:
                 continue
@@ -187,9 +199,25 @@ class _CoreCollector(Collector):
             counters = worker.kv.counters
             for kind in ("batches", "stored_blocks", "removed_blocks", "clears", "gaps"):
                 events.add_metric([label, kind], getattr(counters, kind))
-            for kind in ("restarts", "duplicates", "orphans", "dropped_batches"):
+            for kind in ("restarts", "duplicates", "orphans", "dropped_batches", "overflows"):
                 events.add_metric([label, kind], getattr(counters, kind))
+            skipped = member.feed.counters.skipped_events if member.feed is not None else 0
+            events.add_metric([label, "skipped_events"], counters.skipped_events + skipped)
         yield from (up, events, *gauges.values())
+
+    def _worker_replies(self) -> Metric:
+        """A worker that left takes its series along, or they would grow with every change."""
+        for gone in self._replies.keys() - self._fleet.members.keys():
+            del self._replies[gone]
+        replies = CounterMetricFamily(
+            "warmroute_replies",
+            "Replies of workers, by worker, status and kind of error",
+            labels=["worker", "status", "error"],
+        )
+        for worker_id, counts in self._replies.items():
+            for (status, kind), count in counts.items():
+                replies.add_metric([str(worker_id), status, kind], count)
+        return replies
 
 
 _WORKER_GAUGES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -18,12 +19,15 @@ from router.worker_spec import parse_worker_spec
 
 log = logging.getLogger(__name__)
 
+_OPEN_FILES = 65_536  # wanted; the system may allow fewer
+
 
 async def serve(config: Config, read_config: Callable[[], Config]) -> None:
     """Run the router until SIGTERM or SIGINT; `read_config` reads it anew on SIGHUP.
 
     Raises OSError when an address cannot be bound, ValueError for a bad policy or key file.
     """
+    _allow_many_files()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -51,6 +55,14 @@ async def serve(config: Config, read_config: Callable[[], Config]) -> None:
             ticking.cancel()
             await asyncio.wait([ticking])
             await router.aclose()
+
+
+def _allow_many_files() -> None:
+    """Each request in flight takes two sockets; the usual soft limit is 1,024 open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _until(stop: asyncio.Event, ticking: asyncio.Task[None]) -> None:

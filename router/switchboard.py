@@ -47,9 +47,11 @@ class Ticket:
         trace: TracebackType | None,
     ) -> None:
         """The handler ended without an end of the request: its client left."""
-        if self.open:
-            self.fail("client", retry=False, reason="client left")
-        self._switchboard.forget(self)
+        try:
+            if self.open:
+                self.fail("client", retry=False, reason="client left")
+        finally:
+            self._switchboard.forget(self)
 
     def arrive(self, arrival: Arrival) -> None:
         """Bring the request before the core."""

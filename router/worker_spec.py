@@ -140,6 +140,7 @@ def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         port = parts.port
+        (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise WorkerSpecError(f"url: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:

@@ -6,7 +6,6 @@ text. Series of several data-parallel ranks (label `engine`) are added up, fract
 
 from __future__ import annotations
 
-import math
 import re
 
 import msgspec
@@ -14,6 +13,7 @@ import msgspec
 from engine.wire.errors import WireError
 
 MAX_TEXT_BYTES = 8 << 20
+MAX_VALUE = 1e18  # of a series: no count of anything is larger
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -119,7 +119,7 @@ def _sample(line: str, number: int) -> tuple[dict[str, str], float]:
         value = float(rest.split()[0])
     except (IndexError, ValueError) as error:
         raise WireError(f"metrics line {number}: no number after the name") from error
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= MAX_VALUE:
         raise WireError(f"metrics line {number}: {value} is not a load")
     return labels, value
 

@@ -28,12 +28,15 @@ from engine.wire import (
 )
 from engine.wire.events import MAX_PAYLOAD_BYTES
 from engine.wire.snapshot import MAX_SNAPSHOT_BYTES
-from policies.facts import KvEvents, ReplayEnd
+from policies.facts import KvEvent, KvEvents, ReplayEnd
 from router.events.translate import facts_of
 
 log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S = 1.0  # between two tries at a worker that answers neither replay nor snapshot
+_BETWEEN_SYNCS_S = 0.1  # a worker whose stream has gap after gap must not be asked without end
+_REPLAY_MAX_S = 30.0  # for a whole replay, however long its batches keep coming
+_TURN_S = 0.005  # of batches that wait already, before others get a turn of the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class FeedCounters:
     skipped_events: int = 0
     replays: int = 0
     snapshots: int = 0
-    failed_syncs: int = 0
+    failed_syncs: int = 0  # neither a replay nor a snapshot could be had
 
 
 class EventFeed:
@@ -104,8 +107,10 @@ class EventFeed:
             sub.close(linger=0)
 
     async def _listen(self, sub: zmq.asyncio.Socket) -> None:
+        turn = _Turn(self._clock)
         while True:
             frames = await sub.recv_multipart()
+            await turn.over()
             try:
                 live = parse_live(frames)
                 batch = decode_batch(live.payload)
@@ -120,9 +125,11 @@ class EventFeed:
             answered = await self._sync(from_seq)
             if not answered:
                 self.counters.failed_syncs += 1
-            self._tell(ReplayEnd(self._clock(), self._worker_id, answered))
-            if not answered:
-                await asyncio.sleep(_ASK_AGAIN_S)
+            if self._wanted.empty():  # else the next one speaks for the gap that is open now
+                self._tell(ReplayEnd(self._clock(), self._worker_id, answered))
+            await asyncio.sleep(_BETWEEN_SYNCS_S if answered else _ASK_AGAIN_S)
+            if not answered and self._source.snapshot is not None:
+                self.resync(0)  # its whole cache mends what no replay can
 
     async def _sync(self, from_seq: int) -> bool:
         """Whether somebody answered."""
@@ -137,18 +144,20 @@ class EventFeed:
             return False
         try:
             timeout = aiohttp.ClientTimeout(total=self._timeout_s * 5)
-            async with self._http.get(self._source.snapshot, timeout=timeout) as reply:
-                reply.raise_for_status()
+            async with self._http.get(
+                self._source.snapshot, timeout=timeout, allow_redirects=False
+            ) as reply:
+                if reply.status != 200:
+                    raise WireError(f"GET {self._source.snapshot} answered {reply.status}")
                 body = await _read_bounded(reply, MAX_SNAPSHOT_BYTES)
-            snapshot = decode_snapshot(body)
+            # In a thread: 2 million tokens take 0.1 s to decode.
+            seq, facts, skipped = await asyncio.to_thread(_facts_of_snapshot, body, self._model)
         except (aiohttp.ClientError, TimeoutError, WireError) as error:
             log.info("worker %d: no snapshot: %s", self._worker_id, error)
             return False
         self.counters.snapshots += 1
-        events = tuple(event for batch in snapshot.batches for event in batch.events)
-        facts, skipped = facts_of(events, self._model)
         self.counters.skipped_events += skipped
-        self._tell(KvEvents(self._clock(), self._worker_id, snapshot.seq, facts, "snapshot"))
+        self._tell(KvEvents(self._clock(), self._worker_id, seq, facts, "snapshot"))
         return True
 
     async def _replay(self, from_seq: int) -> bool:
@@ -157,15 +166,10 @@ class EventFeed:
         dealer = self._socket(zmq.DEALER)
         try:
             dealer.connect(self._source.replay)
-            await dealer.send_multipart(replay_request(from_seq))
-            while True:
-                async with asyncio.timeout(self._timeout_s):
-                    frames = await dealer.recv_multipart()
-                live = parse_replay(frames)
-                if live is None:
-                    self.counters.replays += 1
-                    return True
-                self._tell_batch(live.seq, decode_batch(live.payload), "replay")
+            async with asyncio.timeout(_REPLAY_MAX_S):
+                await self._read_replay(dealer, from_seq)
+            self.counters.replays += 1
+            return True
         except (TimeoutError, WireError, zmq.ZMQError) as error:
             if isinstance(error, WireError):
                 self._malformed(error)
@@ -173,6 +177,19 @@ class EventFeed:
             return False
         finally:
             dealer.close(linger=0)
+
+    async def _read_replay(self, dealer: zmq.asyncio.Socket, from_seq: int) -> None:
+        """Tell the core what is replayed, to its end. Raises TimeoutError or WireError."""
+        turn = _Turn(self._clock)
+        await dealer.send_multipart(replay_request(from_seq))
+        while True:
+            async with asyncio.timeout(self._timeout_s):
+                frames = await dealer.recv_multipart()
+            await turn.over()
+            live = parse_replay(frames)
+            if live is None:
+                return
+            self._tell_batch(live.seq, decode_batch(live.payload), "replay")
 
     def _tell_batch(self, seq: int, batch: Batch, source: Literal["live", "replay"]) -> None:
         facts, skipped = facts_of(batch.events, self._model)
@@ -191,6 +208,34 @@ class EventFeed:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES + 1024)
         return socket
+
+
+class _Turn:
+    """Gives others a turn of the event loop while messages wait without end.
+
+    Receiving a message that is there already does not wait, so a flood of events would keep
+    the loop to itself. Lifetime: one loop of a feed.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_s = clock()
+
+    async def over(self) -> None:
+        """Called between two messages."""
+        if self._clock() - self._began_s >= _TURN_S:
+            await asyncio.sleep(0)
+            self._began_s = self._clock()
+
+
+def _facts_of_snapshot(body: bytes, model: str) -> tuple[int, tuple[KvEvent, ...], int]:
+    """(seq, facts, events skipped) of a snapshot. Raises WireError."""
+    snapshot = decode_snapshot(body)
+    if not -1 <= snapshot.seq < 1 << 63:
+        raise WireError(f"snapshot as of batch {snapshot.seq}")
+    events = tuple(event for batch in snapshot.batches for event in batch.events)
+    facts, skipped = facts_of(events, model)
+    return snapshot.seq, facts, skipped + sum(batch.skipped for batch in snapshot.batches)
 
 
 async def _read_bounded(reply: aiohttp.ClientResponse, limit: int) -> bytes:

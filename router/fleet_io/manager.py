@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from policies.facts import WorkerChange
 from router.core.roster import TableFullError
@@ -59,43 +60,77 @@ class FleetManager:
         member.drain()
 
     async def remove(self, member: Member) -> None:
-        """Remove it now: what runs there is cut off and retried elsewhere where possible."""
+        """Remove it now: what runs there is cut off and retried elsewhere where possible.
+
+        Cancelling this stops the waiting only; the removal goes on.
+        """
         task = self._tasks.pop(member.worker_id, None)
         if task is None:
             return
         del self.members[member.worker_id]
         task.cancel()  # it tells the core nothing from here on
         self._context.tell(WorkerChange(self._context.clock(), member.worker_id, "gone"))
-        await asyncio.wait([task])
-        await member.upstream.aclose()
+        closing = asyncio.create_task(_close(member, task))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
 
     def sweep(self, requests_of: Callable[[int], int]) -> None:
         """Remove those that are leaving and have nothing left to do. Called on every tick."""
         for member in list(self.members.values()):
             if member.leaving and requests_of(member.worker_id) == 0:
-                closing = asyncio.create_task(self.remove(member))
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
+                removal = asyncio.create_task(self.remove(member))
+                self._closing.add(removal)
+                removal.add_done_callback(self._closing.discard)
 
-    def reconcile(self, specs: Iterable[WorkerSpec]) -> None:
-        """Make the fleet match a reloaded configuration: add the new, drain the dropped."""
+    def reconcile(self, specs: Iterable[WorkerSpec]) -> list[str]:
+        """Make the fleet match a reloaded configuration: add the new, drain the dropped.
+
+        Other thresholds or another weight change a worker in place. Returns what could not be
+        done, and why.
+        """
         wanted = {spec.url: spec for spec in specs}
         for member in list(self.members.values()):
             if member.leaving:
                 continue
-            if wanted.get(member.spec.url) == member.spec:
-                del wanted[member.spec.url]
-            else:
+            spec = wanted.get(member.spec.url)
+            if spec is None or not _same_but_thresholds(spec, member.spec):
                 self.leave(member)
+                continue
+            del wanted[spec.url]
+            if spec != member.spec:
+                member.respec(spec)
+        refused = []
         for spec in wanted.values():
-            self.add(spec)
+            try:
+                self.add(spec)
+            except TableFullError as error:
+                refused.append(f"worker {spec.url}: {error}")
+        return refused
 
     async def aclose(self) -> None:
         """Stop following everybody."""
         for member in list(self.members.values()):
             await self.remove(member)
         if self._closing:
-            await asyncio.wait(self._closing)
+            await asyncio.wait(set(self._closing))
+
+
+async def _close(member: Member, task: asyncio.Task[None]) -> None:
+    """Wait for its follower's end, and close its connections."""
+    await asyncio.wait([task])
+    await member.upstream.aclose()
+
+
+def _same_but_thresholds(one: WorkerSpec, other: WorkerSpec) -> bool:
+    """Whether they differ at most in what can change while the worker serves."""
+    return other == replace(
+        one,
+        max_requests=other.max_requests,
+        max_queued_tokens=other.max_queued_tokens,
+        max_kv_fraction=other.max_kv_fraction,
+        weight=other.weight,
+    )
 
 
 def _shout(task: asyncio.Task[None]) -> None:

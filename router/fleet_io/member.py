@@ -16,7 +16,13 @@ import zmq.asyncio
 from engine.wire import WireError
 from policies.facts import KvEvents, LoadReport, ReplayEnd, WorkerChange
 from router.events.feed import EventFeed
-from router.fleet_io.recognize import Recognized, UnrecognizedError, recognize, scrape
+from router.fleet_io.recognize import (
+    Recognized,
+    UnrecognizedError,
+    recognize,
+    scrape,
+    with_thresholds,
+)
 from router.http.relay.reply import RelayLimits
 from router.http.relay.upstream import Upstream
 from router.worker_spec import WorkerSpec
@@ -26,6 +32,7 @@ log = logging.getLogger(__name__)
 _DOWN_AFTER = 2  # health probes in a row that fail
 _SCRAPES_PER_S_MAX = 200.0  # of the whole fleet; a larger fleet is scraped less often
 
+State = Literal["ready", "draining", "down"]
 WorkerFact = WorkerChange | LoadReport | KvEvents | ReplayEnd
 
 
@@ -68,30 +75,56 @@ class Member:
         self.trouble = ""  # why it is not ready, for people
         self.draining = False
         self.leaving = False  # to be removed once idle
+        self._state: State = "down"  # as last told; before that nobody knows of it
         self._context = context
         self.upstream = _upstream(spec.url, context)
 
     async def run(self) -> None:
-        """Recognize it, follow it until it fails its probes, and begin again."""
+        """Recognize it, follow it until it is down, and begin again."""
         while True:
-            recognized = await self._recognized()
+            recognized = with_thresholds(await self._recognized(), self.spec)
             self._tell_state("draining" if self.draining else "ready", recognized)
-            async with asyncio.TaskGroup() as tasks:
-                following = [tasks.create_task(self._scrape_loads())] * recognized.reports_load
-                if recognized.source is not None:
-                    self.feed = self._open_feed(recognized)
-                    following.append(tasks.create_task(self.feed.run()))
-                await self._until_down()
-                for task in following:
-                    task.cancel()
-            self.feed = None
+            broken = await self._follow(recognized)
             log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.url, self.trouble)
             self._tell_state("down", None)
+            if broken:
+                await asyncio.sleep(self._context.terms.health_s)
+
+    async def _follow(self, recognized: Recognized) -> bool:
+        """Listen, probe and scrape until one of these finds it down; True where one broke.
+
+        A defect in one must not end the worker's life here: it is told, and all begin again.
+        """
+        tasks = [asyncio.create_task(self._until_down())]
+        if recognized.reports_load:
+            tasks.append(asyncio.create_task(self._scrape_loads()))
+        if recognized.source is not None:
+            self.feed = self._open_feed(recognized)
+            tasks.append(asyncio.create_task(self.feed.run()))
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.feed = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        broken = [error for task in ended if (error := task.exception()) is not None]
+        for error in broken:
+            log.error("worker %d: following it broke", self.worker_id, exc_info=error)
+            self.trouble = f"following it broke: {error!r}"
+        return bool(broken)
+
+    def respec(self, spec: WorkerSpec) -> None:
+        """Take over other thresholds or another weight; all else of `spec` must be as it was."""
+        self.spec = spec
+        if self.recognized is not None:
+            self.recognized = with_thresholds(self.recognized, spec)
+            self._tell_state(self._state, self.recognized)
 
     def drain(self) -> None:
         """Send it nothing new; what runs there finishes."""
         self.draining = True
-        if self.recognized is not None:
+        if self._state == "ready":
             self._tell_state("draining", None)
 
     async def _recognized(self) -> Recognized:
@@ -129,26 +162,39 @@ class Member:
         failures = 0
         while failures < _DOWN_AFTER:
             await asyncio.sleep(self._context.terms.health_s)
-            failures = 0 if await self._healthy() else failures + 1
+            try:
+                self.trouble = await self._complaint()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self.trouble = f"GET /health: {str(error) or type(error).__name__}"
+                if _refused(error):
+                    return
+            failures = failures + 1 if self.trouble else 0
 
-    async def _healthy(self) -> bool:
+    async def _complaint(self) -> str:
+        """What is wrong by its own account; empty when nothing is."""
         timeout = aiohttp.ClientTimeout(total=self._context.terms.probe_s)
-        try:
-            async with self._context.http.get(f"{self.spec.url}/health", timeout=timeout) as reply:
-                self.trouble = "" if reply.status < 500 else f"GET /health answered {reply.status}"
-        except (aiohttp.ClientError, TimeoutError) as error:
-            self.trouble = f"GET /health: {str(error) or type(error).__name__}"
-        return not self.trouble
+        url = f"{self.spec.url}/health"
+        async with self._context.http.get(url, timeout=timeout, allow_redirects=False) as reply:
+            return "" if reply.status < 500 else f"GET /health answered {reply.status}"
 
     async def _scrape_loads(self) -> None:
+        """Tell the core its load; returns when the figures show that its engine began anew."""
         context = self._context
+        queried_tokens = 0
         timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
         while True:
             try:
                 load = await scrape(context.http, self.spec.url, timeout)
             except (WireError, aiohttp.ClientError, TimeoutError) as error:
                 log.debug("worker %d: no load report: %r", self.worker_id, error)
+                if _refused(error):
+                    self.trouble = f"GET /metrics: {error}"
+                    return
             else:
+                if (load.prefix_query_tokens or 0) < queried_tokens:
+                    self.trouble = "its engine was started anew: its counters went back"
+                    return
+                queried_tokens = load.prefix_query_tokens or 0
                 capacity = load.kv_capacity_tokens
                 used = load.kv_usage * capacity if load.kv_usage is not None and capacity else None
                 context.tell(
@@ -162,11 +208,17 @@ class Member:
                 )
             await asyncio.sleep(context.scrape_interval_s)
 
-    def _tell_state(
-        self, state: Literal["ready", "draining", "down"], recognized: Recognized | None
-    ) -> None:
+    def _tell_state(self, state: State, recognized: Recognized | None) -> None:
+        self._state = state
         facts = None if recognized is None else recognized.facts
         self._context.tell(WorkerChange(self._context.clock(), self.worker_id, state, facts))
+
+
+def _refused(error: Exception) -> bool:
+    """Nobody listens at its port: there is no engine any more, and no need to ask again."""
+    return isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+        error.os_error, ConnectionRefusedError
+    )
 
 
 def _upstream(url: str, context: FleetContext) -> Upstream:

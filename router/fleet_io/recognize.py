@@ -5,7 +5,10 @@ Everything is asked of the worker itself; what the operator wrote in its options
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import math
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,9 +20,15 @@ from policies.facts import WorkerFacts
 from router.events.feed import EventSource
 from router.worker_spec import WorkerSpec
 
-MAX_REPLY_BYTES = 8 << 20
+log = logging.getLogger(__name__)
+
+MAX_REPLY_BYTES = 1 << 20  # of JSON: models, event sources
+MAX_METRICS_BYTES = 4 << 20
+MAX_MODELS = 1_024
+BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
 DEFAULT_BLOCK_SIZE = 16  # vLLM's, where a worker does not say
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
+_ENDPOINT = re.compile(r"tcp://[^\s/:]+:\d{1,5}|tcp://\[[0-9a-fA-F:.%]+\]:\d{1,5}|ipc://\S{1,100}")
 
 
 class UnrecognizedError(Exception):
@@ -53,15 +62,20 @@ class _Source(msgspec.Struct):
 
 
 async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: float) -> Recognized:
-    """Ask the worker who it is. Raises UnrecognizedError, aiohttp.ClientError or TimeoutError."""
+    """Ask the worker who it is.
+
+    Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
+    """
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     models = await _models(http, spec.url, timeout)
     load = await _load(http, spec.url, timeout)
     kind = spec.kind or _kind(models, load)
     source = await _source(http, spec, kind, timeout)
     size = spec.block_size or (load and load.block_size) or DEFAULT_BLOCK_SIZE
+    if size not in BLOCK_SIZES:
+        raise UnrecognizedError(f"it says that its blocks have {size} tokens; allowed: 1..4096")
     capacity = load.kv_capacity_tokens if load else None
-    limits = [m.max_model_len for m in models if m.max_model_len is not None]
+    limits = [m.max_model_len for m in models if m.max_model_len]
     facts = WorkerFacts(
         name=spec.url,
         models=(spec.model,) if spec.model else tuple(m.id for m in models),
@@ -69,21 +83,29 @@ async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: fl
         role=spec.role,
         kv_capacity_tokens=_or_nan(capacity),
         max_model_tokens=min(limits) if limits else None,
+        has_events=source is not None,
+        labels={"kind": kind},
+    )
+    return with_thresholds(Recognized(kind, facts, source, load is not None), spec)
+
+
+def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
+    """The same worker with the thresholds and the weight that `spec` has now."""
+    facts = replace(
+        recognized.facts,
         max_requests=_or_nan(spec.max_requests),
         max_queued_tokens=_or_nan(spec.max_queued_tokens),
         max_kv_fraction=_or_nan(spec.max_kv_fraction),
         weight=spec.weight,
-        has_events=source is not None,
-        labels={"kind": kind},
     )
-    return Recognized(kind, facts, source, reports_load=load is not None)
+    return replace(recognized, facts=facts)
 
 
 async def scrape(
     http: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout
 ) -> EngineLoad:
     """The worker's load figures. Raises WireError, aiohttp.ClientError or TimeoutError."""
-    status, body = await _get(http, f"{url}/metrics", timeout)
+    status, body = await _get(http, f"{url}/metrics", timeout, MAX_METRICS_BYTES)
     if status != 200:
         raise WireError(f"GET {url}/metrics answered {status}")
     return parse_load(body.decode("utf-8", "replace"))
@@ -101,6 +123,8 @@ async def _models(
         raise UnrecognizedError(f"GET {url}/v1/models is not a list of models: {error}") from error
     if not models:
         raise UnrecognizedError(f"GET {url}/v1/models lists no model")
+    if len(models) > MAX_MODELS:
+        raise UnrecognizedError(f"GET {url}/v1/models lists more than {MAX_MODELS} models")
     return models
 
 
@@ -127,6 +151,9 @@ async def _source(
     if spec.events == "none":
         return None
     if spec.events is not None:
+        for name, endpoint in (("events", spec.events), ("replay", spec.replay)):
+            if endpoint is not None and not usable(endpoint):
+                raise UnrecognizedError(f"{name} is {endpoint!r}; allowed: tcp://host:port, ipc://")
         return EventSource(spec.events, spec.replay, snapshot)
     status, body = await _get(http, f"{spec.url}/kv_event_sources", timeout)
     if status != 200:
@@ -139,8 +166,22 @@ async def _source(
     if rank is None:
         return None
     host = urlsplit(spec.url).hostname or "127.0.0.1"
-    replay = _reachable(rank.replay_endpoint, host) if rank.replay_endpoint else None
-    return EventSource(_reachable(rank.endpoint, host), spec.replay or replay, snapshot, rank.topic)
+    live = _reachable(rank.endpoint, host)
+    replay = spec.replay or (rank.replay_endpoint and _reachable(rank.replay_endpoint, host))
+    for endpoint in (live, replay):
+        if endpoint and not usable(endpoint):
+            # It can serve all the same; its cache is then guessed from our own dispatches.
+            log.warning("%s: unusable event endpoint %.200r; no events", spec.url, endpoint)
+            return None
+    return EventSource(live, replay or None, snapshot, rank.topic)
+
+
+def usable(endpoint: str) -> bool:
+    """Whether ZMQ can connect to it: tcp with a host and a port, or ipc."""
+    if _ENDPOINT.fullmatch(endpoint) is None:
+        return False
+    port = endpoint.rpartition(":")[2]
+    return endpoint.startswith("ipc://") or 0 < int(port) < 65_536
 
 
 def _reachable(endpoint: str, host: str) -> str:
@@ -154,16 +195,20 @@ def _reachable(endpoint: str, host: str) -> str:
 
 
 async def _get(
-    http: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout
+    http: aiohttp.ClientSession,
+    url: str,
+    timeout: aiohttp.ClientTimeout,
+    limit: int = MAX_REPLY_BYTES,
 ) -> tuple[int, bytes]:
+    """Status and body. Raises WireError for one beyond `limit` bytes."""
     async with http.get(url, timeout=timeout, allow_redirects=False) as reply:
         body = bytearray()
         async for chunk in reply.content.iter_chunked(1 << 16):
             body += chunk
-            if len(body) > MAX_REPLY_BYTES:
-                raise UnrecognizedError(f"GET {url}: more than {MAX_REPLY_BYTES} bytes")
+            if len(body) > limit:
+                raise WireError(f"GET {url}: more than {limit} bytes")
         return reply.status, bytes(body)
 
 
 def _or_nan(value: Any) -> float:
-    return float("nan") if value is None else float(value)
+    return math.nan if value is None else float(value)

@@ -12,7 +12,7 @@ from router.core.actions import Reject
 from router.core.roster import TableFullError
 from router.fleet_io.manager import DuplicateWorkerError, FleetManager
 from router.fleet_io.member import Member
-from router.http.answers import errors_as_json, json_response
+from router.http.answers import Handler, errors_as_json, json_response
 from router.http.decisions import DecisionLog, Record
 from router.http.errors import ClientError
 from router.http.inference import Inference, explanation
@@ -43,7 +43,8 @@ class AdminApi:
     def app(self, body_bytes: int) -> web.Application:
         """The application of the admin port."""
         app = web.Application(
-            client_max_size=body_bytes, middlewares=[errors_as_json(lambda status: None)]
+            client_max_size=body_bytes,
+            middlewares=[errors_as_json(lambda status: None), _no_pages],
         )
         app.router.add_get("/workers", self.list_workers)
         app.router.add_post("/workers", self.add_worker)
@@ -195,6 +196,14 @@ def _decision(record: Record) -> dict[str, Any]:
         "session": record.session,
         **shown,
     }
+
+
+@web.middleware
+async def _no_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a page in an operator's browser sends: it reaches loopback ports too."""
+    if request.method not in ("GET", "HEAD") and "Origin" in request.headers:
+        raise ClientError(403, "the admin port takes no changes from web pages")
+    return await handler(request)
 
 
 async def _json_of(request: web.Request) -> Any:

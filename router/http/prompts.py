@@ -20,6 +20,7 @@ from engine.wire import PromptError, chain_seed
 from engine.wire.tokens import Chat, Tokenizer
 from kvkernels import chain_hashes
 from policies.contract import Hashes
+from router.http.errors import ClientError
 from router.http.scan import Scanned, Tokens
 
 T = TypeVar("T")
@@ -38,20 +39,30 @@ class Prompt:
 
 
 class PromptReader:
-    """Lifetime: process. `now_s` is the wall clock in seconds, for templates that ask the date."""
+    """Lifetime: process. `now_s` is the wall clock in seconds, for templates that ask the date.
+
+    At most `waiting_max` requests (limits.inflight_requests) wait for a thread of `executor`.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, executor: Executor, now_s: Callable[[], float]
+        self,
+        tokenizer: Tokenizer | None,
+        executor: Executor,
+        now_s: Callable[[], float],
+        waiting_max: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._executor = executor
         self._now_s = now_s
+        self._waiting_max = waiting_max
+        self._waiting = 0
         self.template_refusals = 0  # chats the template could not render; read approximately
 
     async def read(self, scanned: Scanned, model: str, block_sizes: Iterable[int]) -> Prompt:
         """The prompt of a request to `model`, with one chain per block size of its pool.
 
-        Of a request with several prompts the first one places it.
+        Of a request with several prompts the first one places it. Raises ClientError(429) while
+        too many wait.
         """
         tokens, total, approximate = await self._tokens(scanned)
         text_mark = "text" if approximate else None
@@ -94,7 +105,14 @@ class PromptReader:
         return [self._tokenizer.encode_chat(chat, self._now_s())]
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        if self._waiting >= self._waiting_max:
+            why = f"{self._waiting} requests wait to be tokenized already; try again later"
+            raise ClientError(429, why, code="router_full")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            self._waiting -= 1
 
 
 def _chains(tokens: Tokens, block_sizes: Iterable[int], seed: int) -> dict[int, Hashes]:

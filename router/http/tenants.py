@@ -24,7 +24,14 @@ class KeyFileError(ValueError):
 def read_keys(path: Path) -> dict[str, str]:
     """API key -> tenant, from lines `key tenant`; `#` begins a comment. Raises KeyFileError."""
     keys: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        # Without its cause, which carries the whole file.
+        raise KeyFileError(f"{path}: byte {error.start} is not UTF-8") from None
+    for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -73,6 +80,8 @@ class Tenants:
         if remote is None:
             return False
         address = ip_address(remote.partition("%")[0])
+        # A socket that listens on "::" shows IPv4 peers in this form.
+        address = getattr(address, "ipv4_mapped", None) or address
         return any(address in network for network in self._trusted_peers)
 
     def _digest(self, key: str) -> bytes:
