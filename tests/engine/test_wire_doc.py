@@ -1,0 +1,124 @@
+"""docs/wire.md says what the code does: every value, name and bound on the page."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+
+from engine.server import event_log
+from engine.wire import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    chain_seed,
+    decode_batch,
+    decode_snapshot,
+    encode_batch,
+    encode_snapshot,
+    events,
+    metrics,
+    replay_end,
+    replay_frames,
+    replay_request,
+    snapshot,
+)
+from kvkernels import chain_hashes
+
+PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+TOKENS = np.arange(1, 10, dtype=np.int32)
+BLOCK = 4
+BASE, SALTED = 0, chain_seed("tiny", None, "blue")
+
+
+@pytest.mark.parametrize(("title", "seed"), [("base model", BASE), ("salt `blue`", SALTED)])
+def test_the_chain_hashes_of_the_page(title: str, seed: int) -> None:
+    (row,) = re.findall(rf"^\|[^|]*{re.escape(title)} \|(.*)\|$", PAGE, re.MULTILINE)
+    hashes = chain_hashes(TOKENS, BLOCK, seed).tolist()
+    assert re.findall(r"`([0-9a-f]{16})`", row) == [f"{h:016x}" for h in (seed, *hashes)]
+    # By the rule as it is written there, with another implementation of the hash.
+    previous = seed
+    for block, expected in enumerate(hashes):
+        tokens = TOKENS[block * BLOCK : (block + 1) * BLOCK].tolist()
+        previous = xxhash.xxh3_64_intdigest(struct.pack("<Q4i", previous, *tokens))
+        assert previous == expected
+
+
+def test_the_bytes_that_are_hashed() -> None:
+    assert f"`{struct.pack('<Q4i', 0, 1, 2, 3, 4).hex()}`" in PAGE
+    named = msgspec.msgpack.encode(["tiny", None, "blue"])
+    assert f"`{named.hex()}`" in PAGE
+    assert xxhash.xxh3_64_intdigest(named) == SALTED
+
+
+def test_the_batch_of_the_page() -> None:
+    shown = bytes.fromhex("".join(re.findall(r"^    ([0-9a-f]+)$", PAGE, re.MULTILINE)))
+    name = chain_hashes(TOKENS, BLOCK, BASE).tolist()[0]
+    stored = BlockStored(hashes=(name,), tokens=(1, 2, 3, 4), block_size=BLOCK, medium="GPU")
+    assert encode_batch(1.5, [stored]) == shown
+    assert decode_batch(shown).events == (stored,)
+
+
+def test_the_keys_of_the_events() -> None:
+    salted = BlockStored(hashes=(1,), tokens=(1,), medium="GPU", extra_keys=[["blue"]])
+    for event in (salted, BlockRemoved(hashes=(1,), medium="GPU"), AllBlocksCleared()):
+        row = re.search(rf"^\| `{type(event).__name__}` \|(.*)\|$", PAGE, re.MULTILINE)
+        assert row is not None
+        assert re.findall(r"`(\w+)`", row[1]) == list(events.event_map(event))[1:]
+
+
+def test_the_frames_of_a_replay() -> None:
+    assert replay_request(7) == [b"", (7).to_bytes(8, "big")]
+    assert len(replay_frames(b"me", "", 7, b"payload")[1:]) == 4
+    assert replay_end(b"me")[-2:] == [b"\xff" * 8, b""]
+    assert "eight bytes `ff`" in PAGE
+    assert f"{event_log.BUFFER_BATCHES:,} batches" in PAGE
+    assert f"{event_log.BUFFER_BYTES >> 20} MiB" in PAGE
+
+
+def test_the_snapshot() -> None:
+    body = encode_snapshot(-1, 1.5, [BlockStored(hashes=(1,), tokens=(1,))])
+    fields = msgspec.msgpack.decode(body)
+    sentence = PAGE.partition("**Snapshot**")[2].partition(".")[0]
+    assert re.findall(r"`(version|seq|batches)`", sentence) == list(fields)
+    assert (fields["version"], fields["seq"]) == (snapshot.VERSION, -1)
+    assert decode_snapshot(body).seq == -1
+
+
+def test_the_bounds() -> None:
+    for name, value in (
+        ("payload of a batch", f"{events.MAX_PAYLOAD_BYTES >> 20} MiB"),
+        ("events of a batch", f"{events.MAX_EVENTS:,}"),
+        ("blocks, tokens of an event", f"{events.MAX_BLOCKS:,} and {events.MAX_TOKENS:,}"),
+        ("block size", f"{events.MAX_BLOCK_SIZE:,} tokens"),
+        ("raw block hash", f"{events.MAX_HASH_BYTES} bytes"),
+        ("snapshot", f"{snapshot.MAX_SNAPSHOT_BYTES >> 20} MiB"),
+        ("metrics text, any other answer", f"{metrics.MAX_TEXT_BYTES >> 20} MiB"),
+    ):
+        assert f"| {name} | {value} |" in PAGE
+
+
+def test_the_names_of_the_load() -> None:
+    section = PAGE.partition("## Load")[2].partition("## ")[0]
+    needed = {metrics.RUNNING, metrics.WAITING}
+    others = {metrics.KV_USAGE, metrics.KV_USAGE_OLD, metrics.CACHE_CONFIG}
+    assert set(re.findall(r"`(vllm:\w+)`", section)) == needed | others
+    yes = {row for row in section.splitlines() if row.endswith("| yes |")}
+    assert {re.findall(r"`(vllm:\w+)`", row)[0] for row in yes} == needed
+    load = metrics.parse_load(f"{metrics.RUNNING} 1\n{metrics.WAITING} 2\n")
+    assert (load.running, load.waiting, load.block_size) == (1, 2, None)
+
+
+def test_what_is_skipped_is_counted_and_what_is_malformed_refused() -> None:
+    envelope = msgspec.msgpack.encode
+    odd = {"type": "BlockStored", "block_hashes": [1], "token_ids": [[1, 2]], "block_size": 1}
+    short = {"type": "BlockStored", "block_hashes": [1, 2], "token_ids": [1], "block_size": 1}
+    batch = decode_batch(envelope([1.5, [{"type": "Novel"}, ["Novel", 1], odd, short], 0]))
+    assert (batch.events, batch.skipped) == ((), 4)
+    signed = decode_batch(envelope([1.5, [["BlockRemoved", [-1, b"raw"]]], 0]))
+    assert signed.events == (BlockRemoved(hashes=(2**64 - 1, b"raw")),)
