@@ -15,7 +15,7 @@ from simulator.outcome import Outcome, Verdict
 from simulator.summary import ResultRow
 from simulator.wording import percent, ratio, whole
 
-COLUMNS = ("rej.", "lost", "max/avg", "hits", "TTFT", "p50", "p99", "e2e", "overrun")
+COLUMNS = ("rej.", "lost", "max/avg", "hits", "TTFT", "p99", "e2e", "overrun")
 # Drawing takes milliseconds of a core that the measured programs need.
 REFRESHES_PER_S = 2
 
@@ -89,7 +89,7 @@ def _table(rows: Sequence[ResultRow]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         ttft, e2e = row.ttft_ms, row.e2e_ms
-        times = [whole(value) for value in (ttft.mean, ttft.p50, ttft.p99, e2e.mean)]
+        times = [whole(value) for value in (ttft.mean, ttft.p99, e2e.mean)]
         table.add_row(
             row.policy,
             str(row.rejected),

@@ -87,7 +87,7 @@ def demo_runs() -> list[RunResult]:
     """Runs that look like the demo's."""
     return [
         run("round_robin"),
-        run("kv_prefix", place=lambda *_: 3, wait_ms=lambda serial, _: serial * 25.0),
+        run("kv_prefix", place=lambda *_: 3, wait_ms=lambda serial, _: serial * 60.0),
         run("kv_load"),
         run("hybrid", place=lambda _, random: random.randrange(8)),
         run("round_robin", "conversation", hit_rate=0.05),
