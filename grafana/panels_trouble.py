@@ -12,15 +12,22 @@ REJECTIONS = (
     "worker_error",
     "model_not_found",
     "context_length_exceeded",
+    "policy_failed",
 )
 STATES = ("ready", "joining", "draining", "ejected", "down")
 FLOW = ("batches", "stored_blocks", "removed_blocks")
-_FLOW = f"kind=~'{'|'.join(FLOW)}'"
-_NO_FLOW = f"kind!~'{'|'.join(FLOW)}'"
-TROUBLE = (
-    *("gaps", "replays", "snapshots", "restarts", "clears"),
-    *("malformed_frames", "skipped_events", "dropped_batches", "duplicates", "orphans"),
+SYNC = ("gaps", "replays", "snapshots", "failed_syncs", "restarts", "clears")
+LOST = (
+    *("malformed_frames", "skipped_events", "dropped_batches"),
+    *("overflows", "orphans", "duplicates"),
 )
+
+
+def kv_events(kinds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Events of these kinds, of all workers together."""
+    kind = f'kind=~"{"|".join(kinds)}"'
+    return ((rate("warmroute_kv_events_total", kind, "kind"), "{{kind}}"),)
+
 
 QUEUE = Row(
     "Queue and refusals",
@@ -34,17 +41,19 @@ QUEUE = Row(
                 (selected("warmroute_inflight_requests"), "in flight"),
                 (selected("warmroute_held_requests"), "held"),
             ),
+            6,
         ),
         Panel(
             "Holds and rejections by code",
             "Holds: requests that began to wait at the router. Codes: no_worker_available, "
             "hold_queue_full, hold_timeout, router_full (503), worker_error (502), "
-            "model_not_found (404), context_length_exceeded (400).",
+            "model_not_found (404), context_length_exceeded (400), policy_failed (500).",
             "reqps",
             (
                 (rate("warmroute_holds_total"), "holds"),
                 (rate("warmroute_rejections_total", by="code"), "{{code}}"),
             ),
+            6,
             names=("holds", *REJECTIONS),
         ),
         Panel(
@@ -52,6 +61,18 @@ QUEUE = Row(
             "Requests refused as the client's own fault, before any worker was chosen.",
             "reqps",
             ((rate("warmroute_client_errors_total", by="status"), "status {{status}}"),),
+            6,
+        ),
+        Panel(
+            "Policy and templates",
+            "Policy failures: errors in the policy's own code, the log says which. Template "
+            "refusals: prompts that the tokenizer or chat template refused, routed by their text.",
+            "suffix: per s",
+            (
+                (rate("warmroute_policy_failures_total"), "policy failures"),
+                (rate("warmroute_template_refusals_total"), "template refusals"),
+            ),
+            6,
         ),
     ),
 )
@@ -81,7 +102,7 @@ WORKERS = Row(
         Panel(
             "Failed answers by kind",
             "connect, early_close, timeout_first_byte, timeout_between, garbage, status_5xx: the "
-            "worker's fault. busy: all connections to it in use. client: the client left.",
+            "worker's fault. busy: all connections to it in use. client: it stopped reading.",
             "reqps",
             (
                 (
@@ -105,36 +126,28 @@ KV = Row(
             kind="state-timeline",
         ),
         Panel(
-            "Gaps, replays and what was lost",
-            "A gap is followed by a replay or a snapshot. Malformed: bytes that are no event. "
-            "Dropped: batches beyond the backlog while a gap was open.",
+            "Gaps and how they were closed",
+            "A gap is followed by a replay or a snapshot; failed_syncs: neither could be had. "
+            "restarts: the worker's stream began anew. clears: its cache was reset.",
             "suffix: per s",
-            (
-                (
-                    rate(
-                        "warmroute_kv_events_total",
-                        _NO_FLOW,
-                        "kind",
-                    ),
-                    "{{kind}}",
-                ),
-            ),
-            names=TROUBLE,
+            kv_events(SYNC),
+            names=SYNC,
+        ),
+        Panel(
+            "Events that told nothing",
+            "malformed_frames: bytes that are no event. skipped_events: of no use here. "
+            "dropped_batches, overflows: beyond a bound. orphans: blocks that waited for their "
+            "parent. duplicates: known already, harmless.",
+            "suffix: per s",
+            kv_events(LOST),
+            names=LOST,
         ),
         Panel(
             "Event flow",
             "Batches of KV events, and the blocks that workers stored and evicted.",
             "suffix: per s",
-            (
-                (
-                    rate(
-                        "warmroute_kv_events_total",
-                        _FLOW,
-                        "kind",
-                    ),
-                    "{{kind}}",
-                ),
-            ),
+            kv_events(FLOW),
+            6,
             names=FLOW,
         ),
         Panel(
@@ -142,12 +155,14 @@ KV = Row(
             "Distinct blocks in the prefix index. Its bound is limits.index_entries.",
             "suffix: blocks",
             ((selected("warmroute_index_blocks"), "blocks"),),
+            6,
         ),
         Panel(
             "Index, memory",
             "Memory of the prefix index.",
             "bytes",
             ((selected("warmroute_index_bytes"), "bytes"),),
+            6,
         ),
         Panel(
             "Index, evictions",
@@ -155,6 +170,7 @@ KV = Row(
             "limits.index_entries.",
             "suffix: blocks/s",
             ((rate("warmroute_index_evicted_blocks_total"), "evicted"),),
+            6,
         ),
     ),
 )

@@ -29,6 +29,7 @@ from engine.wire import (
     snapshot,
 )
 from kvkernels import chain_hashes
+from router.fleet_io import recognize
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
 TOKENS = np.arange(1, 10, dtype=np.int32)
@@ -98,9 +99,11 @@ def test_the_bounds() -> None:
         ("block size", f"{events.MAX_BLOCK_SIZE:,} tokens"),
         ("raw block hash", f"{events.MAX_HASH_BYTES} bytes"),
         ("snapshot", f"{snapshot.MAX_SNAPSHOT_BYTES >> 20} MiB"),
-        ("metrics text, any other answer", f"{metrics.MAX_TEXT_BYTES >> 20} MiB"),
+        ("metrics text", f"{recognize.MAX_METRICS_BYTES >> 20} MiB"),
+        ("any other answer of a worker", f"{recognize.MAX_REPLY_BYTES >> 20} MiB"),
     ):
         assert f"| {name} | {value} |" in PAGE
+    assert f"1 to {recognize.MAX_MODELS:,} models" in PAGE
 
 
 def test_the_names_of_the_load() -> None:
