@@ -66,7 +66,7 @@ def story(results: Sequence[ResultRow]) -> list[str]:
 
 def hot_share(row: ResultRow) -> float:
     """Share of requests that the busiest worker got."""
-    counts = row.requests_per_worker.values()
+    counts = row.requests_per_worker
     return max(counts, default=0) / max(1, sum(counts))
 
 

@@ -194,5 +194,5 @@ def _report(
     if options.json is not None:
         options.json.write_bytes(as_report([row], origin=workload.origin, outcomes=outcomes))
     if options.html is not None:
-        result = RunResult(row, tuple(outcomes), (), tuple(row.requests_per_worker), ())
+        result = RunResult(row, tuple(outcomes), (), row.workers, ())
         options.html.write_text(render_page([result], [], [], [workload.origin], options.url))

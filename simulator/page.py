@@ -95,8 +95,10 @@ def _section(name: str, runs: Sequence[RunResult]) -> str:
 
 def _run(run: RunResult, until_s: float) -> str:
     row = run.row
-    counts = ", ".join(f"{name} {count}" for name, count in row.requests_per_worker.items())
-    busy = ", ".join(f"{name} {share:.0%}" for name, share in row.busy_share_per_worker.items())
+    counted = zip(row.workers, row.requests_per_worker, strict=True)
+    counts = ", ".join(f"{name} {count}" for name, count in counted)
+    shares = zip(row.workers, row.busy_share_per_worker, strict=False)
+    busy = ", ".join(f"{name} {share:.0%}" for name, share in shares)
     told = f"Busiest worker {hot_share(row):.0%} of requests"
     if row.hit_rate_tokens is not None:
         told += f", {row.hit_rate_tokens:.0%} of tokens from cache"

@@ -35,7 +35,8 @@ class ResultRow(msgspec.Struct, frozen=True):
     completed: int
     rejected: int
     failed: int
-    requests_per_worker: dict[str, int]
+    workers: tuple[str, ...]  # names, in the order of the two columns per worker
+    requests_per_worker: tuple[int, ...]
     load_skew: float | None  # max / mean of requests per worker
     ttft_ms: Spread
     itl_ms: Spread
@@ -43,7 +44,7 @@ class ResultRow(msgspec.Struct, frozen=True):
     output_tokens_per_s: float
     hit_rate_tokens: float | None
     overrun_steps_share: float | None
-    busy_share_per_worker: dict[str, float]
+    busy_share_per_worker: tuple[float, ...]
     generator_late_ms: Spread
     speed: float  # of the timed workers: model seconds per wall second
     duration_s: float  # model time from the first arrival due to the last answer
@@ -87,8 +88,9 @@ def summarize(
         completed=verdicts[Verdict.COMPLETED],
         rejected=verdicts[Verdict.REJECTED],
         failed=verdicts[Verdict.FAILED],
-        requests_per_worker=per_worker,
-        load_skew=_skew(list(per_worker.values())),
+        workers=tuple(per_worker),
+        requests_per_worker=tuple(per_worker.values()),
+        load_skew=_skew(tuple(per_worker.values())),
         ttft_ms=spread([o.ttft_ms * speed for o in done if o.ttft_ms is not None]),
         itl_ms=spread([o.itl_ms * speed for o in done if o.itl_ms is not None]),
         e2e_ms=spread([o.e2e_ms * speed for o in done]),
@@ -96,7 +98,7 @@ def summarize(
         or 0.0,
         hit_rate_tokens=_counted_share(before, after, "hit_tokens", "query_tokens"),
         overrun_steps_share=_counted_share(before, after, "overrun_steps", "steps"),
-        busy_share_per_worker=_busy(workers, before, after, wall_s),
+        busy_share_per_worker=_busy(before, after, wall_s),
         generator_late_ms=spread([o.late_ms * speed for o in outcomes]),
         speed=speed,
         duration_s=round(wall_s * speed, 3),
@@ -124,15 +126,12 @@ def _counted_share(
 
 
 def _busy(
-    workers: Sequence[str],
-    before: Sequence[WorkerCounters],
-    after: Sequence[WorkerCounters],
-    wall_s: float,
-) -> dict[str, float]:
-    shares = {}
-    for name, first, last in zip(workers, before, after, strict=False):
-        shares[name] = _rounded(_ratio(last.busy_s - first.busy_s, wall_s), 4) or 0.0
-    return shares
+    before: Sequence[WorkerCounters], after: Sequence[WorkerCounters], wall_s: float
+) -> tuple[float, ...]:
+    return tuple(
+        _rounded(_ratio(last.busy_s - first.busy_s, wall_s), 4) or 0.0
+        for first, last in zip(before, after, strict=True)
+    )
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -33,7 +33,7 @@ async def test_a_run_counts_everything_once_and_leaves_nothing(tmp_path: Path) -
     assert result.leftovers == ()
     row = result.row
     assert (row.requests, row.completed, row.failed) == (24, 24, 0)
-    assert row.requests_per_worker == {"worker 0": 12, "worker 1": 12}
+    assert row.requests_per_worker == (12, 12)
     assert {o.output_tokens for o in result.outcomes} == {6}
     # Cold caches: each worker computes the shared prompt at least once, and finds it later.
     assert row.hit_rate_tokens is not None

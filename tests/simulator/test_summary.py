@@ -35,7 +35,8 @@ def test_a_row_adds_up() -> None:
     ]
     row = summarize("p", "w", outcomes, ["a", "b", "c"], before, after, speed=2.0)
     assert (row.requests, row.completed, row.rejected, row.failed) == (4, 2, 1, 1)
-    assert row.requests_per_worker == {"a": 2, "b": 1, "c": 0}
+    assert row.requests_per_worker == (2, 1, 0)
+    assert row.workers == ("a", "b", "c")
     assert row.load_skew == 2.0
     # Wall times become model times at the workers' speed.
     assert row.ttft_ms.mean == 400.0
@@ -44,7 +45,7 @@ def test_a_row_adds_up() -> None:
     assert row.output_tokens_per_s == 48 / 8
     assert row.hit_rate_tokens == 0.5
     assert row.overrun_steps_share == 0.01
-    assert row.busy_share_per_worker == {"a": 0.5, "b": 0.0, "c": 0.0}
+    assert row.busy_share_per_worker == (0.5, 0.0, 0.0)
     assert row.generator_late_ms.mean == pytest.approx(1.0)
 
 
