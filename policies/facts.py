@@ -24,7 +24,7 @@ class Arrival:
     now_s: float
     request_id: int  # unique for the life of the process
     model: str
-    prompt_tokens: int
+    prompt_tokens: int  # of all its prompts together
     chains: Mapping[int, Hashes]  # block size in tokens -> chain hashes of the full blocks
     approximate: bool = False  # chains of text blocks (policies.contract.RequestView)
     max_output_tokens: int | None = None
@@ -32,6 +32,7 @@ class Arrival:
     tenant: str | None = None
     priority: int = 0
     stream: bool = True  # False: no first token is seen before the end
+    longest_prompt_tokens: int | None = None  # of several prompts; None where there is one only
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class Chooser:
         fitting = [w for w in untried if _fits(arrival, w)]
         if not fitting:
             longest = max(w.facts.max_model_tokens or 0 for w in untried)
-            why = f"the prompt has {arrival.prompt_tokens} tokens, the model takes {longest}"
+            why = f"the prompt has {_longest(arrival)} tokens, the model takes {longest}"
             return _reject(arrival, 400, "context_length_exceeded", why)
         return fitting
 
@@ -160,7 +160,13 @@ def _failed(policy: LoadedPolicy, error: Exception) -> PolicyError:
 def _fits(arrival: Arrival, worker: Worker) -> bool:
     """Whether the prompt leaves room for an answer. A guessed length proves nothing."""
     limit = worker.facts.max_model_tokens
-    return limit is None or arrival.approximate or arrival.prompt_tokens < limit
+    return limit is None or arrival.approximate or _longest(arrival) < limit
+
+
+def _longest(arrival: Arrival) -> int:
+    """Tokens of its longest prompt: a model's limit holds for each one."""
+    longest = arrival.longest_prompt_tokens
+    return arrival.prompt_tokens if longest is None else longest
 
 
 def _reject(arrival: Arrival, status: int, code: str, message: str) -> Reject:

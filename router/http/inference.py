@@ -82,8 +82,11 @@ class Inference:
         terms = self._terms()
         scanned = scan(body, path, terms.scan)
         model = scanned.model or self._only_model()
-        sizes = self._switchboard.core.block_sizes(model)
-        prompt = await self._prompts.read(scanned, model, sizes)
+        while True:
+            sizes = self._switchboard.core.block_sizes(model)
+            prompt = await self._prompts.read(scanned, model, sizes)
+            if self._switchboard.core.block_sizes(model) <= sizes:
+                break  # else a worker with blocks of another size joined meanwhile
         session = header(terms.session_header) or scanned.session
         if session is not None and len(session) > terms.scan.max_key_chars:
             raise ClientError(400, f"{terms.session_header} is too long", code="string_too_long")
@@ -104,6 +107,7 @@ class Inference:
             tenant=tenant,
             priority=scanned.priority,
             stream=scanned.stream,
+            longest_prompt_tokens=prompt.longest_tokens,
         )
 
     def _only_model(self) -> str:

@@ -33,7 +33,8 @@ _INLINE_TOKENS = 1 << 15  # shorter chains are hashed at once: a thread would co
 class Prompt:
     """A prompt as the decision core takes it. Lifetime: request."""
 
-    tokens: int  # exact, or guessed from the text where `approximate`
+    tokens: int  # of all prompts; exact, or guessed from the text where `approximate`
+    longest_tokens: int  # of the longest one
     chains: Mapping[int, Hashes]  # by block size
     approximate: bool
 
@@ -64,7 +65,7 @@ class PromptReader:
         Of a request with several prompts the first one places it. Raises ClientError(429) while
         too many wait.
         """
-        tokens, total, approximate = await self._tokens(scanned)
+        tokens, lengths, approximate = await self._tokens(scanned)
         text_mark = "text" if approximate else None
         salt = scanned.cache_salt
         seed = chain_seed(model, text_mark, salt)
@@ -73,23 +74,23 @@ class PromptReader:
             chains = _chains(tokens, sizes, seed)
         else:
             chains = await self._in_thread(lambda: _chains(tokens, sizes, seed))
-        return Prompt(total, chains, approximate)
+        return Prompt(sum(lengths), max(lengths), chains, approximate)
 
-    async def _tokens(self, scanned: Scanned) -> tuple[Tokens, int, bool]:
-        """(tokens that place the request, tokens of all its prompts, whether they are guessed)."""
+    async def _tokens(self, scanned: Scanned) -> tuple[Tokens, list[int], bool]:
+        """(tokens that place the request, lengths of its prompts, whether they are guessed)."""
         first = scanned.prompts[0] if scanned.prompts else None
         if isinstance(first, np.ndarray):
-            return first, sum(len(prompt) for prompt in scanned.prompts), False
+            return first, [len(prompt) for prompt in scanned.prompts], False
         if self._tokenizer is not None:
             try:
                 lists = await self._in_thread(lambda: self._encode(scanned))
             except PromptError:
                 self.template_refusals += 1
             else:
-                return np.array(lists[0], dtype=np.int32), sum(map(len, lists)), False
+                return np.array(lists[0], dtype=np.int32), [len(ids) for ids in lists], False
         texts = [t for t in scanned.prompts if isinstance(t, str)] or [_conversation(scanned)]
         blocks = [_text_tokens(text) for text in texts]
-        return blocks[0], sum(max(len(b), 1) for b in blocks), True
+        return blocks[0], [max(len(b), 1) for b in blocks], True
 
     def _encode(self, scanned: Scanned) -> list[list[int]]:
         assert self._tokenizer is not None

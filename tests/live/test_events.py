@@ -1,0 +1,177 @@
+"""A worker's cache as the router sees it, when workers die, freeze and return."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.live.stack import MODEL, PROFILE, Stack, engine_arguments, running, until
+
+PROMPT = list(range(1000, 1640))  # 40 blocks of 16
+
+
+async def explained(stack: Stack, prompt: list[int], model: str = MODEL) -> dict[str, Any]:
+    """What the router expected of a completion, and what the worker had cached."""
+    body = {"model": model, "prompt": prompt, "max_tokens": 1}
+    headers = {"x-warmroute-explain": "1"}
+    url = f"{stack.url}/v1/completions"
+    async with stack.http.post(url, json=body, headers=headers) as reply:
+        usage = (await reply.json())["usage"]
+        explanation = json.loads(reply.headers["x-warmroute-explain"])
+    return {
+        "worker": explanation["worker"],
+        "expected": explanation["expected_hit_tokens"],
+        "cached": usage["prompt_tokens_details"]["cached_tokens"],
+    }
+
+
+async def until_resident(stack: Stack, worker_id: int, blocks: int) -> None:
+    async def reached() -> bool:
+        return bool((await stack.row(worker_id)).get("resident_blocks", -1) >= blocks)
+
+    await until(reached, f"worker {worker_id} to hold {blocks} blocks")
+
+
+async def warmed(stack: Stack) -> None:
+    """The first worker holds PROMPT, and the router knows."""
+    await explained(stack, [*PROMPT, 1])
+    await until_resident(stack, 0, 40)
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+async def kill(stack: Stack) -> None:
+    stack.workers[0].process.send_signal(signal.SIGKILL)
+    await stack.workers[0].process.wait()
+
+
+async def test_a_killed_worker_returns_cold_and_its_new_events_are_followed(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        await warmed(stack)
+        await kill(stack)
+        await stack.until_state(0, "down")
+        port = port_of(stack.workers[0].url)
+        await stack.programs.start("again", "engine", engine_arguments(port=port))
+        await stack.until_state(0, "ready")
+        first = await explained(stack, [*PROMPT, 2])
+        assert (first["expected"], first["cached"]) == (0, 0)
+        await until_resident(stack, 0, 40)
+        second = await explained(stack, [*PROMPT, 3])
+        assert second["expected"] == second["cached"] == len(PROMPT)
+
+
+async def test_a_restart_between_two_looks_is_noticed_by_counters_that_went_back(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        await warmed(stack)
+        warmed_s = time.monotonic()
+
+        async def reported() -> bool:
+            age_s = (await stack.row(0))["load_age_s"]
+            return age_s is not None and bool(age_s < time.monotonic() - warmed_s)
+
+        await until(reported, "a load report of the warm worker")
+        stack.router.process.send_signal(signal.SIGSTOP)  # it sees nothing of what follows
+        await kill(stack)
+        port = port_of(stack.workers[0].url)
+        await stack.programs.start("again", "engine", engine_arguments(port=port))
+        stack.router.process.send_signal(signal.SIGCONT)
+
+        async def cold() -> bool:
+            row = await stack.row(0)
+            return bool(row["state"] == "ready" and row["resident_blocks"] == 0)
+
+        await until(cold, "the restart to be noticed")
+        first = await explained(stack, [*PROMPT, 2])
+        assert (first["expected"], first["cached"]) == (0, 0)
+
+
+async def test_another_engine_at_the_same_address_is_recognized_anew(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        await warmed(stack)
+        await kill(stack)
+        await stack.until_state(0, "down")
+        other = {"model-name": "other", "block-size": 32}
+        port = port_of(stack.workers[0].url)
+        await stack.programs.start("other", "engine", engine_arguments(port=port, **other))
+        await stack.until_state(0, "ready")
+        row = await stack.row(0)
+        assert (row["models"], row["block_size"]) == (["other"], 32)
+        status, answer = await stack.complete([1])
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        assert (await explained(stack, PROMPT, "other"))["expected"] == 0
+
+
+async def test_a_frozen_worker_is_put_aside_and_comes_back_with_what_it_held(
+    tmp_path: Path,
+) -> None:
+    router = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
+    async with running(tmp_path, workers=1, router=router) as stack:
+        await warmed(stack)
+        stack.workers[0].process.send_signal(signal.SIGSTOP)
+        try:
+            await stack.until_state(0, "down")
+        finally:
+            stack.workers[0].process.send_signal(signal.SIGCONT)
+        await stack.until_state(0, "ready")
+        await until_resident(stack, 0, 40)  # by a snapshot
+        again = await explained(stack, [*PROMPT, 2])
+        assert again["expected"] == again["cached"] == len(PROMPT)
+
+
+async def test_a_worker_without_events_is_mirrored_and_forgotten_when_it_dies(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, workers=0) as stack:
+        worker = await stack.programs.start("plain", "engine", engine_arguments())
+        worker_id = await stack.add(f"{worker.url},kind=openai,events=none")
+        assert (await explained(stack, PROMPT))["expected"] == 0
+        assert (await explained(stack, [*PROMPT, 2]))["expected"] == len(PROMPT)
+        worker.process.send_signal(signal.SIGKILL)
+        await worker.process.wait()
+        await stack.until_state(worker_id, "down")
+        arguments = ["--port", str(port_of(worker.url)), "--timed", PROFILE, "--speed", "20"]
+        await stack.programs.start("again", "engine", [*arguments, "--model-name", MODEL])
+        await stack.until_state(worker_id, "ready")
+        assert (await explained(stack, [*PROMPT, 3]))["expected"] == 0
+
+
+async def test_thresholds_change_by_reload_without_losing_what_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("policy: hybrid\n")
+    async with running(tmp_path, workers=1) as stack:
+        router = ["serve", "--port", "0", "--admin-port", "0", "--config", str(file)]
+        url = stack.workers[0].url
+        file.write_text(f"workers:\n  - {url}\n")
+        second = await stack.programs.start("second", "router", router)
+        other = Stack(stack.programs, second, stack.workers, stack.http)
+        await other.until_state(0, "ready")
+        await warmed(other)
+        file.write_text(f"workers:\n  - {url},max_requests=3\n")
+        second.process.send_signal(signal.SIGHUP)
+
+        async def reloaded() -> bool:
+            return "reloaded; changed: workers" in second.log.read_text()
+
+        await until(reloaded, "the reload")
+        (row,) = await other.rows()
+        assert (row["id"], row["state"], row["leaving"]) == (0, "ready", False)
+        assert row["resident_blocks"] >= 40
+        # Dropped and given again at once, before the one that leaves is gone.
+        file.write_text("workers: []\n")
+        second.process.send_signal(signal.SIGHUP)
+        file.write_text(f"workers:\n  - {url}\n")
+        second.process.send_signal(signal.SIGHUP)
+
+        async def served() -> bool:
+            rows = await other.rows()
+            return len(rows) == 1 and rows[0]["state"] == "ready" and not rows[0]["leaving"]
+
+        await until(served, "the worker to be back")
+        assert (await explained(other, [*PROMPT, 4]))["cached"] == len(PROMPT)
