@@ -1,0 +1,71 @@
+"""The report as a real browser shows it, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from simulator.page import render_page
+from tests.simulator.made_up import demo_runs
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--dump-dom",
+]
+# Runs in the page itself and leaves what it saw in the title.
+LOOK = """<script>
+window.onerror = (message) => { window.failed = message; };
+window.onload = () => {
+  const images = [...document.images];
+  document.title = JSON.stringify({
+    wide: document.documentElement.scrollWidth,
+    window: window.innerWidth,
+    images: images.length,
+    broken: images.filter((image) => image.naturalWidth === 0).length,
+    silent: images.filter((image) => !image.alt).length,
+    fetched: performance.getEntriesByType("resource")
+      .filter((entry) => !entry.name.startsWith("data:")).length,
+    failed: window.failed || null,
+  });
+};
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [1280, 500])
+def test_the_page_fits_its_window_and_needs_nothing_from_outside(
+    tmp_path: Path, width: int
+) -> None:
+    page = render_page(demo_runs(), [], [], ["made up"], "a test")
+    file = tmp_path / "report.html"
+    file.write_text(page.replace("</body>", LOOK))
+    assert CHROMIUM is not None
+    arguments = [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, *arguments, file.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
+    assert title is not None, done.stderr[-2000:]
+    seen = json.loads(unescape(title[1]))
+    assert seen["failed"] is None
+    assert seen["wide"] <= seen["window"]
+    assert seen["broken"] == seen["silent"] == seen["fetched"] == 0
