@@ -1,0 +1,100 @@
+"""API keys through real HTTP: who is let in, and that no key is ever shown."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.stack import MODEL, running
+
+KEY, OTHER = "sk-aaaaaaaaaaaaaaaa", "sk-bbbbbbbbbbbbbbbb"
+
+
+async def test_keys_are_asked_for_on_inference_paths_and_never_shown(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"# tenants\n{KEY} blue\n{OTHER} green  # another\n")
+    router = ["--api-keys-file", str(keys), "--log-level", "debug"]
+    async with running(tmp_path, workers=1, router=router) as stack:
+
+        async def ask(headers: dict[str, str]) -> tuple[int, str]:
+            body = {"model": MODEL, "prompt": [1], "max_tokens": 1}
+            url = f"{stack.url}/v1/completions"
+            async with stack.http.post(url, json=body, headers=headers) as reply:
+                return reply.status, await reply.text()
+
+        for key in (KEY, OTHER):
+            assert (await ask({"Authorization": f"Bearer {key}"}))[0] == 200
+        assert (await ask({"Authorization": f"bearer  {KEY}"}))[0] == 200
+        wrong = [
+            {},
+            {"Authorization": "Bearer"},
+            {"Authorization": f"Basic {KEY}"},
+            {"Authorization": f"Bearer {KEY}x"},
+            {"x-tenant": "blue"},  # not from a trusted peer
+        ]
+        for headers in wrong:
+            status, text = await ask(headers)
+            assert status == 401, headers
+            assert "invalid_api_key" in text
+            assert KEY not in text
+        async with stack.http.get(f"{stack.url}/health") as reply:
+            assert reply.status == 200
+        assert await stack.metric("warmroute_client_errors_total") == len(wrong)
+        await stack.assert_idle()
+        log = stack.router.log.read_text()
+        assert KEY not in log
+        assert OTHER not in log
+
+
+async def test_a_trusted_peer_names_the_tenant_without_a_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY} blue\n")
+    router = ["--api-keys-file", str(keys), "--trusted-peers", "127.0.0.0/8"]
+    async with running(tmp_path, workers=1, router=router) as stack:
+        assert (await stack.complete([1], headers={"x-tenant": "green"}))[0] == 200
+        assert (await stack.complete([1]))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (f"{KEY}\n".encode(), "keys:1"),
+        (f"{KEY} blue\n{KEY} green\n".encode(), "keys:2"),
+        (f"{KEY} blue\n".encode() + b"\xff\xfe", "UTF-8"),
+    ],
+)
+async def test_a_key_file_that_cannot_be_used_ends_the_start_and_shows_no_key(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    arguments = ["serve", "--port", "0", "--admin-port", "0", "--api-keys-file", str(file)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "router",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    text = (out + err).decode()
+    assert process.returncode == 2, text
+    assert says in text
+    assert KEY not in text
+    assert "Traceback" not in text
+
+
+async def test_pages_in_a_browser_cannot_use_the_admin_port(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        page = {"Origin": "http://evil.example"}
+        async with stack.http.post(f"{stack.admin}/workers/0/drain", headers=page) as reply:
+            assert reply.status == 403
+        async with stack.http.post(f"{stack.admin}/workers", data=b'"http://x"') as reply:
+            assert reply.status == 415
+        assert (await stack.row(0))["state"] == "ready"
+        async with stack.http.post(f"{stack.admin}/workers/0/drain") as reply:
+            assert (await reply.json())["state"] == "draining"

@@ -1,0 +1,107 @@
+"""Router and engine with the model's own tokenizer: chats are placed by their exact tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from tests.live.stack import MODEL, Stack, running, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHATML = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SYSTEM = {"role": "system", "content": "You answer in one word, and never tell why. " * 12}
+
+
+def write_model(directory: Path, template: str = CHATML) -> Path:
+    """A byte-level tokenizer with a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: number for number, token in enumerate(["<s>", *alphabet])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"bos_token": "<s>", "chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    folder = write_model(tmp_path_factory.mktemp("model"))
+    router = ["--tokenizer", str(folder)]
+    logs = tmp_path_factory.mktemp("logs")
+    async with running(logs, workers=3, router=router, tokenizer=folder) as stack:
+        yield stack
+
+
+async def chat(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    """The answer's text, what was expected, and what the worker had cached."""
+    body = {"model": MODEL, "messages": messages, "max_tokens": 4} | fields
+    headers = {"x-warmroute-explain": "1"}
+    url = f"{stack.url}/v1/chat/completions"
+    async with stack.http.post(url, json=body, headers=headers) as reply:
+        answer = await reply.json()
+        assert reply.status == 200, answer
+        explanation = json.loads(reply.headers["x-warmroute-explain"])
+    return {
+        "text": answer["choices"][0]["message"]["content"],
+        "cached": answer["usage"]["prompt_tokens_details"]["cached_tokens"],
+        "prompt": answer["usage"]["prompt_tokens"],
+        **explanation,
+    }
+
+
+async def test_the_second_turn_of_a_chat_meets_its_exact_tokens(stack: Stack) -> None:
+    turns = [SYSTEM, {"role": "user", "content": "Is water wet?"}]
+    first = await chat(stack, turns)
+    assert not first["approximate"]
+    assert first["prompt_tokens"] == first["prompt"]
+
+    async def resident() -> bool:
+        row = await stack.row(first["worker"])
+        return bool(row["resident_blocks"] >= first["prompt"] // 16)
+
+    await until(resident, "the first turn's blocks")
+    turns += [
+        {"role": "assistant", "content": first["text"]},
+        {"role": "user", "content": "And fire?"},
+    ]
+    second = await chat(stack, turns)
+    assert second["worker"] == first["worker"]
+    assert not second["approximate"]
+    assert second["expected_hit_tokens"] == second["cached"] >= first["prompt"] // 16 * 16
+    await stack.assert_idle()
+
+
+async def test_text_prompts_are_counted_as_the_engine_counts_them(stack: Stack) -> None:
+    text = "Fish swim, birds fly. " * 20
+    headers = {"x-warmroute-explain": "1"}
+    body = {"model": MODEL, "prompt": text, "max_tokens": 1}
+    async with stack.http.post(f"{stack.url}/v1/completions", json=body, headers=headers) as reply:
+        usage = (await reply.json())["usage"]
+        explanation = json.loads(reply.headers["x-warmroute-explain"])
+    assert explanation["prompt_tokens"] == usage["prompt_tokens"]
+    assert not explanation["approximate"]
+
+
+async def test_a_chat_the_template_refuses_is_placed_all_the_same(stack: Stack) -> None:
+    """The worker has the last word on it; the router counts that it could not be exact."""
+    before = await stack.metric("warmroute_template_refusals_total")
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": [image]}], "max_tokens": 1}
+    status, answer = await stack.post(json.dumps(body).encode(), "/v1/chat/completions")
+    assert status == 400, answer  # the engine's own answer: it reads no images
+    assert await stack.metric("warmroute_template_refusals_total") == before + 1
+    await stack.assert_idle()
