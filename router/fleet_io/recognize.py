@@ -167,13 +167,14 @@ async def _source(
         return None
     host = urlsplit(spec.url).hostname or "127.0.0.1"
     live = _reachable(rank.endpoint, host)
-    replay = spec.replay or (rank.replay_endpoint and _reachable(rank.replay_endpoint, host))
+    given = rank.replay_endpoint
+    replay = spec.replay or (_reachable(given, host) if given else None)
     for endpoint in (live, replay):
-        if endpoint and not usable(endpoint):
+        if endpoint is not None and not usable(endpoint):
             # It can serve all the same; its cache is then guessed from our own dispatches.
             log.warning("%s: unusable event endpoint %.200r; no events", spec.url, endpoint)
             return None
-    return EventSource(live, replay or None, snapshot, rank.topic)
+    return EventSource(live, replay, snapshot, rank.topic)
 
 
 def usable(endpoint: str) -> bool:

@@ -1,0 +1,167 @@
+"""The worker columns: the queue's drain against a plain queue, views, clocks that go back."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.facts import LoadReport, WorkerFacts
+from router.core.columns import WorkerColumns
+from router.core.ledger import Ledger
+from tests.router.core_world import World
+from tests.router.property_support import patient
+
+RATE = 100.0  # prefill tokens a second of the modelled worker
+
+
+class NaiveQueue:
+    """A worker that computes prompts one after the other, token by token. Lifetime: test."""
+
+    def __init__(self) -> None:
+        self.left: deque[float] = deque()
+
+    def add(self, tokens: int) -> None:
+        self.left.append(float(tokens))
+
+    def pass_time(self, seconds: float) -> None:
+        budget = seconds * RATE
+        while self.left and budget > 0:
+            done = min(self.left[0], budget)
+            self.left[0] -= done
+            budget -= done
+            if self.left[0] <= 1e-9:
+                self.left.popleft()
+
+    def head_is_done(self) -> None:
+        self.left.popleft()
+
+    @property
+    def tokens(self) -> float:
+        return sum(self.left)
+
+
+def columns_of_one_worker(workers: int = 1) -> tuple[WorkerColumns, Ledger]:
+    columns = WorkerColumns(workers)
+    for slot in range(workers):
+        columns.open(slot, slot, 0.0)
+        facts = WorkerFacts(name="", models=("m",), block_size=16, prefill_tokens_per_s=RATE)
+        columns.describe(slot, facts, calibrate=True)
+    return columns, Ledger(columns)
+
+
+def queued(columns: WorkerColumns, slot: int = 0) -> float:
+    return float(columns.charged_tokens[slot] - columns.drained_tokens[slot])
+
+
+_steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.integers(1, 500)),
+        st.tuples(st.just("wait"), st.floats(0.0, 5.0)),
+        st.tuples(st.just("first token"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@patient
+@given(steps=_steps)
+def test_the_queue_drains_as_a_plain_queue_would(steps: list[tuple[str, float]]) -> None:
+    columns, ledger = columns_of_one_worker()
+    naive = NaiveQueue()
+    now_s, waiting, next_id = 0.0, deque[int](), 0
+    for kind, value in steps:
+        if kind == "arrive":
+            ledger.reserve(next_id, 0, int(value), int(value), True, now_s)
+            naive.add(int(value))
+            waiting.append(next_id)
+            next_id += 1
+        elif kind == "wait":
+            now_s += value
+            ledger.advance(now_s)
+            naive.pass_time(value)
+        elif waiting:
+            # The oldest answers; the model may have taken it off the queue already.
+            while len(naive.left) >= len(waiting):
+                naive.head_is_done()
+            ledger.first_token(waiting.popleft(), now_s)
+        assert queued(columns) == pytest.approx(naive.tokens, abs=1e-6)
+        assert 0 <= columns.waiting[0] == len(waiting)
+
+
+@patient
+@given(
+    tokens=st.lists(st.integers(1, 400), min_size=1, max_size=8),
+    waits=st.lists(st.floats(0.0, 3.0), min_size=8, max_size=8),
+    order=st.permutations(range(8)),
+)
+def test_whatever_order_requests_end_in_nothing_stays(tokens, waits, order) -> None:
+    columns, ledger = columns_of_one_worker()
+    now_s = 0.0
+    for number, (count, wait_s) in enumerate(zip(tokens, waits, strict=False)):
+        now_s += wait_s
+        ledger.advance(now_s)
+        ledger.reserve(number, 0, count, count, number % 2 == 0, now_s)
+    for number in order:
+        ledger.release(number)
+        assert -1e-9 <= queued(columns) <= sum(tokens)
+        assert ledger.release(number) is None
+    assert (columns.requests[0], columns.waiting[0]) == (0, 0)
+    assert queued(columns) == columns.context_tokens[0] == 0.0
+
+
+def test_each_row_drains_at_its_own_rate_and_only_what_it_has() -> None:
+    columns, ledger = columns_of_one_worker(3)
+    columns.prefill_tokens_per_s[:] = [100.0, 200.0, 400.0]
+    for slot in range(3):
+        ledger.reserve(slot, slot, 300, 300, True, 0.0)
+    ledger.advance(1.0)
+    assert [queued(columns, slot) for slot in range(3)] == [200.0, 100.0, 0.0]
+
+
+def test_a_clock_that_goes_back_drains_nothing_twice() -> None:
+    columns, ledger = columns_of_one_worker()
+    ledger.reserve(1, 0, 1000, 1000, True, 0.0)
+    for now_s in (4.0, 1.0, 3.0, 4.0):
+        ledger.advance(now_s)
+        assert queued(columns) == 600.0
+    ledger.advance(5.0)
+    assert queued(columns) == 500.0
+
+
+def test_a_row_begins_afresh_for_the_next_worker() -> None:
+    columns, ledger = columns_of_one_worker()
+    ledger.reserve(1, 0, 1000, 1000, True, 0.0)
+    for name, column in vars(columns).items():
+        column[0] = True if column.dtype == np.bool_ else 7
+        assert column[0], name
+    columns.open(0, 5, 9.0)
+    fresh = WorkerColumns(1)
+    fresh.worker_id[0], fresh.drained_s[0] = 5, 9.0
+    for name, column in vars(columns).items():
+        np.testing.assert_array_equal(column, getattr(fresh, name), err_msg=name)
+
+
+def test_a_report_counts_others_load_while_it_is_fresh() -> None:
+    world = World(workers=1, signal_stale_s=5.0)
+    world.core.on_arrival(world.arrival([1, 2]))
+    world.core.on_load_report(LoadReport(0.0, 0, running=3, waiting=2, kv_used_tokens=640.0))
+
+    def seen(now_s: float) -> tuple[int, int, float]:
+        rows = np.zeros(1, dtype=np.int64)
+        fleet = world.core.columns.view(rows, rows, now_s, 5.0, 0.0, 0)
+        return int(fleet.running[0]), int(fleet.waiting[0]), float(fleet.load_age_s[0])
+
+    assert seen(1.0) == (3, 2, 1.0)  # of five there, one waits here and is ours
+    assert seen(6.0) == (0, 1, 6.0)
+
+
+def test_a_report_of_fewer_than_we_sent_means_that_nobody_else_is_there() -> None:
+    world = World(workers=1)
+    for n in range(3):
+        world.core.on_arrival(world.arrival([n]))
+    world.core.on_load_report(LoadReport(0.0, 0, running=0, waiting=1, kv_used_tokens=0.0))
+    assert world.core.columns.foreign_running[0] == world.core.columns.foreign_waiting[0] == 0

@@ -1,0 +1,218 @@
+"""A worker's life and the fleet's: defects in a follower, removal, reload."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+import zmq.asyncio
+
+from policies.facts import WorkerChange, WorkerFacts
+from router.core.roster import TableFullError
+from router.events.feed import EventFeed, EventSource
+from router.fleet_io import member as member_module
+from router.fleet_io.manager import DuplicateWorkerError, FleetManager
+from router.fleet_io.member import FleetContext, FleetTerms, WorkerFact
+from router.fleet_io.recognize import Recognized, UnrecognizedError, with_thresholds
+from router.http.relay.reply import RelayLimits
+from router.worker_spec import WorkerSpec, parse_worker_spec
+
+DEADLINE_S = 10.0
+URL = "http://127.0.0.1:9"
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {DEADLINE_S:g} s for {what}"
+        await asyncio.sleep(0.005)
+
+
+@dataclass
+class Fleet:
+    """A manager, and what its members told. Lifetime: test."""
+
+    manager: FleetManager
+    told: list[WorkerFact]
+
+    def states(self, worker_id: int) -> list[str]:
+        changes = [f for f in self.told if isinstance(f, WorkerChange)]
+        return [f.state for f in changes if f.worker_id == worker_id]
+
+    async def until_state(self, worker_id: int, state: str) -> None:
+        await until(lambda: self.states(worker_id)[-1:] == [state], f"{worker_id} to be {state}")
+
+
+@asynccontextmanager
+async def fleet(max_workers: int = 4) -> AsyncIterator[Fleet]:
+    told: list[WorkerFact] = []
+    context = zmq.asyncio.Context()
+    terms = FleetTerms(0.5, 0.02, 0.02, 100, RelayLimits())
+    async with aiohttp.ClientSession() as http:
+        shared = FleetContext(http, context, time.monotonic, told.append, terms)
+        manager = FleetManager(shared, max_workers)
+        yield Fleet(manager, told)
+        await manager.aclose()
+        assert not manager.members
+        assert len(asyncio.all_tasks()) == 1
+    context.destroy(linger=0)
+
+
+async def silence(*_: object) -> str:
+    """A worker whose probes are fine."""
+    return ""
+
+
+@pytest.fixture(autouse=True)
+def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every URL is a worker with events, without asking it."""
+
+    async def known(http: object, spec: WorkerSpec, timeout_s: float) -> Recognized:
+        await asyncio.sleep(0)
+        facts = WorkerFacts(name=spec.url, models=("m",), block_size=16)
+        source = EventSource("tcp://127.0.0.1:9")
+        return with_thresholds(Recognized("vllm", facts, source, False), spec)
+
+    monkeypatch.setattr(member_module, "recognize", known)
+    monkeypatch.setattr(member_module.Member, "_complaint", silence)
+
+
+async def test_a_defect_in_a_follower_costs_one_round_not_the_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = 0
+
+    async def breaks(feed: EventFeed) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds < 3:
+            raise zmq.ZMQError(22, "broken on purpose")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(EventFeed, "run", breaks)
+    async with fleet() as one:
+        one.manager.add(parse_worker_spec(URL))
+        await until(lambda: rounds == 3, "the third round")
+        await one.until_state(0, "ready")
+        assert one.states(0) == ["ready", "down", "ready", "down", "ready"]
+        assert "broken on purpose" in caplog.text
+
+
+async def test_what_recognition_refuses_is_shown_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = member_module.recognize
+    tries = 0
+
+    async def at_last(http: object, spec: WorkerSpec, timeout_s: float) -> Recognized:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise UnrecognizedError("it is a toaster")
+        return await real(http, spec, timeout_s)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(member_module, "recognize", at_last)
+    async with fleet() as one:
+        member = one.manager.add(parse_worker_spec(URL))
+        await until(lambda: member.trouble == "it is a toaster", "the refusal to be shown")
+        await one.until_state(0, "ready")
+        assert member.trouble == ""
+
+
+async def test_probes_that_fail_twice_put_it_down_and_success_brings_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = iter([TimeoutError(), "", TimeoutError(), "GET /health answered 503"])
+
+    async def by_turns(member: object) -> str:
+        answer = next(answers, "")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(member_module.Member, "_complaint", by_turns)
+    async with fleet() as one:
+        one.manager.add(parse_worker_spec(URL))
+        await until(lambda: one.states(0) == ["ready", "down", "ready"], "down and back")
+
+
+async def test_a_removal_goes_on_when_nobody_waits_for_it() -> None:
+    async with fleet() as one:
+        member = one.manager.add(parse_worker_spec(URL))
+        await one.until_state(0, "ready")
+        waiting = asyncio.create_task(one.manager.remove(member))
+        await asyncio.sleep(0)
+        waiting.cancel()  # the client that asked for it left
+        await asyncio.wait([waiting])
+        await until(lambda: member.upstream._closed, "its connections to be closed")
+        assert one.states(0)[-1] == "gone"
+        await one.manager.remove(member)  # a second time: nothing left to do
+        assert one.states(0).count("gone") == 1
+
+
+async def test_the_same_address_twice_and_one_too_many_are_refused() -> None:
+    async with fleet(max_workers=2) as one:
+        first = one.manager.add(parse_worker_spec(URL))
+        with pytest.raises(DuplicateWorkerError):
+            one.manager.add(parse_worker_spec(f"{URL},weight=2"))
+        one.manager.leave(first)
+        second = one.manager.add(parse_worker_spec(URL))  # the first is on its way out
+        assert second.worker_id == 1
+        with pytest.raises(TableFullError):
+            one.manager.add(parse_worker_spec("http://127.0.0.1:10"))
+
+
+async def test_leaving_workers_go_when_idle() -> None:
+    async with fleet() as one:
+        member = one.manager.add(parse_worker_spec(URL))
+        await one.until_state(0, "ready")
+        one.manager.leave(member)
+        assert one.states(0)[-1] == "draining"
+        one.manager.sweep(lambda worker_id: 1)
+        await asyncio.sleep(0)
+        assert member.worker_id in one.manager.members
+        for _ in range(3):
+            one.manager.sweep(lambda worker_id: 0)
+        await one.until_state(0, "gone")
+        assert one.states(0).count("gone") == 1
+
+
+async def test_a_reload_changes_thresholds_in_place_and_all_else_by_replacement() -> None:
+    async with fleet() as one:
+        one.manager.reconcile([parse_worker_spec(URL)])
+        await one.until_state(0, "ready")
+        one.manager.reconcile([parse_worker_spec(f"{URL},max_requests=3,weight=2")])
+        (member,) = one.manager.members.values()
+        assert (member.worker_id, member.leaving) == (0, False)
+        last = one.told[-1]
+        assert isinstance(last, WorkerChange)
+        assert last.spec is not None
+        assert (last.state, last.spec.max_requests, last.spec.weight) == ("ready", 3, 2)
+        one.manager.reconcile([parse_worker_spec(f"{URL},block_size=64")])
+        assert [m.leaving for m in one.manager.members.values()] == [True, False]
+
+
+async def test_thresholds_that_change_during_recognition_are_not_lost() -> None:
+    async with fleet() as one:
+        one.manager.reconcile([parse_worker_spec(URL)])
+        await asyncio.sleep(0)  # recognition has begun with the old ones
+        one.manager.reconcile([parse_worker_spec(f"{URL},max_requests=3")])
+        await one.until_state(0, "ready")
+        ready = next(f for f in one.told if isinstance(f, WorkerChange) and f.spec)
+        assert ready.spec is not None
+        assert ready.spec.max_requests == 3
+
+
+async def test_a_reload_with_too_many_workers_says_which_were_left_out() -> None:
+    async with fleet(max_workers=2) as one:
+        urls = [f"http://127.0.0.1:{port}" for port in (11, 12, 13)]
+        refused = one.manager.reconcile(map(parse_worker_spec, urls))
+        assert len(one.manager.members) == 2
+        assert len(refused) == 1
+        assert urls[2] in refused[0]
+        assert "limits.workers" in refused[0]
