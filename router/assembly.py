@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_network
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import zmq.asyncio
 from aiohttp import web
 
@@ -18,6 +20,7 @@ from policies.facts import Tick
 from policies.load import load
 from policies.parameters import PolicyError
 from router.config import Config
+from router.config_keys import value_at
 from router.config_load import reloadable
 from router.core.core import RouterCore
 from router.fleet_io.manager import FleetManager
@@ -104,8 +107,8 @@ class Router:
         lines = [f"{key}: {reason}" for key, reason in refused.items()]
         if "workers" in applied:
             lines += self.fleet.reconcile(specs)
-        self._context.terms = fleet_terms(config)
-        self.config = config
+        self.config = _without(refused, config, self.config)
+        self._context.terms = fleet_terms(self.config)
         log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
         return lines
 
@@ -119,6 +122,17 @@ class Router:
         member = self.fleet.members.get(worker_id)
         if member is not None and member.feed is not None:
             member.feed.resync(from_seq)
+
+
+def _without(refused: Iterable[str], new: Config, old: Config) -> Config:
+    """`new` with the values of `old` for the keys refused, which stay in force."""
+    for path in refused:
+        section, dot, name = path.rpartition(".")
+        kept = {name: value_at(old, path)}
+        if dot:
+            kept = {section: msgspec.structs.replace(getattr(new, section), **kept)}
+        new = msgspec.structs.replace(new, **kept)
+    return new
 
 
 class _PolicyTrouble:

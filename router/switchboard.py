@@ -24,7 +24,7 @@ from policies.facts import (
     Tick,
     WorkerChange,
 )
-from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Resync
+from router.core.actions import Action, Cancel, Dispatch, Hold, PutAside, Reject, Resync
 from router.core.core import RouterCore
 
 

@@ -86,4 +86,13 @@ class Cancel:
     reason: str
 
 
-Action = Dispatch | Hold | Reject | Resync | Cancel
+@dataclass(frozen=True, slots=True)
+class PutAside:
+    """Tell people that a worker failed too often and gets no new requests for a while."""
+
+    worker_id: int
+    aside_s: float
+    reason: str  # of its last failure
+
+
+Action = Dispatch | Hold | Reject | Resync | Cancel | PutAside

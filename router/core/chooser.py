@@ -127,8 +127,13 @@ class Chooser:
         pool = self._workers.serving(arrival.model)
         if not pool:
             return self._no_pool(arrival)
-        ready = [w for w in pool if w.facts.role == "both" and w.takes_requests(now_s)]
-        ready = [w for w in ready if w.facts.block_size in arrival.chains]
+        able = [
+            w
+            for w in pool
+            if w.state == "ready" and w.facts.role == "both" and w.facts.block_size in arrival.chains
+        ]
+        # With everybody put aside, one that failed lately is a better bet than a sure refusal.
+        ready = [w for w in able if w.takes_requests(now_s)] or able
         if not ready:
             states = sorted({w.shown_state(now_s) for w in pool})
             why = f"all {len(pool)} workers of model {arrival.model!r} are {' or '.join(states)}"

@@ -25,7 +25,16 @@ from policies.facts import (
 )
 from policies.load import LoadedPolicy
 from policies.parameters import PolicyError
-from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Resync, Stage
+from router.core.actions import (
+    Action,
+    Cancel,
+    Dispatch,
+    Hold,
+    PutAside,
+    Reject,
+    Resync,
+    Stage,
+)
 from router.core.chooser import Choice, Chooser
 from router.core.columns import WorkerColumns
 from router.core.counters import CoreCounters
@@ -148,18 +157,22 @@ class RouterCore:
         if fact.blame == "client":
             self._drop(pending)
             return self._ask_held(fact.now_s)
+        actions: list[Action] = []
         if worker is not None:
             pending.tried.add(worker.worker_id)
             if fact.blame == "worker" and worker.failed(fact.now_s, self.settings):
                 self.counters.ejections += 1
+                aside_s = worker.aside_until_s - fact.now_s
+                actions.append(PutAside(worker.worker_id, aside_s, fact.reason))
         if not fact.retry:
             self._drop(pending)
-            return self._ask_held(fact.now_s)
-        if len(pending.tried) >= self.settings.max_attempts:
+        elif len(pending.tried) >= self.settings.max_attempts:
             tried = f"{len(pending.tried)} workers failed this request, last: {fact.reason}"
-            return [self._give_up(pending, 502, "worker_error", tried)]
-        self.counters.retries += 1
-        return [self._place(pending, fact.now_s, "retry"), *self._ask_held(fact.now_s)]
+            actions.append(self._give_up(pending, 502, "worker_error", tried))
+        else:
+            self.counters.retries += 1
+            actions.append(self._place(pending, fact.now_s, "retry"))
+        return [*actions, *self._ask_held(fact.now_s)]
 
     def explain(self, fact: Arrival) -> Choice | Reject | None:
         """What would be decided for this request now; nothing is charged or remembered."""

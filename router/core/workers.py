@@ -44,10 +44,11 @@ class Worker:
         """It failed a request; True when that puts it aside.
 
         After its time aside it is tried again with real requests: one failure more puts it
-        aside for twice as long, one success brings it back for good.
+        aside for twice as long, one success brings it back for good. Failures while it is aside
+        are those of requests it had before, and say nothing new.
         """
         self.failures += 1
-        if self.failures < settings.ejection_failures:
+        if self.failures < settings.ejection_failures or now_s < self.aside_until_s:
             return False
         factor = min(2.0**self.ejections, _BACKOFF_MAX)
         self.aside_until_s = now_s + settings.recover_s * factor

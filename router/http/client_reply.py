@@ -29,15 +29,22 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
 
 
 def upstream_request(
-    request: web.BaseRequest, body: bytes, internal_headers: tuple[Header, ...] = ()
+    request: web.BaseRequest,
+    body: bytes,
+    internal_headers: tuple[Header, ...] = (),
+    keep_authorization: bool = True,
 ) -> UpstreamRequest:
-    """The client's request as it came, ready for `Upstream.send`."""
+    """The client's request as it came, ready for `Upstream.send`.
+
+    `keep_authorization`: False where the client's key is for this router alone.
+    """
     target = request.raw_path
     if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
         target = "/" + target.partition("://")[2].partition("/")[2]
-    return UpstreamRequest(
-        request.method, target, tuple(request.raw_headers), body, internal_headers
-    )
+    headers = tuple(request.raw_headers)
+    if not keep_authorization:
+        headers = tuple(h for h in headers if h[0].lower() != b"authorization")
+    return UpstreamRequest(request.method, target, headers, body, internal_headers)
 
 
 class ClientReply(web.StreamResponse):

@@ -6,6 +6,7 @@ first byte ask again, as long as the core names another worker.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from router.http.scan import ScanLimits, Scanned, scan
 from router.http.tenants import Tenants
 from router.metrics import RouterMetrics
 from router.switchboard import Switchboard, Ticket
+
+log = logging.getLogger(__name__)
 
 EXPLAIN_HEADER = "x-warmroute-explain"
 WORKER_HEADER = b"x-warmroute-worker"
@@ -136,7 +139,7 @@ class Inference:
             headers = _reply_headers(action, explain)
             reply = ClientReply(request, terms.client_buffer_bytes, headers)
             outcome = await member.upstream.send(
-                upstream_request(request, body),
+                upstream_request(request, body, keep_authorization=not self._tenants.asks_keys),
                 reply,
                 terms.timeouts,
                 ticket.first_token if arrival.stream else None,
@@ -144,10 +147,10 @@ class Inference:
             )
             self._metrics.outcome(arrival, action, outcome, self._switchboard.clock())
             held = outcome.held or held
-            if not self._settle(ticket, outcome):
+            if not self._settle(ticket, action.worker_id, outcome):
                 return reply
 
-    def _settle(self, ticket: Ticket, outcome: Outcome) -> bool:
+    def _settle(self, ticket: Ticket, worker_id: int, outcome: Outcome) -> bool:
         """Tell the core how the dispatch ended; True when another action follows."""
         error = outcome.error
         if error is None:
@@ -155,6 +158,14 @@ class Inference:
             ticket.finish(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
             return False
         if isinstance(error, WorkerError):
+            log.warning(
+                "request %d: worker %d failed (%s): %s%s",
+                ticket.request_id,
+                worker_id,
+                error.kind,
+                error.message,
+                "; asking for another worker" if outcome.retryable else "",
+            )
             ticket.fail(
                 "busy" if error.kind == "busy" else "worker",
                 retry=outcome.retryable,

@@ -62,6 +62,11 @@ class Tenants:
         self._tenant_header = tenant_header
         self._trusted_peers = trusted_peers
 
+    @property
+    def asks_keys(self) -> bool:
+        """Whether clients' keys are ours to check, and so none of the workers' business."""
+        return self._tenant_of_digest is not None
+
     def tenant_of(self, request: web.Request) -> str | None:
         """The client's tenant; None without keys. Raises ClientError(401)."""
         if self._trusted_peers and self._trusts(request.remote):

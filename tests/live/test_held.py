@@ -1,0 +1,97 @@
+"""Held requests with real programs: clients that leave, their time, shutdown, a broken policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.live.stack import MODEL, Stack, running, until
+
+HOLDING = ["--policy", "tests.live.holding:hold_all"]
+
+
+async def held(stack: Stack, count: int) -> None:
+    async def reached() -> bool:
+        return await stack.metric("warmroute_held_requests") == count
+
+    await until(reached, f"{count} requests to be held")
+
+
+async def test_a_client_that_leaves_while_held_leaves_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1, router=HOLDING) as stack:
+        asking = [asyncio.create_task(stack.complete([n])) for n in range(3)]
+        await held(stack, 3)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await held(stack, 0)
+        await stack.assert_idle()
+
+
+async def test_a_held_request_is_refused_when_its_time_is_over(tmp_path: Path) -> None:
+    router = [*HOLDING, "--limits-hold-s", "0.3", "--limits-hold-requests", "2"]
+    async with running(tmp_path, workers=1, router=router) as stack:
+        asking = [asyncio.create_task(stack.complete([n])) for n in range(2)]
+        await held(stack, 2)
+        status, answer = await stack.complete([9])
+        assert (status, answer["error"]["code"]) == (503, "hold_queue_full")
+        for status, answer in await asyncio.gather(*asking):
+            assert (status, answer["error"]["code"]) == (503, "hold_timeout")
+        await stack.assert_idle()
+
+
+async def test_shutdown_ends_in_time_with_requests_held_and_streams_running(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("policy: round_robin\ntimeouts:\n  shutdown_s: 1\n")
+    async with running(tmp_path, workers=1, router=["--config", str(file)], speed=1) as stack:
+        body = {"model": MODEL, "prompt": [1], "max_tokens": 4000, "stream": True}
+        async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+            await reply.content.readline()
+            file.write_text(file.read_text().replace("round_robin", HOLDING[1]))
+            stack.router.process.send_signal(signal.SIGHUP)
+
+            async def reloaded() -> bool:
+                return "reloaded; changed: policy" in stack.router.log.read_text()
+
+            await until(reloaded, "the holding policy")
+            waiting = asyncio.create_task(stack.complete([2]))
+            await held(stack, 1)
+            stack.router.process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(stack.router.process.wait(), 10) == 0
+            with pytest.raises(aiohttp.ClientError):  # cut off, and it shows
+                await reply.read()
+        with pytest.raises(aiohttp.ClientError):
+            await waiting
+        assert "Traceback" not in stack.router.log.read_text()
+
+
+async def test_a_policy_that_fails_answers_500_and_is_told_of_in_the_log(tmp_path: Path) -> None:
+    router = ["--policy", "tests.live.holding:broken"]
+    async with running(tmp_path, workers=1, router=router) as stack:
+        for number in range(5):
+            status, answer = await stack.complete([number])
+            assert (status, answer["error"]["code"]) == (500, "policy_failed"), json.dumps(answer)
+        assert await stack.metric("warmroute_policy_failures_total") == 5
+        assert "cost of row 0 is nan" in stack.router.log.read_text()
+        await stack.assert_idle()
+
+
+async def test_what_a_reload_refused_is_said_again_by_the_next_one(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("policy: round_robin\n")
+    async with running(tmp_path, workers=1, router=["--config", str(file)]) as stack:
+        file.write_text("policy: round_robin\nlimits:\n  hold_requests: 5\n")
+        for times in (1, 2):
+            stack.router.process.send_signal(signal.SIGHUP)
+
+            async def said(times: int = times) -> bool:
+                return stack.router.log.read_text().count("limits.hold_requests") == times
+
+            await until(said, f"the refusal, {times} times")
