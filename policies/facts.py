@@ -191,6 +191,7 @@ class WorkerFacts:
     weight: float = 1.0
     has_events: bool = True  # False: its cache is mirrored from our own dispatches only
     labels: Mapping[str, str] = field(default_factory=dict)
+    adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
 
 
 @dataclass(frozen=True, slots=True)

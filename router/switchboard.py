@@ -7,6 +7,7 @@ the ticket tells the core its end exactly once, so no load is ever left behind.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
@@ -26,6 +27,8 @@ from policies.facts import (
 )
 from router.core.actions import Action, Cancel, Dispatch, Hold, PutAside, Reject, Resync
 from router.core.core import RouterCore
+
+log = logging.getLogger(__name__)
 
 
 class Ticket:
@@ -157,5 +160,12 @@ class Switchboard:
                 self.resync(action.worker_id, action.from_seq)
             case Hold():
                 pass  # the ticket waits; another action will come
+            case PutAside():
+                log.warning(
+                    "worker %d keeps failing (%s): no new requests for %.1f s",
+                    action.worker_id,
+                    action.reason,
+                    action.aside_s,
+                )
             case Cancel():
                 pass  # the worker's connections are closed with it (fleet_io.manager)

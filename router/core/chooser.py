@@ -130,7 +130,9 @@ class Chooser:
         able = [
             w
             for w in pool
-            if w.state == "ready" and w.facts.role == "both" and w.facts.block_size in arrival.chains
+            if w.state == "ready"
+            and w.facts.role == "both"
+            and w.facts.block_size in arrival.chains
         ]
         # With everybody put aside, one that failed lately is a better bet than a sure refusal.
         ready = [w for w in able if w.takes_requests(now_s)] or able

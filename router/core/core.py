@@ -9,20 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policies.facts import (
-    Arrival,
-    Dispatched,
-    Fact,
-    Failure,
-    Finish,
-    FirstToken,
-    KvEvents,
-    LoadReport,
-    Progress,
-    ReplayEnd,
-    Tick,
-    WorkerChange,
-)
+from policies import facts
 from policies.load import LoadedPolicy
 from policies.parameters import PolicyError
 from router.core.actions import (
@@ -107,7 +94,7 @@ class RouterCore:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def on_arrival(self, fact: Arrival) -> list[Action]:
+    def on_arrival(self, fact: facts.Arrival) -> list[Action]:
         """A request came in: dispatch, hold or reject it."""
         assert fact.request_id not in self._pending, f"request {fact.request_id} arrived twice"
         self._observe(fact)
@@ -119,7 +106,7 @@ class RouterCore:
         self._pending[fact.request_id] = pending
         return [self._place(pending, fact.now_s, "policy")]
 
-    def on_first_token(self, fact: FirstToken) -> list[Action]:
+    def on_first_token(self, fact: facts.FirstToken) -> list[Action]:
         """Its prefill is over."""
         self._observe(fact)
         charge = self.ledger.first_token(fact.request_id, fact.now_s)
@@ -127,7 +114,7 @@ class RouterCore:
             self._speed.first_token(charge, fact.now_s)
         return []
 
-    def on_progress(self, fact: Progress) -> list[Action]:
+    def on_progress(self, fact: facts.Progress) -> list[Action]:
         """A running answer grew."""
         self._observe(fact)
         gap_s = self.ledger.progress(fact.request_id, fact.output_tokens, fact.now_s)
@@ -136,7 +123,7 @@ class RouterCore:
             self._speed.token_gap(charge.slot, gap_s)
         return []
 
-    def on_finish(self, fact: Finish) -> list[Action]:
+    def on_finish(self, fact: facts.Finish) -> list[Action]:
         """The answer is complete: its load is released and held requests are asked again."""
         self._observe(fact)
         pending = self._pending.pop(fact.request_id, None)
@@ -147,7 +134,7 @@ class RouterCore:
             worker.succeeded()
         return self._ask_held(fact.now_s)
 
-    def on_failure(self, fact: Failure) -> list[Action]:
+    def on_failure(self, fact: facts.Failure) -> list[Action]:
         """A dispatch ended badly, or the client left: release, and retry where asked."""
         self._observe(fact)
         pending = self._pending.get(fact.request_id)
@@ -174,7 +161,7 @@ class RouterCore:
             actions.append(self._place(pending, fact.now_s, "retry"))
         return [*actions, *self._ask_held(fact.now_s)]
 
-    def explain(self, fact: Arrival) -> Choice | Reject | None:
+    def explain(self, fact: facts.Arrival) -> Choice | Reject | None:
         """What would be decided for this request now; nothing is charged or remembered."""
         self.ledger.advance(fact.now_s)
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
@@ -182,7 +169,7 @@ class RouterCore:
 
     # --- workers ----------------------------------------------------------------------------
 
-    def on_worker(self, fact: WorkerChange) -> list[Action]:
+    def on_worker(self, fact: facts.WorkerChange) -> list[Action]:
         """A worker joined, changed state or left. What ran on one that is gone is cancelled."""
         self._observe(fact)
         actions: list[Action] = []
@@ -193,26 +180,26 @@ class RouterCore:
         actions += self.roster.change(fact)
         return [*actions, *self._ask_held(fact.now_s)]
 
-    def on_load_report(self, fact: LoadReport) -> list[Action]:
+    def on_load_report(self, fact: facts.LoadReport) -> list[Action]:
         """A worker told its load: what we did not send it is others' load."""
         self._observe(fact)
         self.ledger.advance(fact.now_s)
         self.roster.report(fact, self.ledger)
         return []
 
-    def on_kv_events(self, fact: KvEvents) -> list[Action]:
+    def on_kv_events(self, fact: facts.KvEvents) -> list[Action]:
         """A worker's cache changed."""
         self._observe(fact)
         from_seq = self.roster.kv_events(fact)
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
-    def on_replay_end(self, fact: ReplayEnd) -> list[Action]:
+    def on_replay_end(self, fact: facts.ReplayEnd) -> list[Action]:
         """A replay is over; a hole that is left is accepted, and the worker's hits unknown."""
         self._observe(fact)
         self.roster.replay_end(fact)
         return []
 
-    def on_tick(self, fact: Tick) -> list[Action]:
+    def on_tick(self, fact: facts.Tick) -> list[Action]:
         """Time passed: expire, drain, ask held requests again."""
         self._observe(fact)
         self.ledger.advance(fact.now_s)
@@ -252,7 +239,7 @@ class RouterCore:
         pending.worker_id = worker.worker_id
         self.counters.dispatched(choice.decision)
         self._observe(
-            Dispatched(
+            facts.Dispatched(
                 now_s=now_s,
                 request_id=arrival.request_id,
                 worker_id=worker.worker_id,
@@ -297,12 +284,12 @@ class RouterCore:
         self._drop(pending)
         return self._refuse(pending.arrival, status, code, message)
 
-    def _refuse(self, arrival: Arrival, status: int, code: str, message: str) -> Reject:
+    def _refuse(self, arrival: facts.Arrival, status: int, code: str, message: str) -> Reject:
         self.counters.rejected(code)
         retry_after_s = self.settings.retry_after_s if status in (429, 503) else None
         return Reject(arrival.request_id, status, code, message, retry_after_s)
 
-    def _observe(self, fact: Fact) -> None:
+    def _observe(self, fact: facts.Fact) -> None:
         try:
             self._chooser.observe(fact)
         except PolicyError as error:

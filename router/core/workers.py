@@ -90,6 +90,15 @@ class WorkerTable:
         """Names of all models served, sorted."""
         return sorted({model for worker in self for model in worker.facts.models})
 
+    def identity(self, model: str) -> tuple[str, str | None]:
+        """(base model, LoRA adapter or None) behind a model's name; its own where unknown.
+
+        A worker's first model is its base; further names are aliases of it or its adapters.
+        """
+        for worker in self.serving(model):
+            return worker.facts.models[0], model if model in worker.facts.adapters else None
+        return model, None
+
     def serving(self, model: str) -> list[Worker]:
         """Workers of a model's pool, whatever their state, in the order of their ids."""
         return [w for w in self if model in w.facts.models]

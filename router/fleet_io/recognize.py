@@ -49,6 +49,7 @@ class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
     owned_by: str | None = None
+    parent: str | None = None  # the base model of a LoRA adapter
 
 
 class _Models(msgspec.Struct):
@@ -85,6 +86,7 @@ async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: fl
         max_model_tokens=min(limits) if limits else None,
         has_events=source is not None,
         labels={"kind": kind},
+        adapters=frozenset(m.id for m in models if m.parent is not None),
     )
     return with_thresholds(Recognized(kind, facts, source, load is not None), spec)
 

@@ -87,7 +87,8 @@ class Inference:
         model = scanned.model or self._only_model()
         while True:
             sizes = self._switchboard.core.block_sizes(model)
-            prompt = await self._prompts.read(scanned, model, sizes)
+            base, adapter = self._switchboard.core.workers.identity(model)
+            prompt = await self._prompts.read(scanned, base, sizes, adapter)
             if self._switchboard.core.block_sizes(model) <= sizes:
                 break  # else a worker with blocks of another size joined meanwhile
         session = header(terms.session_header) or scanned.session

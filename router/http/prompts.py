@@ -59,16 +59,25 @@ class PromptReader:
         self._waiting = 0
         self.template_refusals = 0  # chats the template could not render; read approximately
 
-    async def read(self, scanned: Scanned, model: str, block_sizes: Iterable[int]) -> Prompt:
+    async def read(
+        self,
+        scanned: Scanned,
+        model: str,
+        block_sizes: Iterable[int],
+        adapter: str | None = None,
+    ) -> Prompt:
         """The prompt of a request to `model`, with one chain per block size of its pool.
 
+        `model` is the base, where `adapter` names the LoRA adapter that was asked for.
         Of a request with several prompts the first one places it. Raises ClientError(429) while
         too many wait.
         """
         tokens, lengths, approximate = await self._tokens(scanned)
-        text_mark = "text" if approximate else None
         salt = scanned.cache_salt
-        seed = chain_seed(model, text_mark, salt)
+        if approximate:  # blocks of text: no engine's events name the like
+            seed = chain_seed(adapter or model, "text", salt)
+        else:
+            seed = chain_seed(model, adapter, salt)
         sizes = sorted(set(block_sizes))
         if len(tokens) <= _INLINE_TOKENS:
             chains = _chains(tokens, sizes, seed)

@@ -8,7 +8,7 @@ import pytest
 from policies.contract import FleetView, RequestView
 from policies.facts import Failure, Finish, FirstToken, LoadReport, Progress, Tick, WorkerChange
 from policies.load import load
-from router.core.actions import Cancel, Dispatch, Hold, Reject
+from router.core.actions import Cancel, Dispatch, Hold, PutAside, Reject
 from tests.router.core_world import BLOCK, World, stored
 
 
@@ -260,3 +260,23 @@ def test_a_policy_can_be_changed_while_requests_run() -> None:
     world.core.set_policy(load("kv_load"))
     (action,) = world.core.on_arrival(world.arrival([2]))
     assert action.decision.policy == "kv_load"
+
+
+def test_failures_at_one_moment_put_a_worker_aside_once() -> None:
+    world = World(workers=1, ejection_failures=2, recover_s=2.0, max_attempts=1)
+    arrivals = [world.arrival([i]) for i in range(6)]
+    for arrival in arrivals:
+        world.core.on_arrival(arrival)
+    asides = []
+    for arrival in arrivals:
+        fact = Failure(0.0, arrival.request_id, "worker", reason="connect")
+        asides += [a for a in world.core.on_failure(fact) if isinstance(a, PutAside)]
+    assert asides == [PutAside(0, 2.0, "connect")]
+    assert world.core.counters.ejections == 1
+
+
+def test_with_everybody_aside_a_worker_that_failed_lately_is_tried() -> None:
+    world = World(workers=1, ejection_failures=1)
+    world.core.workers.get(0).failed(0.0, world.core.settings)
+    (action,) = world.core.on_arrival(world.arrival([1]))
+    assert isinstance(action, Dispatch)

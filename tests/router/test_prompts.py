@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.wire import PromptError, chain_seed
+from engine.wire import BlockStored, PromptError, chain_seed
 from engine.wire.tokens import Chat, WordTokenizer
 from kvkernels import chain_hashes
+from policies.facts import Stored
+from router.events.translate import facts_of
 from router.http.errors import ClientError
 from router.http.prompts import Prompt, PromptReader
 from router.http.scan import Scanned, scan
@@ -190,3 +192,21 @@ async def test_a_full_line_before_the_tokenizer_is_told_to_come_back(executor) -
     done = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(one) for one in done] == [Prompt, Prompt, asyncio.CancelledError]
     assert (await reader.read(completion("x"), "m", (4,))).tokens == 1
+
+
+async def test_an_adapter_shares_nothing_with_its_base_and_starts_as_its_events_do(
+    executor,
+) -> None:
+    ids = list(range(8))
+    reader = PromptReader(None, executor, lambda: NOW_S, 8)
+    base = await reader.read(completion(ids), "m", (4,))
+    adapted = await reader.read(completion(ids), "m", (4,), "tuned")
+    tokens = np.array(ids, dtype=np.int32)
+    assert not same(adapted.chains[4], base.chains[4])
+    assert same(adapted.chains[4], chain_hashes(tokens, 4, chain_seed("m", "tuned")))
+    event = BlockStored((1,), None, tuple(ids[:4]), 4, lora_name="tuned")
+    ((stored,), _) = facts_of((event,), "m")
+    assert isinstance(stored, Stored)
+    assert same(adapted.chains[4][:1], chain_hashes(tokens[:4], 4, stored.seed))
+    texts = [await reader.read(completion("x" * 64), "m", (4,), name) for name in (None, "tuned")]
+    assert not same(texts[0].chains[4], texts[1].chains[4])

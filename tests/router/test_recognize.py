@@ -23,6 +23,7 @@ from router.fleet_io.recognize import (
     usable,
 )
 from router.worker_spec import parse_worker_spec
+from tests.router.core_world import World
 
 MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 8192}]}
 METRICS = """\
@@ -111,6 +112,22 @@ async def test_our_own_engine_has_a_snapshot() -> None:
     assert one.kind == "warmroute"
     assert one.source is not None
     assert str(one.source.snapshot).endswith("/kv_snapshot")
+
+
+async def test_adapters_are_told_from_their_base_and_from_its_other_names() -> None:
+    cards = [{"id": "m"}, {"id": "alias"}, {"id": "tuned", "parent": "m"}]
+    one = await recognized({**VLLM, "/v1/models": {"data": cards}})
+    assert one.facts.models == ("m", "alias", "tuned")
+    assert one.facts.adapters == {"tuned"}
+    world = World(workers=0)
+    world.join(0, models=one.facts.models, adapters=one.facts.adapters)
+    asked = ("m", "alias", "tuned", "unknown")
+    assert [world.core.workers.identity(model) for model in asked] == [
+        ("m", None),
+        ("m", None),
+        ("m", "tuned"),
+        ("unknown", None),
+    ]
 
 
 async def test_what_the_operator_wrote_wins() -> None:
