@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -146,12 +145,16 @@ async def running(
 
 
 @asynccontextmanager
-async def misbehaving(answer: bytes, models: str = MODEL) -> AsyncIterator[tuple[str, list[bytes]]]:
+async def misbehaving(
+    answer: bytes, models: str = MODEL, heads: list[bytes] | None = None
+) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A worker that says it is fine and answers every inference request with raw `answer`.
 
-    Yields its URL and the bodies it was sent; an empty `answer` closes the connection.
+    Yields its URL and the bodies it was sent, whose heads go to `heads`; an empty `answer` closes
+    the connection.
     """
     seen: list[bytes] = []
+    heads = [] if heads is None else heads
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -170,6 +173,7 @@ async def misbehaving(answer: bytes, models: str = MODEL) -> AsyncIterator[tuple
                 writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             else:
                 seen.append(body)
+                heads.append(head)
                 writer.write(answer)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -184,12 +188,3 @@ async def misbehaving(answer: bytes, models: str = MODEL) -> AsyncIterator[tuple
 
 def _ok(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-
-
-def pid_alive(pid: int) -> bool:
-    """Whether the process exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.stack import MODEL, running
+from tests.live.stack import MODEL, misbehaving, running
 
 KEY, OTHER = "sk-aaaaaaaaaaaaaaaa", "sk-bbbbbbbbbbbbbbbb"
 
@@ -98,3 +98,20 @@ async def test_pages_in_a_browser_cannot_use_the_admin_port(tmp_path: Path) -> N
         assert (await stack.row(0))["state"] == "ready"
         async with stack.http.post(f"{stack.admin}/workers/0/drain") as reply:
             assert (await reply.json())["state"] == "draining"
+
+
+async def test_a_key_of_the_router_does_not_reach_the_worker(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY} blue\n")
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+    for router, reaches in (([], True), (["--api-keys-file", str(keys)], False)):
+        heads: list[bytes] = []
+        async with (
+            running(tmp_path, workers=0, router=router) as stack,
+            misbehaving(answer, heads=heads) as (url, _),
+        ):
+            await stack.add(url)
+            headers = {"Authorization": f"Bearer {KEY}"}
+            assert (await stack.complete([1], headers=headers))[0] == 200
+        (head,) = heads
+        assert (KEY.encode() in head) is reaches
