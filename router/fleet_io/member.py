@@ -89,6 +89,14 @@ class Member:
             self._tell_state("down", None)
             if broken:
                 await asyncio.sleep(self._context.terms.health_s)
+            elif self._replaceable(recognized):
+                self.upstream.abandon_silent()
+
+    def _replaceable(self, recognized: Recognized) -> bool:
+        """Whether others can answer what it was asked; else it is better to wait for it."""
+        others = (m for m in self._context.members.values() if m is not self and m.ready)
+        served = {name for m in others if m.recognized for name in m.recognized.facts.models}
+        return served.issuperset(recognized.facts.models)
 
     async def _follow(self, recognized: Recognized) -> bool:
         """Listen, probe and scrape until one of these finds it down; True where one broke.
@@ -120,6 +128,11 @@ class Member:
         if self.recognized is not None:
             self.recognized = with_thresholds(self.recognized, spec)
             self._tell_state(self._state, self.recognized)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it was told to be ready, for all its probes say."""
+        return self._state == "ready"
 
     def drain(self) -> None:
         """Send it nothing new; what runs there finishes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
@@ -175,3 +176,31 @@ async def test_thresholds_change_by_reload_without_losing_what_is_known(tmp_path
 
         await until(served, "the worker to be back")
         assert (await explained(other, [*PROMPT, 4]))["cached"] == len(PROMPT)
+
+
+async def test_what_a_frozen_worker_owes_is_answered_by_another_one(tmp_path: Path) -> None:
+    router = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
+    async with running(tmp_path, workers=2, router=[*router, "--policy", "round_robin"]) as stack:
+        frozen = stack.workers[0].process
+        frozen.send_signal(signal.SIGSTOP)
+        try:
+            answers = await asyncio.gather(*(stack.complete([n]) for n in range(6)))
+        finally:
+            frozen.send_signal(signal.SIGCONT)
+        assert [status for status, _ in answers] == [200] * 6
+        assert await stack.metric("warmroute_retries_total") >= 1
+        await stack.until_state(0, "ready")
+        await stack.assert_idle()
+
+
+async def test_a_frozen_worker_that_nobody_can_replace_is_waited_for(tmp_path: Path) -> None:
+    router = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
+    async with running(tmp_path, workers=1, router=router) as stack:
+        stack.workers[0].process.send_signal(signal.SIGSTOP)
+        asking = asyncio.create_task(stack.complete([1]))
+        try:
+            await stack.until_state(0, "down")
+        finally:
+            stack.workers[0].process.send_signal(signal.SIGCONT)
+        assert (await asking)[0] == 200
+        await stack.assert_idle()

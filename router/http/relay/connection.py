@@ -11,6 +11,11 @@ from typing import Protocol, cast
 class Receiver(Protocol):
     """What a connection tells the exchange that uses it."""
 
+    @property
+    def silent(self) -> bool:
+        """The client has seen nothing of the reply: another worker can take over."""
+        ...
+
     def feed(self, data: bytes) -> None:
         """Bytes came from the worker."""
         ...
@@ -62,6 +67,11 @@ class Connection(asyncio.Protocol):
         """Close at once, whatever is unsent or unread."""
         self._receiver = None
         self.transport.abort()
+
+    def abandon_silent(self) -> None:
+        """Close unless the client has seen a part of the reply; the exchange takes it as lost."""
+        if self._receiver is None or self._receiver.silent:
+            self.transport.abort()
 
     def pause(self) -> None:
         """Read no more from the worker until `resume`."""

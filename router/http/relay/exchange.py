@@ -117,6 +117,11 @@ class Exchange:
 
     # What the connection calls.
 
+    @property
+    def silent(self) -> bool:
+        """The client has seen nothing of the reply."""
+        return self._first_byte_s is None
+
     def feed(self, data: bytes) -> None:
         """Bytes of the reply came."""
         if self.ended:

@@ -99,6 +99,14 @@ class Upstream:
             assert outcome is not None  # only a connection that was used before can be stale
         return outcome
 
+    def abandon_silent(self) -> None:
+        """Give up every exchange whose client has seen nothing yet, for another worker to answer.
+
+        For a worker that does not answer its probes: its machine may be gone without a word.
+        """
+        for connection in tuple(self._open):
+            connection.abandon_silent()
+
     async def aclose(self) -> None:
         """Close every connection, also those in use, and take no more requests."""
         self._closed = True
