@@ -33,6 +33,7 @@ _DOWN_AFTER = 2  # health probes in a row that fail
 _SCRAPES_PER_S_MAX = 200.0  # of the whole fleet; a larger fleet is scraped less often
 
 State = Literal["ready", "draining", "down"]
+End = Literal["down", "anew", "broken"]
 WorkerFact = WorkerChange | LoadReport | KvEvents | ReplayEnd
 
 
@@ -84,10 +85,12 @@ class Member:
         while True:
             recognized = with_thresholds(await self._recognized(), self.spec)
             self._tell_state("draining" if self.draining else "ready", recognized)
-            broken = await self._follow(recognized)
+            end = await self._follow(recognized)
             log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.url, self.trouble)
             self._tell_state("down", None)
-            if broken:
+            if end == "anew":  # it serves, though not with the cache we knew
+                self._tell_state("draining" if self.draining else "ready", None)
+            elif end == "broken":
                 await asyncio.sleep(self._context.terms.health_s)
             elif self._replaceable(recognized):
                 self.upstream.abandon_silent()
@@ -98,29 +101,31 @@ class Member:
         served = {name for m in others if m.recognized for name in m.recognized.facts.models}
         return served.issuperset(recognized.facts.models)
 
-    async def _follow(self, recognized: Recognized) -> bool:
-        """Listen, probe and scrape until one of these finds it down; True where one broke.
+    async def _follow(self, recognized: Recognized) -> End:
+        """Listen, probe and scrape until one of these ends; says how.
 
         A defect in one must not end the worker's life here: it is told, and all begin again.
         """
-        tasks = [asyncio.create_task(self._until_down())]
+        tasks: list[asyncio.Task[End]] = [asyncio.create_task(self._until_down())]
         if recognized.reports_load:
             tasks.append(asyncio.create_task(self._scrape_loads()))
         if recognized.source is not None:
             self.feed = self._open_feed(recognized)
-            tasks.append(asyncio.create_task(self.feed.run()))
+            tasks.append(asyncio.create_task(_endless(self.feed)))
         try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ended = [task for task in tasks if task.done()]
         finally:
             self.feed = None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        broken = [error for task in ended if (error := task.exception()) is not None]
-        for error in broken:
-            log.error("worker %d: following it broke", self.worker_id, exc_info=error)
-            self.trouble = f"following it broke: {error!r}"
-        return bool(broken)
+        for task in ended:
+            if (error := task.exception()) is not None:
+                log.error("worker %d: following it broke", self.worker_id, exc_info=error)
+                self.trouble = f"following it broke: {error!r}"
+                return "broken"
+        return ended[0].result()  # the probes come first: they know best
 
     def respec(self, spec: WorkerSpec) -> None:
         """Take over other thresholds or another weight; all else of `spec` must be as it was."""
@@ -171,7 +176,7 @@ class Member:
             backlog_batches=context.terms.backlog_batches,
         )
 
-    async def _until_down(self) -> None:
+    async def _until_down(self) -> End:
         failures = 0
         while failures < _DOWN_AFTER:
             await asyncio.sleep(self._context.terms.health_s)
@@ -180,8 +185,9 @@ class Member:
             except (aiohttp.ClientError, TimeoutError) as error:
                 self.trouble = f"GET /health: {str(error) or type(error).__name__}"
                 if _refused(error):
-                    return
+                    return "down"
             failures = failures + 1 if self.trouble else 0
+        return "down"
 
     async def _complaint(self) -> str:
         """What is wrong by its own account; empty when nothing is."""
@@ -190,8 +196,8 @@ class Member:
         async with self._context.http.get(url, timeout=timeout, allow_redirects=False) as reply:
             return "" if reply.status < 500 else f"GET /health answered {reply.status}"
 
-    async def _scrape_loads(self) -> None:
-        """Tell the core its load; returns when the figures show that its engine began anew."""
+    async def _scrape_loads(self) -> End:
+        """Tell the core its load, until the figures show that its engine began anew or is gone."""
         context = self._context
         queried_tokens = 0
         timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
@@ -202,11 +208,11 @@ class Member:
                 log.debug("worker %d: no load report: %r", self.worker_id, error)
                 if _refused(error):
                     self.trouble = f"GET /metrics: {error}"
-                    return
+                    return "down"
             else:
                 if (load.prefix_query_tokens or 0) < queried_tokens:
                     self.trouble = "its engine was started anew: its counters went back"
-                    return
+                    return "anew"
                 queried_tokens = load.prefix_query_tokens or 0
                 capacity = load.kv_capacity_tokens
                 used = load.kv_usage * capacity if load.kv_usage is not None and capacity else None
@@ -225,6 +231,11 @@ class Member:
         self._state = state
         facts = None if recognized is None else recognized.facts
         self._context.tell(WorkerChange(self._context.clock(), self.worker_id, state, facts))
+
+
+async def _endless(feed: EventFeed) -> End:
+    await feed.run()
+    return "broken"
 
 
 def _refused(error: Exception) -> bool:

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 import zmq.asyncio
 
+from engine.wire import EngineLoad
 from policies.facts import WorkerChange, WorkerFacts
 from router.core.roster import TableFullError
 from router.events.feed import EventFeed, EventSource
@@ -216,3 +217,31 @@ async def test_a_reload_with_too_many_workers_says_which_were_left_out() -> None
         assert len(refused) == 1
         assert urls[2] in refused[0]
         assert "limits.workers" in refused[0]
+
+
+async def test_an_engine_that_began_anew_is_forgotten_without_a_moment_out_of_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As behind an address that several engines share: their counters differ at every look."""
+    counters = iter([5, 9, 3])
+    recognitions = 0
+    real = member_module.recognize
+
+    async def known(http: object, spec: WorkerSpec, timeout_s: float) -> Recognized:
+        nonlocal recognitions
+        recognitions += 1
+        one = await real(http, spec, timeout_s)  # type: ignore[arg-type]
+        return Recognized(one.kind, one.facts, None, reports_load=True)
+
+    async def load(http: object, url: str, timeout: object) -> EngineLoad:
+        return EngineLoad(running=0, waiting=0, prefix_query_tokens=next(counters, 3))
+
+    monkeypatch.setattr(member_module, "recognize", known)
+    monkeypatch.setattr(member_module, "scrape", load)
+    async with fleet() as one:
+        one.manager.add(parse_worker_spec(URL))
+        await until(lambda: recognitions == 2, "another recognition")
+        await until(lambda: len(one.states(0)) == 4, "its end")
+        assert one.states(0) == ["ready", "down", "ready", "ready"]
+        changes = [f for f in one.told if isinstance(f, WorkerChange)]
+        assert one.told.index(changes[2]) == one.told.index(changes[1]) + 1
