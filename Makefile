@@ -32,7 +32,7 @@ test: $(STAMP) ## all tests but the long ones
 	$(BIN)/python -m pytest -m "not full"
 
 test-all: $(STAMP) ## all tests, soaks and fuzzing at full length
-	$(BIN)/python -m pytest
+	TEST_EFFORT=20 $(BIN)/python -m pytest --timeout 1800
 
 check: $(STAMP) ## format, lint, types, arrows, tidy
 	$(BIN)/ruff format --check .

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.block_pool import BlockPool, Cleared, Removed, Stored
 from kvkernels import chain_hashes
+from tests.effort import EFFORT
 
 SIZE = 2
 BLOCKS = 9
@@ -161,4 +162,6 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(
+    max_examples=400 * EFFORT, stateful_step_count=40, deadline=None
+)

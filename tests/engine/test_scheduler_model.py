@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.block_pool import Removed, Stored
 from engine.scheduler import Reason, Request, SchedulerSettings, State, Step
+from tests.effort import EFFORT
 from tests.engine.scheduling import SIZE, Driver, make, next_token, request
 
 LIMITS = {
@@ -138,7 +139,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(
+    max_examples=150 * EFFORT, stateful_step_count=40, deadline=None
+)
 
 
 def test_the_limits_are_ones_that_bite():

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from kvkernels import PrefixIndex, twins
+from tests.effort import EFFORT
 
 # Multiples of the inverse of the table's multiplier all want the first or, counted down, the
 # last slots: clusters, which deletion must shift back, across the table's end as well.
@@ -116,8 +117,12 @@ class AtTheBound(RuleBasedStateMachine):
         assert len(self.native) == known
 
 
-SameHistory.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-AtTheBound.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+SameHistory.TestCase.settings = settings(
+    max_examples=60 * EFFORT, stateful_step_count=30, deadline=None
+)
+AtTheBound.TestCase.settings = settings(
+    max_examples=60 * EFFORT, stateful_step_count=30, deadline=None
+)
 TestSameHistory = SameHistory.TestCase
 TestAtTheBound = AtTheBound.TestCase
 

@@ -13,6 +13,7 @@ from policies import POLICIES
 from policies.contract import FleetView
 from policies.load import load
 from policies.pick import pick
+from tests.effort import EFFORT
 from tests.policies.fleet import fleet_of, request_of
 
 SYMMETRIC = [name for name in POLICIES if name not in ("round_robin", "power_of_two")]
@@ -61,7 +62,7 @@ def columns_of(fleet: FleetView) -> dict[str, np.ndarray]:
 
 
 @every_policy
-@settings(max_examples=40)
+@settings(max_examples=40 * EFFORT)
 @given(request=requests, fleet=fleets())
 def test_same_view_same_costs_of_the_right_kind_and_nothing_is_touched(name, request, fleet):
     policy = load(name)
@@ -83,7 +84,7 @@ def test_same_view_same_costs_of_the_right_kind_and_nothing_is_touched(name, req
 
 
 @pytest.mark.parametrize("name", SYMMETRIC)
-@settings(max_examples=40)
+@settings(max_examples=40 * EFFORT)
 @given(request=requests, fleet=fleets(), seed=st.integers(0, 2**32 - 1))
 def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
     order = np.random.default_rng(seed).permutation(len(fleet))
@@ -95,7 +96,7 @@ def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
 
 @every_policy
 @given(request=requests, fleet=fleets(rows_max=1))
-@settings(max_examples=20)
+@settings(max_examples=20 * EFFORT)
 def test_a_pool_of_one_is_always_chosen(name, request, fleet):
     assert pick(load(name).costs(request, fleet, None), request.draw) == 0
 

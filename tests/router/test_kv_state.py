@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from policies.facts import Cleared, ReplayEnd, WorkerChange
 from router.core.actions import Resync
+from tests.effort import EFFORT
 from tests.router.core_world import World, removed, stored
 
 
@@ -138,7 +139,7 @@ _history = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * EFFORT, deadline=None)
 @given(history=_history, lost=st.sets(st.integers(0, 29)))
 def test_whatever_is_lost_a_replay_makes_it_exact(history, lost) -> None:
     """Publish a random history, lose some batches, replay: membership equals the truth."""
