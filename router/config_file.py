@@ -29,10 +29,17 @@ class Given:
 
     value: Any
     source: str  # "file:line", "flag --port", "WARMROUTE_PORT" or "default"
+    item_sources: tuple[str, ...] = ()  # of a file's list: where each of its items begins
+
+    def source_of(self, item: int) -> str:
+        """Where item number `item` of a list was given."""
+        return self.item_sources[item] if item < len(self.item_sources) else self.source
 
 
 def read_file(path: Path) -> dict[str, Given]:
-    """Key path -> what the file gives for it; keys are not checked here, except for repetition.
+    """Key path -> what the file gives for it, in the file's order.
+
+    Keys are not checked here, except for repetition.
 
     Sections are opened one level deep, nothing else is walked: an alias cannot blow up.
     Raises ConfigError for a file that cannot be read, is too large, or is not YAML of that shape.
@@ -100,7 +107,9 @@ class _Walk:
             except ValueError as error:  # such as a date in a thirteenth month
                 self._problems.append(f"{self._place(key_node)}: {prefix}{name}: {error}")
                 continue
-            self._found[f"{prefix}{name}"] = Given(value, self._place(key_node))
+            items = value_node.value if isinstance(value_node, yaml.SequenceNode) else ()
+            places = tuple(self._place(item) for item in items)
+            self._found[f"{prefix}{name}"] = Given(value, self._place(key_node), places)
 
     def _place(self, node: yaml.Node) -> str:
         return f"{self._path}:{node.start_mark.line + 1}"

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from router.config import Config
+from router.json_words import json_words
 
 PREFIX = "WARMROUTE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
@@ -52,15 +53,16 @@ class Key:
         return self.default is None
 
     def read(self, value: object) -> Any:
-        """`value`, of a file or as text, in the key's type. Raises ValueError."""
+        """`value`, of a file or as text, in the key's type. Raises ValueError with the range."""
         if self.is_optional and isinstance(value, str) and value.lower() in ("none", "null"):
             return None
         try:
             read = msgspec.convert(value, self.kind, strict=False)
         except (msgspec.ValidationError, OverflowError) as error:
-            raise ValueError(str(error).removesuffix(" - at `$`")) from error
+            what = str(error).removesuffix(" - at `$`")
+            raise ValueError(f"{json_words(what)}; allowed: {self.allowed}") from error
         if isinstance(read, float) and not isfinite(read):
-            raise ValueError(f"{read} is not a finite number")
+            raise ValueError(f"{read} is not a finite number; allowed: {self.allowed}")
         return read
 
 

@@ -15,7 +15,7 @@ import msgspec
 from router.config import Config
 from router.config_file import SECTIONS, ConfigError, Given, read_file
 from router.config_keys import FILE_VARIABLE, PREFIX, Key, keys_of, value_at
-from router.config_rules import FIXED, check_together, check_value
+from router.config_rules import FIXED, BadItemsError, check_together, check_value
 
 # Kubernetes gives every container such variables for a service called "warmroute".
 _SERVICE_LINK = re.compile(r"WARMROUTE_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
@@ -41,19 +41,16 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
     problems: list[str] = []
     given = {path: Given(key.default, "default") for path, key in keys.items()}
     from_file = read_file(Path(file)) if file else {}
-    for path, one in from_file.items():
-        if path not in keys:
-            problems.append(f"{one.source}: {_unknown(path, keys)}")
-    given |= {path: one for path, one in from_file.items() if path in keys}
-    given |= _from_environment(keys, environ, problems)
-    given |= _from_flags(keys, args)
-    values: dict[str, Any] = {}
-    for path, one in given.items():
-        try:
-            values[path] = _value_of(keys[path], one)
-        except ValueError as error:
-            allowed = keys[path].allowed
-            problems.append(f"{one.source}: {path}: {error}; allowed: {allowed}")
+    layers = (from_file, _from_environment(keys, environ), _from_flags(keys, args))
+    for layer in layers:
+        given |= {path: one for path, one in layer.items() if path in keys}
+    values = {path: one.value for path, one in given.items()}
+    for layer in layers:
+        for path, one in layer.items():
+            if path not in keys:
+                problems.append(f"{one.source}: {_unknown(path, one.source, keys)}")
+            elif given[path] is one:  # not what a nearer layer replaces
+                values[path] = _checked(keys[path], one, problems)
     if problems:
         raise ConfigError(problems)
     config = _assemble(values)
@@ -69,18 +66,22 @@ def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:
     return applied, {path: FIXED[path] for path in changed if path in FIXED}
 
 
-def _value_of(key: Key, given: Given) -> Any:
-    if given.source == "default":
-        return given.value
-    value = given.value
-    if key.is_list and not isinstance(value, (list, tuple)):
-        raise ValueError(f"must be a list, got {type(value).__name__}")
-    return check_value(key, value)
+def _checked(key: Key, given: Given, problems: list[str]) -> Any:
+    """The value in the key's type; None when it cannot be used, which `problems` then tells."""
+    try:
+        if key.is_list and not isinstance(given.value, (list, tuple)):
+            raise ValueError(f"must be a list, got {type(given.value).__name__}")
+        return check_value(key, given.value)
+    except BadItemsError as error:
+        for item, text in error.problems.items():
+            problems.append(f"{given.source_of(item)}: {key.path}[{item}]: {text}")
+    except ValueError as error:
+        problems.append(f"{given.source}: {key.path}: {error}")
+    return None
 
 
-def _from_environment(
-    keys: Mapping[str, Key], environ: Mapping[str, str], problems: list[str]
-) -> dict[str, Given]:
+def _from_environment(keys: Mapping[str, Key], environ: Mapping[str, str]) -> dict[str, Given]:
+    """Key path -> what a variable gives for it; one of no key stands under its own name."""
     by_variable = {key.variable: key for key in keys.values()}
     found: dict[str, Given] = {}
     for variable, text in environ.items():
@@ -88,11 +89,9 @@ def _from_environment(
             continue
         key = by_variable.get(variable)
         if key is None:
-            close = difflib.get_close_matches(variable, by_variable, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            problems.append(f"{variable}: no such key{hint}")
-            continue
-        found[key.path] = Given(text.split() if key.is_list else text, variable)
+            found[variable] = Given(text, variable)
+        else:
+            found[key.path] = Given(text.split() if key.is_list else text, variable)
     return found
 
 
@@ -118,13 +117,26 @@ def _is_link(variable: str, text: str) -> bool:
     return _SERVICE_LINK.fullmatch(variable) is not None
 
 
-def _unknown(path: str, keys: Mapping[str, Key]) -> str:
-    close = difflib.get_close_matches(path, keys, n=1)
-    if not close:  # right name, wrong section
-        name = path.rpartition(".")[2]
-        close = [other for other in keys if other.rpartition(".")[2] == name]
-    hint = f"; did you mean {close[0]}?" if close else f"; keys: {', '.join(keys)}"
-    return f"unknown key {path}{hint}"
+def _unknown(path: str, source: str, keys: Mapping[str, Key]) -> str:
+    if path == source:  # a variable
+        close = difflib.get_close_matches(path, [key.variable for key in keys.values()], n=1)
+        return f"no such key; did you mean {close[0]}?" if close else "no such key"
+    section, _, name = path.rpartition(".")
+    known = {other.rpartition(".")[2]: other for other in keys}
+    siblings = {other.rpartition(".")[2]: other for other in keys if _section(other) == section}
+    if not section:
+        siblings |= {name: name for name in sorted(SECTIONS)}
+    for names in (siblings, known):
+        # The right name in another section is nearer than a similar one in this.
+        near = [name] if name in known else difflib.get_close_matches(name, names, n=1)
+        if near:
+            return f"unknown key {path}; did you mean {(known | names)[near[0]]}?"
+    of_section = f" of {section}" if section in SECTIONS else ""
+    return f"unknown key {path}; keys{of_section}: {', '.join(siblings)}"
+
+
+def _section(path: str) -> str:
+    return path.rpartition(".")[0]
 
 
 def effective_yaml(loaded: Loaded) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from policies.load import load
 from router.config import Config
 from router.config_keys import Key
-from router.worker_spec import WorkerSpecError, parse_worker_spec, worker_spec_of
+from router.worker_spec import WorkerSpecError, worker_spec_of
 
 _BOUND = "the socket is bound at start; restart the router"
 _SIZED = "sized at start; restart the router"
@@ -49,19 +50,29 @@ FIXED = MappingProxyType(
 )
 
 
+Item = TypeVar("Item")
+
+
+class BadItemsError(ValueError):
+    """Items of a list that cannot be used; `problems` has one for each, by the item's number."""
+
+    def __init__(self, problems: dict[int, str]) -> None:
+        super().__init__("; ".join(f"[{number}]: {text}" for number, text in problems.items()))
+        self.problems = problems
+
+
 def check_value(key: Key, value: Any) -> Any:
-    """The value in the key's type, checked by its range and by its own rule. Raises ValueError."""
+    """The value in the key's type, checked by its range and by its own rule.
+
+    Raises ValueError that says what is allowed; for items of a list, BadItemsError.
+    """
     if key.path == "workers":
         return _workers(value)
     read = key.read(value)
     if key.path == "policy":
         load(read)
     elif key.path == "trusted_peers":
-        for number, peer in enumerate(read):
-            try:
-                ip_network(peer)
-            except ValueError as error:
-                raise ValueError(f"[{number}]: {error}; a CIDR such as 10.0.0.0/8") from error
+        _each(read, _check_peer)
     elif key.path in ("session_header", "tenant_header") and read.startswith("x-warmroute-"):
         raise ValueError("x-warmroute-... is the router's own")
     elif key.path == "tokenizer" and read is not None:
@@ -80,12 +91,6 @@ def check_together(config: Config) -> list[str]:
     if len(config.workers) > config.limits.workers:
         count = len(config.workers)
         problems.append(f"workers: {count} given, limits.workers is {config.limits.workers}")
-    seen: set[str] = set()
-    for number, text in enumerate(config.workers):
-        url = parse_worker_spec(text).url
-        if url in seen:
-            problems.append(f"workers[{number}]: {url} is given twice")
-        seen.add(url)
     if config.session_header == config.tenant_header:
         problems.append(f"session_header and tenant_header are both {config.session_header}")
     return problems
@@ -93,10 +98,34 @@ def check_together(config: Config) -> list[str]:
 
 def _workers(value: Any) -> tuple[str, ...]:
     """Canonical texts of the workers given."""
-    texts = []
-    for number, one in enumerate(value):
+    seen: set[str] = set()
+
+    def text_of(one: object) -> str:
+        spec = worker_spec_of(one)
+        if spec.url in seen:
+            raise WorkerSpecError(f"{spec.url} is given twice")
+        seen.add(spec.url)
+        return str(spec)
+
+    return _each(value, text_of)
+
+
+def _check_peer(peer: str) -> None:
+    try:
+        ip_network(peer)
+    except ValueError as error:
+        raise ValueError(f"{error}; give a CIDR such as 10.0.0.0/8") from error
+
+
+def _each(items: Iterable[Any], check: Callable[[Any], Item]) -> tuple[Item, ...]:
+    """`check` of every item. Raises BadItemsError for all those that it refuses."""
+    checked: list[Item] = []
+    problems: dict[int, str] = {}
+    for number, item in enumerate(items):
         try:
-            texts.append(str(worker_spec_of(one)))
-        except WorkerSpecError as error:
-            raise ValueError(f"[{number}]: {error}") from error
-    return tuple(texts)
+            checked.append(check(item))
+        except ValueError as error:
+            problems[number] = str(error)
+    if problems:
+        raise BadItemsError(problems)
+    return tuple(checked)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from router.http.errors import ClientError
+from router.json_words import json_words
 
 Tokens = npt.NDArray[np.int32]
 Message = dict[str, Any]
@@ -205,7 +206,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
         where = (path + inner).lstrip(".") or None
         what = found["what"] if found else str(error)
         at = f"`{where}`" if where else "the body"
-        raise _refused(f"{at}: {what[:1].lower()}{what[1:]}", where, "invalid_type") from error
+        raise _refused(f"{at}: {json_words(what)}", where, "invalid_type") from error
     except msgspec.DecodeError as error:
         raise _refused(_malformed(str(error), data, path), path or None, "invalid_json") from error
     except UnicodeDecodeError as error:

@@ -121,15 +121,20 @@ def test_an_empty_file_is_the_defaults(text, tmp_path):
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        ("port: 70000", "router.yaml:1: port: Expected `int` <= 65535; allowed: 0..65535"),
-        ("seed: 1\nport: high", "router.yaml:2: port: Expected `int`, got `str`; allowed"),
-        ("port: true", "port: Expected `int`"),
-        ("port:", "port: Expected `int`"),
-        ("port: [1]", "port: Expected `int`"),
+        ("port: 70000", "router.yaml:1: port: expected integer <= 65535; allowed: 0..65535"),
+        ("seed: 1\nport: high", "router.yaml:2: port: expected integer, got string; allowed"),
+        ("port: true", "port: expected integer"),
+        ("port:", "port: expected integer, got null"),
+        ("port: [1]", "port: expected integer, got array"),
         ("prot: 1", "router.yaml:1: unknown key prot; did you mean port?"),
         ("hold_s: 1", "unknown key hold_s; did you mean limits.hold_s?"),
         ("limits:\n  body_byte: 1", "router.yaml:2: unknown key limits.body_byte; did you"),
         ("zzz: 1", "keys: host, port"),
+        ("wokers: []", "unknown key wokers; did you mean workers?"),
+        ("ejection:\n  failure: 1", "key ejection.failure; did you mean ejection.failures?"),
+        ("ejection:\n  hold: 1", "key ejection.hold; did you mean limits.hold_s?"),
+        ("limts:\n  hold_s: 1", "router.yaml:1: unknown key limts; did you mean limits?"),
+        ("ejection:\n  zzz: 1", "unknown key ejection.zzz; keys of ejection: failures, recover_s"),
         ("port: 1\nport: 2", "router.yaml:2: port is given twice"),
         ("limits: 5", "limits must be a mapping"),
         ("- port", "the file must be a mapping"),
@@ -148,7 +153,7 @@ def test_an_empty_file_is_the_defaults(text, tmp_path):
         ("policy: hybird", "policy: no policy 'hybird' (did you mean hybrid?)"),
         ("policy: hybrid?load=1", "has no parameter 'load'; valid: load_factor"),
         ("workers: http://h:1", "workers: must be a list, got str"),
-        ("workers: [http://h:1, h]", "workers: [1]: 'h' is not of the form"),
+        ("workers: [http://h:1, h]", "workers[1]: 'h' is not of the form"),
         ("workers: [{url: 'http://h:1', kin: vllm}]", "did you mean kind?"),
         ("workers: [http://h:1, http://h:1/]", "workers[1]: http://h:1 is given twice"),
         ("limits: {workers: 1}\nworkers: [http://h:1, http://h:2]", "limits.workers is 1"),
@@ -156,11 +161,11 @@ def test_an_empty_file_is_the_defaults(text, tmp_path):
         ("tenant_header: x-session-id", "session_header and tenant_header"),
         ("session_header: X Session", "allowed: small letters"),
         ("session_header: x-warmroute-internal-a", "the router's own"),
-        ("trusted_peers: [10.0.0.1/8]", "trusted_peers: [0]"),
-        ("trusted_peers: [here]", "trusted_peers: [0]"),
+        ("trusted_peers: [10.0.0.1/8]", "trusted_peers[0]: "),
+        ("trusted_peers: [here]", "trusted_peers[0]: "),
         ("tokenizer: /no/such/folder", "tokenizer.json"),
         ("api_keys_file: /no/such/file", "is not a file"),
-        ("host: ''", "host: Expected `str` of length >= 1"),
+        ("host: ''", "host: expected string of length >= 1"),
     ],
 )
 def test_a_bad_file_is_refused_with_place_and_help(file, says, tmp_path):
@@ -172,8 +177,32 @@ def test_all_problems_are_told_at_once(tmp_path):
         "--seed", "-1", file="port: 99999\nfoo: 1", env={"WARMROUTE_PROT": "1"}, tmp_path=tmp_path
     )
     assert len(told.splitlines()) == 4
-    assert "flag --seed: seed: Expected `int` >= 0; allowed: 0.." in told
+    assert "flag --seed: seed: expected integer >= 0; allowed: 0.." in told
     assert "WARMROUTE_PROT: no such key; did you mean WARMROUTE_PORT?" in told
+
+
+def test_every_bad_item_is_told_at_its_own_line_and_in_the_files_order(tmp_path):
+    file = (
+        "zzz: 1\nseed: -1\nlimits:\n  hold_s: x\nworkers:\n"
+        f"  - {WORKER},max_kv_fraction=90\n  - {WORKER}\n  - url: htp://x\n    weight: 1\n"
+        f"  - {WORKER}\nport: high\n"
+    )
+    told = problems_of(file=file, env={"WARMROUTE_EXPLAIN": "?"}, tmp_path=tmp_path).splitlines()
+    places = [line.removeprefix(str(tmp_path)).split(" ")[0] for line in told]
+    lines = [1, 2, 4, 6, 8, 10, 11]
+    assert places == [*(f"/router.yaml:{n}:" for n in lines), "WARMROUTE_EXPLAIN:"]
+    assert told[3].endswith(":6: workers[0]: max_kv_fraction is 90; allowed: (0, 1]")
+    assert "workers[2]: 'htp://x' is not of the form" in told[4]
+    assert told[5].endswith(f"workers[3]: {WORKER} is given twice")
+    assert all(line.count("allowed:") <= 1 for line in told)
+
+
+def test_bad_items_of_flags_are_told_with_the_flag():
+    told = problems_of("--worker", "htp://x", "--worker", WORKER, "--worker", "y").splitlines()
+    assert [line.split("'")[0] for line in told] == [
+        "flag --worker: workers[0]: ",
+        "flag --worker: workers[2]: ",
+    ]
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

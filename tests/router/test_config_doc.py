@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from router.cli import main
 from router.config_doc import with_table
 from router.config_keys import keys_of
 from router.config_rules import check_value
@@ -41,3 +42,14 @@ def test_the_example_can_be_used():
 def test_a_page_without_marks_is_refused():
     with pytest.raises(ValueError, match="marks"):
         with_table("nothing")
+
+
+def test_the_example_of_complaints_is_what_the_check_says(tmp_path, capsys, monkeypatch):
+    file = ["seed: 1", "", "hold_s: 30", "", "workers:", "  - http://10.0.0.11:8000"]
+    file += ["  - http://10.0.0.12:8000,max_kv_fraction=90"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WARMROUTE_PORT", "high")
+    Path("router.yaml").write_text("\n".join(file), encoding="utf-8")
+    assert main(["config", "--check", "router.yaml"]) == 2
+    told = re.findall(r"^    (error: .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert capsys.readouterr().err.splitlines() == told
