@@ -123,6 +123,11 @@ def _find(name: str) -> Any:
         target = name
     if target is None:
         found = [e.value for e in entry_points(group=ENTRY_POINTS) if e.name == name]
+        if not found and "." in name:
+            raise PolicyError(
+                f"policy {name}: `:attr` is missing; name a class or function of the module, "
+                f"as in {name}:MyPolicy"
+            )
         if not found:
             close = difflib.get_close_matches(name, names(), n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
@@ -133,6 +138,11 @@ def _find(name: str) -> Any:
     module_name, _, attr_name = target.partition(":")
     try:
         attr = getattr(importlib.import_module(module_name), attr_name)
+    except ModuleNotFoundError as error:
+        raise PolicyError(
+            f"policy {name}: cannot import {target}: {error}; install it, or name the folder it "
+            "is in by PYTHONPATH"
+        ) from error
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise PolicyError(f"policy {name}: cannot import {target}: {error}") from error
     if inspect.isclass(attr) and callable(getattr(attr, "costs", None)):

@@ -152,6 +152,8 @@ def test_an_empty_file_is_the_defaults(text, tmp_path):
         ("explain: maybe", "allowed: true, false"),
         ("policy: hybird", "policy: no policy 'hybird' (did you mean hybrid?)"),
         ("policy: hybrid?load=1", "has no parameter 'load'; valid: load_factor"),
+        ("policy: my_pkg.my_module:MyPolicy", "'my_pkg'; install it, or name the folder it"),
+        ("policy: my_pkg.my_module", "policy my_pkg.my_module: `:attr` is missing; name a class"),
         ("workers: http://h:1", "workers: must be a list, got str"),
         ("workers: [http://h:1, h]", "workers[1]: 'h' is not of the form"),
         ("workers: [{url: 'http://h:1', kin: vllm}]", "did you mean kind?"),
@@ -195,6 +197,10 @@ def test_every_bad_item_is_told_at_its_own_line_and_in_the_files_order(tmp_path)
     assert "workers[2]: 'htp://x' is not of the form" in told[4]
     assert told[5].endswith(f"workers[3]: {WORKER} is given twice")
     assert all(line.count("allowed:") <= 1 for line in told)
+
+
+def test_a_policys_complaint_says_nothing_of_text():
+    assert "allowed: text" not in problems_of("--policy", "hybird")
 
 
 def test_bad_items_of_flags_are_told_with_the_flag():
