@@ -14,6 +14,8 @@ from router.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
+_RELOAD = "configuration reload"
+
 
 class DuplicateWorkerError(Exception):
     """The URL is in the fleet already."""
@@ -39,8 +41,11 @@ class FleetManager:
         """The router's clock."""
         return self._context.clock()
 
-    def add(self, spec: WorkerSpec) -> Member:
-        """Begin to follow a worker. Raises DuplicateWorkerError or TableFullError."""
+    def add(self, spec: WorkerSpec, by: str = "configuration") -> Member:
+        """Begin to follow a worker; `by` says in the log who asked for it.
+
+        Raises DuplicateWorkerError or TableFullError.
+        """
         for member in self.members.values():
             if member.spec.url == spec.url and not member.leaving:
                 raise DuplicateWorkerError(f"{spec.url} is worker {member.worker_id} already")
@@ -52,18 +57,24 @@ class FleetManager:
         task = asyncio.create_task(member.run(), name=f"worker {member.worker_id}")
         task.add_done_callback(_shout)
         self._tasks[member.worker_id] = task
+        log.info("worker %d (%s) added, by %s", member.worker_id, spec.url, by)
         return member
 
-    def leave(self, member: Member) -> None:
-        """Drain it, and remove it once idle (`sweep`)."""
+    def leave(self, member: Member, by: str) -> None:
+        """Drain it, and remove it once idle (`sweep`); `by` says in the log who asked for it."""
         member.leaving = True
-        member.drain()
+        member.drain(f"{by}, to be removed when idle")
 
-    async def remove(self, member: Member) -> None:
+    async def remove(self, member: Member, how: str) -> None:
         """Remove it now: what runs there is cut off and retried elsewhere where possible.
 
-        Cancelling this stops the waiting only; the removal goes on.
+        `how` goes to the log. Cancelling this stops the waiting only; the removal goes on.
         """
+        if member.worker_id in self._tasks:
+            log.info("worker %d (%s) removed, %s", member.worker_id, member.spec.url, how)
+        await self._part_from(member)
+
+    async def _part_from(self, member: Member) -> None:
         task = self._tasks.pop(member.worker_id, None)
         if task is None:
             return
@@ -79,7 +90,7 @@ class FleetManager:
         """Remove those that are leaving and have nothing left to do. Called on every tick."""
         for member in list(self.members.values()):
             if member.leaving and requests_of(member.worker_id) == 0:
-                removal = asyncio.create_task(self.remove(member))
+                removal = asyncio.create_task(self.remove(member, "idle"))
                 self._closing.add(removal)
                 removal.add_done_callback(self._closing.discard)
 
@@ -95,7 +106,7 @@ class FleetManager:
                 continue
             spec = wanted.get(member.spec.url)
             if spec is None or not _same_but_thresholds(spec, member.spec):
-                self.leave(member)
+                self.leave(member, _RELOAD)
                 continue
             del wanted[spec.url]
             if spec != member.spec:
@@ -103,7 +114,7 @@ class FleetManager:
         refused = []
         for spec in wanted.values():
             try:
-                self.add(spec)
+                self.add(spec, _RELOAD)
             except TableFullError as error:
                 refused.append(f"worker {spec.url}: {error}")
         return refused
@@ -111,7 +122,7 @@ class FleetManager:
     async def aclose(self) -> None:
         """Stop following everybody."""
         for member in list(self.members.values()):
-            await self.remove(member)
+            await self._part_from(member)
         if self._closing:
             await asyncio.wait(set(self._closing))
 

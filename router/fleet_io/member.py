@@ -139,8 +139,9 @@ class Member:
         """Whether it was told to be ready, for all its probes say."""
         return self._state == "ready"
 
-    def drain(self) -> None:
-        """Send it nothing new; what runs there finishes."""
+    def drain(self, by: str) -> None:
+        """Send it nothing new; what runs there finishes. `by` says in the log who asked for it."""
+        log.info("worker %d (%s) is draining, by %s", self.worker_id, self.spec.url, by)
         self.draining = True
         if self._state == "ready":
             self._tell_state("draining", None)
@@ -149,17 +150,29 @@ class Member:
         terms = self._context.terms
         while True:
             try:
-                self.recognized = await recognize(self._context.http, self.spec, terms.probe_s)
+                recognized = await recognize(self._context.http, self.spec, terms.probe_s)
             except (UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError) as error:
                 trouble = str(error) or type(error).__name__
                 if trouble != self.trouble:
-                    log.info("worker %d (%s): %s", self.worker_id, self.spec.url, trouble)
+                    log.info(
+                        "worker %d (%s) is not recognized: %s",
+                        self.worker_id,
+                        self.spec.url,
+                        trouble,
+                    )
                 self.trouble = trouble
                 await asyncio.sleep(terms.health_s)
             else:
+                self._announce(recognized)
+                self.recognized = recognized
                 self.trouble = ""
-                log.info("worker %d (%s): %s", self.worker_id, self.spec.url, self.recognized)
-                return self.recognized
+                return recognized
+
+    def _announce(self, recognized: Recognized) -> None:
+        back = "worker %d (%s) is back: %s"
+        joined = "worker %d (%s) joined: %s"
+        line = joined if self.recognized is None else back
+        log.info(line, self.worker_id, self.spec.url, recognized)
 
     def _open_feed(self, recognized: Recognized) -> EventFeed:
         assert recognized.source is not None

@@ -27,6 +27,7 @@ MAX_METRICS_BYTES = 4 << 20
 MAX_MODELS = 1_024
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
 DEFAULT_BLOCK_SIZE = 16  # vLLM's, where a worker does not say
+_SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 100  # in a line of the log
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
 _ENDPOINT = re.compile(r"tcp://[^\s/:]+:\d{1,5}|tcp://\[[0-9a-fA-F:.%]+\]:\d{1,5}|ipc://\S{1,100}")
 
@@ -43,6 +44,19 @@ class Recognized:
     facts: WorkerFacts
     source: EventSource | None  # where its events are; None: it has none
     reports_load: bool
+
+    def __str__(self) -> str:
+        """One line for people."""
+        facts = self.facts
+        shown = [repr(name)[1:-1][:_SHOWN_CHARACTERS] for name in facts.models[:_SHOWN_MODELS]]
+        if more := len(facts.models) - len(shown):
+            shown.append(f"{more} more")
+        capacity = facts.kv_capacity_tokens
+        tokens = "unknown" if math.isnan(capacity) else f"{capacity:.0f}"
+        return (
+            f"kind {self.kind}, models {' '.join(shown)}, block size {facts.block_size}, "
+            f"KV tokens {tokens}, events {'yes' if facts.has_events else 'no'}"
+        )
 
 
 class _Model(msgspec.Struct):

@@ -21,6 +21,7 @@ from router.switchboard import Switchboard
 from router.worker_spec import WorkerSpecError, worker_spec_of
 
 _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
+_REQUEST = "admin request"  # who asked for a change, in the log
 
 
 class AdminApi:
@@ -69,7 +70,7 @@ class AdminApi:
         """Begin to follow a worker: a JSON string `URL,key=value...` or an object of the keys."""
         wanted = await _json_of(request)
         try:
-            member = self._fleet.add(worker_spec_of(wanted))
+            member = self._fleet.add(worker_spec_of(wanted), _REQUEST)
         except WorkerSpecError as error:
             raise ClientError(400, str(error), code="bad_worker") from error
         except (DuplicateWorkerError, TableFullError) as error:
@@ -79,7 +80,7 @@ class AdminApi:
     async def drain_worker(self, request: web.Request) -> web.StreamResponse:
         """Send it nothing new; what runs there finishes."""
         member = self._member(request)
-        member.drain()
+        member.drain(_REQUEST)
         return json_response(self._shown(member))
 
     async def remove_worker(self, request: web.Request) -> web.StreamResponse:
@@ -89,9 +90,9 @@ class AdminApi:
         if force not in ("true", "false"):
             raise ClientError(400, "`force` must be true or false", "force")
         if force == "true":
-            await self._fleet.remove(member)
+            await self._fleet.remove(member, f"forced by {_REQUEST}")
             return json_response({"id": member.worker_id, "state": "gone"})
-        self._fleet.leave(member)
+        self._fleet.leave(member, _REQUEST)
         return json_response(self._shown(member), status=202)
 
     async def latest_decisions(self, request: web.Request) -> web.StreamResponse:
@@ -142,16 +143,20 @@ class AdminApi:
         return member
 
     def _shown(self, member: Member) -> dict[str, Any]:
-        core = self._switchboard.core
+        core, spec = self._switchboard.core, member.spec
         worker = core.workers.get(member.worker_id)
         now_s = self._switchboard.clock()
         shown: dict[str, Any] = {
             "id": member.worker_id,
-            "url": member.spec.url,
+            "url": spec.url,
             "state": "joining" if worker is None else worker.shown_state(now_s),
             "leaving": member.leaving,
             "trouble": member.trouble or None,
             "open_connections": member.upstream.open_connections,
+            "max_requests": spec.max_requests,
+            "max_queued_tokens": spec.max_queued_tokens,
+            "max_kv_fraction": spec.max_kv_fraction,
+            "weight": spec.weight,
         }
         if worker is None or member.recognized is None:
             return shown
@@ -210,7 +215,22 @@ async def _json_of(request: web.Request) -> Any:
     """The body as JSON. A page in a browser cannot send this content type across origins."""
     if request.content_type != "application/json":
         raise ClientError(415, "send Content-Type: application/json")
+    body = await request.read()
     try:
-        return msgspec.json.decode(await request.read())
+        return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ClientError(400, f"the body is not JSON: {error}") from error
+        quoted = _quoted(body) or '"http://127.0.0.1:8003"'
+        raise ClientError(
+            400,
+            f"the body is not JSON: {error}; a worker's text stands in double quotes, as in "
+            f"{quoted} (for curl: -d '{quoted}')",
+            code="invalid_json",
+        ) from error
+
+
+def _quoted(body: bytes) -> str | None:
+    """A worker's bare text as JSON; None where it is none, and so not to be repeated."""
+    try:
+        return msgspec.json.encode(str(worker_spec_of(body.decode()))).decode()
+    except ValueError:
+        return None

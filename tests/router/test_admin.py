@@ -105,6 +105,28 @@ async def test_bad_input_is_told_from_good(method, path, body, status, says) -> 
         assert says in answer["error"]["message"]
 
 
+async def test_what_a_worker_was_given_is_shown() -> None:
+    async with admin() as one:
+        await one.join({"url": URL, "max_requests": 3, "max_kv_fraction": 0.5})
+        keys = ("max_requests", "max_queued_tokens", "max_kv_fraction", "weight")
+        _, row = await one.ask("GET", "/workers/0")
+        assert [row[key] for key in keys] == [3, None, 0.5, 1]
+
+
+async def test_a_bare_address_is_answered_with_the_form_to_send() -> None:
+    async with admin() as one:
+        as_json = {"Content-Type": "application/json"}
+        for data, form in (
+            (f"{URL},weight=2", f'"{URL},weight=2"'),
+            ("http://me:secret@h", '"http://127.0.0.1:8003"'),
+        ):
+            status, answer = await one.ask("POST", "/workers", data=data, headers=as_json)
+            assert status == 400
+            assert f"as in {form} (for curl: -d '{form}')" in answer["error"]["message"]
+            assert "secret" not in answer["error"]["message"]
+        assert (await one.ask("POST", "/workers", data=f'"{URL}"', headers=as_json))[0] == 201
+
+
 async def test_what_is_no_json_or_not_said_to_be_is_refused() -> None:
     async with admin() as one:
         as_json = {"Content-Type": "application/json"}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -24,6 +26,7 @@ from router.http.relay.reply import RelayLimits
 from router.worker_spec import WorkerSpec, parse_worker_spec
 
 DEADLINE_S = 10.0
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 URL = "http://127.0.0.1:9"
 
 
@@ -146,13 +149,13 @@ async def test_a_removal_goes_on_when_nobody_waits_for_it() -> None:
     async with fleet() as one:
         member = one.manager.add(parse_worker_spec(URL))
         await one.until_state(0, "ready")
-        waiting = asyncio.create_task(one.manager.remove(member))
+        waiting = asyncio.create_task(one.manager.remove(member, "forced"))
         await asyncio.sleep(0)
         waiting.cancel()  # the client that asked for it left
         await asyncio.wait([waiting])
         await until(lambda: member.upstream._closed, "its connections to be closed")
         assert one.states(0)[-1] == "gone"
-        await one.manager.remove(member)  # a second time: nothing left to do
+        await one.manager.remove(member, "forced")  # a second time: nothing left to do
         assert one.states(0).count("gone") == 1
 
 
@@ -161,7 +164,7 @@ async def test_the_same_address_twice_and_one_too_many_are_refused() -> None:
         first = one.manager.add(parse_worker_spec(URL))
         with pytest.raises(DuplicateWorkerError):
             one.manager.add(parse_worker_spec(f"{URL},weight=2"))
-        one.manager.leave(first)
+        one.manager.leave(first, "test")
         second = one.manager.add(parse_worker_spec(URL))  # the first is on its way out
         assert second.worker_id == 1
         with pytest.raises(TableFullError):
@@ -172,7 +175,7 @@ async def test_leaving_workers_go_when_idle() -> None:
     async with fleet() as one:
         member = one.manager.add(parse_worker_spec(URL))
         await one.until_state(0, "ready")
-        one.manager.leave(member)
+        one.manager.leave(member, "test")
         assert one.states(0)[-1] == "draining"
         one.manager.sweep(lambda worker_id: 1)
         await asyncio.sleep(0)
@@ -181,6 +184,46 @@ async def test_leaving_workers_go_when_idle() -> None:
             one.manager.sweep(lambda worker_id: 0)
         await one.until_state(0, "gone")
         assert one.states(0).count("gone") == 1
+
+
+def lines_of_the_page() -> list[str]:
+    """Log lines of docs/operations.md on workers that come and go, as patterns."""
+    section = PAGE.read_text(encoding="utf-8").partition("| log line | when |")[2]
+    lines = re.findall(r"^\| `(worker N \(URL\) [^`]+)` \|", section, re.MULTILINE)
+    return [
+        re.escape(line).replace("N", r"\d").replace("URL", URL).replace("WHO", ".+")
+        for line in lines
+    ]
+
+
+async def test_whoever_comes_and_goes_leaves_a_line_as_the_page_has_it(caplog) -> None:
+    caplog.set_level("INFO", "router")
+    async with fleet() as one:
+        first = one.manager.add(parse_worker_spec(URL))
+        await one.until_state(0, "ready")
+        one.manager.reconcile([])
+        one.manager.sweep(lambda worker_id: 0)
+        await one.until_state(0, "gone")
+        second = one.manager.add(parse_worker_spec(URL), "admin request")
+        await one.until_state(1, "ready")
+        second.drain("admin request")
+        await one.manager.remove(second, "forced by admin request")
+    assert first.recognized is not None
+    told = caplog.messages
+    assert told == [
+        f"worker 0 ({URL}) added, by configuration",
+        f"worker 0 ({URL}) joined: {first.recognized}",
+        f"worker 0 ({URL}) is draining, by configuration reload, to be removed when idle",
+        f"worker 0 ({URL}) removed, idle",
+        f"worker 1 ({URL}) added, by admin request",
+        f"worker 1 ({URL}) joined: {first.recognized}",
+        f"worker 1 ({URL}) is draining, by admin request",
+        f"worker 1 ({URL}) removed, forced by admin request",
+    ]
+    patterns = lines_of_the_page()
+    assert len(patterns) == 6
+    unseen = [p for p in patterns if not any(re.match(p, line) for line in told)]
+    assert unseen == [p for p in patterns if "back" in p]
 
 
 async def test_a_reload_changes_thresholds_in_place_and_all_else_by_replacement() -> None:

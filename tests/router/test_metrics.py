@@ -111,7 +111,7 @@ async def test_a_worker_that_leaves_takes_its_series_along() -> None:
             lines.append(len(router.metrics.exposition().splitlines()))
             join(router, 100 + number)
             oldest = min(router.fleet.members)
-            await router.fleet.remove(router.fleet.members[oldest])
+            await router.fleet.remove(router.fleet.members[oldest], "forced")
         assert max(lines) == lines[0]
         workers = {
             dict(labels)["worker"] for labels in samples(router)["warmroute_worker_requests"]

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from engine.wire import WireError
+from policies.facts import WorkerFacts
 from router.fleet_io.recognize import (
     MAX_METRICS_BYTES,
     MAX_REPLY_BYTES,
@@ -207,3 +208,12 @@ async def test_a_load_report_is_read_whole() -> None:
         load = await scrape(http, url, aiohttp.ClientTimeout(total=5))
     assert (load.running, load.waiting, load.kv_usage) == (2, 1, 0.5)
     assert json.dumps(load.kv_capacity_tokens) == "32000"
+
+
+def test_the_line_of_a_worker_stays_one_line_whatever_its_models_are_called():
+    names = ("tiny", "bad\nname", *(f"adapter-{n}" for n in range(9)))
+    facts = WorkerFacts(name="w", models=names, block_size=16, has_events=False)
+    assert str(Recognized("vllm", facts, None, True)) == (
+        "kind vllm, models tiny bad\\nname adapter-0 adapter-1 adapter-2 6 more, "
+        "block size 16, KV tokens unknown, events no"
+    )
