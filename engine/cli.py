@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import logging
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import uvloop
 import zmq
@@ -41,6 +44,13 @@ profiles:
 """
 
 
+class BriefParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, which a page of usage would hide. Lifetime: process."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; its exit code: 0 stopped by a signal, 1 could not start, 2 bad flags."""
     parser = _parser()
@@ -61,13 +71,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, tokenizer, _announce))
     except (OSError, zmq.ZMQError) as error:
-        return _failed(f"cannot listen on {settings.host} ({_ports(settings)}): {error}")
+        return _failed(f"cannot listen on {settings.host}: {_why(error, settings)}")
     return 0
 
 
 def _failed(message: str) -> int:
     print(f"warmroute-engine: {message}", file=sys.stderr)
     return 1
+
+
+def _why(error: OSError | zmq.ZMQError, settings: WorkerSettings) -> str:
+    # ZMQ says "No such device" of a name that is none.
+    if isinstance(error, socket.gaierror) or error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
+        return "the host's name cannot be resolved, or it is no address of this machine to bind"
+    return f"{error} ({_ports(settings)})"
 
 
 def _ports(settings: WorkerSettings) -> str:
@@ -129,7 +146,7 @@ def _tokenizer(settings: WorkerSettings) -> Tokenizer:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = BriefParser(
         prog="warmroute-engine",
         description=DESCRIPTION,
         epilog=EPILOG + _profile_table(),

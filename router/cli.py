@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
 
 from router.config import Config
 from router.config_command import add_config_command, add_flags, check_command
@@ -24,9 +25,16 @@ SIGHUP reads the configuration anew; SIGTERM lets running requests finish.
 """
 
 
+class BriefParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, which a page of usage would hide. Lifetime: process."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
-    parser = argparse.ArgumentParser(
+    parser = BriefParser(
         prog="warmroute",
         description="KV-cache-aware router for pools of LLM engines",
         epilog="Start with: warmroute serve --help",
@@ -68,7 +76,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         uvloop.run(serve(config, read))
     except OSError as error:
-        print(f"error: cannot listen: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 1
     except ValueError as error:  # a key file or tokenizer that cannot be used
         print(f"error: {error}", file=sys.stderr)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import resource
 import signal
+import socket
 from collections.abc import Callable
 from ipaddress import ip_address
 
@@ -25,7 +27,8 @@ _OPEN_FILES = 65_536  # wanted; the system may allow fewer
 async def serve(config: Config, read_config: Callable[[], Config]) -> None:
     """Run the router until SIGTERM or SIGINT; `read_config` reads it anew on SIGHUP.
 
-    Raises OSError when an address cannot be bound, ValueError for a bad policy or key file.
+    Raises OSError that says which address cannot be bound and why, ValueError for a bad policy
+    or key file.
     """
     _allow_many_files()
     loop = asyncio.get_running_loop()
@@ -46,6 +49,7 @@ async def serve(config: Config, read_config: Callable[[], Config]) -> None:
             for spec in config.workers:
                 router.fleet.add(parse_worker_spec(spec))
             _warn_of_exposure(config)
+            _warn_of_no_worker(config, admin)
             print(f"ready http://{client} admin=http://{admin}", flush=True)
             await _until(stop, ticking)
         finally:
@@ -90,9 +94,20 @@ async def _listen(
     await runner.setup()
     runners.append(runner)
     site = web.TCPSite(runner, host, port, backlog=1024)
-    await site.start()
+    try:
+        await site.start()
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}, port {port}: {_why(error)}") from error
     bound = runner.addresses[0]
     return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the host's name cannot be resolved ({error.strerror})"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "the host is no address of this machine"
+    return error.strerror or str(error)
 
 
 def _reload(router: Router, read_config: Callable[[], Config]) -> None:
@@ -115,4 +130,13 @@ def _warn_of_exposure(config: Config) -> None:
         log.warning(
             "the admin port listens on %s, beyond loopback: whoever reaches it controls the router",
             config.admin_host,
+        )
+
+
+def _warn_of_no_worker(config: Config, admin: str) -> None:
+    if not config.workers:
+        log.warning(
+            "no worker to send requests to: start with --worker URL (or `workers` in the file), "
+            "or POST one to http://%s/workers",
+            admin,
         )

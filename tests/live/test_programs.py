@@ -1,0 +1,73 @@
+"""The programs as somebody starts them: how they end, and how they say what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.stack import MODEL, WAIT_S, engine_arguments, running
+
+IGNORING = 'trap "" INT; exec "$@"'  # as a background job of a non-interactive shell
+ROUTER = ["router", "serve", "--port", "0", "--admin-port", "0"]
+ENGINE = ["engine", *engine_arguments()]
+
+
+async def started(*module: str, shell: str = 'exec "$@"') -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *("sh", "-c", shell, "sh", sys.executable, "-m", *module),
+        cwd=Path(__file__).parents[2],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", [ROUTER, ENGINE], ids=["router", "engine"])
+async def test_both_signals_end_a_program_that_was_started_with_one_ignored(module, number) -> None:
+    process = await started(*module, shell=IGNORING)
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), WAIT_S)
+        assert line.startswith(b"ready ")
+        process.send_signal(number)
+        await asyncio.wait_for(process.communicate(), WAIT_S)
+        assert process.returncode == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "says"),
+    [
+        (["engine"], 2, "required: --timed; see warmroute-engine --help"),
+        (["engine", "--timed", "none"], 2, "; see warmroute-engine --help"),
+        ([*ENGINE, "--port", "x"], 2, "argument --port: invalid int value: 'x'; see"),
+        ([*ENGINE, "--host", "nohost.invalid"], 1, "on nohost.invalid: the host's name cannot be"),
+        (["router", "serve", "--prot", "1"], 2, "error: unrecognized arguments: --prot 1; see"),
+        (["router", "serve", "--port"], 2, "one argument; see warmroute serve --help"),
+        ([*ROUTER, "--host", "nohost.invalid"], 1, "on nohost.invalid, port 0: the host's name"),
+    ],
+)
+async def test_what_is_wrong_is_one_line(module, code, says) -> None:
+    process = await started(*module)
+    _, told = await asyncio.wait_for(process.communicate(), WAIT_S)
+    (line,) = [line for line in told.decode().splitlines() if " INFO " not in line]
+    assert says in line
+    assert process.returncode == code
+
+
+async def test_a_router_without_workers_says_how_to_add_some(tmp_path) -> None:
+    async with running(tmp_path, workers=0) as stack:
+        (line,) = [r for r in stack.router.log.read_text().splitlines() if "WARNING" in r]
+        assert "no worker to send requests to: start with --worker URL" in line
+        assert f"POST one to {stack.admin}/workers" in line
+        worker = await stack.programs.start("late", "engine", engine_arguments())
+        await stack.add(worker.url)
+        assert (await stack.complete([1], model=MODEL))[0] == 200
+        assert f"worker 0 ({worker.url}) joined: kind warmroute" in stack.router.log.read_text()
