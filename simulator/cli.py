@@ -13,7 +13,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from simulator import commands
+from simulator import commands, usage
 from simulator.processes import StartError
 from simulator.scrape import ScrapeError
 from simulator.trace import TraceError
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             sound = runner.run(_until_terminated(command(options, console)))
-    except (TraceError, WorkloadError, commands.UsageError) as error:
+    except (TraceError, WorkloadError, usage.UsageError) as error:
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (StartError, ScrapeError) as error:
@@ -58,10 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _until_terminated(work: Coroutine[Any, Any, bool]) -> bool:
-    """Runs `work`, cancelled by SIGTERM and SIGHUP as it is by Ctrl-C, so that it cleans up."""
+    """Runs `work`, cancelled by Ctrl-C, SIGTERM and SIGHUP, so that it cleans up.
+
+    A shell without job control has what it starts in the background ignore SIGINT, and Python
+    leaves that so: whatever was inherited, ours end it. Only nohup's wish, no SIGHUP, is kept.
+    """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    endings = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        endings.append(signal.SIGHUP)
+    for number in endings:
         loop.add_signal_handler(number, task.cancel)
     return await task
 
@@ -111,29 +118,37 @@ def _add_load(parsers: Any) -> None:
         "loop at the workload's times (or closed loop with --concurrency), and prints what came "
         "back. Ends with 0 when no request was lost.",
     )
-    load.add_argument("url", help="base address, as http://127.0.0.1:8080")
+    load.add_argument("url", help="base address, as http://127.0.0.1:8080; /v1 is added")
     source = load.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake-style JSONL, or .gz")
     source.add_argument(
         "--shared-prefix", metavar="SYSTEM+QUESTION", help="tokens shared and own, as 6000+700"
     )
     load.add_argument("--model", help="default: the first that the endpoint lists")
-    load.add_argument(
-        "--speed", type=_positive, default=1.0, metavar="X", help="arrivals X times as fast"
-    )
+    load.add_argument("--speed", type=_positive, metavar="X", help="arrivals X times as fast")
     load.add_argument(
         "--concurrency", type=_count, metavar="N", help="closed loop with N requests under way"
     )
     _add_trace_options(load)
-    load.add_argument("--groups", type=_count, default=1, metavar="N", help="shared prompts")
-    load.add_argument("--rate", type=_positive, default=10.0, metavar="R", help="per second")
-    load.add_argument("--output-tokens", type=_count, default=32, metavar="N")
-    load.add_argument("--seed", type=int, default=1)
+    _add_shared_prefix_options(load)
     load.add_argument("--vocabulary", type=_count, default=10_000, metavar="N")
     load.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="per request")
     load.add_argument("--json", type=Path, metavar="FILE", help="write results and rows")
     load.add_argument("--html", type=Path, metavar="FILE", help="write the page")
     load.set_defaults(command=commands.load)
+
+
+def _add_shared_prefix_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--groups", type=_count, metavar="N", help=f"shared prompts; default {usage.GROUPS}"
+    )
+    parser.add_argument(
+        "--rate", type=_positive, metavar="R", help=f"per second; default {usage.RATE_PER_S:g}"
+    )
+    parser.add_argument(
+        "--output-tokens", type=_count, metavar="N", help=f"default {usage.OUTPUT_TOKENS}"
+    )
+    parser.add_argument("--seed", type=int, help=f"default {usage.SEED}")
 
 
 def _add_stack(parsers: Any) -> None:
@@ -148,7 +163,13 @@ def _add_stack(parsers: Any) -> None:
     stack.add_argument("--workers", type=_count, default=4, metavar="N", help="default %(default)s")
     stack.add_argument("--policy", default="hybrid", help="default %(default)s")
     stack.add_argument("--profile", default="llama-3.1-8b-h100", help="default %(default)s")
-    stack.add_argument("--port", type=int, default=8080, help="of the router; default %(default)s")
+    stack.add_argument(
+        "--port", type=_port, default=8080, help="of the router; default %(default)s, 0: any free"
+    )
+    stack.add_argument(
+        "--admin-port", type=_port, default=8081, metavar="PORT",
+        help="of the router's admin pages; default %(default)s, 0: any free",
+    )  # fmt: skip
     stack.add_argument(
         "--speed", type=_positive, default=1.0, metavar="X",
         help="run workers, and the trace's arrivals, X times as fast",
@@ -169,8 +190,8 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
         help="spread requests of one timestamp over S seconds (Mooncake: 3)",
     )  # fmt: skip
     parser.add_argument(
-        "--block-tokens", type=_count, default=512, metavar="N",
-        help="prompt tokens that an id of the trace stands for; default %(default)s",
+        "--block-tokens", type=_count, metavar="N",
+        help=f"prompt tokens that an id of the trace stands for; default {usage.BLOCK_TOKENS}",
     )  # fmt: skip
 
 
@@ -198,4 +219,11 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65_535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port, 0 to 65535")
     return value

@@ -9,17 +9,19 @@ import re
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 from rich.console import Console
 
+from simulator import usage
 from simulator.client import Target
 from simulator.console import Board, results_tables, run_line
 from simulator.demo import DemoSettings, run_demo
 from simulator.load import run_load
 from simulator.outcome import Outcome, Verdict
 from simulator.page import render_page
-from simulator.prompt import FIRST_TOKEN_ID
+from simulator.processes import check_port
 from simulator.sample import SAMPLE_PATH, conversation_sample, write_sample
 from simulator.scenario import RunResult, run_scenario
 from simulator.scrape import ScrapeError
@@ -28,13 +30,12 @@ from simulator.summary import as_report, summarize
 from simulator.trace import read_trace, spread_ticks
 from simulator.workload import MAX_REQUESTS, Workload, first_seconds, generated_shared_prefix
 
-
-class UsageError(ValueError):
-    """The command line asks for something that cannot be done; says what would do."""
+EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and it still pastes well
 
 
 async def demo(options: argparse.Namespace, console: Console) -> bool:
     """Runs the demo."""
+    usage.check_demo(options)
     settings = DemoSettings(
         out=options.out,
         workers=options.workers,
@@ -47,11 +48,8 @@ async def demo(options: argparse.Namespace, console: Console) -> bool:
 
 async def load(options: argparse.Namespace, console: Console) -> bool:
     """Puts a workload on a live endpoint; what came back until Ctrl-C is shown as well."""
-    url = options.url.rstrip("/")
-    if not re.match(r"https?://[^/]+", url):
-        raise UsageError(f"URL {options.url!r}: expected http://HOST:PORT")
-    if options.vocabulary <= FIRST_TOKEN_ID:
-        raise UsageError(f"--vocabulary {options.vocabulary}: must be above {FIRST_TOKEN_ID}")
+    usage.check_load(options)
+    url = usage.base_url(options.url)
     workload = _workload(options)
     target = Target(
         url,
@@ -69,15 +67,18 @@ async def load(options: argparse.Namespace, console: Console) -> bool:
             board.note(outcome)
 
         try:
-            await run_load(workload, target, note, options.speed, options.concurrency)
+            await run_load(workload, target, note, options.speed or 1.0, options.concurrency)
         finally:
             if outcomes:
-                _report(options, console, workload, outcomes)
+                _report(options, console, workload, target, outcomes)
     return all(outcome.verdict is not Verdict.FAILED for outcome in outcomes)
 
 
 async def stack(options: argparse.Namespace, console: Console) -> bool:
     """Starts a router and timed workers; stays until one of them ends, or runs a trace."""
+    usage.check_stack(options)
+    check_port(options.port, "--port")
+    check_port(options.admin_port, "--admin-port")
     settings = StackSettings(
         options.policy,
         options.workers,
@@ -85,6 +86,7 @@ async def stack(options: argparse.Namespace, console: Console) -> bool:
         options.speed,
         block_size=16,
         port=options.port,
+        admin_port=options.admin_port,
     )
     if options.trace is not None:
         return await _trace_on_stack(options, settings, console)
@@ -93,11 +95,10 @@ async def stack(options: argparse.Namespace, console: Console) -> bool:
             console.print(f"worker {number}  {worker.url}", highlight=False)
         console.print(f"router    {running.router.url}", highlight=False)
         console.print(f"admin     {running.admin}  (/workers, /metrics)", highlight=False)
-        body = f'{{"model": "{MODEL}", "prompt": "Once upon a time", "max_tokens": 16}}'
         # Plain print: the line must reach the terminal unwrapped to be copied.
         print(
-            f"\ncurl {running.router.url}/v1/completions -H 'content-type: application/json' "
-            f"-H 'x-warmroute-explain: 1' -i -d '{body}'\n\nCtrl-C ends all of them.",
+            f"\n{example_request(running.router.url)}\n\nRun it twice: the second one shows "
+            "expected_hit_tokens above 0. Ctrl-C ends all of them.",
             flush=True,
         )
         programs = (running.router, *running.workers)
@@ -105,6 +106,16 @@ async def stack(options: argparse.Namespace, console: Console) -> bool:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         running.check()
     return False
+
+
+def example_request(url: str) -> str:
+    """One line for a shell: a request whose prompt fills several blocks, so that it can be warm."""
+    story = f"$(printf 'Once upon a time. %.0s' $(seq {EXAMPLE_REPEATS}))"
+    body = f"""'{{"model": "{MODEL}", "max_tokens": 16, "prompt": "'"{story}"'"}}'"""
+    return (
+        f"curl -i {url}/v1/completions -H 'content-type: application/json' "
+        f"-H 'x-warmroute-explain: 1' -d {body}"
+    )
 
 
 async def _trace_on_stack(
@@ -119,7 +130,8 @@ async def _trace_on_stack(
     for line in result.leftovers:
         console.print(f"[bold red]not back to zero:[/] {line}")
     (options.out / "report.json").write_bytes(as_report([result.row], origin=workload.origin))
-    page = render_page([result], [], [], [workload.origin], workload.name)
+    title = f"{workload.name} on {settings.workers} timed workers"
+    page = render_page([result], [], [], [workload.origin], title)
     (options.out / "report.html").write_text(page)
     console.print(f"report: {options.out / 'report.html'} and {options.out / 'report.json'}")
     return result.row.failed == 0 and not result.leftovers
@@ -138,52 +150,57 @@ def _workload(options: argparse.Namespace) -> Workload:
         return _trace_workload(options)
     match = re.fullmatch(r"(\d+)\+(\d+)", options.shared_prefix)
     if match is None:
-        raise UsageError(f"--shared-prefix {options.shared_prefix!r}: expected tokens as 6000+700")
-    requests = options.requests or 100
+        raise usage.UsageError(
+            f"--shared-prefix {options.shared_prefix!r}: expected tokens as 6000+700"
+        )
+    requests = options.requests or usage.REQUESTS
+    groups = options.groups or usage.GROUPS
     workload = generated_shared_prefix(
-        options.groups,
-        -(-requests // options.groups),
+        groups,
+        -(-requests // groups),
         int(match[1]),
         int(match[2]),
-        options.output_tokens,
-        options.rate,
-        options.seed,
+        options.output_tokens or usage.OUTPUT_TOKENS,
+        options.rate or usage.RATE_PER_S,
+        usage.SEED if options.seed is None else options.seed,
     )
     return replace(workload, rows=workload.rows[:requests])
 
 
 def _trace_workload(options: argparse.Namespace) -> Workload:
-    rows = read_trace(options.trace, options.block_tokens)
+    block_tokens = options.block_tokens or usage.BLOCK_TOKENS
+    rows = read_trace(options.trace, block_tokens)
     if options.spread is not None:
         rows = spread_ticks(rows, options.spread)
     kept = islice(rows, min(options.requests or MAX_REQUESTS, MAX_REQUESTS))
-    origin = f"{options.trace.name}, arrivals {options.speed:g} times as fast as recorded"
+    origin = f"{options.trace.name}, arrivals {options.speed or 1.0:g} times as fast as recorded"
     seconds = options.seconds or math.inf
-    return first_seconds(kept, seconds, options.trace.name, origin, options.block_tokens)
+    return first_seconds(kept, seconds, options.trace.name, origin, block_tokens)
 
 
 async def _first_model(url: str) -> str:
     timeout = aiohttp.ClientTimeout(total=10)
+    where = f"{url}/v1/models"
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url}/v1/models") as reply,
+            session.get(where) as reply,
         ):
             body = await reply.json()
             return str(body["data"][0]["id"])
-    except (
-        aiohttp.ClientError,
-        TimeoutError,
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ) as error:
-        raise ScrapeError(f"{url}/v1/models lists no model ({error}); name one: --model") from error
+    except (aiohttp.ClientConnectionError, TimeoutError, OSError) as error:
+        why = error or type(error).__name__
+        raise ScrapeError(f"nothing answers at {url} ({why}); is it running there?") from error
+    except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+        raise ScrapeError(f"{where} lists no model ({error}); name one: --model") from error
 
 
 def _report(
-    options: argparse.Namespace, console: Console, workload: Workload, outcomes: list[Outcome]
+    options: argparse.Namespace,
+    console: Console,
+    workload: Workload,
+    target: Target,
+    outcomes: list[Outcome],
 ) -> None:
     row = summarize("live", workload.name, outcomes)
     console.print(*results_tables([row]))
@@ -195,4 +212,22 @@ def _report(
         options.json.write_bytes(as_report([row], origin=workload.origin, outcomes=outcomes))
     if options.html is not None:
         result = RunResult(row, tuple(outcomes), (), row.workers, ())
-        options.html.write_text(render_page([result], [], [], [workload.origin], options.url))
+        # Without what stands before an @: a password has no place on a page.
+        host = urlsplit(target.url).netloc.rpartition("@")[2]
+        notes = [f"{workload.origin}. Model {target.model}.", _pace(options)]
+        page = render_page([result], [], [], notes, f"Load test of {host}", clock="wall time")
+        options.html.write_text(page)
+
+
+def _pace(options: argparse.Namespace) -> str:
+    if options.concurrency is not None:
+        return (
+            f"Closed loop: {options.concurrency} requests under way at any time, times of arrival "
+            "not used. Times to first token count from when a request was sent."
+        )
+    faster = options.trace is None and options.speed is not None
+    pace = f" {options.speed:g} times as fast as that" if faster else " at its time"
+    return (
+        f"Open loop: a request left{pace}, whatever became of earlier ones. Times to first token "
+        "count from when it was due."
+    )

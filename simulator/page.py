@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -13,16 +14,32 @@ from simulator.claims import Claim, hot_share
 from simulator.plots import WORKER_COLOURS, busy_plot, busy_scale, share_plot, ttft_plot
 from simulator.scenario import RunResult
 from simulator.summary import ResultRow
-from simulator.wording import percent, ratio, seconds, whole
+from simulator.wording import NOTHING, percent, ratio, seconds, whole
 
 TITLES = {
     "shared_prompt": "One popular prompt",
+    "shared_prompts": "Popular prompts",
     "conversation": "Conversations",
 }
 COLUMNS = (
     "workload", "policy", "requests", "rejected", "lost", "max / mean", "hit rate", "TTFT mean",
     "p50", "p90", "p99", "e2e mean", "out tok/s", "overruns", "speed",
 )  # fmt: skip
+# What the columns mean that need a word; said where they are shown.
+GLOSSARY = {
+    "max / mean": "Max / mean: requests of the busiest worker over the mean.",
+    "hit rate": "Hit rate: prompt tokens found in the workers' caches over prompt tokens asked "
+    "for, by the workers' own counters.",
+    "overruns": "Overruns: steps of the timed workers that ended late because this machine was "
+    "busy.",
+}
+NAMELESS = (
+    "This endpoint does not name its workers (its replies bear no x-warmroute-worker), so there "
+    "is nothing to show of each."
+)
+# Timed workers run on their model's time, anything else on that of the clock on the wall.
+Clock = Literal["model time", "wall time"]
+OF_MODEL_TIME = ("speed",)  # columns that say nothing of a clock on the wall
 STYLE_PATH = Path(__file__).parent / "data" / "page.css"
 
 
@@ -32,6 +49,7 @@ def render_page(
     claims: Sequence[Claim],
     notes: Sequence[str],
     title: str = "The hot spot and its cure",
+    clock: Clock = "model time",
 ) -> str:
     """The whole page: what it shows, pictures per workload, the table, how it was measured."""
     sections = [
@@ -47,11 +65,7 @@ def render_page(
         + _claims(claims)
         + "".join(sections)
         + "<h2>All figures</h2>"
-        '<p class="soft">Times in milliseconds of model time. Hit rate: prompt tokens found in the '
-        "workers' caches over prompt tokens asked for, by the workers' own counters. Max / mean: "
-        "requests of the busiest worker over the mean. Overruns: steps of the timed workers that "
-        "ended late because this machine was busy.</p>"
-        + _table(runs)
+        + _table(runs, clock)
         + "<h2>How it was measured</h2>"
         + "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
         + "</main></body></html>\n"
@@ -83,9 +97,7 @@ def _section(name: str, runs: Sequence[RunResult]) -> str:
     )
     return (
         f"<h2>{escape(TITLES.get(name, name))}</h2>"
-        '<p class="soft">Above: which worker got the requests that arrived then. '
-        "Below, where the workers say so: how busy each of them was.</p>"
-        + _legend(runs[0].workers)
+        + _key(runs[0])
         + f'<div class="runs">{"".join(_run(run, until_s) for run in runs)}'
         f'<figure class="curve">{_picture(ttft_plot(curves), alt)}'
         "<figcaption>Share of requests whose first token came within a time "
@@ -93,38 +105,66 @@ def _section(name: str, runs: Sequence[RunResult]) -> str:
     )
 
 
+def _key(run: RunResult) -> str:
+    """How to read the pictures of each worker, as far as there are any."""
+    if not run.workers:
+        return f'<p class="soft">{NAMELESS}</p>'
+    told = "Which worker got the requests that arrived then."
+    if run.samples:
+        told = f"Above: {told[0].lower()}{told[1:]} Below: how busy each of them was."
+    return f'<p class="soft">{told}</p>' + _legend(run.workers, busy=bool(run.samples))
+
+
 def _run(run: RunResult, until_s: float) -> str:
-    row = run.row
-    counted = zip(row.workers, row.requests_per_worker, strict=True)
-    counts = ", ".join(f"{name} {count}" for name, count in counted)
-    shares = zip(row.workers, row.busy_share_per_worker, strict=False)
-    busy = ", ".join(f"{name} {share:.0%}" for name, share in shares)
-    told = f"Busiest worker {hot_share(row):.0%} of requests"
-    if row.hit_rate_tokens is not None:
-        told += f", {row.hit_rate_tokens:.0%} of tokens from cache"
-    if row.ttft_ms.p99 is not None:
-        told += f", slowest 1 % after {seconds(row.ttft_ms.p99)}"
-    share_alt = f"Share of requests over time, {row.policy}: {counts}"
-    busy_alt = f"Busy workers over time, {row.policy}: {busy}"
+    pictures = ""
+    if run.workers:
+        pictures += f"<figure>{_share_picture(run)}</figure>"
+    if run.samples:
+        pictures += f"<figure>{_busy_picture(run, until_s)}</figure>"
     return (
-        f"<article><h3>{escape(row.policy)}</h3><p>{escape(told)}</p>"
-        f"<figure>{_picture(share_plot(run.outcomes, run.workers, row.speed), share_alt)}</figure>"
-        f"<figure>{_picture(busy_plot(run.samples, row.speed, until_s), busy_alt)}</figure>"
+        f"<article><h3>{escape(run.row.policy)}</h3><p>{escape(_told(run.row))}</p>{pictures}"
         "</article>"
     )
 
 
-def _legend(workers: Sequence[str]) -> str:
+def _told(row: ResultRow) -> str:
+    told = [f"{row.completed:,} of {row.requests:,} requests completed"]
+    if row.workers:
+        told = [f"Busiest worker {hot_share(row):.0%} of requests"]
+    if row.hit_rate_tokens is not None:
+        told.append(f"{row.hit_rate_tokens:.0%} of tokens from cache")
+    if row.ttft_ms.p99 is not None:
+        told.append(f"slowest 1 % after {seconds(row.ttft_ms.p99)}")
+    return ", ".join(told)
+
+
+def _share_picture(run: RunResult) -> str:
+    row = run.row
+    counted = zip(row.workers, row.requests_per_worker, strict=True)
+    counts = ", ".join(f"{name} {count}" for name, count in counted)
+    alt = f"Share of requests over time, {row.policy}: {counts}"
+    return _picture(share_plot(run.outcomes, run.workers, row.speed), alt)
+
+
+def _busy_picture(run: RunResult, until_s: float) -> str:
+    row = run.row
+    shares = zip(row.workers, row.busy_share_per_worker, strict=False)
+    busy = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+    alt = f"Busy workers over time, {row.policy}: {busy}"
+    return _picture(busy_plot(run.samples, row.speed, until_s), alt)
+
+
+def _legend(workers: Sequence[str], busy: bool) -> str:
     swatches = "".join(
         f'<span><i style="background:{WORKER_COLOURS[n % len(WORKER_COLOURS)]}"></i>{escape(name)}'
         "</span>"
         for n, name in enumerate(workers)
     )
-    scale = ", ".join(busy_scale())
-    return (
-        f'<div class="legend">{swatches}<span>idle '
-        f'<i class="scale" style="background:linear-gradient(90deg, {scale})"></i>busy</span></div>'
-    )
+    if busy:
+        stops = ", ".join(busy_scale())
+        gradient = f"background:linear-gradient(90deg, {stops})"
+        swatches += f'<span>idle <i class="scale" style="{gradient}"></i>busy</span>'
+    return f'<div class="legend">{swatches}</div>'
 
 
 def row_cells(row: ResultRow) -> list[str]:
@@ -145,15 +185,24 @@ def row_cells(row: ResultRow) -> list[str]:
     ]
 
 
-def _table(runs: Sequence[RunResult]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+def _table(runs: Sequence[RunResult], clock: Clock) -> str:
+    """All rows, without the columns that none of them has a figure for, and what they mean."""
+    lines = [row_cells(run.row) for run in runs]
+    told = [n for n in range(len(COLUMNS)) if any(cells[n] != NOTHING for cells in lines)]
+    kept = [n for n in told if clock == "model time" or COLUMNS[n] not in OF_MODEL_TIME]
+    names = [COLUMNS[n] for n in kept]
+    meanings = " ".join(GLOSSARY[name] for name in names if name in GLOSSARY)
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(
         f"<tr{' class=ours' if run.row.policy == 'hybrid' else ''}>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row_cells(run.row))
+        + "".join(f"<td>{escape(cells[n])}</td>" for n in kept)
         + "</tr>"
-        for run in runs
+        for run, cells in zip(runs, lines, strict=True)
     )
-    return f'<div class="table"><table><tr>{head}</tr>{body}</table></div>'
+    return (
+        f'<p class="soft">Times in milliseconds of {clock}. {escape(meanings)}</p>'
+        f'<div class="table"><table><tr>{head}</tr>{body}</table></div>'
+    )
 
 
 def _picture(svg: str, alt: str) -> str:

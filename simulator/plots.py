@@ -7,6 +7,7 @@ in dash as well. Pictures are small: the page lays them side by side or one belo
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ BUSY_MAP = "YlGnBu"
 INK, RULE = "#2b2f36", "#c9ced6"
 BINS = 24
 CURVE_POINTS = 201
+MAX_LABELS = 8
 RC: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "warmroute",
@@ -112,13 +114,38 @@ def ttft_plot(times_ms: dict[str, list[float]]) -> str:
             seconds = np.percentile(values or [np.nan], percent) / 1000
             axes.plot(seconds, percent, color=colour, linestyle=dash, label=policy, lw=1.9)
         axes.set_xscale("log")
+        given = [value / 1000 for values in times_ms.values() for value in values if value > 0]
+        if given:
+            steps = log_steps(min(given), max(given))
+            axes.set_xlim(steps[0], steps[-1])
+            axes.set_xticks(log_labels(steps))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set(ylim=(0, 100), xlabel="time to first token, s", ylabel="% of requests within")
         axes.grid(True, which="major", color=RULE, linewidth=0.5)
-        figure.subplots_adjust(top=1 - 0.5 / 3.3)
+        # Room for the legend, and for half of a label under the axis' end.
+        figure.subplots_adjust(top=1 - 0.5 / 3.3, right=1 - 0.25 / 4.6)
         figure.legend(frameon=False, loc="upper center", ncols=2, handlelength=3.6)
         return _svg(figure)
+
+
+def log_steps(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, ... from the last at or below `low` to the first at or above `high`, above 0.
+
+    Two at least, so that a logarithmic axis between them says how far apart its places are.
+    """
+    exponents = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    steps = [float(f"{digit}e{exponent}") for exponent in exponents for digit in (1, 2, 5)]
+    first = max(n for n, step in enumerate(steps) if step <= low)
+    last = min(n for n, step in enumerate(steps) if step >= high)
+    return steps[first : max(last, first + 1) + 1]
+
+
+def log_labels(steps: Sequence[float]) -> list[float]:
+    """The `steps` to label: all of them on a short axis, powers of ten on a long one."""
+    if len(steps) <= MAX_LABELS:
+        return list(steps)
+    return [step for step in steps if math.log10(step).is_integer()]
 
 
 def busy_scale(stops: int = 6) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,20 @@ class Programs:
                 _signal(process, signal.SIGKILL)
             await asyncio.wait(pending)
         self._started.clear()
+
+
+def check_port(port: int, option: str) -> None:
+    """Raises `StartError` when nobody could listen on loopback's `port`, which `option` chose."""
+    with socket.socket() as probe:
+        # As servers do, so that a port whose last connections linger counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise StartError(
+                f"port {port} of 127.0.0.1: {error.strerror}; choose another with {option} PORT "
+                f"({option} 0: any that is free)"
+            ) from error
 
 
 def parse_ready(line: str) -> tuple[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""A router and its timed workers as separate programs on loopback, on ports the system picks."""
+"""A router and its timed workers as separate programs on loopback."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class StackSettings:
     block_size: int = 64  # tokens; large blocks keep hashing and events cheap for two cores
     kv_tokens: int | None = None  # None: what the profile's GPUs hold
     port: int = 0  # of the router; 0: the system picks
+    admin_port: int = 0  # of the router; 0: the system picks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ async def running_stack(settings: StackSettings, log_dir: Path) -> AsyncIterator
     """Starts the workers, then the router in front of them; ends all on the way out."""
     async with Programs(log_dir) as programs:
         workers = await _start_workers(programs, settings)
-        arguments = ["serve", "--port", str(settings.port), "--admin-port", "0"]
+        arguments = ["serve", "--port", str(settings.port)]
+        arguments += ["--admin-port", str(settings.admin_port)]
         arguments += ["--policy", settings.policy]
         for worker in workers:
             arguments += ["--worker", worker.url]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 NOTHING = "–"
+SHORT_MS = 100.0
 
 
 def whole(value: float | None) -> str:
@@ -21,5 +22,7 @@ def ratio(value: float | None) -> str:
 
 
 def seconds(value_ms: float | None) -> str:
-    """Milliseconds as seconds."""
-    return NOTHING if value_ms is None else f"{value_ms / 1000:.2f} s"
+    """Milliseconds as seconds, but for those too short to tell apart that way."""
+    if value_ms is None:
+        return NOTHING
+    return f"{value_ms:.0f} ms" if value_ms < SHORT_MS else f"{value_ms / 1000:.2f} s"

@@ -85,7 +85,8 @@ def generated_shared_prefix(
         f"{groups} x {prompts_per_group} prompts, {system_tokens} shared + {question_tokens} own "
         f"tokens, {output_tokens} output tokens, {arrivals} arrivals at {rate_per_s:g} per second"
     )
-    return Workload("shared_prompt", tuple(rows), block, origin)
+    name = "shared_prompt" if groups == 1 else "shared_prompts"
+    return Workload(name, tuple(rows), block, origin)
 
 
 def first_seconds(

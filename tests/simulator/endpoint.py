@@ -21,8 +21,11 @@ class Endpoint:
     short: ends cleanly without the end mark; silent: never answers; error: an error event.
     """
 
-    def __init__(self, behaviour: Behaviour = lambda _: "ok", gap_s: float = 0.0) -> None:
+    def __init__(
+        self, behaviour: Behaviour = lambda _: "ok", gap_s: float = 0.0, named: bool = True
+    ) -> None:
         self.behaviour = behaviour
+        self.named = named  # replies say which worker they are from
         self.gap_s = gap_s
         self.bodies: list[dict[str, Any]] = []
         self.sessions: list[str | None] = []
@@ -58,7 +61,8 @@ class Endpoint:
     ) -> web.StreamResponse:
         if kind == "silent":
             await asyncio.Event().wait()
-        reply = web.StreamResponse(headers={"x-warmroute-worker": f"w{len(self.bodies) % 2}"})
+        name = {"x-warmroute-worker": f"w{len(self.bodies) % 2}"} if self.named else {}
+        reply = web.StreamResponse(headers=name)
         await reply.prepare(request)
         for index in range(body["max_tokens"]):
             await asyncio.sleep(self.gap_s)

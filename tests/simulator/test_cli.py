@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from simulator.cli import main
+from simulator import usage
+from simulator.cli import build_parser, main
 from tests.simulator.endpoint import Endpoint, serve, until
 
 TIMEOUT_S = 60.0
 ROW = '{"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [1]}\n'
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
+LOAD = ("load", "http://127.0.0.1:1")
+SHARED = ("--shared-prefix", "60+7")
+TRACE = ("--trace", "t.jsonl")
+# As shells without job control start what runs in the background.
+DEAF = ("sh", "-c", """trap '' INT TERM; exec "$@" """, "sh")
+
+
+async def start(*arguments: str, before: tuple[str, ...] = ()) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
+        *before,
         sys.executable,
         "-m",
         "simulator",
@@ -60,6 +70,26 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         (["load", "http://127.0.0.1:1", "--shared-prefix", "6+7", "--vocabulary", "9"], "above"),
         (["load", "http://127.0.0.1:1", "--trace", "/nowhere/t.jsonl"], "/nowhere/t.jsonl"),
         (["sample", "--seconds", "-1"], "above 0"),
+        (["stack", "--port", "65536"], "not a port"),
+        (["stack", "--port", "9", "--admin-port", "9"], "choose two"),
+        (["stack", "--profile", "nope"], "llama-3.1-8b-h100, "),
+        (["stack", "--policy", "nope"], "kv_prefix, "),
+        (["stack", "--policy", "hybrid?nope=1"], "nope"),
+        (["stack", "--requests", "3"], "--requests is for --trace"),
+        (["stack", "--seconds", "3"], "--seconds is for --trace"),
+        (["stack", "--spread", "3"], "--spread is for --trace"),
+        (["stack", "--block-tokens", "16"], "--block-tokens is for --trace"),
+        ([*LOAD, *SHARED, "--spread", "3"], "--spread is for --trace"),
+        ([*LOAD, *SHARED, "--seconds", "3"], "--seconds is for --trace"),
+        ([*LOAD, *SHARED, "--rate", "3", "--concurrency", "2"], "--rate sets times"),
+        ([*LOAD, *SHARED, "--speed", "3", "--concurrency", "2"], "--speed sets times"),
+        ([*LOAD, *TRACE, "--spread", "3", "--concurrency", "2"], "--spread sets times"),
+        ([*LOAD, *TRACE, "--rate", "3"], "--rate is for --shared-prefix"),
+        ([*LOAD, *TRACE, "--groups", "3"], "--groups is for --shared-prefix"),
+        ([*LOAD, *SHARED, "--json", "/nowhere/r.json"], "no folder /nowhere"),
+        ([*LOAD, *SHARED, "--html", "/"], "is a folder"),
+        (["stack", "--out", "/dev/null/x"], "cannot be made"),
+        (["demo", "--out", "/dev/null"], "cannot be made"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(
@@ -74,8 +104,39 @@ def test_wrong_usage_ends_with_2_and_says_why(
 
 
 def test_an_endpoint_that_is_not_there_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["load", "http://127.0.0.1:1", "--shared-prefix", "60+7"]) == 1
-    assert "/v1/models" in capsys.readouterr().err
+    assert main([*LOAD, *SHARED]) == 1
+    assert "nothing answers at http://127.0.0.1:1 " in capsys.readouterr().err
+
+
+async def test_an_endpoint_without_models_asks_for_a_name() -> None:
+    async with serve(Endpoint()) as endpoint:
+        status, _, err = await finish(await start("load", f"{endpoint.url}/elsewhere", *SHARED))
+    assert status == 1
+    assert "lists no model" in err
+    assert "--model" in err
+
+
+def test_a_policy_of_ones_own_is_found_where_the_router_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "def costs(request, fleet, state):\n    return fleet.id * 1.0\n"
+    (tmp_path / "mine_alone.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    usage.check_stack(build_parser().parse_args(["stack", "--policy", "mine_alone:costs"]))
+
+
+def test_a_taken_port_is_named_with_what_would_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for option, other in (("--port", "--admin-port"), ("--admin-port", "--port")):
+            arguments = ["stack", option, str(port), other, "0", "--out", str(tmp_path)]
+            assert main(arguments) == 1
+            said = capsys.readouterr().err
+            assert f"port {port} of 127.0.0.1" in said
+            assert f"choose another with {option} PORT" in said
 
 
 def test_the_sample_is_written(tmp_path: Path) -> None:
@@ -108,15 +169,18 @@ async def test_load_reports_what_came_back(tmp_path: Path) -> None:
     assert report["results"][0]["completed"] == 3
     assert report["results"][0]["failed"] == 1
     assert len(report["outcomes"]) == 4
-    assert "trace.jsonl" in (tmp_path / "r.html").read_text()
+    page = (tmp_path / "r.html").read_text()
+    assert "trace.jsonl" in page
+    assert f"<h1>Load test of {endpoint.url.removeprefix('http://')}</h1>" in page
+    assert "milliseconds of wall time" in page
 
 
-async def test_load_limits_requests_and_finds_the_model() -> None:
+async def test_load_limits_requests_and_finds_the_model_also_below_v1() -> None:
     async with serve(Endpoint()) as endpoint:
         status, out, err = await finish(
             await start(
                 "load",
-                endpoint.url,
+                f"{endpoint.url}/v1/",
                 "--shared-prefix",
                 "60+20",
                 "--requests",
@@ -134,11 +198,15 @@ async def test_load_limits_requests_and_finds_the_model() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_interrupting_shows_what_came_so_far(number: signal.Signals) -> None:
+@pytest.mark.parametrize("before", [(), DEAF], ids=["heeded", "ignored"])
+async def test_interrupting_shows_what_came_so_far(
+    number: signal.Signals, before: tuple[str, ...]
+) -> None:
     async with serve(Endpoint(lambda number: "ok" if number < 3 else "silent")) as endpoint:
         process = await start(
-            "load", endpoint.url, "--shared-prefix", "60+20", "--requests", "5", "--rate", "100"
-        )
+            "load", endpoint.url, "--shared-prefix", "60+20", "--requests", "5", "--rate", "100",
+            before=before,
+        )  # fmt: skip
         await until(lambda: endpoint.running == 2 and len(endpoint.bodies) == 5)
         process.send_signal(number)
         status, out, err = await finish(process)

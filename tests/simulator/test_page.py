@@ -6,14 +6,18 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from simulator.claims import claims, story
 from simulator.console import Board, claim_lines, results_tables, run_line
 from simulator.outcome import Verdict
 from simulator.page import render_page, row_cells
-from simulator.plots import busy_scale, busy_shares, share_plot, ttft_plot
+from simulator.plots import busy_scale, busy_shares, log_labels, log_steps, share_plot, ttft_plot
+from simulator.scenario import RunResult
 from simulator.scrape import Sample
+from simulator.summary import summarize
 from tests.simulator.made_up import counters, demo_runs, outcome
 
 
@@ -59,6 +63,53 @@ def test_the_page_holds_every_row_and_stands_alone() -> None:
     assert not re.search(r"url\(|src=\"http|@import", page)
     assert 'name="viewport"' in page
     assert "a &lt;note&gt;" in page
+
+
+def live_page(workers: list[str | None]) -> tuple[str, Seen]:
+    """The page of a load whose replies named `workers`, one reply each, and no counters."""
+    outcomes = tuple(outcome(serial, worker=name) for serial, name in enumerate(workers))
+    row = summarize("live", "shared_prompts", outcomes)
+    run = RunResult(row, outcomes, (), row.workers, ())
+    page = render_page([run], [], [], [], "Load test", clock="wall time")
+    seen = Seen()
+    seen.feed(page)
+    return page, seen
+
+
+def test_an_endpoint_that_names_no_worker_has_no_panels_of_them() -> None:
+    page, seen = live_page([None] * 20)
+    assert "does not name its workers" in page
+    assert [image["alt"][:6] for image in seen.images if image["alt"]] == ["Curves"]
+    assert "20 of 20 requests completed" in page
+    assert not re.search("Busiest|model time|idle|Overruns|Hit rate", page)
+    assert "milliseconds of wall time" in page
+    assert seen.rows[0] == [
+        *("workload", "policy", "requests", "rejected", "lost", "TTFT mean", "p50", "p90", "p99"),
+        *("e2e mean", "out tok/s"),
+    ]
+    assert [len(row) for row in seen.rows] == [11, 11]
+
+
+def test_named_workers_without_counters_show_who_got_what() -> None:
+    page, seen = live_page(["w0", "w1"] * 10)
+    assert "Busiest worker 50% of requests" in page
+    assert len(seen.images) == 2
+    assert not re.search("idle|how busy|does not name", page)
+
+
+@given(st.floats(1e-6, 1e4), st.floats(1.0, 1e6))
+def test_a_logarithmic_axis_has_two_labels_at_least(low: float, factor: float) -> None:
+    steps = log_steps(low, low * factor)
+    assert steps[0] <= low
+    assert low * factor <= steps[-1]
+    assert 2 <= len(log_labels(steps)) <= 14
+
+
+def test_labels_are_round() -> None:
+    assert log_labels(log_steps(0.0061, 0.0079)) == [0.005, 0.01]
+    assert log_labels(log_steps(0.01, 0.01)) == [0.01, 0.02]
+    assert log_labels(log_steps(0.03, 0.3)) == [0.02, 0.05, 0.1, 0.2, 0.5]
+    assert log_labels(log_steps(0.05, 25.0)) == [0.1, 1.0, 10.0]
 
 
 def test_the_same_runs_give_the_same_page() -> None:

@@ -78,10 +78,32 @@ async def test_a_stack_that_cannot_start_says_why(tmp_path: Path) -> None:
             )
 
 
+async def expected_hit_tokens(line: str) -> int:
+    """Sends what a shell makes of a curl line; gives what the router expected of it."""
+    shell = await asyncio.create_subprocess_exec(
+        *("sh", "-c", f"""curl() {{ printf '%s\\n' "$@"; }}; {line}"""),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    words = (await shell.communicate())[0].decode().splitlines()
+    url = next(word for word in words if word.startswith("http://"))
+    headers = dict(re.findall(r"^([a-z-]+): (.*)$", "\n".join(words), re.MULTILINE))
+    sent = json.loads(words[words.index("-d") + 1])
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(url, json=sent) as reply,
+    ):
+        body = await reply.json()
+        assert reply.status == 200, body
+        assert body["usage"]["completion_tokens"] == sent["max_tokens"]
+        return int(json.loads(reply.headers["x-warmroute-explain"])["expected_hit_tokens"])
+
+
 async def test_the_stack_prints_a_request_that_works_and_stays(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "simulator", "stack", "--workers", "2", "--port", "0"),
-        *("--out", str(tmp_path)),
+        # SIGINT ignored, as a shell without job control leaves it to its background.
+        *("sh", "-c", """trap '' INT; exec "$@" """, "sh"),
+        *(sys.executable, "-m", "simulator", "stack", "--workers", "2"),
+        *("--port", "0", "--admin-port", "0", "--out", str(tmp_path)),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -91,15 +113,12 @@ async def test_the_stack_prints_a_request_that_works_and_stays(tmp_path: Path) -
             line = await process.stdout.readline()
             assert line, text
             text += line.decode()
-        match = re.search(r"curl (\S+) .* -d '(.*)'", text)
-        assert match is not None, text
-        async with (
-            aiohttp.ClientSession(headers={"content-type": "application/json"}) as session,
-            session.post(match[1], data=match[2]) as reply,
-        ):
-            body = await reply.json()
-            assert reply.status == 200, body
-            assert body["usage"]["completion_tokens"] == json.loads(match[2])["max_tokens"]
+        line = re.search(r"^curl .*$", text, re.MULTILINE)
+        assert line is not None, text
+        assert len(line[0]) < 300, "it pastes well"
+        hits = [await expected_hit_tokens(line[0]) for _ in range(2)]
+        assert hits[0] == 0
+        assert hits[1] >= 8 * 16, "the second one finds its blocks"
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
     async with aiohttp.ClientSession() as session:

@@ -1,0 +1,113 @@
+"""What a command line may ask for: the rest is refused before anything starts, with what would do.
+
+Options that only some sources or modes use default to None, so that "not given" can be told from
+"given"; whoever uses them fills in the figures below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.profiles import profile
+from policies.load import load
+from policies.parameters import PolicyError
+from simulator.prompt import FIRST_TOKEN_ID
+
+REQUESTS, GROUPS, RATE_PER_S, OUTPUT_TOKENS, SEED = 100, 1, 10.0, 32, 1
+BLOCK_TOKENS = 512
+
+OF_A_TRACE = ("seconds", "spread", "block_tokens")
+OF_A_SHARED_PREFIX = ("groups", "rate", "output_tokens", "seed")
+OF_AN_OPEN_LOOP = ("rate", "speed", "spread")
+
+
+class UsageError(ValueError):
+    """The command line asks for something that cannot be done; says what would do."""
+
+
+def check_demo(options: argparse.Namespace) -> None:
+    """Raises `UsageError` where the demo could not keep what it found."""
+    _check_folder(options.out)
+
+
+def check_load(options: argparse.Namespace) -> None:
+    """Raises `UsageError` for a load that cannot be sent, or whose results could not be kept."""
+    if options.trace is None:
+        _refuse(options, OF_A_TRACE, "is for --trace, and this load is made by --shared-prefix")
+    else:
+        _refuse(options, OF_A_SHARED_PREFIX, "is for --shared-prefix; a trace brings its own")
+    if options.concurrency is not None:
+        _refuse(
+            options,
+            OF_AN_OPEN_LOOP,
+            "sets times of arrival, which a closed loop (--concurrency) has none of",
+        )
+    if options.vocabulary <= FIRST_TOKEN_ID:
+        raise UsageError(f"--vocabulary {options.vocabulary}: must be above {FIRST_TOKEN_ID}")
+    for option, path in (("--json", options.json), ("--html", options.html)):
+        if path is not None:
+            _check_file(option, path)
+
+
+def check_stack(options: argparse.Namespace) -> None:
+    """Raises `UsageError` for a stack that could not start, or a report that could not be kept."""
+    if options.trace is None:
+        _refuse(options, ("requests", *OF_A_TRACE), "is for --trace, and there is none")
+    if options.port and options.port == options.admin_port:
+        raise UsageError(f"--port and --admin-port are both {options.port}; choose two")
+    try:
+        profile(options.profile)
+    except ValueError as error:
+        raise UsageError(f"--profile: {error}") from error
+    _check_policy(options.policy)
+    _check_folder(options.out)
+
+
+def base_url(text: str) -> str:
+    """`text` without the `/v1` that some clients want and this one adds; raises `UsageError`."""
+    url = text.rstrip("/").removesuffix("/v1").rstrip("/")
+    if not re.match(r"https?://[^/]+", url):
+        raise UsageError(f"URL {text!r}: expected http://HOST:PORT")
+    return url
+
+
+def _check_policy(spec: str) -> None:
+    # The router looks for a policy of one's own in the folder it is started in, too.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        load(spec)
+    except PolicyError as error:
+        raise UsageError(f"--policy: {error}") from error
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} {why}; leave one of the two out")
+
+
+def _check_file(option: str, path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{option} {path}: may not be written; name a file that may")
+
+
+def _check_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--out {path}: cannot be made ({error.strerror}); name another"
+        ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {path}: may not be written to; name another folder")
