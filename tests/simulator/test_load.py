@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from simulator.client import Target
 from simulator.load import run_load
@@ -46,6 +47,16 @@ async def test_open_loop_sends_every_row_once_at_its_time() -> None:
     assert {o.cached_tokens for o in outcomes} == {7}
     assert {o.worker for o in outcomes} == {"w0", "w1"}
     assert all(o.ttft_ms is not None and 0 < o.ttft_ms <= o.e2e_ms for o in outcomes)
+
+
+def test_times_are_finer_than_the_loops_own_clock() -> None:
+    async def measure() -> list[Outcome]:
+        async with serve(Endpoint()) as endpoint:
+            return await loaded(endpoint, workload(20), concurrency=1)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        outcomes = runner.run(measure())
+    assert len({round(o.e2e_ms % 1, 3) for o in outcomes}) > 3
 
 
 async def test_bodies_are_streamed_completions_of_token_ids() -> None:
