@@ -8,7 +8,7 @@ decisions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from policies.contract import Hashes
@@ -190,7 +190,6 @@ class WorkerFacts:
     max_kv_fraction: float = float("nan")
     weight: float = 1.0
     has_events: bool = True  # False: its cache is mirrored from our own dispatches only
-    labels: Mapping[str, str] = field(default_factory=dict)
     adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
 
 

@@ -99,7 +99,6 @@ async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: fl
         kv_capacity_tokens=_or_nan(capacity),
         max_model_tokens=min(limits) if limits else None,
         has_events=source is not None,
-        labels={"kind": kind},
         adapters=frozenset(m.id for m in models if m.parent is not None),
     )
     return with_thresholds(Recognized(kind, facts, source, load is not None), spec)
