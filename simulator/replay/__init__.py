@@ -1,0 +1,7 @@
+"""The replay: the real decision core and the real scheduler on virtual time.
+
+Owns: the event loop of integer nanoseconds, the world around (lags, losses, faults), outcomes.
+Gives: `run.replay(setup)`: one policy, one seed, one `ReplayResult`.
+Never imports: shells of the router or the engine, sockets, clocks of the machine.
+Start reading at: setup.py, then run.py.
+"""

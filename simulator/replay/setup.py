@@ -1,0 +1,73 @@
+"""What one replay is asked to do: plain data, so that it can be hashed, stored and sent away."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkloadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which requests, and when.
+
+    `source` is a file, or `gen:NAME?key=value&key=value` for a generator.
+    """
+
+    source: str
+    format: str = "auto"
+    block_tokens: int | None = None  # prompt tokens an id stands for; None: as the format says
+    speed: float = 1.0  # recorded times are divided by it
+    rate_per_s: float | None = None  # instead: scale the times to this mean rate
+    requests: int | None = None  # at most so many
+    seconds: float | None = None  # of the source's start only, recorded time
+    spread_s: float = 0.0  # spread requests of one timestamp over so long
+    strict: bool = False  # stop at the first wrong line instead of counting it
+
+
+class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Workers that are alike. None: as the profile, or the scheduler's default."""
+
+    count: int
+    profile: str
+    kv_tokens: int | None = None
+    speed: float = 1.0  # 0.5: every step takes twice as long
+    max_num_tokens: int | None = None
+    max_batch_size: int | None = None
+    max_model_tokens: int | None = None
+    max_requests: float | None = None  # the worker's own thresholds, as in the router
+    max_queued_tokens: float | None = None
+    max_kv_fraction: float | None = None
+
+
+class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How late and how lossy news travels. Times in milliseconds."""
+
+    network_ms: float = 0.5  # one way, router to worker and back
+    events: bool = True  # workers publish KV events
+    event_lag_ms: float = 1.0
+    event_loss: float = 0.0  # share of event batches that never arrive, [0, 1)
+    resync_ms: float = 50.0  # from a noticed gap to the end of its replay
+    report_every_ms: float = 1000.0  # load reports; 0: none
+    report_lag_ms: float = 0.0
+    progress_ms: float = 250.0  # least time between two progress facts of one answer
+    tick_ms: float = 100.0
+
+
+class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request is good when it is within both limits."""
+
+    ttft_ms: float = 2000.0
+    tpot_ms: float = 50.0
+
+
+class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One policy, one seed, one pool, one workload."""
+
+    workload: WorkloadSpec
+    policy: str
+    groups: tuple[WorkerGroup, ...]
+    block_size: int | None = None  # of the workers, tokens; None: the source's
+    seed: int = 0
+    closed_loop: bool = False  # a turn is released by the answer before it
+    world: World = World()
+    faults: str | None = None  # a timeline file
+    goodput: Goodput = Goodput()
+    native: bool = True  # False: the plain Python scheduler, to check the other
