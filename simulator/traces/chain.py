@@ -1,0 +1,98 @@
+"""From a source's ids to the chain hashes of an engine with blocks of its own size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.contract import Hashes
+from simulator.traces.errors import TraceError
+from simulator.traces.job import Job
+
+# Odd, so that multiplying by them permutes the 64-bit words; SplitMix64's (Steele et al., 2014).
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FIRST = np.uint64(0xBF58476D1CE4E5B9)
+SECOND = np.uint64(0x94D049BB133111EB)
+S27, S30, S31, S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+PRIVATE_FROM = 1 << 63  # sources' small ids end below it
+PRIVATE_BITS = 23  # more than the blocks of the longest prompt, one token each
+
+
+class Chainer:
+    """Names an engine's blocks of `engine_block` tokens from ids of `source_block` tokens.
+
+    One size must divide the other. Equal: an id, mixed. Engine's smaller: k hashes derived from
+    each id; a block that the source lists although it is partial serves as far as the prompt
+    reaches. Engine's larger: every k-th id. Equal prefixes get equal names, and unequal ones do
+    not (but by chance, 2^-64 a pair). Raises `TraceError` for sizes where neither divides.
+    """
+
+    def __init__(self, source_block: int, engine_block: int) -> None:
+        if source_block < 1 or engine_block < 1:
+            raise TraceError("block sizes: expected 1 token or more")
+        if source_block % engine_block and engine_block % source_block:
+            raise TraceError(
+                f"block size {engine_block}: an id of this source stands for {source_block} "
+                f"tokens; choose a block size that divides {source_block} or is a multiple of it"
+            )
+        self.source_block = source_block
+        self.engine_block = engine_block
+        self._split = max(1, source_block // engine_block)
+        self._merge = max(1, engine_block // source_block)
+        self._lanes: Hashes = np.arange(1, self._split + 1, dtype=np.uint64) * SECOND
+
+    def chain(self, job: Job, serial: int) -> Hashes:
+        """Hashes of the job's full blocks: the prompt's, then the answer's where known.
+
+        uint64, `[prompt_tokens // engine_block + known ones of the answer]`, first block first.
+        Prompt blocks that the source gives no id to are private to the job with this `serial`
+        (arrivals counted from 0).
+        """
+        full = job.prompt_tokens // self.engine_block
+        if self._split > 1:
+            named = self._split_ids(job)
+        elif self._merge > 1 or len(job.answer_ids):
+            named = light_mix(self._merged_ids(job))
+        else:
+            named = light_mix(job.ids[:full])
+        if len(named) >= full:
+            return named
+        return np.concatenate((named, private_ids(serial, len(named), full)))
+
+    def _merged_ids(self, job: Job) -> Hashes:
+        """One id per engine block, which is as large as the source's or larger."""
+        full = job.prompt_tokens // self.source_block
+        ids = job.ids[:full]
+        if len(ids) == full and len(job.answer_ids):
+            ids = np.concatenate((ids, job.answer_ids))
+        blocks = (job.prompt_tokens + job.output_tokens) // self.engine_block
+        return ids[self._merge - 1 :: self._merge][:blocks]
+
+    def _split_ids(self, job: Job) -> Hashes:
+        """`_split` hashes per id. Where the answer is known, the block that prompt and answer
+        share goes by the name that the next turn will use for it."""
+        full, ids, tokens = job.prompt_tokens // self.source_block, job.ids, job.prompt_tokens
+        if len(job.answer_ids) and len(ids) >= full:
+            ids = np.concatenate((ids[:full], job.answer_ids))
+            tokens += job.output_tokens
+        lanes: Hashes = np.add.outer(mix(ids + GOLDEN), self._lanes).ravel()
+        return mix(lanes[: tokens // self.engine_block])
+
+
+def light_mix(ids: Hashes) -> Hashes:
+    """A permutation of uint64 in three operations: every bit of an id reaches the low half."""
+    mixed: Hashes = ids * GOLDEN
+    mixed ^= mixed >> S32
+    return mixed
+
+
+def mix(lanes: Hashes) -> Hashes:
+    """SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014), a permutation of uint64."""
+    lanes = (lanes ^ (lanes >> S30)) * FIRST
+    lanes = (lanes ^ (lanes >> S27)) * SECOND
+    return lanes ^ (lanes >> S31)
+
+
+def private_ids(serial: int, first: int, end: int) -> Hashes:
+    """Hashes of the blocks `first` to `end - 1` of a prompt that nobody else has."""
+    start = PRIVATE_FROM + (serial << PRIVATE_BITS)
+    return light_mix(np.arange(start + first, start + end, dtype=np.uint64))

@@ -1,0 +1,115 @@
+"""A trace file as lines: packed or not, bounded, with how much of it has been read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from simulator.traces.errors import ErrorLog, TraceError
+
+MAX_LINE_BYTES = 8 << 20
+BUFFER_BYTES = 1 << 18
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+MAX_ZSTD_WINDOW_BYTES = 128 << 20  # what a reader of an unknown file sets aside at most
+
+
+class TraceFile:
+    """An open file, unpacked as its first bytes say (gzip, zstd, else plain). Lifetime: stream.
+
+    Raises `TraceError` when it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._raw = path.open("rb")
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+        status = os.fstat(self._raw.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            self._raw.close()
+            raise TraceError(f"{path}: is not a regular file")
+        self._bytes = status.st_size
+        try:
+            self._stream = io.BufferedReader(cast(Any, _unpacked(self._raw, path)), BUFFER_BYTES)
+        except BaseException:
+            self._raw.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the file; harmless when it is closed."""
+        self._stream.close()
+        self._raw.close()
+
+    def fraction_read(self) -> float:
+        """Share of the file's bytes, as packed, that have been read; 1.0 once it is closed."""
+        if self._raw.closed or not self._bytes:
+            return 1.0
+        return min(1.0, self._raw.tell() / self._bytes)
+
+    def lines(self, errors: ErrorLog) -> Iterator[tuple[int, bytes]]:
+        """(number from 1, line) of all lines but blank ones; too long ones are told `errors`.
+
+        Closes the file at the end. Raises `TraceError` where the file is damaged.
+        """
+        number = 0
+        try:
+            while line := self._stream.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    self._skip_line(line)
+                    errors.add(number, f"longer than {MAX_LINE_BYTES} bytes")
+                elif not line.isspace():
+                    yield number, line
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(f"{self.path}, after line {number}: damaged: {error}") from error
+        finally:
+            self.close()
+
+    def _skip_line(self, line: bytes) -> None:
+        while line and not line.endswith(b"\n"):
+            line = self._stream.readline(MAX_LINE_BYTES)
+
+
+def _unpacked(raw: BinaryIO, path: Path) -> Any:
+    magic = raw.read(4)
+    raw.seek(0)
+    if magic.startswith(GZIP_MAGIC):
+        return gzip.GzipFile(fileobj=raw, mode="rb")
+    if magic == ZSTD_MAGIC:
+        return _zstd(raw, path)
+    return raw
+
+
+def _zstd(raw: BinaryIO, path: Path) -> Any:
+    try:
+        import zstandard
+    except ModuleNotFoundError as error:
+        raise TraceError(
+            f"{path}: is packed with zstd; install warmroute[sim], or unpack it"
+        ) from error
+
+    class Reader(io.RawIOBase):
+        """zstandard's own reader, with its errors as those of a file."""
+
+        def __init__(self) -> None:
+            unpack = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
+            self._reader = unpack.stream_reader(raw, read_across_frames=True)
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            try:
+                return self._reader.readinto(buffer)
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from error
+
+    return Reader()

@@ -1,0 +1,76 @@
+"""Opens any source of requests: a trace file or a generator, cut and timed as asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simulator.replay.setup import WorkloadSpec
+from simulator.traces.chain import Chainer
+from simulator.traces.errors import ErrorLog, TraceError
+from simulator.traces.files import TraceFile
+from simulator.traces.formats import file_jobs, find_format
+from simulator.traces.stream import JobStream, sessions
+from simulator.traces.timing import check_timing, chosen, count_and_rate, faster
+
+__all__ = ["Chainer", "JobStream", "TraceError", "open_jobs", "sessions"]
+
+
+def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
+    """Starts a reading of `spec.source`; each call starts anew and gives the same jobs.
+
+    Order of what `spec` asks: spread, seconds and requests in recorded time, then speed or rate.
+    A rate is reached by one factor on all times, which takes a first pass over the chosen part.
+    Raises `TraceError` for a source that cannot be opened or a value that is out of range; what
+    is wrong with single lines is in the stream's `errors`.
+    """
+    check_timing(spec)
+    if spec.rate_per_s is None:
+        stream = _recorded(spec, seed)
+        total, factor = stream.total, spec.speed
+    else:
+        total, rate = count_and_rate(_recorded(spec, seed).jobs)
+        stream = _recorded(spec, seed)
+        factor = spec.rate_per_s / rate
+    return JobStream(
+        name=stream.name,
+        block_tokens=stream.block_tokens,
+        jobs=faster(stream.jobs, factor),
+        total=total,
+        errors=stream.errors,
+        origin=f"{stream.origin}{_pace(spec)}",
+        fraction_read=stream.fraction_read,
+    )
+
+
+def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
+    """The chosen part of the source at its own times."""
+    path = Path(spec.source)
+    found = find_format(spec.format, path)
+    block_tokens = spec.block_tokens or found.block_tokens
+    errors = ErrorLog(spec.source, spec.strict)
+    file = TraceFile(path)
+    jobs = file_jobs(file, found, block_tokens, errors)
+    return JobStream(
+        name=path.name.split(".", 1)[0] or path.name,
+        block_tokens=block_tokens,
+        jobs=chosen(jobs, spec),
+        total=None,
+        errors=errors,
+        origin=f"{path.name} ({found.name})",
+        fraction_read=file.fraction_read,
+    )
+
+
+def _pace(spec: WorkloadSpec) -> str:
+    parts = []
+    if spec.requests is not None:
+        parts.append(f"first {spec.requests} requests")
+    if spec.seconds is not None:
+        parts.append(f"first {spec.seconds:g} s")
+    if spec.spread_s:
+        parts.append(f"one instant's requests spread over {spec.spread_s:g} s")
+    if spec.rate_per_s is not None:
+        parts.append(f"at {spec.rate_per_s:g} requests per second")
+    elif spec.speed != 1.0:
+        parts.append(f"{spec.speed:g} times as fast as recorded")
+    return "".join(f", {part}" for part in parts)

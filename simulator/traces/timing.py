@@ -1,0 +1,89 @@
+"""Which of the jobs, and when: part of a source, coarse clocks spread, faster or slower."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
+
+import msgspec
+
+from simulator.replay.setup import WorkloadSpec
+from simulator.traces.errors import TraceError
+from simulator.traces.job import Job
+
+NS = 1_000_000_000
+MAX_SPREAD_JOBS = 100_000  # of one instant: they are held
+
+
+def check_timing(spec: WorkloadSpec) -> None:
+    """Raises `TraceError` for a value that is out of range."""
+    for name in ("speed", "rate_per_s", "seconds"):
+        value = getattr(spec, name)
+        if value is not None and not 0 < value < math.inf:
+            raise TraceError(f"{name} {value:g}: expected a number above 0")
+    if not 0 <= spec.spread_s < math.inf:
+        raise TraceError(f"spread_s {spec.spread_s:g}: expected 0 or more seconds")
+    for name in ("requests", "block_tokens"):
+        value = getattr(spec, name)
+        if value is not None and value < 1:
+            raise TraceError(f"{name} {value}: expected 1 or more")
+    if spec.rate_per_s is not None and spec.speed != 1.0:
+        raise TraceError("speed and rate_per_s: give one of them")
+
+
+def chosen(jobs: Iterator[Job], spec: WorkloadSpec) -> Iterator[Job]:
+    """The part of `jobs` that `spec` asks for, in recorded time, spread where it says so."""
+    if spec.spread_s:
+        jobs = spread(jobs, round(spec.spread_s * NS))
+    if spec.seconds is not None:
+        end_ns = round(spec.seconds * NS)
+        jobs = takewhile(lambda job: job.at_ns < end_ns, jobs)
+    return islice(jobs, spec.requests) if spec.requests is not None else jobs
+
+
+def spread(jobs: Iterable[Job], span_ns: int) -> Iterator[Job]:
+    """Spreads the jobs of one instant evenly over the `span_ns` after it, or up to the next one.
+
+    Traces recorded on a coarse clock put ten requests on one instant, which nobody sent that way.
+    """
+    group: list[Job] = []
+    for job in jobs:
+        if group and job.at_ns != group[0].at_ns:
+            yield from _spread(group, min(span_ns, job.at_ns - group[0].at_ns))
+            group = []
+        elif len(group) == MAX_SPREAD_JOBS:
+            raise TraceError(f"spread_s: more than {MAX_SPREAD_JOBS} requests at one instant")
+        group.append(job)
+    yield from _spread(group, span_ns)
+
+
+def _spread(group: list[Job], span_ns: int) -> Iterator[Job]:
+    for index, job in enumerate(group):
+        at_ns = job.at_ns + span_ns * index // len(group)
+        yield msgspec.structs.replace(job, at_ns=at_ns)
+
+
+def faster(jobs: Iterable[Job], factor: float) -> Iterator[Job]:
+    """Times divided by `factor`, the client's pauses too, so that sessions keep their shape."""
+    if factor == 1.0:
+        yield from jobs
+        return
+    for job in jobs:
+        think_ns = None if job.think_ns is None else round(job.think_ns / factor)
+        yield msgspec.structs.replace(job, at_ns=round(job.at_ns / factor), think_ns=think_ns)
+
+
+def count_and_rate(jobs: Iterable[Job]) -> tuple[int, float]:
+    """Number of jobs and their mean rate per second, first to last arrival.
+
+    Raises `TraceError` when there is no such rate: one request, or all at once.
+    """
+    count, first_ns, last_ns = 0, 0, 0
+    for job in jobs:
+        first_ns = job.at_ns if not count else first_ns
+        last_ns = job.at_ns
+        count += 1
+    if last_ns == first_ns:
+        raise TraceError("rate_per_s: all requests arrive at once, so there is no rate to change")
+    return count, (count - 1) * NS / (last_ns - first_ns)
