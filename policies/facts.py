@@ -15,6 +15,7 @@ from policies.contract import Hashes
 
 Role = Literal["both", "prefill", "decode"]
 Tier = Literal["gpu", "host", "disk"]
+BlockNames = tuple[int | bytes, ...] | Hashes  # an array stands for the same numbers as ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +107,27 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks became resident; `hashes` are the engine's own names of them."""
+    """Blocks became resident; `hashes` are the engine's own names of them.
 
-    hashes: tuple[int | bytes, ...]
+    `chain`: our own chain hashes of these blocks, where the source knows them (replays and
+    recordings); `tokens` and `seed` are not read then and may be left empty. Names may be equal to
+    chain hashes, and an array of names may be the array `chain` itself.
+    """
+
+    hashes: BlockNames
     parent: int | bytes | None
     tokens: tuple[int, ...]
     block_size: int
     tier: Tier = "gpu"
     seed: int = 0  # chain seed of the LoRA adapter and salt the event names
+    chain: Hashes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
     """Blocks were evicted."""
 
-    hashes: tuple[int | bytes, ...]
+    hashes: BlockNames
     tier: Tier = "gpu"
 
 

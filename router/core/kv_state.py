@@ -9,15 +9,16 @@ whatever was missed has been turned over.
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvkernels import PrefixIndex, chain_hashes
+from policies.contract import Hashes
 from policies.facts import Cleared, KvEvent, KvEvents, Removed, Stored
-
-BlockName = int | bytes  # an engine's own, opaque hash of a block
+from router.core.parked import BlockName, ParkedBlocks, names_of
 
 
 @dataclass(slots=True)
@@ -54,7 +55,6 @@ class KvState:
         self._slot = slot
         self._block_size = block_size
         self._capacity_blocks = capacity_blocks
-        self._parked_blocks_max = parked_blocks
         self._backlog_max = backlog_batches
         self._resident_blocks_max = resident_blocks
         self.counters = KvCounters()
@@ -64,10 +64,7 @@ class KvState:
         self._last_live_seq = -1
         self._stored_since_loss = 0
         self._chain_of: dict[BlockName, int] = {}
-        self._parked: dict[BlockName, list[Stored]] = {}  # by the parent they wait for
-        self._parked_blocks = 0
-        self._parked_names: Counter[BlockName] = Counter()  # a name may be parked twice
-        self._dead: set[BlockName] = set()  # parked, and evicted before their parent came
+        self._parked = ParkedBlocks(parked_blocks)
         self._backlog: dict[int, KvEvents] = {}
 
     @property
@@ -78,7 +75,7 @@ class KvState:
     @property
     def parked_blocks(self) -> int:
         """Blocks waiting for their parent."""
-        return self._parked_blocks
+        return len(self._parked)
 
     def take(self, batch: KvEvents) -> int | None:
         """Apply a batch. Returns the sequence number to replay from when some are missing."""
@@ -189,11 +186,10 @@ class KvState:
 
     def _store(self, event: Stored) -> None:
         whole = event.block_size == self._block_size
-        fits = len(event.tokens) == len(event.hashes) * event.block_size
-        if event.tier != "gpu" or not whole or not fits:
+        if event.tier != "gpu" or not whole or not _fits(event):
             self.counters.skipped_events += 1
             return
-        self._dead.difference_update(event.hashes)
+        self._parked.revive(names_of(event.hashes))
         queue = [event]
         while queue:  # a parent that arrives late brings its parked descendants along
             stored = queue.pop()
@@ -201,20 +197,20 @@ class KvState:
             if seed is None:
                 self._park(stored)
                 continue
-            self._place(stored, seed)
-            for name in stored.hashes:
-                for child in self._parked.pop(name, ()):
-                    self._unpark(child)
-                    queue.append(child)
-            if dead := tuple(n for n in stored.hashes if n in self._dead):
-                self._dead.difference_update(dead)
+            names = names_of(stored.hashes)
+            self._place(names, self._chain(stored, seed))
+            queue += self._parked.wake(names)
+            if dead := self._parked.take_dead(names):
                 self._drop(dead)
 
-    def _place(self, stored: Stored, seed: int) -> None:
-        tokens = np.array(stored.tokens, dtype=np.int32)
-        chain = chain_hashes(tokens, self._block_size, seed)
+    def _chain(self, stored: Stored, seed: int) -> Hashes:
+        if stored.chain is not None:
+            return stored.chain
+        return chain_hashes(np.array(stored.tokens, dtype=np.int32), self._block_size, seed)
+
+    def _place(self, names: Sequence[BlockName], chain: Hashes) -> None:
         self._index.store(self._slot, chain)
-        self._chain_of.update(zip(stored.hashes, chain.tolist(), strict=True))
+        self._chain_of.update(zip(names, chain.tolist(), strict=True))
         self.counters.stored_blocks += len(chain)
         self._stored_since_loss += len(chain)
         if not self.known and not self.resyncing:
@@ -225,59 +221,35 @@ class KvState:
             self.known = False
 
     def _park(self, event: Stored) -> None:
-        assert event.parent is not None
-        if self._parked_blocks + len(event.hashes) > self._parked_blocks_max:
-            self._bury()
-        if self._parked_blocks + len(event.hashes) > self._parked_blocks_max:
+        if self._parked.park(event):
+            self.counters.orphans += len(event.hashes)
+        else:
             self.counters.skipped_events += 1
-            return
-        self.counters.orphans += len(event.hashes)
-        self._parked_blocks += len(event.hashes)
-        self._parked_names.update(event.hashes)
-        self._parked.setdefault(event.parent, []).append(event)
-
-    def _bury(self) -> None:
-        """Make room: park no longer what was evicted whole, for its parent may never come.
-
-        Worth a look at everything parked only where a good part of it is dead.
-        """
-        if len(self._dead) * 8 < self._parked_blocks_max:
-            return
-        for parent, events in list(self._parked.items()):
-            dead = [event for event in events if self._dead.issuperset(event.hashes)]
-            for event in dead:
-                events.remove(event)
-                self._unpark(event)
-            if not events:
-                del self._parked[parent]
-        self._dead.intersection_update(self._parked_names)
-
-    def _unpark(self, event: Stored) -> None:
-        self._parked_blocks -= len(event.hashes)
-        for name in event.hashes:
-            self._parked_names[name] -= 1
-            if not self._parked_names[name]:
-                del self._parked_names[name]
 
     def _remove(self, event: Removed) -> None:
         if event.tier != "gpu":
             self.counters.skipped_events += 1
             return
-        # A parked block that is evicted must not come to life with its parent.
-        self._dead.update(n for n in event.hashes if n in self._parked_names)
-        self._drop(event.hashes)
+        names = names_of(event.hashes)
+        self._parked.evict(names)
+        self._drop(names)
 
-    def _drop(self, names: tuple[BlockName, ...]) -> None:
-        chain = [c for name in names if (c := self._chain_of.pop(name, None)) is not None]
+    def _drop(self, names: Sequence[BlockName]) -> None:
+        chain_of = self._chain_of
+        chain = [c for name in names if (c := chain_of.pop(name, None)) is not None]
         self.counters.removed_blocks += len(chain)
         if chain:
-            self._index.remove(self._slot, np.array(chain, dtype=np.uint64))
+            self._index.remove(self._slot, array("Q", chain))
 
     def _forget(self) -> None:
         self._index.clear_worker(self._slot)
         self._chain_of.clear()
         self._parked.clear()
-        self._parked_blocks = 0
-        self._parked_names.clear()
-        self._dead.clear()
         self._stored_since_loss = 0
+
+
+def _fits(event: Stored) -> bool:
+    """Whether it tells of each block it names what its chain hash is, or its tokens."""
+    if event.chain is not None:
+        return len(event.chain) == len(event.hashes)
+    return len(event.tokens) == len(event.hashes) * event.block_size
