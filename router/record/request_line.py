@@ -1,0 +1,92 @@
+"""The request log's format: JSON lines, a `Header` and then one `RequestLine` for each request.
+
+Lines stand in the order in which requests ended; who wants arrivals in order sorts by `at`. A
+file has a header in its first line and another one wherever a restarted router goes on writing
+to it: worker numbers, sessions and tenants compare only up to the next header.
+
+A line holds no text, no token ids, no headers and no keys: what a prompt says is in its chain
+hashes only, and sessions and tenants are keyed digests whose key is kept nowhere.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+
+from policies.contract import Hashes
+
+FORMAT = "warmroute-requests"
+VERSION = 1
+
+_PSEUDONYM_BYTES = 12  # 96 bits: no two of a thousand million sessions are likely to meet
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The first line of a file, or of what a restarted router adds to it."""
+
+    started: float  # unix seconds
+    policy: str  # specification, every parameter written out
+    workers: int  # of the fleet when the line was written
+    format: str = FORMAT
+    version: int = VERSION
+
+
+class Best(msgspec.Struct, frozen=True, array_like=True):
+    """A candidate: `[worker, cost, hit_tokens]`; the cost is null where it was not for this one."""
+
+    worker: int
+    cost: float | None
+    hit_tokens: int
+
+
+class RequestLine(msgspec.Struct, frozen=True):
+    """One request that was dispatched, rejected or given up. None is null: not known.
+
+    `chain` is base64 of the full blocks' chain hashes, uint64 little-endian, eight bytes a block
+    (`hashes_of`): numbers beyond 2^53 would not survive every reader of JSON.
+    """
+
+    at: float  # arrival, unix seconds, 6 decimals
+    model: str | None  # None: it named a model that nobody serves
+    prompt_tokens: int  # as the router counted them; a guess where `approximate`
+    output_tokens: int | None  # as the worker reported, else events of the stream
+    cached_tokens: int | None  # of the prompt, as the worker reported
+    block_size: int | None  # tokens a block of `chain` stands for; None: no worker was known
+    chain: bytes
+    session: str | None
+    tenant: str | None
+    priority: int
+    approximate: bool  # chain of blocks of text, four bytes for a token
+    stream: bool
+    worker: int | None  # the last one it was sent to
+    policy: str | None  # that chose it
+    reason: str  # of the last decision; of a request turned away, the answer's code
+    hit_tokens: int | None  # expected on the chosen worker
+    attempts: int  # dispatches
+    status: int  # of the answer; 499: the client left before there was one
+    error: str | None  # None: answered whole; "client", or the worker's kind of error
+    ttft_ms: float | None  # arrival to first byte, streamed answers
+    e2e_ms: float  # arrival to end
+    candidates: tuple[Best, ...]  # the best three, the chosen one first
+
+
+def chain_bytes(chain: Hashes) -> bytes:
+    """A chain as `RequestLine.chain` holds it."""
+    return chain.astype("<u8", copy=False).tobytes()
+
+
+def hashes_of(chain: bytes) -> Hashes:
+    """uint64[blocks] of `RequestLine.chain`. Raises ValueError for a torn one."""
+    if len(chain) % 8:
+        raise ValueError(f"chain has {len(chain)} bytes; expected 8 for each block")
+    return np.frombuffer(chain, dtype="<u8").astype(np.uint64, copy=False)
+
+
+def pseudonym(name: str | None, key: bytes) -> str | None:
+    """The same for equal names under one key, and nothing of the name itself."""
+    if name is None:
+        return None
+    data = name.encode("utf-8", "surrogatepass")
+    return blake2b(data, key=key, digest_size=_PSEUDONYM_BYTES).hexdigest()
