@@ -19,6 +19,7 @@ from engine.profiles import PROFILES, profile
 from engine.scheduler_types import SchedulerSettings
 from engine.server import WorkerSettings, serve
 from engine.server.settings import DEFAULT_VOCAB
+from engine.server.step_log import StepLogError
 from engine.server.worker import Worker
 from engine.wire.tokens import Tokenizer, WordTokenizer
 
@@ -70,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, tokenizer, _announce))
+    except StepLogError as error:
+        return _failed(str(error))
     except (OSError, zmq.ZMQError) as error:
         return _failed(f"cannot listen on {settings.host}: {_why(error, settings)}")
     return 0
@@ -120,7 +123,7 @@ def _settings(flags: argparse.Namespace) -> WorkerSettings:
         max_queue=flags.max_queue,
     )
     return WorkerSettings(
-        profile_name=profile(flags.timed).name,
+        profile_name=flags.timed,
         speed=flags.speed,
         kv_tokens=flags.kv_tokens,
         block_size=flags.block_size,
@@ -132,6 +135,7 @@ def _settings(flags: argparse.Namespace) -> WorkerSettings:
         tokenizer=flags.tokenizer,
         max_body_bytes=flags.max_body_bytes,
         grace_s=flags.grace_s,
+        step_log=flags.step_log,
         scheduler=scheduler,
     )
 
@@ -154,7 +158,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     limits, worker = SchedulerSettings(), WorkerSettings(profile_name=next(iter(PROFILES)))
     add = parser.add_argument_group("what it imitates").add_argument
-    add("--timed", metavar="PROFILE", required=True, help="model and GPU; listed below")
+    add(
+        "--timed",
+        metavar="PROFILE",
+        required=True,
+        help="model and GPU; listed below, or a calibrated .json file",
+    )
     add("--speed", type=float, default=1.0, metavar="X", help="divide every step's time (1)")
     add("--kv-tokens", type=int, metavar="T", help="KV cache in tokens (the profile's)")
     add("--block-size", type=int, default=worker.block_size, metavar="B", help="tokens (16)")
@@ -174,6 +183,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-queue", type=int, default=limits.max_queue, help="requests waiting (4096)")
     add("--max-body-bytes", type=int, default=worker.max_body_bytes, help="of a request (16 MiB)")
     add("--grace-s", type=float, default=worker.grace_s, help="for running requests at exit (5)")
+    parser.add_argument(
+        "--step-log", type=Path, metavar="FILE",
+        help="write each step as a CSV line, for `warmroute-sim calibrate FILE`",
+    )  # fmt: skip
     parser.add_argument(
         "--log-level", choices=LOG_LEVELS, default="warning", help="on stderr (warning)"
     )

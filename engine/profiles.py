@@ -12,25 +12,15 @@ Qwen3-32B on two H100 against the 15,928 prefill tokens per second that llm-d pu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
+from engine.profile import SUFFIX, Profile, read_profile
 from engine.step_time import StepTime
 
 _DERIVED = "derived from model shape and GPU data sheet; not measured, expect +-15 %"
 _CHECKED = "derived; prefill checked: 2 % below llm-d's published 15,928 tokens/s at 8192 a chunk"
 _RING_HOP_S = 10e-6  # one small all-reduce; two of them a layer under tensor parallelism
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """One model on one GPU type at one degree of tensor parallelism."""
-
-    name: str
-    step_time: StepTime
-    kv_capacity_tokens: int
-    kv_bytes_per_token: int  # over all GPUs of the instance
-    provenance: str
 
 
 def _profile(
@@ -81,10 +71,15 @@ PROFILES: Mapping[str, Profile] = MappingProxyType({row.name: row for row in _RO
 
 
 def profile(name: str) -> Profile:
-    """The profile called `name`; ValueError listing the valid names for any other."""
-    try:
+    """The profile called `name`, or kept in the file `name` when it ends in .json.
+
+    Raises ValueError: for any other name with the valid ones, for a bad file with its field.
+    """
+    if name in PROFILES:
         return PROFILES[name]
-    except KeyError:
-        raise ValueError(
-            f"unknown profile {name!r}; valid ones: {', '.join(sorted(PROFILES))}"
-        ) from None
+    if name.endswith(SUFFIX):
+        return read_profile(Path(name))
+    raise ValueError(
+        f"unknown profile {name!r}; valid ones: {', '.join(sorted(PROFILES))}, or a {SUFFIX} file "
+        "that `warmroute-sim calibrate` wrote"
+    )

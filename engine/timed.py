@@ -109,6 +109,7 @@ class TimedRunner:
         self.clock = clock
         self.overrun_steps_total = 0
         self.busy_s_total = 0.0  # modelled, after `speed`
+        self.step_s = 0.0  # the last step as the clock saw it, times `speed`
         self._step_time = step_time
         self._vocab = vocab
         self._speed = speed
@@ -141,6 +142,7 @@ class TimedRunner:
             end_s = timeline_s + length_s
             await self.clock.sleep_until(end_s)
             now_s = self.clock.now_s()
+            self.step_s = (now_s - timeline_s) * self._speed
             timeline_s = self._account(end_s, length_s, now_s)
             outputs = self.scheduler.complete(step, self._tokens(step), now_s)
             for output in outputs:

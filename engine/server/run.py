@@ -59,7 +59,7 @@ async def serving(
         finally:
             await app_runner.cleanup()
     finally:
-        worker.publisher.close()
+        worker.close()
 
 
 async def serve(

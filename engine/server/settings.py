@@ -32,6 +32,7 @@ class WorkerSettings:
     vocab: int = DEFAULT_VOCAB
     max_body_bytes: int = 16 << 20
     grace_s: float = 5.0  # on shutdown, for running requests
+    step_log: Path | None = None  # a line for each step, to calibrate by
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
     def __post_init__(self) -> None:

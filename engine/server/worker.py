@@ -23,6 +23,7 @@ from engine.server.event_log import EventLog
 from engine.server.events import KvPublisher
 from engine.server.metrics import Exposition, Tallies, WorkerCollector
 from engine.server.settings import WorkerSettings
+from engine.server.step_log import StepLog
 from engine.timed import LoopClock, TimedRunner
 from engine.wire import chain_seed
 from engine.wire.tokens import Tokenizer
@@ -38,6 +39,7 @@ class Worker:
         self.tokenizer = tokenizer
         self.model = settings.model_name
         self.draining = False
+        self._step_log = None if settings.step_log is None else StepLog(settings.step_log)
         self.tallies = Tallies()
         self.pool = BlockPool(settings.blocks, settings.block_size)
         self.runner = TimedRunner(
@@ -117,6 +119,12 @@ class Worker:
             self.abandon(answer)
             answer.cut()
 
+    def close(self) -> None:
+        """Free the sockets, and write down what is left of the step log."""
+        self.publisher.close()
+        if self._step_log is not None:
+            self._step_log.close()
+
     def on_slow_client(self) -> None:
         """Count a client that left too much of its stream unread."""
         self.tallies.slow_clients += 1
@@ -134,6 +142,8 @@ class Worker:
     def _on_step(self, step: Step, outputs: list[Output], now_s: float) -> None:
         # Blocks first: whoever reads the answer's end may already ask for what it left behind.
         self._publish()
+        if self._step_log is not None:
+            self._step_log.note(step, self.runner.step_s)
         tallies = self.tallies
         tallies.generation_tokens += len(outputs)
         for request, token, finished in outputs:

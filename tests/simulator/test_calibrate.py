@@ -1,0 +1,179 @@
+"""Calibration: step logs read or refused, constants recovered, a live engine measured."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from engine.profile import read_profile, write_profile
+from engine.profiles import PROFILES, profile
+from engine.step_time import StepTime
+from simulator.calibrate.calibrate import calibrate, constants_table, errors_table
+from simulator.calibrate.fit import fit
+from simulator.calibrate.observation import (
+    COLUMNS,
+    Load,
+    Observation,
+    ObservationError,
+    prefill_loads,
+    read_step_log,
+)
+from simulator.calibrate.probe import Course, Endpoint, probe
+from simulator.processes import Programs
+
+HEADER = ",".join(COLUMNS)
+
+
+def random_load(draw: random.Random) -> Load:
+    chunks = [(draw.randrange(16, 4096), draw.randrange(60_000)) for _ in range(draw.randrange(3))]
+    decodes = draw.randrange(100) if chunks else draw.randrange(1, 100)
+    return Load(
+        sum(tokens for tokens, _ in chunks),
+        len(chunks),
+        decodes,
+        sum(draw.randrange(100, 20_000) for _ in range(decodes)),
+        sum(tokens * (start + tokens / 2) for tokens, start in chunks),
+    )
+
+
+def observed(step_time: StepTime, noise: float, steps: int = 1500) -> list[Observation]:
+    draw = random.Random(1)
+    loads = [random_load(draw) for _ in range(steps)]
+    return [Observation((x,), step_time.seconds(x) * draw.gauss(1.0, noise)) for x in loads]
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_steps_of_every_profile_are_explained(name: str) -> None:
+    truth = profile(name).step_time
+    found = fit(observed(truth, noise=0.0))
+    # The all-reduce terms are taken in by two others, which is not quite the same sum.
+    assert found.errors[-1].p90 < 0.01
+    assert found.step_time.pair_s == pytest.approx(truth.pair_s, rel=0.05)
+    assert found.step_time.linear_s == pytest.approx(truth.linear_s + truth.comm_s, rel=0.05)
+    assert found.step_time.context_s == pytest.approx(truth.context_s, rel=0.05)
+
+
+def test_noise_and_stalls_do_not_carry_the_fit_away() -> None:
+    truth = profile("llama-3.1-8b-h100").step_time
+    draw = random.Random(2)
+    rows = [
+        row._replace(seconds=row.seconds * (20 if draw.random() < 0.02 else 1))
+        for row in observed(truth, noise=0.03)
+    ]
+    found = fit(rows)
+    assert found.step_time.linear_s == pytest.approx(truth.linear_s, rel=0.05)
+    assert found.errors[-1].median < 0.04
+    assert found.errors[-1].worst > 0.5  # the stalls are told of, not hidden
+
+
+def test_what_was_not_measured_is_said_to_be_undetermined() -> None:
+    truth = profile("llama-3.1-8b-h100").step_time
+    rows = [row for row in observed(truth, 0.0) if not row.loads[0].prefill_tokens]
+    found = fit(rows)
+    assert found.undetermined == ("pair_s",)
+    assert found.step_time.pair_s == 0.0
+
+
+def test_too_few_measurements_are_refused() -> None:
+    with pytest.raises(ObservationError, match="5 measurements cannot fix 6 constants"):
+        fit(observed(profile("llama-3.1-8b-h100").step_time, 0.0, steps=5))
+
+
+def test_a_prompt_is_cut_into_chunks() -> None:
+    assert prefill_loads(20, 8) == (
+        Load(8, 1, attention_pairs=32.0),
+        Load(8, 1, attention_pairs=96.0),
+        Load(4, 1, attention_pairs=72.0),
+    )
+
+
+def test_a_step_log_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(f"extra,{HEADER}\nx,10,1,2,300,50.5,0.25\n")
+    assert read_step_log(path) == [Observation((Load(10, 1, 2, 300, 50.5),), 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "line 1: no column prefill_tokens"),
+        ("prefill_tokens,seconds\n1,2\n", "line 1: no column prefill_seqs"),
+        (f"{HEADER}\n1,1,0,0,1,0\n", "line 2: seconds: 0 is not above 0"),
+        (f"{HEADER}\n0,0,0,0,0,1\n", "line 2: a step of no tokens"),
+        (f"{HEADER}\n1.5,1,0,0,1,1\n", "line 2: prefill_tokens: '1.5' is not a whole number"),
+        (f"{HEADER}\n1,1,0,0,1,1\n1,1,0,0,nan,1\n", "line 3: attention_pairs: 'nan'"),
+        (f"{HEADER}\n1,1\n", "line 2: decode_seqs: None"),
+        (f"{HEADER}\n1,1,0,-4,1,1\n", "line 2: decode_ctx_tokens: '-4'"),
+    ],
+)
+def test_a_wrong_step_log_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(text)
+    with pytest.raises(ObservationError, match=says):
+        read_step_log(path)
+
+
+def test_what_is_no_step_log_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ObservationError, match="cannot be read"):
+        read_step_log(tmp_path / "missing.csv")
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ObservationError, match="not a CSV file"):
+        read_step_log(binary)
+
+
+def test_a_calibrated_profile_can_be_kept_and_used(tmp_path: Path) -> None:
+    rows = observed(profile("llama-3.1-8b-h100").step_time, 0.01)
+    found = calibrate(rows, "mine", 100_000, "a test")
+    path = tmp_path / "mine.json"
+    write_profile(found.profile, path)
+    assert profile(str(path)) == read_profile(path) == found.profile
+    assert "calibrated on 1500 measurements of a test" in found.profile.provenance
+    console = Console(width=120, record=True, quiet=True)
+    console.print(constants_table(found), errors_table(found))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "truncated"),
+        ('{"name": "x"}', "step_time"),
+        ('{"name": "x", "step_time": {"linear_s": -1}}', "pair_s"),
+    ],
+)
+def test_a_wrong_profile_file_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"profile .*mine.json: .*{says}"):
+        profile(str(path))
+
+
+async def test_a_live_engine_is_measured(tmp_path: Path) -> None:
+    """Few measurements, in real time: the prefill rate comes out, and the step log agrees."""
+    name = "llama-3.1-8b-h100"
+    log = tmp_path / "steps.csv"
+    course = Course((256, 1024, 2048, 4096), 2, ((1, 128), (4, 512), (8, 1024)), 80)
+    async with Programs(tmp_path / "logs") as programs:
+        arguments = ["--port", "0", "--timed", name, "--model-name", "m", "--step-log", str(log)]
+        engine = await programs.start("worker", "engine", arguments)
+        done: list[int] = []
+        rows = await probe(
+            Endpoint(engine.url, "m"), 1, lambda count, of: done.append(count), course
+        )
+        assert done == list(range(1, 12))
+        with pytest.raises(ObservationError, match="HTTP 404"):
+            await probe(Endpoint(engine.url, "other"), 1)
+    truth = profile(name).step_time
+    assert fit(rows).step_time.linear_s == pytest.approx(truth.linear_s, rel=0.5)
+    assert fit(rows).errors[-1].median < 0.2
+    logged = read_step_log(log)
+    assert len(logged) > 100
+    assert fit(logged).errors[-1].median < 0.2
+
+
+async def test_an_endpoint_that_is_not_there_is_named() -> None:
+    with pytest.raises(ObservationError, match=r"127\.0\.0\.1:9"):
+        await probe(Endpoint("http://127.0.0.1:9", "m"), 1)
