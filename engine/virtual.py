@@ -1,0 +1,288 @@
+"""A worker on virtual time: the real scheduler and block pool, integer nanoseconds, no tokens.
+
+This one takes every step by itself. `kvkernels.VirtualWorker` is its native twin: the same
+outputs at the same times, many times faster; tests hold the two to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.block_pool import BlockPool, Removed, Stored
+from engine.request import Request, State
+from engine.scheduler import Scheduler, SchedulerSettings
+from engine.scheduler_types import Refused, Step
+from engine.step_time import StepTime
+from engine.virtual_checks import (
+    MAX_BLOCKS,
+    MAX_INT32,
+    MAX_INT64,
+    check_chain,
+    check_finite,
+    check_time,
+    in_range,
+)
+from engine.virtual_request import VirtualRequest
+from engine.virtual_tree import runs_of
+from kvkernels.virtual_stats import WorkerStats
+
+Hashes = npt.NDArray[np.uint64]
+Change = tuple[int, int | None, Hashes]
+Ended = tuple[list[int], list[int], list[int], list[Change]]
+
+STORED, REMOVED, CLEARED = 0, 1, 2  # kinds of changes
+MAX_STEP_NS = 10**15  # eleven days; the longest step there is
+NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
+
+
+def hashes_of(values: Sequence[int]) -> Hashes:
+    """uint64[len(values)]."""
+    return np.array(values, dtype=np.uint64)
+
+
+class VirtualWorker:
+    """A worker on virtual time. Lifetime: replay.
+
+    Every call says what time it is, in ns from 0; time never goes back. Steps that ended at or
+    before it are taken in first, each followed at once by the next. What they gave is kept for
+    `advance`, which the driver calls at `next_ns`. `step_time`: the constants of
+    `engine.step_time.StepTime` in the order of its fields; a step lasts that long divided by
+    `speed`, rounded half to even, 1 ns at least. The other limits are `SchedulerSettings`.
+    Bad arguments raise ValueError or TypeError and change nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: int,
+        block_size: int,
+        step_time: Sequence[float],
+        max_num_tokens: int = 8192,
+        max_batch_size: int = 256,
+        max_model_tokens: int = 131072,
+        min_chunk_tokens: int = 16,
+        watermark: float = 0.01,
+        ageing_s: float = 10.0,
+        max_queue: int = 4096,
+        prefix_wait_tokens: int = 256,
+        record_events: bool = True,
+        speed: float = 1.0,
+    ) -> None:
+        self._settings = SchedulerSettings(
+            max_num_tokens=in_range("max_num_tokens", max_num_tokens, 1, MAX_INT32),
+            max_batch_size=in_range("max_batch_size", max_batch_size, 1, MAX_INT32),
+            max_model_tokens=in_range("max_model_tokens", max_model_tokens, 2, MAX_INT32),
+            min_chunk_tokens=in_range("min_chunk_tokens", min_chunk_tokens, 1, MAX_INT32),
+            watermark=watermark,
+            ageing_s=check_finite("ageing_s", ageing_s),
+            max_queue=in_range("max_queue", max_queue, 1, MAX_INT32),
+            prefix_wait_tokens=in_range("prefix_wait_tokens", prefix_wait_tokens, 0, MAX_INT32),
+        )
+        if min_chunk_tokens > max_num_tokens:
+            raise ValueError(
+                f"min_chunk_tokens ({min_chunk_tokens}) must be at most max_num_tokens "
+                f"({max_num_tokens}), or a long prompt would never start"
+            )
+        if len(step_time) != 9:
+            raise ValueError(f"step_time must have 9 constants, got {len(step_time)}")
+        self._blocks = in_range("blocks", blocks, 1, MAX_BLOCKS)
+        self._block_size = in_range("block_size", block_size, 1, MAX_INT32)
+        self._step_time = StepTime(*step_time)
+        self._record = record_events
+        self._speed = check_finite("speed", speed)
+        self._zeros = np.zeros(max_model_tokens, dtype=np.int32)
+        self._now_ns = self._busy_ns = 0
+        self._past = WorkerStats(*[0] * len(WorkerStats._fields))  # before the last `abort`
+        self._first: list[int] = []
+        self._first_hit_tokens: list[int] = []
+        self._finished: list[int] = []
+        self._changes: list[Change] = []
+        self._begin()
+
+    def add(
+        self,
+        request_id: int,
+        chain: Hashes,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        priority: int,
+        now_ns: int,
+    ) -> str:
+        """Queue a request; "" or the code of its refusal. ValueError for an id still in use.
+
+        `chain` names the full blocks of the prompt and may go on with those that the answer
+        completes. Where it ends early, blocks get names that nobody else has.
+        """
+        in_range("request_id", request_id, 0, MAX_INT64)
+        check_chain(chain)
+        in_range("prompt_tokens", prompt_tokens, 0, MAX_INT32)
+        in_range("max_output_tokens", max_output_tokens, -MAX_INT32, MAX_INT32)
+        in_range("priority", priority, -MAX_INT32, MAX_INT32)
+        self._settle(now_ns)
+        request = VirtualRequest(
+            request_id,
+            self._zeros[:prompt_tokens],
+            max_output_tokens,
+            priority,
+            names=chain.tolist(),
+            zeros=self._zeros,
+        )
+        try:
+            self._scheduler.add(request, now_ns / 1e9)
+        except Refused as refusal:
+            return refusal.reason
+        if self._step is None:
+            self._start_step(now_ns)
+        return ""
+
+    def cancel(self, request_id: int, now_ns: int) -> bool:
+        """Forget a request; False if it is finished or was never added."""
+        in_range("request_id", request_id, 0, MAX_INT64)
+        self._settle(now_ns)
+        return self._scheduler.cancel(request_id)
+
+    def next_ns(self) -> int:
+        """When to call `advance` next; -1: not before something else is asked of the worker."""
+        if self._first or self._finished or self._changes:
+            return self._now_ns
+        return -1 if self._step is None else self._end_ns
+
+    def advance(self, now_ns: int) -> Ended:
+        """What came out since the last call: ids of requests that got their first token, their
+        prompt tokens found cached at the first admission, ids of finished ones, and the cache's
+        changes in order: (0 stored, parent chain hash or None, hashes), (1 removed, None, hashes),
+        (2 cleared, None, none). What a step evicts is told at its end, as engines do.
+        """
+        self._settle(now_ns)
+        ended = (self._first, self._first_hit_tokens, self._finished, self._changes)
+        self._first, self._first_hit_tokens, self._finished, self._changes = [], [], [], []
+        return ended
+
+    def progress(self, now_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Ids and output tokens so far of running requests past their first token, in the
+        order in which they are served."""
+        self._settle(now_ns)
+        running = [one for one in self._running() if one.output]
+        running.sort(key=lambda one: one.queue_key)
+        ids = np.array([one.request_id for one in running], dtype=np.int64)
+        return ids, np.array([len(one.output) for one in running], dtype=np.int32)
+
+    def stats(self, now_ns: int) -> WorkerStats:
+        """Counters and gauges at `now_ns`."""
+        self._settle(now_ns)
+        scheduler, pool, past = self._scheduler, self._pool, self._past
+        in_flight_ns = 0 if self._step is None else now_ns - self._start_ns
+        return WorkerStats(
+            busy_ns=self._busy_ns + in_flight_ns,
+            steps=past.steps + scheduler.steps_total,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            used_blocks=pool.used_blocks,
+            evicted=past.evicted + pool.evicted_total,
+            preemptions=past.preemptions + scheduler.preemptions_total,
+            recomputed_tokens=past.recomputed_tokens + scheduler.recomputed_tokens_total,
+            query_tokens=past.query_tokens + scheduler.prefix_query_tokens_total,
+            hit_tokens=past.hit_tokens + scheduler.prefix_hit_tokens_total,
+            queued_tokens=sum(map(self._left_tokens, scheduler.requests.values())),
+        )
+
+    def hit_blocks(self, chain: Hashes) -> int:
+        """Leading blocks of `chain` that are visible, as of the last call with a time."""
+        check_chain(chain)
+        return self._pool.hit(chain.tolist())
+
+    def set_speed(self, speed: float, now_ns: int) -> None:
+        """Divide the length of later steps by `speed`; the one in flight keeps its own."""
+        check_finite("speed", speed)
+        self._settle(now_ns)
+        self._speed = speed
+
+    def clear(self, now_ns: int) -> None:
+        """Reset the cache; what running requests hold stays private to them."""
+        self._settle(now_ns)
+        self._pool.clear()
+        self._tell_changes()
+
+    def abort(self, now_ns: int) -> list[int]:
+        """The process died: ids of unfinished requests, oldest first. It starts anew at once,
+        with nothing cached and nothing queued; what it had given before is still told."""
+        self._past = self.stats(now_ns)
+        self._busy_ns = self._past.busy_ns
+        unfinished = list(self._scheduler.requests)
+        self._begin()
+        return unfinished
+
+    def snapshot(self, now_ns: int) -> list[tuple[int | None, Hashes]]:
+        """The visible contents as (parent chain hash, chain hashes after it), parents first.
+
+        Runs follow the smallest hash wherever the tree forks; the others follow it.
+        """
+        self._settle(now_ns)
+        return [(parent, hashes_of(run)) for parent, run in runs_of(self._pool.snapshot())]
+
+    def check(self) -> None:
+        """AssertionError when an invariant is broken."""
+        self._pool.check()
+        held = {block for one in self._running() for block in one.block_ids}
+        assert len(held) == self._pool.used_blocks, "blocks are held by nobody"
+        assert (self._step is not None) or not self._scheduler.requests, "requests, but no step"
+
+    def _begin(self) -> None:
+        """An empty cache, an empty queue, no step."""
+        self._pool = BlockPool(self._blocks, self._block_size)
+        self._scheduler = Scheduler(self._settings, self._pool)
+        self._step: Step | None = None
+        self._start_ns = self._end_ns = 0
+
+    def _settle(self, now_ns: int) -> None:
+        """Take in the steps that ended at or before `now_ns`."""
+        self._now_ns = check_time(now_ns, self._now_ns)
+        while self._step is not None and self._end_ns <= now_ns:
+            self._end_step(self._step)
+
+    def _end_step(self, step: Step) -> None:
+        end_ns = self._end_ns
+        self._busy_ns += end_ns - self._start_ns
+        tokens = {one.request_id: 0 for one in step.sampled}
+        for request, _token, finished in self._scheduler.complete(step, tokens, end_ns / 1e9):
+            if len(request.output) == 1:
+                self._first.append(request.request_id)
+                self._first_hit_tokens.append(request.cached_tokens)
+            if finished:
+                self._finished.append(request.request_id)
+        self._tell_changes()
+        self._start_step(end_ns)
+
+    def _start_step(self, now_ns: int) -> None:
+        step = self._step = self._scheduler.schedule(now_ns / 1e9)
+        if step is not None:
+            assert step.decodes or step.chunks, "a step that computes nothing"
+            length_ns = self._step_time.seconds(step) / self._speed * 1e9
+            # Not `>`: what overflowed may be no number at all.
+            length_ns = length_ns if length_ns < MAX_STEP_NS else MAX_STEP_NS
+            self._start_ns, self._end_ns = now_ns, now_ns + max(1, round(length_ns))
+
+    def _tell_changes(self) -> None:
+        for event in self._pool.drain_events():
+            if not self._record:
+                continue
+            if isinstance(event, Stored):
+                self._changes.append((STORED, event.parent_hash, hashes_of(event.block_hashes)))
+            elif isinstance(event, Removed):
+                self._changes.append((REMOVED, None, hashes_of(event.block_hashes)))
+            else:
+                self._changes.append((CLEARED, None, NO_HASHES))
+
+    def _running(self) -> list[Request]:
+        requests = self._scheduler.requests.values()
+        return [one for one in requests if one.state is State.RUNNING]
+
+    def _left_tokens(self, request: Request) -> int:
+        """Tokens that prefills have yet to compute of it."""
+        if request.state is State.RUNNING:
+            return max(0, request.prefill_target - request.computed_tokens)
+        limit = (request.total_tokens - 1) // self._block_size
+        return request.total_tokens - self._pool.hit(request.chain, limit) * self._block_size

@@ -1,0 +1,21 @@
+"""What a virtual worker tells about itself; plain and native ones answer with the same type."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class WorkerStats(NamedTuple):
+    """Lifetime: request (one answer). Totals count from the start, through every `abort`."""
+
+    busy_ns: int  # in steps, the part of the one in flight included
+    steps: int  # the one in flight included
+    running: int  # requests that hold blocks
+    waiting: int  # requests in the queue, preempted ones included
+    used_blocks: int  # held by running requests
+    evicted: int  # blocks dropped to make room
+    preemptions: int
+    recomputed_tokens: int  # computed a second time after a preemption
+    query_tokens: int  # prompt tokens of first admissions
+    hit_tokens: int  # those of them found in the cache
+    queued_tokens: int  # left for prefills: uncached ones of who waits, the rest of who runs
