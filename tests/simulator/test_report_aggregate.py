@@ -1,0 +1,155 @@
+"""Seeds summed up against hand-computed intervals, and the JSON report as a file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.report.aggregate import aggregate, interval, paired, student_t
+from simulator.report.figures import FIGURES, figure, labels
+from simulator.report.file import ReportError, encode, read_json, write_json
+from simulator.report.row import ReplayRow, summarize
+from tests.effort import EFFORT
+from tests.simulator.replayed import busy_result, rejected, result, setup
+
+
+def row_of(policy: str, seed: int, ttft_ms: float, **params: float) -> ReplayRow:
+    """The row of one request with this time to first token."""
+    rows = [{"first": ttft_ms, "finish": ttft_ms + 400}]
+    return summarize(result(rows, policy=policy, params=params, setup=setup(policy, seed)))
+
+
+def test_mean_and_interval_by_hand() -> None:
+    told = interval([10.0, 12.0, 14.0])
+    assert told is not None
+    half = 4.302653 * 2.0 / math.sqrt(3)  # deviation 2, two degrees of freedom
+    assert told.mean == 12.0
+    assert told.low == pytest.approx(12 - half, abs=1e-6)
+    assert told.high == pytest.approx(12 + half, abs=1e-6)
+    assert told.half == pytest.approx(half, abs=1e-6)
+    assert told.excludes_zero()
+    alone = interval([3.0])
+    assert alone is not None
+    assert (alone.low, alone.high, alone.half) == (None, None, None)
+    assert not alone.excludes_zero()
+    assert interval([]) is None
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 30, 31, 60, 500])
+def test_student_t_leaves_five_percent_outside(freedom: int) -> None:
+    """Simpson's rule over the density of Student's t, on the angle whose tangent is t / sqrt n."""
+    end = math.atan(student_t(freedom) / math.sqrt(freedom))
+    steps = 2_000
+    width = end / steps
+    heights = [math.cos(n * width) ** (freedom - 1) for n in range(steps + 1)]
+    area = heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    inside = 2 * scale / math.sqrt(math.pi) * area * width / 3
+    assert inside == pytest.approx(0.95, abs=1e-6)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8))
+@settings(max_examples=100 * EFFORT)
+def test_an_interval_holds_its_mean_and_knows_no_order(sample: list[float]) -> None:
+    told = interval(sample)
+    assert told is not None
+    assert told.low is not None
+    assert told.high is not None
+    assert told.low <= told.mean <= told.high
+    assert told == interval(sample[::-1])
+
+
+def test_differences_are_taken_within_each_seed() -> None:
+    slow = [row_of("round_robin", seed, 100.0 + 50 * seed) for seed in range(3)]
+    # Always 10 ms quicker, whatever the seed: far less than the seeds are apart.
+    quick = [row_of("hybrid", seed, 90.0 + 50 * seed) for seed in (2, 1, 0)]
+    first, second = aggregate([*slow, *quick])
+    assert (first.label, first.versus, first.differences) == ("round_robin", None, {})
+    assert (second.label, second.versus, second.seeds) == ("hybrid", "round_robin", (2, 1, 0))
+    told = second.differences["ttft_ms.mean"]
+    assert told is not None
+    assert (told.mean, told.low, told.high, told.seeds) == (-10.0, -10.0, -10.0, 3)
+    spread = first.figures["ttft_ms.mean"]
+    assert spread is not None
+    assert spread.half is not None
+    assert spread.half > 100
+    assert set(second.figures) == {one.name for one in FIGURES}
+
+
+def test_only_common_seeds_are_compared_and_nulls_count_for_nothing() -> None:
+    ours = [row_of("hybrid", seed, 50.0) for seed in (0, 1)]
+    theirs = [row_of("kv_load", seed, 70.0) for seed in (1, 2)]
+    ttft = figure("ttft_ms.mean")
+    told = paired(ttft, ours, theirs)
+    assert told is not None
+    assert (told.mean, told.seeds) == (-20.0, 1)
+    assert paired(ttft, ours[:1], theirs) is None
+    nothing = summarize(result([rejected()], setup=setup("kv_load", 1), policy="kv_load"))
+    assert paired(ttft, ours, [nothing]) is None
+    summed = aggregate([*ours, nothing])
+    assert summed[1].figures["ttft_ms.mean"] is None
+    assert aggregate([]) == ()
+
+
+def test_policies_of_one_name_are_told_apart_by_their_parameters() -> None:
+    rows = [
+        row_of("hybrid", 0, 1.0, load_factor=0.5, depth=4),
+        row_of("hybrid", 0, 1.0, load_factor=2.0, depth=4),
+        row_of("kv_load", 0, 1.0, depth=4),
+    ]
+    assert labels(rows) == ["hybrid?load_factor=0.5", "hybrid?load_factor=2", "kv_load"]
+    assert len(aggregate(rows)) == 3
+    with pytest.raises(ValueError, match="kv_load has two rows of seed 0"):
+        aggregate([rows[2], rows[2]])
+
+
+def test_an_unknown_figure_lists_the_known_ones() -> None:
+    with pytest.raises(KeyError, match=r"ttft_ms\.p90"):
+        figure("ttft")
+
+
+def test_the_report_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    rows = [summarize(busy_result(policy, seed)) for policy in ("a", "b") for seed in (0, 1)]
+    rows.append(summarize(result([], policy="c")))  # nulls wherever there can be
+    file = tmp_path / "report.json"
+    write_json(file, rows, {"setup": setup()})
+    report = read_json(file)
+    assert report.results == tuple(rows)
+    assert report.policies == aggregate(rows)
+    assert report.about["setup"]["policy"] == "hybrid"
+    first = msgspec.json.decode(file.read_bytes())
+    assert list(first) == ["format", "version", "about", "results", "policies"]
+    assert list(first["results"][0]) == list(ReplayRow.__struct_fields__)
+    assert encode(rows, {"setup": setup()}) == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (b'"version": 1', b'"version": 2', r"version"),
+        (b'"hit_rate_mean"', b'"hit_rate"', r"results"),
+        (b'"seed": 0', b'"seed": "0"', r"results\[0\]\.seed"),
+        (b"{", b"", r"not a replay report"),
+    ],
+)
+def test_another_file_is_refused_by_its_field(
+    tmp_path: Path, before: bytes, after: bytes, told: str
+) -> None:
+    file = tmp_path / "report.json"
+    file.write_bytes(encode([summarize(result())], {}).replace(before, after, 1))
+    with pytest.raises(ReportError, match=told):
+        read_json(file)
+
+
+def test_wall_time_is_all_that_two_equal_runs_differ_in() -> None:
+    one, other = busy_result(), replace(busy_result(), wall_s=9.0)
+    rows = [
+        msgspec.structs.replace(summarize(r), wall_s=0, requests_per_wall_s=0) for r in (one, other)
+    ]
+    assert rows[0] == rows[1]
