@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
-from policies.thresholds import check_thresholds, within_thresholds
+from policies.thresholds import check_thresholds, reached_thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,18 @@ class Hybrid:
         # The pool's median, not the worker's own step: token gaps grow with every prefill beside
         # them, which `queued` counts already. With its own, a busy worker is charged twice, a quiet
         # one attracts everybody, and near saturation the load swings between them.
-        step_tokens = np.median(fleet.step_s * fleet.prefill_tokens_per_s) if len(fleet) else 0.0
+        step_tokens = _median(fleet.step_s * fleet.prefill_tokens_per_s)
         # All unfinished requests, not the running ones only: one whose prefill should be over by
         # the model, but whose first token has not come yet, would otherwise weigh nothing.
         load_tokens = fleet.queued_prefill_tokens + fleet.requests * step_tokens
         work_tokens = missing_tokens(request, fleet) + self.load_factor * load_tokens
-        below = within_thresholds(
+        costs: Floats = work_tokens / fleet.prefill_tokens_per_s
+        reached = reached_thresholds(
             fleet, self.max_requests, self.max_queued_tokens, self.max_kv_fraction
         )
-        return np.where(below, work_tokens / fleet.prefill_tokens_per_s, np.inf)
+        if reached is not None:
+            costs[reached] = np.inf
+        return costs
 
 
 def missing_tokens(request: RequestView, fleet: FleetView) -> Floats:
@@ -67,13 +70,26 @@ def missing_tokens(request: RequestView, fleet: FleetView) -> Floats:
     """
     # The last token is computed even if all are resident: its logits give the next one.
     hit_tokens = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
-    order = np.argsort(hit_tokens, kind="stable")
+    if len(hit_tokens) == 0:
+        return np.zeros(0)
+    order = hit_tokens.argsort(kind="stable")
     depths = hit_tokens[order]
+    steps = depths.copy()
+    steps[1:] -= depths[:-1]
     # Between the hits of neighbours in this order, the tokens are held by all further rows.
-    holders = np.arange(len(fleet), 0, -1)
-    priced = np.cumsum(np.diff(depths, prepend=0) / holders)
-    held = np.empty(len(fleet))
-    held[order] = priced
-    deepest = hit_tokens.max(initial=0)
-    missing: Floats = priced.max(initial=0.0) - held + (request.prompt_tokens - deepest)
+    holders = np.arange(len(depths), 0, -1)
+    priced = (steps / holders).cumsum()
+    missing = np.empty(len(depths))
+    missing[order] = priced[-1] - priced + (request.prompt_tokens - depths[-1])
     return missing
+
+
+def _median(values: Floats) -> float:
+    """The median, 0 of no values: as numpy's own, but a fifth of its time on a few values."""
+    rows = len(values)
+    if rows == 0:
+        return 0.0
+    ordered = np.sort(values)  # NaN comes last
+    if np.isnan(ordered[-1]):
+        return float("nan")
+    return float(ordered[rows // 2] + ordered[(rows - 1) // 2]) / 2

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from itertools import accumulate
+
 import numpy as np
 
 from policies.contract import Floats, Ints
@@ -22,20 +26,18 @@ def pick(costs: Floats, draw: float, temperature: float = 0.0) -> int:
     Raises ValueError for NaN or -inf (naming the row), for a draw outside [0, 1) and for a
     negative or NaN temperature.
     """
-    _check(costs)
+    best = _lowest(costs)
     if not 0.0 <= draw < 1.0:
         raise ValueError(f"draw is {draw}; it must be in [0, 1)")
     if not temperature >= 0.0:
         raise ValueError(f"temperature is {temperature}; it must be 0 or more")
-    rows = np.flatnonzero(np.isfinite(costs))
-    if len(rows) == 0:
+    if best == math.inf:
         return HOLD
-    finite = costs[rows]
     if temperature == 0.0:
-        best = finite.min()
-        ties = rows[finite - best <= TIE * max(1.0, abs(best))]
+        ties = (costs - best <= TIE * max(1.0, abs(best))).nonzero()[0]
         return int(ties[int(draw * len(ties))])
-    return int(rows[_softmax_index(finite, draw, temperature)])
+    rows = np.flatnonzero(np.isfinite(costs))
+    return int(rows[_softmax_index(costs[rows].tolist(), draw, temperature)])
 
 
 def ranked(costs: Floats, k: int) -> Ints:
@@ -43,25 +45,30 @@ def ranked(costs: Floats, k: int) -> Ints:
 
     For explanations. Raises ValueError for NaN or -inf, as `pick` does.
     """
-    _check(costs)
+    _lowest(costs)
     order = np.argsort(costs, kind="stable")
     finite = order[np.isfinite(costs[order])]
     return finite[: max(k, 0)].astype(np.int64)
 
 
-def _softmax_index(finite: Floats, draw: float, temperature: float) -> int:
-    low, high = finite.min(), finite.max()
+def _softmax_index(finite: list[float], draw: float, temperature: float) -> int:
+    """Plain Python: numpy's `exp` differs in the last bit from one processor to another."""
+    low, high = min(finite), max(finite)
     if high - low <= TIE * max(1.0, abs(low)):
         return int(draw * len(finite))
     # Scaled before it is exponentiated: the best row has weight 1 and nothing overflows.
-    weights = np.exp(-((finite - low) / (high - low)) / temperature)
-    reached = np.cumsum(weights)
+    scale = high - low
+    reached = list(accumulate(math.exp(-((cost - low) / scale) / temperature) for cost in finite))
     # Rounding may leave the last sum a hair below the draw's place.
-    return min(int(np.searchsorted(reached, draw * reached[-1], side="right")), len(finite) - 1)
+    return min(bisect_right(reached, draw * reached[-1]), len(finite) - 1)
 
 
-def _check(costs: Floats) -> None:
-    bad = np.isnan(costs) | (costs == -np.inf)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
+def _lowest(costs: Floats) -> float:
+    """The lowest cost, +inf of no rows: NaN goes through `min`, so one look finds all faults."""
+    if len(costs) == 0:
+        return math.inf
+    best = float(costs.min())
+    if not best > -math.inf:
+        row = int(np.flatnonzero(np.isnan(costs) | (costs == -np.inf))[0])
         raise ValueError(f"cost of row {row} is {costs[row]}; a cost is finite or +inf")
+    return best

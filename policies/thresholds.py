@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.contract import Bools, FleetView, Floats
+from policies.contract import Bools, FleetView, Floats, Ints
 
 
-def within_thresholds(
+def reached_thresholds(
     fleet: FleetView,
     max_requests: float | None,
     max_queued_tokens: float | None,
     max_kv_fraction: float | None,
-) -> Bools:
-    """bool[rows]: the rows below all of their thresholds; all rows when none is.
+) -> Bools | None:
+    """bool[rows]: the rows that have reached one of their thresholds; None: exclude no row.
 
     A worker's own threshold (its column, where not NaN) goes before the policy's parameter; None
     means no threshold. A worker that has reached one is left alone while another one is below
     its own. When all have, the thresholds say nothing about who suffers least, so none is
     excluded and the cost decides. An unknown KV fraction reaches no threshold.
     """
-    reached = fleet.requests >= _limit(fleet.max_requests, max_requests)
-    reached |= fleet.queued_prefill_tokens >= _limit(fleet.max_queued_tokens, max_queued_tokens)
-    reached |= fleet.kv_fraction >= _limit(fleet.max_kv_fraction, max_kv_fraction)
-    if reached.all():
-        return np.ones(len(fleet), dtype=np.bool_)
-    below: Bools = ~reached
-    return below
+    reached = _reaches(fleet.requests, fleet.max_requests, max_requests)
+    reached |= _reaches(fleet.queued_prefill_tokens, fleet.max_queued_tokens, max_queued_tokens)
+    own = fleet.max_kv_fraction
+    # The fraction in use takes several columns to tell: only where somebody asks for it.
+    if max_kv_fraction is not None or np.count_nonzero(own == own):
+        reached |= _reaches(fleet.kv_fraction, own, max_kv_fraction)
+    return reached if 0 < np.count_nonzero(reached) < len(fleet) else None
 
 
 def check_thresholds(
@@ -40,5 +40,8 @@ def check_thresholds(
         raise ValueError(f"max_kv_fraction is {max_kv_fraction}; it must be in (0, 1], or none")
 
 
-def _limit(own: Floats, default: float | None) -> Floats:
-    return np.where(np.isnan(own), np.inf if default is None else default, own)
+def _reaches(signal: Floats | Ints, own: Floats, default: float | None) -> Bools:
+    """bool[rows]: signal >= its limit; nothing reaches NaN."""
+    limit = own if default is None else np.where(np.isnan(own), default, own)
+    reached: Bools = signal >= limit
+    return reached
