@@ -10,81 +10,182 @@ from typing import Any
 
 import msgspec
 
-from simulator.traces import mooncake
+from simulator.traces import mooncake, qwen, request_log, session_file, tables
 from simulator.traces.errors import ErrorLog, TraceError
 from simulator.traces.files import TraceFile
 from simulator.traces.job import Job
 from simulator.traces.lines import Parse, from_zero, read_jobs
+from simulator.traces.options import name_of, parse_options
+from simulator.traces.timing import NS
 
 LOOKED_AT_LINES = 10  # in which one must show what the file is
 
 
+class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For formats that leave nothing to choose."""
+
+
 @dataclass(frozen=True, slots=True)
-class LineFormat:
-    """A format with one request a line."""
+class Reading:
+    """One reading of one file. Lifetime: stream."""
+
+    file: TraceFile
+    block_tokens: int
+    errors: ErrorLog
+    options: Any  # of the format's own kind
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one kind of file is known and read."""
 
     name: str
     about: str  # one line for help
     block_tokens: int  # prompt tokens an id stands for, where neither user nor file says
-    recognizes: Callable[[bytes], bool]  # one line of the file
-    parser: Callable[[int], Parse]
-    slack_ns: int = 0  # how much older than the newest line before it a line may be
-    absolute: bool = False  # times are of the calendar: the first arrival becomes 0
+    recognizes: Callable[[bytes], bool]  # one of the file's first lines
+    read: Callable[[Reading], Iterator[Job]]
+    block_size_of: Callable[[bytes], int | None] = lambda raw: None
+    options: type[msgspec.Struct] = NoOptions
 
 
-def _keys(raw: bytes) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file's format, what it was told, and its block size."""
+
+    format: Format
+    options: Any
+    block_tokens: int
+
+
+def find_format(spec: str, path: Path, block_tokens: int | None) -> Found:
+    """What `spec` names (`NAME?key=value`), or with "auto" what the file's first lines show.
+
+    Raises `TraceError` for an unknown name or key, and for a file that nothing recognizes.
+    """
+    name = name_of(spec)
+    known = ", ".join(one.name for one in FORMATS)
+    named = [one for one in FORMATS if one.name == name]
+    if name != "auto" and not named:
+        raise TraceError(f"format {name!r}: expected auto, {known}")
+    head = _head(path)
+    if not head:
+        raise TraceError(f"{path}: holds no requests")
+    found = named or [one for raw in head for one in FORMATS if one.recognizes(raw)]
+    if not found:
+        raise TraceError(f"{path}: its first lines are of no known format; name one of: {known}")
+    one = found[0]
+    told = (size for raw in head if (size := one.block_size_of(raw)) is not None)
+    size = block_tokens or next(told, one.block_tokens)
+    return Found(one, parse_options(spec, one.options), size)
+
+
+def file_jobs(reading: Reading, found: Found) -> Iterator[Job]:
+    """The jobs of an open file, in order of arrival."""
+    return found.format.read(reading)
+
+
+def _head(path: Path) -> list[bytes]:
+    file = TraceFile(path)
     try:
-        line = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return line if isinstance(line, dict) else {}
+        return [raw for _, raw in islice(file.lines(ErrorLog(str(path))), LOOKED_AT_LINES)]
+    finally:
+        file.close()
 
 
-def _is_mooncake(raw: bytes) -> bool:
-    keys = _keys(raw)
-    return {"timestamp", "input_length"} <= keys.keys() and "chat_id" not in keys
+def _by_line(
+    parser: Callable[[int], Parse], slack_s: int = 0, from_first: bool = True
+) -> Callable[[Reading], Iterator[Job]]:
+    """Reads a format with one request a line; `from_first` makes the first arrival 0."""
+
+    def read(reading: Reading) -> Iterator[Job]:
+        lines, parse = reading.file.lines(reading.errors), parser(reading.block_tokens)
+        jobs = read_jobs(lines, parse, reading.errors, slack_s * NS)
+        return from_zero(jobs) if from_first else jobs
+
+    return read
 
 
+def _read_request_log(reading: Reading) -> Iterator[Job]:
+    def parser(block_tokens: int) -> Parse:
+        return request_log.parser(block_tokens, reading.options.model)
+
+    return _by_line(parser, request_log.SLACK_S)(reading)
+
+
+def _read_sessions(reading: Reading) -> Iterator[Job]:
+    path, options = reading.file.path, reading.options
+    roots = session_file.count_roots(TraceFile(path).lines(ErrorLog(str(path))))
+    return session_file.read_sessions(
+        reading.file.lines(reading.errors),
+        reading.errors,
+        session_file.starts_ns(options, roots, reading.seed),
+        reading.block_tokens,
+        options.gap_s,
+    )
+
+
+def _has(*keys: str) -> Callable[[bytes], bool]:
+    def recognizes(raw: bytes) -> bool:
+        try:
+            line = msgspec.json.decode(raw)
+        except mooncake.DECODE_ERRORS:
+            return False
+        return isinstance(line, dict) and all(key in line for key in keys)
+
+    return recognizes
+
+
+def _is_request_log(raw: bytes) -> bool:
+    return _has("format", "version")(raw) or _has("at", "chain", "prompt_tokens")(raw)
+
+
+# The first that recognizes a line has it: Qwen's have Mooncake's fields too.
 FORMATS = (
-    LineFormat(
+    Format(
+        "qwen",
+        "JSON lines: chat_id, parent_chat_id, timestamp (s), input_length, output_length, hash_ids",
+        qwen.BLOCK_TOKENS,
+        _has("chat_id", "timestamp", "input_length"),
+        _by_line(qwen.parser),
+    ),
+    Format(
         "mooncake",
         "JSON lines: timestamp (ms), input_length, output_length, hash_ids, session_id",
         mooncake.BLOCK_TOKENS,
-        _is_mooncake,
-        mooncake.parser,
+        _has("timestamp", "input_length"),
+        _by_line(mooncake.parser, from_first=False),
+    ),
+    Format(
+        "sessions",
+        "JSON lines, one a session: id, block_size, requests with t, in, out, think_time",
+        session_file.BLOCK_TOKENS,
+        _has("requests", "block_size"),
+        _read_sessions,
+        session_file.block_size_of,
+        session_file.SessionOptions,
+    ),
+    Format(
+        "requests",
+        "the router's request log",
+        request_log.BLOCK_TOKENS,
+        _is_request_log,
+        _read_request_log,
+        request_log.block_size_of,
+        request_log.RequestLogOptions,
+    ),
+    Format(
+        "azure",
+        "CSV: TIMESTAMP, ContextTokens, GeneratedTokens; nothing is shared",
+        tables.BLOCK_TOKENS,
+        tables.is_azure,
+        _by_line(tables.azure_parser, slack_s=1),
+    ),
+    Format(
+        "burstgpt",
+        "CSV: Timestamp (s), Request tokens, Response tokens, Session ID; nothing is shared",
+        tables.BLOCK_TOKENS,
+        tables.is_burstgpt,
+        _by_line(tables.burstgpt_parser, slack_s=1),
     ),
 )
-
-
-def find_format(name: str, path: Path) -> LineFormat:
-    """The format called `name`, or with "auto" the one that the file's first lines show.
-
-    Raises `TraceError` for an unknown name, and for a file that nothing recognizes.
-    """
-    known = ", ".join(one.name for one in FORMATS)
-    if name != "auto":
-        for one in FORMATS:
-            if one.name == name:
-                return one
-        raise TraceError(f"format {name!r}: expected auto, {known}")
-    file = TraceFile(path)
-    lines = file.lines(ErrorLog(str(path)))
-    try:
-        head = [raw for _, raw in islice(lines, LOOKED_AT_LINES)]
-    finally:
-        file.close()
-    for raw in head:
-        for one in FORMATS:
-            if one.recognizes(raw):
-                return one
-    if not head:
-        raise TraceError(f"{path}: holds no requests")
-    raise TraceError(f"{path}: its first lines are of no known format; name one of: {known}")
-
-
-def file_jobs(
-    file: TraceFile, found: LineFormat, block_tokens: int, errors: ErrorLog
-) -> Iterator[Job]:
-    """The jobs of an open file, in order of arrival."""
-    jobs = read_jobs(file.lines(errors), found.parser(block_tokens), errors, found.slack_ns)
-    return from_zero(jobs) if found.absolute else jobs

@@ -32,18 +32,17 @@ def read_jobs(
             if job is None:
                 continue
             at_ns = job.at_ns
-            if at_ns < given_ns:
-                raise LineError(_too_old(given_ns - at_ns, slack_ns))
+            if at_ns < newest_ns - slack_ns or at_ns < given_ns:
+                raise LineError(_too_old(newest_ns - at_ns, slack_ns))
         except LineError as error:
             errors.add(number, error)
             continue
         count += 1
+        newest_ns = max(newest_ns, at_ns)
         if not slack_ns:
-            given_ns = at_ns
             yield job
             continue
         heappush(held, (at_ns, number, job))
-        newest_ns = max(newest_ns, at_ns)
         while held[0][0] < newest_ns - slack_ns or len(held) > MAX_HELD_JOBS:
             given_ns, _, ready = heappop(held)
             yield ready

@@ -8,7 +8,7 @@ from simulator.replay.setup import WorkloadSpec
 from simulator.traces.chain import Chainer
 from simulator.traces.errors import ErrorLog, TraceError
 from simulator.traces.files import TraceFile
-from simulator.traces.formats import file_jobs, find_format
+from simulator.traces.formats import Reading, file_jobs, find_format
 from simulator.traces.stream import JobStream, sessions
 from simulator.traces.timing import check_timing, chosen, count_and_rate, faster
 
@@ -45,18 +45,17 @@ def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
 def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
     """The chosen part of the source at its own times."""
     path = Path(spec.source)
-    found = find_format(spec.format, path)
-    block_tokens = spec.block_tokens or found.block_tokens
+    found = find_format(spec.format, path, spec.block_tokens)
     errors = ErrorLog(spec.source, spec.strict)
     file = TraceFile(path)
-    jobs = file_jobs(file, found, block_tokens, errors)
+    jobs = file_jobs(Reading(file, found.block_tokens, errors, found.options, seed), found)
     return JobStream(
         name=path.name.split(".", 1)[0] or path.name,
-        block_tokens=block_tokens,
+        block_tokens=found.block_tokens,
         jobs=chosen(jobs, spec),
         total=None,
         errors=errors,
-        origin=f"{path.name} ({found.name})",
+        origin=f"{path.name} ({found.format.name})",
         fraction_read=file.fraction_read,
     )
 
