@@ -49,6 +49,7 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report_lag_ms: float = 0.0
     progress_ms: float = 250.0  # least time between two progress facts of one answer
     tick_ms: float = 100.0
+    health_ms: float = 1000.0  # between two health probes of a worker
 
 
 class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,71 @@
+"""When requests come: at their recorded times, or a session's turns as its answers allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from simulator.traces.job import Job
+from simulator.traces.open import sessions
+
+
+class Turn:
+    """A job, when it comes, and which turn of which session it is. Lifetime: request."""
+
+    __slots__ = ("at_ns", "job", "number", "session")
+
+    def __init__(self, at_ns: int, job: Job, session: list[Job] | None, number: int) -> None:
+        self.at_ns = at_ns
+        self.job = job
+        self.session = session  # its turns in order; None: nothing waits for this one
+        self.number = number
+
+
+class Arrivals(Protocol):
+    """Where requests come from."""
+
+    def pull(self) -> Turn | None:
+        """The next one whose time was known beforehand, in order of time; None: no more."""
+
+    def after(self, turn: Turn, now_ns: int) -> Turn | None:
+        """The one that the end of `turn` at `now_ns` sets free, at or after now."""
+
+
+class OpenLoop:
+    """Every request at its own time, whatever becomes of the others. Lifetime: replay."""
+
+    def __init__(self, jobs: Iterator[Job]) -> None:
+        self._jobs = jobs
+
+    def pull(self) -> Turn | None:
+        job = next(self._jobs, None)
+        return None if job is None else Turn(job.at_ns, job, None, 0)
+
+    def after(self, turn: Turn, now_ns: int) -> Turn | None:
+        return None
+
+
+class ClosedLoop:
+    """A session begins at its first turn's time; each further turn waits for the answer.
+
+    It comes `think_ns` after the answer before it reached the client, or was refused to it; where
+    no pause was recorded, as long after as the two turns' recorded arrivals lie apart. Holds all
+    jobs. Lifetime: replay.
+    """
+
+    def __init__(self, jobs: Iterator[Job]) -> None:
+        starts = [turns for _session, turns in sessions(jobs)]
+        starts.sort(key=lambda turns: turns[0].at_ns)  # stable
+        self._starts = iter(starts)
+
+    def pull(self) -> Turn | None:
+        turns = next(self._starts, None)
+        return None if turns is None else Turn(turns[0].at_ns, turns[0], turns, 0)
+
+    def after(self, turn: Turn, now_ns: int) -> Turn | None:
+        turns, number = turn.session, turn.number + 1
+        if turns is None or number == len(turns):
+            return None
+        job = turns[number]
+        pause_ns = job.at_ns - turn.job.at_ns if job.think_ns is None else job.think_ns
+        return Turn(now_ns + max(pause_ns, 0), job, turns, number)

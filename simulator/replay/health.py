@@ -1,0 +1,163 @@
+"""What the router learns of its workers besides answers: probes, load reports, who is down.
+
+As `router.fleet_io.member` does it live: a refused connection is noticed by the next probe or
+scrape, a hung process by two probes that time out, a restart by counters that went back.
+"""
+
+from __future__ import annotations
+
+from policies.facts import LoadReport, Tick, WorkerChange
+from router.core.core import RouterCore
+from simulator.replay.agenda import Agenda, Rank
+from simulator.replay.feed import Feed
+from simulator.replay.relay import Relay
+from simulator.replay.station import Station
+
+NS_PER_MS = 1_000_000
+_PROBE_NS = 2_000 * NS_PER_MS  # a probe's timeout, as the router's `timeouts.probe_s`
+_SCRAPES_PER_S_MAX = 200  # of the whole fleet
+
+
+class Health:
+    """Lifetime: replay. Times in ns; `report_ns` 0: no load reports."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        agenda: Agenda,
+        relay: Relay,
+        feed: Feed,
+        *,
+        report_ns: int,
+        report_lag_ns: int,
+        health_ns: int,
+        tick_ns: int,
+    ) -> None:
+        self._core = core
+        self._agenda = agenda
+        self._relay = relay
+        self._feed = feed
+        self._stations = relay.stations
+        self._report_ns = report_ns
+        self._report_lag_ns = report_lag_ns
+        self._health_ns = health_ns
+        self._tick_ns = tick_ns
+
+    def start(self) -> None:
+        """Plan the first tick and the first reports, spread over their interval."""
+        self._agenda.at(self._tick_ns, Rank.TICK, self._tick, None)
+        count = len(self._stations)
+        for station in self._stations:
+            if self._report_ns:
+                first_ns = (station.worker_id + 1) * self._interval_ns // count
+                self._agenda.at(first_ns, Rank.REPORT, self._scrape, station)
+
+    @property
+    def _interval_ns(self) -> int:
+        return max(self._report_ns, len(self._stations) * 1000 * NS_PER_MS // _SCRAPES_PER_S_MAX)
+
+    def _tick(self, now_ns: int, _: None) -> None:
+        self._agenda.at(now_ns + self._tick_ns, Rank.TICK, self._tick, None)
+        self._relay.carry_out(now_ns, self._core.on_tick(Tick(now_ns / 1e9)))
+        for station in self._stations:
+            if station.draining and not station.gone and self._relay.idle(station):
+                station.gone = True
+                self._tell(now_ns, station, "gone")
+
+    # --- load reports -----------------------------------------------------------------------
+
+    def _scrape(self, now_ns: int, station: Station) -> None:
+        if station.gone:
+            return
+        self._agenda.at(now_ns + self._interval_ns, Rank.REPORT, self._scrape, station)
+        if not station.followed or station.hung:
+            return
+        if not station.alive:
+            self._down(now_ns, station)
+        elif station.incarnation != station.seen_incarnation:
+            self._down(now_ns, station)
+            self._ready(now_ns, station)
+        else:
+            stats = station.engine.stats(station.local_ns(now_ns))
+            used_tokens = float(stats.used_blocks * station.facts.block_size)
+            what = (station, station.stream, stats.running, stats.waiting, used_tokens)
+            self._agenda.at(now_ns + self._report_lag_ns, Rank.REPORT, self._report, what)
+
+    def _report(self, now_ns: int, what: tuple[Station, int, int, int, float]) -> None:
+        station, stream, running, waiting, used_tokens = what
+        if station.followed and station.stream == stream:
+            fact = LoadReport(now_ns / 1e9, station.worker_id, running, waiting, used_tokens)
+            self._relay.carry_out(now_ns, self._core.on_load_report(fact))
+
+    # --- down and back ----------------------------------------------------------------------
+
+    def joined(self, now_ns: int, station: Station) -> None:
+        """A new worker is recognized, and followed from now on."""
+        self._ready(now_ns, station)
+        if self._report_ns:
+            self._agenda.at(now_ns + self._interval_ns, Rank.REPORT, self._scrape, station)
+
+    def drain(self, now_ns: int, station: Station) -> None:
+        """Somebody asked for it: it finishes what it has, and is removed once idle."""
+        station.draining = True
+        if station.followed:
+            self._tell(now_ns, station, "draining")
+
+    def died(self, now_ns: int, station: Station) -> None:
+        """The process ended; nobody has noticed yet."""
+        probe_ns = self._next_probe_ns(now_ns, station)
+        self._agenda.at(probe_ns, Rank.HEALTH, self._probe_dead, station)
+
+    def hung(self, now_ns: int, station: Station) -> None:
+        """The process stopped; two probes in a row must time out before it counts as down."""
+        second_ns = self._next_probe_ns(now_ns, station) + _PROBE_NS + self._health_ns
+        what = (station, station.hung_since_ns)
+        self._agenda.at(second_ns + _PROBE_NS, Rank.HEALTH, self._probe_hung, what)
+
+    def serves(self, now_ns: int, station: Station) -> None:
+        """The process answers again: recognized anew at the next try, where it was down."""
+        probe_ns = self._next_probe_ns(now_ns, station)
+        self._agenda.at(probe_ns, Rank.HEALTH, self._recognize, station)
+
+    def _next_probe_ns(self, now_ns: int, station: Station) -> int:
+        """The first probe at or after now; workers are probed one after the other."""
+        offset_ns = station.worker_id * self._health_ns // len(self._stations)
+        return now_ns + (offset_ns - now_ns) % self._health_ns
+
+    def _probe_dead(self, now_ns: int, station: Station) -> None:
+        if not station.alive:
+            self._down(now_ns, station)
+
+    def _probe_hung(self, now_ns: int, what: tuple[Station, int]) -> None:
+        station, since_ns = what
+        if station.hung_since_ns != since_ns or not station.followed:
+            return
+        self._down(now_ns, station)
+        if any(s is not station and s.followed and not s.draining for s in self._stations):
+            for row in self._relay.silent_rows(station):  # others can answer them
+                if row in station.parked:
+                    station.parked.remove(row)
+                else:
+                    station.abandoned.append(row)
+                self._relay.give_up(now_ns, (row, "early_close", 0))
+
+    def _recognize(self, now_ns: int, station: Station) -> None:
+        if station.alive and not station.hung and not station.followed and not station.gone:
+            self._ready(now_ns, station)
+
+    def _down(self, now_ns: int, station: Station) -> None:
+        if station.followed and not station.gone:
+            station.followed = False
+            station.stream += 1  # what is still on its way will not be heard
+            self._tell(now_ns, station, "down")
+
+    def _ready(self, now_ns: int, station: Station) -> None:
+        station.followed = True
+        station.seen_incarnation = station.incarnation
+        self._tell(now_ns, station, "draining" if station.draining else "ready")
+        self._feed.subscribe(now_ns, station)
+
+    def _tell(self, now_ns: int, station: Station, state: str) -> None:
+        facts = None if state in ("down", "gone") else station.facts
+        fact = WorkerChange(now_ns / 1e9, station.worker_id, state, facts)  # type: ignore[arg-type]
+        self._relay.carry_out(now_ns, self._core.on_worker(fact))

@@ -1,0 +1,311 @@
+"""A request's way: arrival, decision, worker, answer, end; what the router's relay does live."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from policies.contract import Hashes
+from policies.facts import Arrival, Failure, Finish, FirstToken, Progress
+from router.core.actions import Action, Dispatch, PutAside, Reject, Resync
+from router.core.core import RouterCore
+from simulator.replay.agenda import Agenda, Rank
+from simulator.replay.arrivals import Arrivals, Turn
+from simulator.replay.book import Book
+from simulator.replay.observer import Observer
+from simulator.replay.result import NEVER, Verdict
+from simulator.replay.station import Station
+from simulator.traces.chain import Chainer
+
+MODEL = "model"
+# Refusals that another worker may not share: an engine answers 503 to them, 400 to the others.
+_BUSY = "queue_full"
+_TOLD_EVERY = 256  # ends of requests between two calls of `on_ended`
+
+
+class Live:
+    """A request under way. Lifetime: request."""
+
+    __slots__ = ("begun", "chain", "station", "turn")
+
+    def __init__(self, turn: Turn, chain: Hashes) -> None:
+        self.turn = turn
+        self.chain = chain
+        self.station: Station | None = None
+        self.begun = False  # its client has the first token
+
+
+class Relay:
+    """Tells the core what the shells would, and carries out what it asks. Lifetime: replay.
+
+    `on_changes(now_ns, station, changes)` is told what a step changed in a cache, `on_resync` of
+    missed events.
+    """
+
+    def __init__(
+        self,
+        core: RouterCore,
+        agenda: Agenda,
+        stations: list[Station],
+        arrivals: Arrivals,
+        chainer: Chainer,
+        network_ns: int,
+        progress_ns: int,
+        observers: Sequence[Observer],
+    ) -> None:
+        self.core = core
+        self.book = Book()
+        self.stations = stations
+        self.coming = 0  # arrivals on the agenda
+        self.ended = 0
+        self.last_end_ns = 0
+        self.ejections = 0
+        self.on_changes: Callable[[int, Station, list[tuple[int, int | None, Hashes]]], None]
+        self.on_resync: Callable[[int, Station, int], None]
+        self.on_ended: Callable[[int], None] | None = None  # told now and then
+        self._agenda = agenda
+        self._arrivals = arrivals
+        self._chainer = chainer
+        self._block_size = chainer.engine_block
+        self._network_ns = network_ns
+        self._progress_ns = progress_ns
+        self._observers = tuple(observers)
+        self._live: dict[int, Live] = {}
+        self._growing: deque[Station] = deque(stations)  # by `Station.progress_ns`
+        for observer in observers:
+            observer.on_start(self.book)
+
+    # --- arrivals ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Plan the first arrival."""
+        self._plan(self._arrivals.pull(), self._arrive_next)
+
+    def joined(self, station: Station) -> None:
+        """A worker joined."""
+        self._growing.appendleft(station)
+
+    def _plan(self, turn: Turn | None, arrive: Callable[[int, Turn], None]) -> None:
+        if turn is not None:
+            self.coming += 1
+            self._agenda.at(max(turn.at_ns, self._agenda.now_ns), Rank.ARRIVAL, arrive, turn)
+
+    def _arrive_next(self, now_ns: int, turn: Turn) -> None:
+        """One whose time was known beforehand: only one of these is on the agenda."""
+        self._plan(self._arrivals.pull(), self._arrive_next)
+        self._arrive(now_ns, turn)
+
+    def _arrive(self, now_ns: int, turn: Turn) -> None:
+        self.coming -= 1
+        self._tell_progress(now_ns)
+        job, size = turn.job, self._block_size
+        blocks = job.prompt_tokens // size
+        row = self.book.add(now_ns, job.prompt_tokens, blocks)
+        chain = self._chainer.chain(job, row)
+        self._live[row] = Live(turn, chain)
+        arrival = Arrival(
+            now_s=now_ns / 1e9,
+            request_id=row,
+            model=MODEL,
+            prompt_tokens=job.prompt_tokens,
+            chains={size: chain if len(chain) == blocks else chain[:blocks]},
+            session=job.session,
+            tenant=job.tenant,
+            priority=job.priority,
+        )
+        self.carry_out(now_ns, self.core.on_arrival(arrival))
+
+    def _tell_progress(self, now_ns: int) -> None:
+        """Answers of each worker grow for the router at most every `progress_ns`, and not after
+        a decision that could have known: nobody else looks, so nobody else is told."""
+        growing, due_ns = self._growing, now_ns - self._progress_ns
+        while growing and growing[0].progress_ns <= due_ns:
+            station = growing.popleft()
+            if station.gone:
+                continue
+            station.progress_ns = now_ns
+            growing.append(station)
+            if station.hung or not station.alive:
+                continue
+            rows, tokens = station.engine.progress(now_ns - station.offset_ns)
+            if len(rows):
+                now_s, tell = now_ns / 1e9, self.core.on_progress
+                for row, count in zip(rows.tolist(), tokens.tolist(), strict=True):
+                    tell(Progress(now_s, row, count))
+
+    # --- what the core asks for -------------------------------------------------------------
+
+    def carry_out(self, now_ns: int, actions: list[Action]) -> None:
+        """Do what the core asks."""
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self._dispatch(now_ns, action)
+            elif isinstance(action, Reject):
+                self.book.turned_away(action.request_id, action.code)
+                self._end(now_ns, action.request_id, Verdict.REJECTED)
+            elif isinstance(action, Resync):
+                self.on_resync(now_ns, self.stations[action.worker_id], action.from_seq)
+            elif isinstance(action, PutAside):
+                self.ejections += 1
+            # A held request waits for a later action; a worker is removed when it is idle only,
+            # so nothing is ever cancelled.
+
+    def _dispatch(self, now_ns: int, action: Dispatch) -> None:
+        row, book = action.request_id, self.book
+        live, station = self._live[row], self.stations[action.worker_id]
+        live.station = station
+        station.dispatches += 1
+        book.worker[row] = action.worker_id
+        book.dispatched_ns[row] = now_ns
+        book.expected_hit_tokens[row] = action.decision.hit_tokens
+        book.hit_tokens[row] = NEVER
+        book.attempts[row] += 1
+        for observer in self._observers:
+            observer.on_dispatch(row, live.turn.job, live.chain, action.decision, self.stations)
+        self._agenda.at(now_ns + self._network_ns, Rank.SEND, self._reach, (station, row))
+
+    # --- at the worker ----------------------------------------------------------------------
+
+    def _reach(self, now_ns: int, what: tuple[Station, int]) -> None:
+        """A request reaches its worker."""
+        station, row = what
+        if not self._answers(row, station):
+            return  # the router closed the connection meanwhile
+        if not station.alive:
+            self.broken(now_ns, row, "connect")
+        elif station.hung:
+            station.parked.append(row)
+        else:
+            self.enter(now_ns, station, row)
+
+    def enter(self, now_ns: int, station: Station, row: int) -> None:
+        """The worker takes a request into its queue, or refuses it."""
+        live = self._live[row]
+        job = live.turn.job
+        refusal = station.engine.add(
+            row,
+            live.chain,
+            job.prompt_tokens,
+            job.output_tokens,
+            job.priority,
+            now_ns - station.offset_ns,
+        )
+        if refusal == _BUSY:
+            self.broken(now_ns, row, "status_5xx")
+        elif refusal:
+            what = (row, refusal)
+            self._agenda.at(now_ns + self._network_ns, Rank.ANSWER, self._refused, what)
+        else:
+            self.look_again(station)
+
+    def look_again(self, station: Station) -> None:
+        """Plan to look at a worker when something of it can next be seen."""
+        next_ns = station.engine.next_ns()
+        if next_ns < 0:
+            station.wake_ns = -1
+            return
+        next_ns += station.offset_ns
+        if next_ns != station.wake_ns:
+            station.wake_ns = next_ns
+            self._agenda.wake(next_ns, station.worker_id, self._look, station)
+
+    def _look(self, now_ns: int, station: Station) -> None:
+        if now_ns == station.wake_ns and not station.hung:
+            station.wake_ns = -1
+            self.gather(now_ns, station)
+            self.look_again(station)
+
+    def gather(self, now_ns: int, station: Station) -> None:
+        """Send off what a worker has given since last time."""
+        first, hit_tokens, finished, changes = station.engine.advance(station.local_ns(now_ns))
+        if first or finished:
+            what = (station, first, hit_tokens, finished)
+            self._agenda.at(now_ns + self._network_ns, Rank.ANSWER, self._answered, what)
+        if changes:
+            self.on_changes(now_ns, station, changes)
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def _answered(self, now_ns: int, what: tuple[Station, list[int], list[int], list[int]]) -> None:
+        station, first, hit_tokens, finished = what
+        now_s, book, live = now_ns / 1e9, self.book, self._live
+        for row, hits in zip(first, hit_tokens, strict=True):
+            if self._answers(row, station):
+                live[row].begun = True
+                book.first_token_ns[row] = now_ns
+                book.hit_tokens[row] = hits
+                self.core.on_first_token(FirstToken(now_s, row))
+        for row in finished:
+            if self._answers(row, station):
+                job = live[row].turn.job
+                given = min(job.output_tokens, station.sequence_tokens - job.prompt_tokens)
+                book.finish_ns[row] = now_ns
+                book.output_tokens[row] = given
+                fact = Finish(now_s, row, job.prompt_tokens, book.hit_tokens[row], given)
+                actions = self.core.on_finish(fact)
+                self._end(now_ns, row, Verdict.COMPLETED)
+                self.carry_out(now_ns, actions)
+
+    def _answers(self, row: int, station: Station) -> bool:
+        """Whether the request still waits for this worker: it may have been given up on it."""
+        live = self._live.get(row)
+        return live is not None and live.station is station
+
+    def _refused(self, now_ns: int, what: tuple[int, str]) -> None:
+        """The worker's 400 goes to the client like any other reply, first byte and end."""
+        row, code = what
+        now_s = now_ns / 1e9
+        self.core.on_first_token(FirstToken(now_s, row))
+        actions = self.core.on_finish(Finish(now_s, row))
+        self.book.turned_away(row, code)
+        self._end(now_ns, row, Verdict.REJECTED)
+        self.carry_out(now_ns, actions)
+
+    def broken(self, now_ns: int, row: int, reason: str, output_tokens: int = 0) -> None:
+        """A worker failed a request just now: the router learns it a network's delay later."""
+        what = (row, reason, output_tokens)
+        self._agenda.at(now_ns + self._network_ns, Rank.ANSWER, self.give_up, what)
+
+    def give_up(self, now_ns: int, what: tuple[int, str, int]) -> None:
+        """The router learns that a dispatch came to nothing: (row, why, tokens its client got)."""
+        row, reason, output_tokens = what
+        live = self._live[row]
+        live.station = None
+        retry = not live.begun
+        actions = self.core.on_failure(Failure(now_ns / 1e9, row, "worker", retry, reason))
+        if not retry:
+            self.book.output_tokens[row] = output_tokens
+            self._end(now_ns, row, Verdict.FAILED)
+        self.carry_out(now_ns, actions)
+
+    def silent_rows(self, station: Station) -> list[int]:
+        """Requests sent to a worker whose clients have seen nothing yet, oldest first."""
+        return [r for r, live in self._live.items() if live.station is station and not live.begun]
+
+    def idle(self, station: Station) -> bool:
+        """Whether no request is under way there."""
+        return all(live.station is not station for live in self._live.values())
+
+    # --- ends -------------------------------------------------------------------------------
+
+    def _end(self, now_ns: int, row: int, verdict: Verdict) -> None:
+        """Exactly one for every request: conservation is checked in every run."""
+        live = self._live.pop(row)
+        assert self.book.verdict[row] == NEVER, f"request {row} ended twice"
+        self.book.verdict[row] = verdict
+        self.ended += 1
+        self.last_end_ns = now_ns
+        for observer in self._observers:
+            observer.on_end(row)
+        if self.on_ended is not None and not self.ended % _TOLD_EVERY:
+            self.on_ended(now_ns)
+        self._plan(self._arrivals.after(live.turn, now_ns), self._arrive)
+        if not self._live and not self.coming:
+            self._agenda.over = True
+
+    def check(self) -> None:
+        """Raise AssertionError unless every request had its end and nothing is left charged."""
+        assert not self._live, f"{len(self._live)} requests never ended"
+        assert self.ended == len(self.book), "requests got lost"
+        left = self.core.inflight_requests
+        assert left == 0, f"the core still counts {left} requests"

@@ -1,0 +1,219 @@
+"""One replay, from set-up to result: builds the pool, lets time run, counts what came out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from policies.facts import WorkerChange
+from policies.load import LoadedPolicy, load
+from policies.parameters import PolicyError
+from router.core.core import RouterCore
+from router.core.settings import CoreSettings
+from simulator.replay.agenda import Agenda
+from simulator.replay.arrivals import ClosedLoop, OpenLoop
+from simulator.replay.checks import check_setup, some_fit
+from simulator.replay.errors import ReplayError
+from simulator.replay.failing import Failing
+from simulator.replay.faults import Fault, read_faults
+from simulator.replay.feed import Feed
+from simulator.replay.fleet import FleetBuilder
+from simulator.replay.health import Health
+from simulator.replay.observer import Observer
+from simulator.replay.relay import Relay
+from simulator.replay.result import ReplayResult, WorkerTotals
+from simulator.replay.samples import Sampler
+from simulator.replay.setup import Setup
+from simulator.replay.station import Station
+from simulator.traces.open import Chainer, JobStream, open_jobs
+
+
+class ReplayProgress(NamedTuple):
+    """How far a replay is."""
+
+    ended: int  # requests
+    total: int | None  # where the source knows it
+    fraction: float  # of the source read, in [0, 1]
+    now_ns: int  # virtual time
+
+
+def replay(
+    setup: Setup,
+    *,
+    on_progress: Callable[[ReplayProgress], None] | None = None,
+    observers: Sequence[Observer] = (),
+    stream: JobStream | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ReplayResult:
+    """Replay a workload: the real core, policy and scheduler on virtual time.
+
+    `stream` replaces `setup.workload` where the jobs are at hand already; it is used up.
+    `on_progress` is told every few hundred requests. The result depends on `setup` (and
+    `stream`) alone, but for `wall_s`, which is `clock`'s. Raises ReplayError for a set-up that
+    cannot run, TraceError for a source that cannot be read.
+    """
+    began_s = clock()
+    check_setup(setup)
+    policy = _policy(setup.policy)
+    if stream is None:
+        stream = open_jobs(setup.workload, setup.seed)
+    run = _Run(setup, policy, stream, observers, on_progress)
+    run.go()
+    return run.result(clock() - began_s)
+
+
+class _Run:
+    """The parts of one replay, wired. Lifetime: replay."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        policy: LoadedPolicy,
+        stream: JobStream,
+        observers: Sequence[Observer],
+        on_progress: Callable[[ReplayProgress], None] | None,
+    ) -> None:
+        self._setup, self._policy, self._stream = setup, policy, stream
+        self._on_progress = on_progress
+        block_size = stream.block_tokens if setup.block_size is None else setup.block_size
+        chainer = Chainer(stream.block_tokens, block_size)
+        self._block_size = block_size
+        groups = [number for number, group in enumerate(setup.groups) for _ in range(group.count)]
+        self._faults = _faults(setup, len(groups))
+        fleet = FleetBuilder(setup, block_size, self._lossy())
+        self._stations = [fleet.build(group, number) for number, group in enumerate(groups)]
+        jobs = some_fit(stream.jobs, self._stations)
+
+        slots = len(groups) + sum(fault.do == "join" for fault in self._faults)
+        self._core = RouterCore(policy, CoreSettings(max_workers=slots), setup.seed)
+        self._agenda = Agenda()
+        self._relay = Relay(
+            self._core,
+            self._agenda,
+            self._stations,
+            ClosedLoop(jobs) if setup.closed_loop else OpenLoop(jobs),
+            chainer,
+            _ns(setup.world.network_ms),
+            _ns(setup.world.progress_ms),
+            observers,
+        )
+        self._relay.on_ended = None if on_progress is None else self._tell
+        self._wire(fleet)
+        self._sampler = Sampler(self._agenda, self._stations, observers)
+
+    def _wire(self, fleet: FleetBuilder) -> None:
+        world, core, agenda, relay = self._setup.world, self._core, self._agenda, self._relay
+        self._feed = Feed(
+            core,
+            agenda,
+            relay,
+            _ns(world.event_lag_ms),
+            world.event_loss,
+            _ns(world.resync_ms),
+        )
+        self._health = Health(
+            core,
+            agenda,
+            relay,
+            self._feed,
+            report_ns=_ns(world.report_every_ms),
+            report_lag_ns=_ns(world.report_lag_ms),
+            health_ns=_ns(world.health_ms),
+            tick_ns=_ns(world.tick_ms),
+        )
+        self._failing = Failing(agenda, relay, self._health, fleet.build)
+
+    def _lossy(self) -> bool:
+        """Whether anybody may ever ask for batches again."""
+        return self._setup.world.event_loss > 0 or bool(self._faults)
+
+    def go(self) -> None:
+        """From the first arrival to the last end."""
+        for station in self._stations:
+            fact = WorkerChange(0.0, station.worker_id, "ready", station.facts)
+            self._relay.carry_out(0, self._core.on_worker(fact))
+            self._feed.start(station)
+        self._relay.start()
+        self._health.start()
+        self._failing.start(self._faults)
+        self._sampler.start()
+        if self._relay.coming:
+            self._agenda.run()
+        self._relay.check()
+
+    def _tell(self, now_ns: int) -> None:
+        assert self._on_progress is not None
+        stream = self._stream
+        self._on_progress(
+            ReplayProgress(self._relay.ended, stream.total, stream.fraction_read(), now_ns)
+        )
+
+    def result(self, wall_s: float) -> ReplayResult:
+        """What came out."""
+        relay, counters = self._relay, self._core.counters
+        now_ns = relay.last_end_ns
+        table = relay.book.table()
+        samples = self._sampler.finish(now_ns)
+        return ReplayResult(
+            setup=self._setup,
+            policy=self._policy.name,
+            params={k: v for k, v in self._policy.params.items() if v is not None},
+            block_size=self._block_size,
+            table=table,
+            samples=samples,
+            workers=tuple(_totals(station, now_ns) for station in self._stations),
+            rejections=relay.book.rejections(),
+            retries=counters.retries,
+            holds=counters.holds,
+            trace_errors=self._stream.errors.total,
+            simulated_ns=now_ns - int(table.arrival_ns[0]) if len(table) else 0,
+            wall_s=wall_s,
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        relay, feed = self._relay, self._feed
+        notes = [self._stream.origin]
+        if relay.ejections:
+            notes.append(f"workers put aside after failures in a row: {relay.ejections} times")
+        if feed.lost_batches:
+            notes.append(f"event batches lost: {feed.lost_batches}; asked again: {feed.resyncs}")
+        left = [fault for fault in self._faults if fault.at_ns > self._agenda.now_ns]
+        if left:
+            notes.append(f"faults after the last request, left out: {len(left)}")
+        notes += list(self._stream.errors)
+        return tuple(notes)
+
+
+def _policy(spec: str) -> LoadedPolicy:
+    try:
+        return load(spec)
+    except PolicyError as error:
+        raise ReplayError(f"policy: {error}") from error
+
+
+def _faults(setup: Setup, workers: int) -> tuple[Fault, ...]:
+    if setup.faults is None:
+        return ()
+    return read_faults(setup.faults, workers, len(setup.groups))
+
+
+def _totals(station: Station, now_ns: int) -> WorkerTotals:
+    stats = station.engine.stats(station.local_ns(now_ns))
+    return WorkerTotals(
+        name=station.facts.name,
+        requests=station.dispatches,
+        busy_ns=stats.busy_ns,
+        steps=stats.steps,
+        evicted_blocks=stats.evicted,
+        recomputed_tokens=stats.recomputed_tokens,
+        preemptions=stats.preemptions,
+        query_tokens=stats.query_tokens,
+        hit_tokens=stats.hit_tokens,
+    )
+
+
+def _ns(milliseconds: float) -> int:
+    return math.floor(milliseconds * 1e6 + 0.5)

@@ -1,0 +1,91 @@
+"""A virtual worker in its surroundings: a process that may die or hang, a stream of KV events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+
+from engine.virtual import VirtualWorker
+from policies.contract import Hashes
+from policies.facts import Cleared, KvEvent, Removed, Stored, WorkerFacts
+
+KEPT_BATCHES = 10_000  # as our engine's publisher keeps for replays
+_STORED, _REMOVED = 0, 1  # kinds of changes (engine.virtual)
+
+
+class Station:
+    """Lifetime: replay.
+
+    Its engine's clock stands still while the process hangs: `offset_ns` is how much it lags.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        facts: WorkerFacts,
+        engine: VirtualWorker,
+        *,
+        speed: float,
+        sequence_tokens: int,
+        model_tokens: int,
+        kept_batches: int,
+        random: Random,
+    ) -> None:
+        self.worker_id = worker_id
+        self.facts = facts
+        self.engine = engine
+        self.speed = speed  # of its group: 1.0 as the profile says
+        self.sequence_tokens = sequence_tokens  # longest prompt plus output that fits
+        self.model_tokens = model_tokens
+        self.dispatches = 0
+        self.random = random  # which of its batches get lost
+
+        # The process.
+        self.alive = True
+        self.incarnation = 0
+        self.hung_since_ns = -1
+        self.offset_ns = 0
+        self.wake_ns = -1  # when its engine is looked at next
+        self.parked: list[int] = []  # requests that reached it while it hung
+        self.abandoned: list[int] = []  # requests whose connections were closed meanwhile
+
+        # Its stream.
+        self.next_seq = 0
+        self.lost_until_ns = 0
+        self.kept: deque[tuple[int, tuple[KvEvent, ...]]] = deque(maxlen=kept_batches)
+
+        # What the router knows of it.
+        self.followed = True  # recognized, and neither down nor gone
+        self.draining = False
+        self.gone = False
+        self.seen_incarnation = 0
+        self.stream = 0  # counts the router's subscriptions
+        self.wanted_seq = -1  # a replay to ask for next; -1: none
+        self.syncing = False
+        self.progress_ns = 0  # when the growth of its answers was last told
+
+    @property
+    def hung(self) -> bool:
+        """Alive, and taking no step."""
+        return self.hung_since_ns >= 0
+
+    def local_ns(self, now_ns: int) -> int:
+        """Its engine's time."""
+        return (self.hung_since_ns if self.hung_since_ns >= 0 else now_ns) - self.offset_ns
+
+    def batch(self, changes: Sequence[tuple[int, int | None, Hashes]]) -> tuple[KvEvent, ...]:
+        """Cache changes as the facts that an event batch brings."""
+        return tuple(self._event(kind, parent, hashes) for kind, parent, hashes in changes)
+
+    def snapshot(self, now_ns: int) -> tuple[KvEvent, ...]:
+        """The visible contents as facts, parents first."""
+        contents = self.engine.snapshot(self.local_ns(now_ns))
+        return tuple(self._event(_STORED, parent, hashes) for parent, hashes in contents)
+
+    def _event(self, kind: int, parent: int | None, hashes: Hashes) -> KvEvent:
+        if kind == _STORED:
+            return Stored(hashes, parent, (), self.facts.block_size, chain=hashes)
+        if kind == _REMOVED:
+            return Removed(hashes)
+        return Cleared()

@@ -1,0 +1,54 @@
+"""Small workloads for tests of the replay: jobs made on the spot, a pool of a few workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simulator.replay.result import ReplayResult
+from simulator.replay.run import replay
+from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.traces.errors import ErrorLog
+from simulator.traces.job import Job
+from simulator.traces.stream import JobStream
+
+BLOCK = 16
+PROFILE = "llama-3.1-8b-h100"
+
+
+def job(at_ms: float, prompt: int, output: int, trunk: int = 0, own: int = 0, **more: Any) -> Job:
+    """`trunk` names the first half of the prompt, `own` the rest."""
+    blocks = prompt // BLOCK
+    half = blocks // 2
+    ids = np.arange(blocks, dtype=np.uint64) + np.uint64(own * 1_000_000 + 500_000)
+    ids[:half] = np.arange(half, dtype=np.uint64) + np.uint64(trunk * 1_000_000)
+    return Job(int(at_ms * 1e6), prompt, output, ids, **more)
+
+
+def steady(count: int, every_ms: float, prompt: int = 640, output: int = 20) -> list[Job]:
+    """Requests at even distances; four trunks take turns."""
+    return [job(n * every_ms, prompt, output, trunk=n % 4, own=n + 10) for n in range(count)]
+
+
+def stream_of(jobs: Sequence[Job], block_tokens: int = BLOCK) -> JobStream:
+    """Jobs as a source."""
+    return JobStream(
+        "test", block_tokens, iter(jobs), len(jobs), ErrorLog("test"), "made up", lambda: 1.0
+    )
+
+
+def pool(count: int = 2, **more: Any) -> WorkerGroup:
+    """Workers alike."""
+    return WorkerGroup(count, PROFILE, **more)
+
+
+def setup_of(policy: str = "round_robin", *groups: WorkerGroup, **more: Any) -> Setup:
+    """A set-up whose workload is given by hand."""
+    return Setup(WorkloadSpec("by hand"), policy, groups or (pool(),), **more)
+
+
+def run(jobs: Sequence[Job], setup: Setup | None = None, **more: Any) -> ReplayResult:
+    """Replay `jobs`."""
+    return replay(setup or setup_of(), stream=stream_of(jobs), **more)
