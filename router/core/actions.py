@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policies.contract import Floats, Ints
 from policies.facts import Role
+from policies.pick import ranked
+
+_EXPLAINED = 3  # candidates named in a decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,47 @@ class Candidate:
     hit_tokens: int
 
 
+class Ranking:
+    """The best workers of one decision, worked out when somebody asks: few decisions are read.
+
+    Keeps every row's cost and hit until then. Lifetime: decision.
+    """
+
+    __slots__ = ("_best", "_chosen", "_costs", "_hit_tokens", "_worker_ids")
+
+    def __init__(
+        self, worker_ids: Sequence[int], costs: Floats, hit_tokens: Ints, chosen: int
+    ) -> None:
+        self._worker_ids = worker_ids
+        self._costs: Floats | None = costs.copy()  # a policy may use its array again
+        self._hit_tokens: Ints | None = hit_tokens
+        self._chosen = chosen
+        self._best: tuple[Candidate, ...] = ()
+
+    @property
+    def best(self) -> tuple[Candidate, ...]:
+        """At most three: the chosen one first, then by cost."""
+        if self._costs is not None and self._hit_tokens is not None:
+            rows = [self._chosen]
+            rows += [r for r in ranked(self._costs, _EXPLAINED).tolist() if r != self._chosen]
+            self._best = tuple(
+                Candidate(self._worker_ids[r], float(self._costs[r]), int(self._hit_tokens[r]))
+                for r in rows[:_EXPLAINED]
+            )
+            self._costs = self._hit_tokens = None
+            self._worker_ids = ()
+        return self._best
+
+    def __repr__(self) -> str:
+        return repr(self.best)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ranking) and self.best == other.best
+
+    def __hash__(self) -> int:
+        return hash(self.best)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Why a request goes where it goes."""
@@ -32,8 +78,13 @@ class Decision:
     reason: str  # "policy", "only_worker", "retry" or "held"
     hit_tokens: int  # expected on the chosen worker
     prompt_tokens: int
-    candidates: tuple[Candidate, ...]  # the best three, the chosen one first
+    ranking: Ranking
     approximate: bool  # hits were expected from text blocks, not from the engine's tokens
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The best three, the chosen one first."""
+        return self.ranking.best
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ That keeps the cost of a decision flat in Python whatever the number of workers.
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 
-from policies.contract import FleetView, Ints
+from policies.contract import Floats, Ints
 from policies.facts import WorkerFacts
 
 
@@ -21,16 +23,15 @@ class WorkerColumns:
     """
 
     def __init__(self, slots: int) -> None:
-        def floats(fill: float = 0.0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        def floats(fill: float = 0.0) -> Floats:
             return np.full(slots, fill)
 
-        def ints(fill: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        def ints(fill: int = 0) -> Ints:
             return np.full(slots, fill, dtype=np.int64)
 
         self.worker_id = ints(-1)
         self.charged_tokens = floats()  # uncached prompt tokens ever sent to the worker
         self.drained_tokens = floats()  # of these, presumed or known to be computed
-        self.drained_s = floats()  # when `drained_tokens` was last brought up to date
         self.requests = ints()  # own, unfinished
         self.waiting = ints()  # of these, before their first token
         self.context_tokens = floats()  # KV of own requests past their first token
@@ -48,12 +49,11 @@ class WorkerColumns:
         self.event_s = floats(-np.inf)
         self.hits_unknown = np.zeros(slots, dtype=np.bool_)
 
-    def open(self, slot: int, worker_id: int, now_s: float) -> None:
+    def open(self, slot: int, worker_id: int) -> None:
         """Start a row afresh for a worker that joins."""
         for name, column in vars(self).items():
             column[slot] = _FRESH.get(name, 0)
         self.worker_id[slot] = worker_id
-        self.drained_s[slot] = now_s
 
     def describe(self, slot: int, facts: WorkerFacts, calibrate: bool) -> None:
         """Write what was learned of the worker; `calibrate` resets its speeds too."""
@@ -65,63 +65,25 @@ class WorkerColumns:
             self.prefill_tokens_per_s[slot] = facts.prefill_tokens_per_s * facts.weight
             self.step_s[slot] = facts.step_s / facts.weight
 
-    def drain(self, now_s: float) -> None:
-        """Take off every queue what its worker should have computed since last time."""
-        elapsed_s = np.maximum(now_s - self.drained_s, 0.0)
-        np.minimum(
-            self.drained_tokens + elapsed_s * self.prefill_tokens_per_s,
-            self.charged_tokens,
-            out=self.drained_tokens,
-        )
-        np.maximum(self.drained_s, now_s, out=self.drained_s)  # time never counts twice
+    def drain(self, elapsed_s: float) -> None:
+        """Take off every queue what its worker should have computed in so long (above 0)."""
+        drained = self.prefill_tokens_per_s * elapsed_s
+        np.add(drained, self.drained_tokens, out=drained)
+        np.minimum(drained, self.charged_tokens, out=self.drained_tokens)
+
+    def read_only(self) -> WorkerColumns:
+        """The same columns, where they lie, for those who may not write."""
+        shown = copy(self)
+        for name, column in vars(self).items():
+            view = column.view()
+            view.flags.writeable = False
+            setattr(shown, name, view)
+        return shown
 
     def own_tokens(self, slot: int) -> float:
         """Tokens of own requests on a worker, computed or still queued."""
         queued = self.charged_tokens[slot] - self.drained_tokens[slot]
         return float(self.context_tokens[slot] + queued)
-
-    def view(
-        self,
-        rows: Ints,
-        hit_tokens: Ints,
-        now_s: float,
-        stale_s: float,
-        arrival_rate_per_s: float,
-        live_sessions: int,
-    ) -> FleetView:
-        """The rows `rows` as a policy sees them. `drain(now_s)` has been called before."""
-        fresh = now_s - self.report_s[rows] <= stale_s
-        queued = self.charged_tokens[rows] - self.drained_tokens[rows]
-        waiting = self.waiting[rows]
-        running = self.requests[rows] - waiting
-        own = self.context_tokens[rows] + queued
-        since_report = np.maximum(own - self.own_tokens_at_report[rows], 0.0)
-        speed = self.prefill_tokens_per_s[rows]
-        none = np.zeros(len(rows), dtype=np.int64)
-        return FleetView(
-            worker_id=self.worker_id[rows],
-            hit_tokens=hit_tokens,
-            hit_tokens_host=none,
-            hit_tokens_disk=none,
-            hits_unknown=self.hits_unknown[rows],
-            queued_prefill_tokens=queued,
-            running=running + np.where(fresh, self.foreign_running[rows], 0),
-            waiting=waiting + np.where(fresh, self.foreign_waiting[rows], 0),
-            context_tokens=self.context_tokens[rows],
-            kv_used_tokens=self.kv_reported_tokens[rows] + since_report,
-            kv_capacity_tokens=self.kv_capacity_tokens[rows],
-            prefill_tokens_per_s=speed,
-            step_s=self.step_s[rows],
-            working_set_tokens=np.full(len(rows), np.nan),
-            max_requests=self.max_requests[rows],
-            max_queued_tokens=self.max_queued_tokens[rows],
-            max_kv_fraction=self.max_kv_fraction[rows],
-            load_age_s=now_s - self.report_s[rows],
-            event_age_s=now_s - self.event_s[rows],
-            arrival_rate_per_s=arrival_rate_per_s,
-            mean_load_s=float(np.mean(queued / speed)) if len(rows) else 0.0,
-            live_sessions=live_sessions,
-        )
 
 
 # What a fresh row holds where it is not zero.
@@ -136,3 +98,38 @@ _FRESH = {
     "max_queued_tokens": np.nan,
     "max_kv_fraction": np.nan,
 }
+
+
+class Cells:
+    """Single cells of the columns that every request writes, as plain Python numbers.
+
+    The same memory: a column is for reading many rows at once, and numpy takes three times as
+    long to read or write one. Lifetime: process.
+    """
+
+    __slots__ = (
+        "charged_tokens",
+        "context_tokens",
+        "drained_tokens",
+        "prefill_tokens_per_s",
+        "requests",
+        "step_s",
+        "waiting",
+    )
+
+    def __init__(self, columns: WorkerColumns) -> None:
+        self.charged_tokens = _float_cells(columns.charged_tokens)
+        self.drained_tokens = _float_cells(columns.drained_tokens)
+        self.context_tokens = _float_cells(columns.context_tokens)
+        self.prefill_tokens_per_s = _float_cells(columns.prefill_tokens_per_s)
+        self.step_s = _float_cells(columns.step_s)
+        self.requests = _int_cells(columns.requests)
+        self.waiting = _int_cells(columns.waiting)
+
+
+def _float_cells(column: Floats) -> memoryview[float]:
+    return column.data.cast("B").cast("d")
+
+
+def _int_cells(column: Ints) -> memoryview[int]:
+    return column.data.cast("B").cast("q")

@@ -147,7 +147,7 @@ class RouterCore:
         actions: list[Action] = []
         if worker is not None:
             pending.tried.add(worker.worker_id)
-            if fact.blame == "worker" and worker.failed(fact.now_s, self.settings):
+            if fact.blame == "worker" and self.workers.failed(worker, fact.now_s, self.settings):
                 self.counters.ejections += 1
                 aside_s = worker.aside_until_s - fact.now_s
                 actions.append(PutAside(worker.worker_id, aside_s, fact.reason))

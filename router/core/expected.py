@@ -12,6 +12,8 @@ import numpy.typing as npt
 from kvkernels import PrefixIndex
 from policies.contract import Hashes
 
+Blocks = npt.NDArray[np.int32]
+
 
 class ExpectedBlocks:
     """Two generations of an index: a block is believed between `ttl_s` / 2 and `ttl_s`.
@@ -33,12 +35,11 @@ class ExpectedBlocks:
         self.expire(now_s)
         self._young.store(slot, chain)
 
-    def longest_prefix(self, chain: Hashes) -> npt.NDArray[np.int32]:
-        """int32[slots]: leading blocks expected on each worker."""
-        young = self._young.longest_prefix(chain)
-        if len(self._old) == 0:
-            return young
-        return np.maximum(young, self._old.longest_prefix(chain))
+    def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
+        """Raise `blocks`, int32[slots], to the leading blocks expected on each worker."""
+        for generation in (self._young, self._old):
+            if len(generation):
+                np.maximum(blocks, generation.longest_prefix(chain), out=blocks)
 
     def clear_worker(self, slot: int) -> None:
         """Expect nothing of this worker any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from router.core.columns import WorkerColumns
+from router.core.columns import Cells, WorkerColumns
 
 
 @dataclass(slots=True)
@@ -34,6 +34,8 @@ class Ledger:
 
     def __init__(self, columns: WorkerColumns) -> None:
         self._columns = columns
+        self._cells = Cells(columns)
+        self._drained_s: float | None = None  # when the queues were last brought up to date
         self._charges: dict[int, Charge] = {}
         # Answers that do not stream show no first token; they leave `waiting` when the model
         # says that their prefill is over. Oldest first, per worker slot.
@@ -61,20 +63,23 @@ class Ledger:
     ) -> Charge:
         """Charge a request to the worker in `slot`. The request must have no open charge."""
         assert request_id not in self._charges, f"request {request_id} is charged twice"
-        columns = self._columns
-        alone = bool(columns.waiting[slot] == 0)
-        columns.charged_tokens[slot] += uncached_tokens
-        columns.requests[slot] += 1
-        columns.waiting[slot] += 1
+        cells = self._cells
+        if self._drained_s is None:
+            self._drained_s = now_s
+        waiting = cells.waiting[slot]
+        end_tokens = cells.charged_tokens[slot] + uncached_tokens
+        cells.charged_tokens[slot] = end_tokens
+        cells.requests[slot] += 1
+        cells.waiting[slot] = waiting + 1
         charge = Charge(
             request_id=request_id,
-            worker_id=int(columns.worker_id[slot]),
+            worker_id=int(self._columns.worker_id[slot]),
             slot=slot,
             prompt_tokens=prompt_tokens,
             uncached_tokens=uncached_tokens,
-            end_tokens=float(columns.charged_tokens[slot]),
+            end_tokens=end_tokens,
             dispatched_s=now_s,
-            alone=alone,
+            alone=waiting == 0,
         )
         self._charges[request_id] = charge
         if not stream:
@@ -86,7 +91,7 @@ class Ledger:
         charge = self._charges.get(request_id)
         if charge is None or not charge.waiting:
             return None
-        drained = self._columns.drained_tokens
+        drained = self._cells.drained_tokens
         drained[charge.slot] = max(drained[charge.slot], charge.end_tokens)
         self._start_decode(charge, now_s)
         return charge
@@ -98,7 +103,7 @@ class Ledger:
             return None
         tokens = output_tokens - charge.output_tokens
         elapsed_s = now_s - charge.progress_s
-        self._columns.context_tokens[charge.slot] += tokens
+        self._cells.context_tokens[charge.slot] += tokens
         charge.output_tokens = output_tokens
         charge.progress_s = now_s
         return elapsed_s / tokens if elapsed_s > 0 else None
@@ -108,43 +113,45 @@ class Ledger:
         charge = self._charges.pop(request_id, None)
         if charge is None:
             return None
-        columns, slot = self._columns, charge.slot
-        columns.requests[slot] -= 1
+        cells, slot = self._cells, charge.slot
+        cells.requests[slot] -= 1
         if charge.waiting:
-            columns.waiting[slot] -= 1
+            cells.waiting[slot] -= 1
             self._drop_queued(charge)
             charge.waiting = False
         else:
-            columns.context_tokens[slot] -= charge.prompt_tokens + charge.output_tokens
-        if columns.requests[slot] == 0:  # an idle worker has an empty queue, whatever the model
-            columns.drained_tokens[slot] = columns.charged_tokens[slot]
-            columns.context_tokens[slot] = 0.0
+            cells.context_tokens[slot] -= charge.prompt_tokens + charge.output_tokens
+        if cells.requests[slot] == 0:  # an idle worker has an empty queue, whatever the model
+            cells.drained_tokens[slot] = cells.charged_tokens[slot]
+            cells.context_tokens[slot] = 0.0
             self._silent.pop(slot, None)
         return charge
 
     def advance(self, now_s: float) -> None:
         """Drain the queues by the model and let silent answers pass to decode."""
-        columns = self._columns
-        columns.drain(now_s)
+        if self._drained_s is None:
+            self._drained_s = now_s
+        if now_s > self._drained_s:  # time never counts twice
+            self._columns.drain(now_s - self._drained_s)
+            self._drained_s = now_s
+        drained_tokens = self._cells.drained_tokens
         for slot, queue in self._silent.items():
-            while queue and (
-                not queue[0].waiting or queue[0].end_tokens <= columns.drained_tokens[slot]
-            ):
+            while queue and (not queue[0].waiting or queue[0].end_tokens <= drained_tokens[slot]):
                 charge = queue.popleft()
                 if charge.waiting:
                     self._start_decode(charge, now_s)
 
     def _start_decode(self, charge: Charge, now_s: float) -> None:
-        self._columns.waiting[charge.slot] -= 1
-        self._columns.context_tokens[charge.slot] += charge.prompt_tokens
+        self._cells.waiting[charge.slot] -= 1
+        self._cells.context_tokens[charge.slot] += charge.prompt_tokens
         charge.waiting = False
         charge.progress_s = now_s
 
     def _drop_queued(self, charge: Charge) -> None:
         """What was left of its prefill is nobody's work any more."""
-        columns, slot = self._columns, charge.slot
-        left = charge.end_tokens - columns.drained_tokens[slot]
+        cells, slot = self._cells, charge.slot
+        left = charge.end_tokens - cells.drained_tokens[slot]
         unfinished = min(max(left, 0.0), float(charge.uncached_tokens))
-        columns.drained_tokens[slot] = min(
-            columns.drained_tokens[slot] + unfinished, columns.charged_tokens[slot]
+        cells.drained_tokens[slot] = min(
+            cells.drained_tokens[slot] + unfinished, cells.charged_tokens[slot]
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from policies.contract import Hashes, Ints
 from policies.facts import KvEvents, LoadReport, ReplayEnd, WorkerChange, WorkerFacts
 from router.core.actions import Action
 from router.core.columns import WorkerColumns
-from router.core.expected import ExpectedBlocks
+from router.core.eligible import Rows
+from router.core.expected import Blocks, ExpectedBlocks
 from router.core.kv_state import KvState
 from router.core.ledger import Ledger
 from router.core.settings import CoreSettings
@@ -43,6 +44,7 @@ class Roster:
     def change(self, fact: WorkerChange) -> list[Action]:
         """Enter, change or remove a worker. Raises TableFullError for one too many."""
         worker = self._workers.get(fact.worker_id)
+        self._workers.changed()
         if fact.state == "gone":
             if worker is not None:
                 self._close(worker)
@@ -65,7 +67,7 @@ class Roster:
         slot = self._workers.take_slot()
         if slot is None:
             raise TableFullError(f"all {self._settings.max_workers} worker slots are taken")
-        self._columns.open(slot, fact.worker_id, fact.now_s)
+        self._columns.open(slot, fact.worker_id)
         self._columns.describe(slot, facts, calibrate=True)
         self._columns.hits_unknown[slot] = facts.has_events
         kv = self._kv_state(slot, facts)
@@ -93,7 +95,7 @@ class Roster:
         worker.kv.close()
         self.speculative.clear_worker(worker.slot)
         self.mirrored.clear_worker(worker.slot)
-        self._columns.open(worker.slot, -1, 0.0)
+        self._columns.open(worker.slot, -1)
         self._workers.remove(worker.worker_id)
 
     def _kv_state(self, slot: int, facts: WorkerFacts) -> KvState:
@@ -160,23 +162,26 @@ class Roster:
         self.speculative.expire(now_s)
         self.mirrored.expire(now_s)
 
-    def hit_tokens(
-        self, workers: Sequence[Worker], chains: Mapping[int, Hashes], prompt_tokens: int
-    ) -> Ints:
-        """int64[workers]: prompt tokens each holds or will soon; at least one is left."""
-        slots = np.array([w.slot for w in workers], dtype=np.int64)
-        sizes = np.array([w.facts.block_size for w in workers], dtype=np.int64)
-        hits = np.zeros(len(workers), dtype=np.int64)
-        for size, chain in chains.items():
-            rows = sizes == size
-            if len(chain) == 0 or not rows.any():
-                continue
-            blocks = np.maximum(
-                self.index.longest_prefix(chain), self.speculative.longest_prefix(chain)
-            )
-            blocks = np.maximum(blocks, self.mirrored.longest_prefix(chain))
-            hits[rows] = blocks[slots[rows]].astype(np.int64) * size
-        return np.minimum(hits, max(prompt_tokens - 1, 0))
+    def hit_tokens(self, rows: Rows, chains: Mapping[int, Hashes], prompt_tokens: int) -> Ints:
+        """int64[rows]: prompt tokens each holds or will soon; at least one is left."""
+        sizes = rows.distinct_block_sizes
+        if len(sizes) == 1:
+            blocks = self._hit_blocks(chains[sizes[0]])[rows.slots]
+            hits = np.multiply(blocks, sizes[0], dtype=np.int64)
+        else:
+            hits = np.zeros(len(rows), dtype=np.int64)
+            own_sizes = np.array(rows.block_sizes)
+            for size in sizes:
+                blocks = self._hit_blocks(chains[size])[rows.slots]
+                np.multiply(blocks, size, out=hits, where=own_sizes == size, dtype=np.int64)
+        return np.minimum(hits, max(prompt_tokens - 1, 0), out=hits)
+
+    def _hit_blocks(self, chain: Hashes) -> Blocks:
+        """int32[slots]: leading blocks by events, by our dispatches, by what no event tells."""
+        blocks = self.index.longest_prefix(chain)
+        self.speculative.raise_prefix(blocks, chain)
+        self.mirrored.raise_prefix(blocks, chain)
+        return blocks
 
 
 def _cache_of(facts: WorkerFacts) -> tuple[object, ...]:

@@ -62,6 +62,7 @@ class WorkerTable:
     def __init__(self, slots: int) -> None:
         self._free = list(range(slots - 1, -1, -1))
         self._workers: dict[int, Worker] = {}
+        self.version = 0  # of what is said of the workers: what was made of it before is stale
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -73,6 +74,17 @@ class WorkerTable:
         """The worker, or None when it is gone."""
         return self._workers.get(worker_id)
 
+    def changed(self) -> None:
+        """Say that a worker came, left, or is not what it was (state, facts, time aside)."""
+        self.version += 1
+
+    def failed(self, worker: Worker, now_s: float, settings: CoreSettings) -> bool:
+        """A worker failed a request; True when that puts it aside (`Worker.failed`)."""
+        aside = worker.failed(now_s, settings)
+        if aside:
+            self.changed()
+        return aside
+
     def take_slot(self) -> int | None:
         """A free slot, or None when the table is full."""
         return self._free.pop() if self._free else None
@@ -80,10 +92,12 @@ class WorkerTable:
     def add(self, worker: Worker) -> None:
         """Enter a worker that was given a slot."""
         self._workers[worker.worker_id] = worker
+        self.changed()
 
     def remove(self, worker_id: int) -> None:
         """Forget a worker; its slot may be given to the next one."""
         worker = self._workers.pop(worker_id)
+        self.changed()
         self._free.append(worker.slot)
 
     def models(self) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from router.core.columns import WorkerColumns
+from router.core.columns import Cells, WorkerColumns
 from router.core.ledger import Charge
 
 _WEIGHT = 0.1  # of a new sample
@@ -28,24 +28,24 @@ class SpeedEstimator:
     """Keeps `prefill_tokens_per_s` and `step_s` of the worker columns. Lifetime: process."""
 
     def __init__(self, columns: WorkerColumns) -> None:
-        self._columns = columns
+        self._cells = Cells(columns)
 
     def first_token(self, charge: Charge, now_s: float) -> None:
         """A prefill ended. Only one that found an empty queue tells of speed, not of waiting."""
         if not charge.alone or charge.uncached_tokens < _CALIBRATION_TOKENS_MIN:
             return
-        columns, slot = self._columns, charge.slot
+        cells, slot = self._cells, charge.slot
         elapsed_s = now_s - charge.dispatched_s
         if elapsed_s <= 0:
             return
         # On average the request had to sit out half a step that was already under way. That is
         # at most half of the time: else a step believed too long would hide the fastest workers.
-        prefill_s = elapsed_s - min(float(columns.step_s[slot]), elapsed_s) / 2
+        prefill_s = elapsed_s - min(cells.step_s[slot], elapsed_s) / 2
         rate = charge.uncached_tokens / prefill_s
-        known = float(columns.prefill_tokens_per_s[slot])
-        columns.prefill_tokens_per_s[slot] = _moved(known, rate, _RATE_RANGE)
+        known = cells.prefill_tokens_per_s[slot]
+        cells.prefill_tokens_per_s[slot] = _moved(known, rate, _RATE_RANGE)
 
     def token_gap(self, slot: int, gap_s: float) -> None:
         """A running answer took `gap_s` seconds (above 0) per token lately."""
-        columns = self._columns
-        columns.step_s[slot] = _moved(float(columns.step_s[slot]), gap_s, _STEP_RANGE_S)
+        step_s = self._cells.step_s
+        step_s[slot] = _moved(step_s[slot], gap_s, _STEP_RANGE_S)

@@ -30,7 +30,8 @@ class DecisionLog:
         self._records: deque[Record] = deque(maxlen=_KEPT)
 
     def add(self, arrival: Arrival, action: Dispatch) -> None:
-        """Remember a dispatch."""
+        """Remember a dispatch: its best workers, and not what each of the pool would cost."""
+        _ = action.decision.candidates
         self._records.appendleft(
             Record(
                 arrival.now_s,

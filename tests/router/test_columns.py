@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from policies.facts import LoadReport, WorkerFacts
 from router.core.columns import WorkerColumns
+from router.core.eligible import Rows
 from router.core.ledger import Ledger
+from router.core.live_fleet import LiveFleet
 from tests.router.core_world import World
 from tests.router.property_support import patient
 
@@ -47,7 +49,7 @@ class NaiveQueue:
 def columns_of_one_worker(workers: int = 1) -> tuple[WorkerColumns, Ledger]:
     columns = WorkerColumns(workers)
     for slot in range(workers):
-        columns.open(slot, slot, 0.0)
+        columns.open(slot, slot)
         facts = WorkerFacts(name="", models=("m",), block_size=16, prefill_tokens_per_s=RATE)
         columns.describe(slot, facts, calibrate=True)
     return columns, Ledger(columns)
@@ -138,9 +140,9 @@ def test_a_row_begins_afresh_for_the_next_worker() -> None:
     for name, column in vars(columns).items():
         column[0] = True if column.dtype == np.bool_ else 7
         assert column[0], name
-    columns.open(0, 5, 9.0)
+    columns.open(0, 5)
     fresh = WorkerColumns(1)
-    fresh.worker_id[0], fresh.drained_s[0] = 5, 9.0
+    fresh.worker_id[0] = 5
     for name, column in vars(columns).items():
         np.testing.assert_array_equal(column, getattr(fresh, name), err_msg=name)
 
@@ -151,8 +153,9 @@ def test_a_report_counts_others_load_while_it_is_fresh() -> None:
     world.core.on_load_report(LoadReport(0.0, 0, running=3, waiting=2, kv_used_tokens=640.0))
 
     def seen(now_s: float) -> tuple[int, int, float]:
-        rows = np.zeros(1, dtype=np.int64)
-        fleet = world.core.columns.view(rows, rows, now_s, 5.0, 0.0, 0)
+        rows = Rows.of(world.core.workers)
+        hits = np.zeros(1, dtype=np.int64)
+        fleet = LiveFleet(world.core.columns, rows, hits, now_s, 5.0, world.core.arrivals)
         return int(fleet.running[0]), int(fleet.waiting[0]), float(fleet.load_age_s[0])
 
     assert seen(1.0) == (3, 2, 1.0)  # of five there, one waits here and is ours

@@ -14,14 +14,28 @@ from tests.router.property_support import patient
 TTL_S = 10.0
 
 
-def held(expected: ExpectedBlocks, blocks: list[int], slot: int = 0) -> int:
-    return int(expected.longest_prefix(chain_of(blocks))[slot])
+def raised(expected: ExpectedBlocks, blocks: list[int], *resident: int) -> list[int]:
+    """Leading blocks per slot, where `resident` are there already."""
+    hits = np.array(resident, dtype=np.int32)
+    expected.raise_prefix(hits, chain_of(blocks))
+    return hits.tolist()
+
+
+def held(expected: ExpectedBlocks, blocks: list[int]) -> int:
+    return raised(expected, blocks, 0)[0]
 
 
 def test_what_is_expected_is_believed_at_once_by_its_worker_only() -> None:
     expected = ExpectedBlocks(2, 1024, TTL_S)
     expected.expect(1, chain_of([1, 2, 3]), 0.0)
-    assert expected.longest_prefix(chain_of([1, 2, 3, 4])).tolist() == [0, 3]
+    assert raised(expected, [1, 2, 3, 4], 0, 0) == [0, 3]
+
+
+def test_both_generations_count_and_neither_lowers_what_is_resident() -> None:
+    expected = ExpectedBlocks(4, 1024, TTL_S)
+    expected.expect(1, chain_of([1, 2, 3]), 0.0)
+    expected.expect(2, chain_of([1, 2]), TTL_S / 2)
+    assert raised(expected, [1, 2, 3, 4], 1, 1, 1, 4) == [1, 3, 2, 4]
 
 
 @patient

@@ -1,0 +1,156 @@
+"""Who may take a request: the workers of its model's pool, one row each, or why none may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.contract import Ints
+from policies.facts import Arrival
+from router.core.actions import Reject
+from router.core.hold_queue import Pending
+from router.core.workers import Worker, WorkerTable
+
+_MODELS_NAMED = 8  # models listed in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The workers of one decision, in the order of their ids."""
+
+    workers: tuple[Worker, ...]
+    worker_ids: tuple[int, ...]
+    slots: slice | Ints  # where their columns lie; a slice, where they lie side by side
+    block_sizes: tuple[int, ...]  # each row's
+    distinct_block_sizes: tuple[int, ...]  # ascending
+
+    @staticmethod
+    def of(workers: Iterable[Worker]) -> Rows:
+        """One row for each of these workers."""
+        rows = tuple(workers)
+        slots = [w.slot for w in rows]
+        beside = bool(slots) and slots == list(range(slots[0], slots[0] + len(slots)))
+        return Rows(
+            workers=rows,
+            worker_ids=tuple(w.worker_id for w in rows),
+            slots=slice(slots[0], slots[0] + len(slots)) if beside else np.array(slots, np.int64),
+            block_sizes=(sizes := tuple(w.facts.block_size for w in rows)),
+            distinct_block_sizes=tuple(sorted(set(sizes))),
+        )
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A pool's workers that take requests, and what a request must be so that all of them may.
+
+    True until a worker changes: nearly every request is like that, and asking each worker anew
+    would make a decision cost what it costs to look at the whole pool.
+    """
+
+    rows: Rows
+    block_sizes: frozenset[int]
+    prompt_tokens_end: float  # a prompt must be shorter
+    from_s: float  # before, one of them is put aside
+
+    @staticmethod
+    def of(pool: Iterable[Worker]) -> _Open:
+        rows = Rows.of(w for w in pool if w.state == "ready" and w.facts.role == "both")
+        limits = [w.facts.max_model_tokens for w in rows.workers]
+        return _Open(
+            rows=rows,
+            block_sizes=frozenset(rows.distinct_block_sizes),
+            prompt_tokens_end=min((n for n in limits if n is not None), default=float("inf")),
+            from_s=max((w.aside_until_s for w in rows.workers), default=float("inf")),
+        )
+
+    def to(self, pending: Pending, now_s: float) -> bool:
+        """Whether each of them may take this request now."""
+        arrival = pending.arrival
+        return (
+            now_s >= self.from_s
+            and not pending.tried
+            and self.block_sizes <= arrival.chains.keys()
+            and (arrival.approximate or _longest(arrival) < self.prompt_tokens_end)
+        )
+
+
+class Eligibility:
+    """Lifetime: process. What it keeps of a pool is as old as the table's last change at most."""
+
+    def __init__(self, workers: WorkerTable) -> None:
+        self._workers = workers
+        self._version = -1
+        self._open: dict[str, _Open] = {}  # by model; of models that are served only
+
+    def rows(self, pending: Pending, now_s: float) -> Rows | Reject:
+        """The workers that may take the request, at least one; or why none may."""
+        if self._version != self._workers.version:
+            self._version = self._workers.version
+            self._open.clear()
+        model = pending.arrival.model
+        known = self._open.get(model)
+        if known is None:
+            pool = self._workers.serving(model)
+            if not pool:
+                return self._no_pool(pending.arrival)
+            known = self._open[model] = _Open.of(pool)
+        return known.rows if known.to(pending, now_s) else self.ask_each(pending, now_s)
+
+    def ask_each(self, pending: Pending, now_s: float) -> Rows | Reject:
+        """The same by looking at every worker: the rule that `rows` takes its short cut through."""
+        arrival = pending.arrival
+        pool = self._workers.serving(arrival.model)
+        if not pool:
+            return self._no_pool(arrival)
+        able = [
+            w
+            for w in pool
+            if w.state == "ready"
+            and w.facts.role == "both"
+            and w.facts.block_size in arrival.chains
+        ]
+        # With everybody put aside, one that failed lately is a better bet than a sure refusal.
+        ready = [w for w in able if w.takes_requests(now_s)] or able
+        if not ready:
+            states = sorted({w.shown_state(now_s) for w in pool})
+            why = f"all {len(pool)} workers of model {arrival.model!r} are {' or '.join(states)}"
+            return _reject(arrival, 503, "no_worker_available", why)
+        untried = [w for w in ready if w.worker_id not in pending.tried]
+        if not untried:
+            why = f"every available worker failed this request ({len(pending.tried)} tried)"
+            return _reject(arrival, 502, "worker_error", why)
+        fitting = [w for w in untried if _fits(arrival, w)]
+        if not fitting:
+            longest = max(w.facts.max_model_tokens or 0 for w in untried)
+            why = f"the prompt has {_longest(arrival)} tokens, the model takes {longest}"
+            return _reject(arrival, 400, "context_length_exceeded", why)
+        return Rows.of(fitting)
+
+    def _no_pool(self, arrival: Arrival) -> Reject:
+        models = self._workers.models()
+        if not models:
+            return _reject(arrival, 503, "no_worker_available", "no worker has been recognized yet")
+        named = ", ".join(models[:_MODELS_NAMED]) + (", ..." if len(models) > _MODELS_NAMED else "")
+        why = f"the model {arrival.model!r} does not exist; this router serves: {named}"
+        return _reject(arrival, 404, "model_not_found", why)
+
+
+def _fits(arrival: Arrival, worker: Worker) -> bool:
+    """Whether the prompt leaves room for an answer. A guessed length proves nothing."""
+    limit = worker.facts.max_model_tokens
+    return limit is None or arrival.approximate or _longest(arrival) < limit
+
+
+def _longest(arrival: Arrival) -> int:
+    """Tokens of its longest prompt: a model's limit holds for each one."""
+    longest = arrival.longest_prompt_tokens
+    return arrival.prompt_tokens if longest is None else longest
+
+
+def _reject(arrival: Arrival, status: int, code: str, message: str) -> Reject:
+    return Reject(arrival.request_id, status, code, message)

@@ -1,0 +1,175 @@
+"""The fleet as one decision shows it to the policy: a column is made when it is asked for.
+
+Most policies read a few of the two dozen columns, and most columns are what the ledger keeps
+anyway: those are shown where they lie, read-only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policies.contract import Bools, FleetView, Floats, Ints
+from router.core.columns import WorkerColumns
+from router.core.eligible import Rows
+from router.estimators.arrivals import ArrivalEstimator
+
+if TYPE_CHECKING:
+    asked = property
+else:
+
+    class asked:  # noqa: N801 - it stands where `property` would
+        """A property that is worked out once and then remembered, without a lock."""
+
+        def __init__(self, make: Callable[[Any], object]) -> None:
+            self._make, self._name = make, make.__name__
+
+        def __get__(self, fleet: Any, owner: type) -> object:
+            value = fleet.__dict__[self._name] = self._make(fleet)
+            return value
+
+
+class LiveFleet(FleetView):
+    """A `FleetView` of the columns as they are now. Lifetime: one decision."""
+
+    _columns: WorkerColumns  # read-only
+    _rows: Rows
+    _hit_tokens: Ints
+    _now_s: float
+    _stale_s: float
+    _arrivals: ArrivalEstimator
+
+    def __new__(cls, *parts: Any, **columns: Any) -> Any:
+        # `dataclasses.replace` names every column: what it makes is an ordinary view.
+        return FleetView(**columns) if columns else object.__new__(cls)
+
+    def __init__(
+        self,
+        columns: WorkerColumns,
+        rows: Rows,
+        hit_tokens: Ints,
+        now_s: float,
+        stale_s: float,
+        arrivals: ArrivalEstimator,
+    ) -> None:
+        own = self.__dict__  # a view is frozen for everybody else
+        own["_columns"] = columns
+        own["_rows"] = rows
+        own["_hit_tokens"] = hit_tokens
+        own["_now_s"] = now_s
+        own["_stale_s"] = stale_s
+        own["_arrivals"] = arrivals
+
+    def __len__(self) -> int:
+        return len(self._hit_tokens)
+
+    @asked
+    def worker_id(self) -> Ints:
+        return self._columns.worker_id[self._rows.slots]
+
+    @asked
+    def hit_tokens(self) -> Ints:
+        return self._hit_tokens
+
+    @asked
+    def hit_tokens_host(self) -> Ints:
+        return np.zeros(len(self), dtype=np.int64)
+
+    @asked
+    def hit_tokens_disk(self) -> Ints:
+        return np.zeros(len(self), dtype=np.int64)
+
+    @asked
+    def hits_unknown(self) -> Bools:
+        return self._columns.hits_unknown[self._rows.slots]
+
+    @asked
+    def queued_prefill_tokens(self) -> Floats:
+        columns, slots = self._columns, self._rows.slots
+        return columns.charged_tokens[slots] - columns.drained_tokens[slots]
+
+    @asked
+    def _fresh(self) -> Bools:
+        """bool[rows]: others' load is as reported lately, and believed."""
+        return self.load_age_s <= self._stale_s
+
+    @asked
+    def running(self) -> Ints:
+        columns, slots = self._columns, self._rows.slots
+        own = columns.requests[slots] - columns.waiting[slots]
+        return own + columns.foreign_running[slots] * self._fresh
+
+    @asked
+    def waiting(self) -> Ints:
+        columns, slots = self._columns, self._rows.slots
+        return columns.waiting[slots] + columns.foreign_waiting[slots] * self._fresh
+
+    @asked
+    def requests(self) -> Ints:
+        columns, slots = self._columns, self._rows.slots
+        foreign = columns.foreign_running[slots] + columns.foreign_waiting[slots]
+        return columns.requests[slots] + foreign * self._fresh
+
+    @asked
+    def context_tokens(self) -> Floats:
+        return self._columns.context_tokens[self._rows.slots]
+
+    @asked
+    def kv_used_tokens(self) -> Floats:
+        columns, slots = self._columns, self._rows.slots
+        own = self.context_tokens + self.queued_prefill_tokens
+        since_report = np.maximum(own - columns.own_tokens_at_report[slots], 0.0)
+        return columns.kv_reported_tokens[slots] + since_report
+
+    @asked
+    def kv_capacity_tokens(self) -> Floats:
+        return self._columns.kv_capacity_tokens[self._rows.slots]
+
+    @asked
+    def prefill_tokens_per_s(self) -> Floats:
+        return self._columns.prefill_tokens_per_s[self._rows.slots]
+
+    @asked
+    def step_s(self) -> Floats:
+        return self._columns.step_s[self._rows.slots]
+
+    @asked
+    def working_set_tokens(self) -> Floats:
+        return np.full(len(self), np.nan)
+
+    @asked
+    def max_requests(self) -> Floats:
+        return self._columns.max_requests[self._rows.slots]
+
+    @asked
+    def max_queued_tokens(self) -> Floats:
+        return self._columns.max_queued_tokens[self._rows.slots]
+
+    @asked
+    def max_kv_fraction(self) -> Floats:
+        return self._columns.max_kv_fraction[self._rows.slots]
+
+    @asked
+    def load_age_s(self) -> Floats:
+        return self._now_s - self._columns.report_s[self._rows.slots]
+
+    @asked
+    def event_age_s(self) -> Floats:
+        return self._now_s - self._columns.event_s[self._rows.slots]
+
+    @asked
+    def arrival_rate_per_s(self) -> float:
+        return self._arrivals.rate_per_s(self._now_s)
+
+    @asked
+    def mean_load_s(self) -> float:
+        if not len(self):
+            return 0.0
+        return math.fsum(self.queued_prefill_s.tolist()) / len(self)
+
+    @asked
+    def live_sessions(self) -> int:
+        return self._arrivals.live_sessions(self._now_s)

@@ -1,0 +1,210 @@
+"""Who may take a request: the short cut and the rule agree, whatever happened to the pool."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from policies.contract import FleetView
+from policies.facts import Failure, LoadReport, WorkerChange
+from router.core.actions import Dispatch, Reject
+from router.core.eligible import Eligibility, Rows
+from router.core.hold_queue import Pending
+from router.core.live_fleet import LiveFleet
+from tests.effort import EFFORT
+from tests.router.core_world import BLOCK, World, chain_of
+
+SLOTS = 8
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Workers come, go, change, fail; after each step both ways name the same workers."""
+
+    @initialize(workers=st.integers(1, 4))
+    def start(self, workers: int) -> None:
+        self.world = World(workers=workers, ejection_failures=1)
+        self.eligibility = Eligibility(self.world.core.workers)
+        self.next_id = workers
+
+    @rule(
+        models=st.sampled_from([("m",), ("n",), ("m", "n")]),
+        block_size=st.sampled_from([BLOCK, BLOCK, 2 * BLOCK]),
+        limit=st.sampled_from([None, None, 5, 50]),
+        role=st.sampled_from(["both", "both", "prefill"]),
+        anew=st.booleans(),
+        which=st.integers(0, 3),
+    )
+    def join(self, models, block_size, limit, role, anew, which) -> None:
+        known = [w.worker_id for w in self.world.core.workers]
+        worker_id = known[which % len(known)] if anew and known else self.next_id
+        if len(known) < SLOTS or worker_id in known:
+            self.next_id += worker_id == self.next_id
+            facts = {"models": models, "block_size": block_size, "role": role}
+            self.world.join(worker_id, **facts, max_model_tokens=limit)
+
+    @rule(
+        which=st.integers(0, 7),
+        state=st.sampled_from(["ready", "ready", "draining", "down", "gone"]),
+    )
+    def change(self, which: int, state: str) -> None:
+        known = [w.worker_id for w in self.world.core.workers]
+        if known:
+            change = WorkerChange(self.world.now_s, known[which % len(known)], state)
+            self.world.core.on_worker(change)
+
+    @rule(model=st.sampled_from(["m", "n"]), blame=st.sampled_from(["worker", "worker", "client"]))
+    def fail(self, model: str, blame: str) -> None:
+        chains = {size: chain_of([1]) for size in (BLOCK, 2 * BLOCK)}
+        arrival = self.world.arrival([1], model=model, chains=chains)
+        (action,) = self.world.core.on_arrival(arrival)
+        if isinstance(action, Dispatch):
+            self.world.core.on_failure(Failure(self.world.now_s, arrival.request_id, blame))
+
+    @rule(elapsed_s=st.floats(0.0, 3.0))
+    def wait(self, elapsed_s: float) -> None:
+        self.world.now_s += elapsed_s
+
+    @invariant()
+    def both_ways_agree(self) -> None:
+        for model in ("m", "n", "unknown"):
+            for sizes in ((BLOCK,), (BLOCK, 2 * BLOCK)):
+                for blocks, approximate, tried in (
+                    (1, False, ()),
+                    (2, True, ()),
+                    (20, False, (0,)),
+                ):
+                    arrival = self.world.arrival(
+                        list(range(blocks)),
+                        model=model,
+                        chains={size: chain_of([1]) for size in sizes},
+                        approximate=approximate,
+                    )
+                    pending = Pending(arrival, 0, 0.5, tried=set(tried))
+                    self.agree(pending)
+
+    def agree(self, pending: Pending) -> None:
+        short = self.eligibility.rows(pending, self.world.now_s)
+        whole = self.eligibility.ask_each(pending, self.world.now_s)
+        if isinstance(whole, Reject):
+            assert short == whole
+            return
+        assert isinstance(short, Rows)
+        assert short.worker_ids == whole.worker_ids
+        assert all(a is b for a, b in zip(short.workers, whole.workers, strict=True))
+        assert short.block_sizes == whole.block_sizes
+        slots = np.arange(SLOTS)
+        expected = [w.slot for w in whole.workers]
+        assert slots[short.slots].tolist() == slots[whole.slots].tolist() == expected
+
+
+PoolMachine.TestCase.settings = settings(
+    max_examples=60 * EFFORT, stateful_step_count=20, deadline=None
+)
+TestPool = PoolMachine.TestCase
+
+
+def fleet(world: World, worker_ids: list[int], now_s: float) -> tuple[LiveFleet, list[int]]:
+    rows = Rows.of(w for w in world.core.workers if w.worker_id in worker_ids)
+    hits = np.arange(len(rows), dtype=np.int64)
+    columns = world.core.columns.read_only()
+    slots = [w.slot for w in rows.workers]
+    return LiveFleet(columns, rows, hits, now_s, 5.0, world.core.arrivals), slots
+
+
+def busy_world() -> World:
+    """Own requests in both states; reports with others' load, one of them long ago."""
+    world = World(workers=5, policy="least_requests")
+    for n in range(9):
+        world.now_s = n * 0.01
+        world.core.on_arrival(world.arrival([n, n, n], session=f"s{n % 4}"))
+    for worker_id, at_s in ((0, 0.1), (2, 6.0), (3, 6.5)):
+        world.core.on_load_report(LoadReport(at_s, worker_id, 7, 3 * worker_id, 100.0 * worker_id))
+    return world
+
+
+# Side by side their columns are shown where they lie; else rows are gathered.
+@pytest.mark.parametrize("worker_ids", [[0, 1, 2, 3, 4], [1, 2, 3], [0, 2, 4], [3], []])
+def test_every_column_is_what_the_ledger_and_the_reports_say(worker_ids: list[int]) -> None:
+    world = busy_world()
+    now_s = 7.0
+    view, slots = fleet(world, worker_ids, now_s)
+    columns = world.core.columns
+    seen = {name: getattr(view, name) for name in (f.name for f in dataclasses.fields(FleetView))}
+    fresh = now_s - columns.report_s[slots] <= 5.0
+    queued = columns.charged_tokens[slots] - columns.drained_tokens[slots]
+    own = columns.context_tokens[slots] + queued
+    foreign = [
+        np.where(fresh, column[slots], 0)
+        for column in (columns.foreign_running, columns.foreign_waiting)
+    ]
+    expected = {
+        "worker_id": columns.worker_id[slots],
+        "hit_tokens": np.arange(len(slots)),
+        "hit_tokens_host": np.zeros(len(slots)),
+        "hit_tokens_disk": np.zeros(len(slots)),
+        "queued_prefill_tokens": queued,
+        "running": columns.requests[slots] - columns.waiting[slots] + foreign[0],
+        "waiting": columns.waiting[slots] + foreign[1],
+        "kv_used_tokens": columns.kv_reported_tokens[slots]
+        + np.maximum(own - columns.own_tokens_at_report[slots], 0.0),
+        "working_set_tokens": np.full(len(slots), np.nan),
+        "load_age_s": now_s - columns.report_s[slots],
+        "event_age_s": now_s - columns.event_s[slots],
+        "arrival_rate_per_s": world.core.arrivals.rate_per_s(now_s),
+        "mean_load_s": float(np.mean(queued / columns.prefill_tokens_per_s[slots]))
+        if slots
+        else 0.0,
+        "live_sessions": 4,
+    }
+    for name in seen.keys() - expected.keys():
+        expected[name] = getattr(columns, name)[slots]
+    for name, value in seen.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-12, err_msg=name)
+    np.testing.assert_array_equal(view.requests, view.running + view.waiting)
+    assert len(view) == len(slots)
+
+
+def test_a_policy_can_change_neither_the_ledger_nor_the_view() -> None:
+    view, _ = fleet(busy_world(), [0, 1, 2, 3, 4], 7.0)
+    with pytest.raises(ValueError, match="read-only"):
+        view.prefill_tokens_per_s[0] = 1.0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        view.step_s = np.zeros(5)  # type: ignore[misc]
+
+
+def test_a_policy_may_ask_another_one_about_a_changed_view() -> None:
+    view, _ = fleet(busy_world(), [0, 1, 2], 7.0)
+    changed = dataclasses.replace(view, hit_tokens=np.array([9, 9, 9]))
+    assert isinstance(changed, FleetView)
+    assert changed.hit_tokens.tolist() == [9, 9, 9]
+    assert changed.waiting.tolist() == view.waiting.tolist()
+    assert view.hit_tokens.tolist() == [0, 1, 2]
+
+
+def decide(read: bool) -> list[Dispatch]:
+    """Six decisions, each read at once or not."""
+    world = World(workers=4)
+    actions = []
+    for n in range(6):
+        (action,) = world.core.on_arrival(world.arrival([n % 2, n]))
+        assert isinstance(action, Dispatch)
+        actions.append(action)
+        if read:
+            assert action.decision.candidates
+    return actions
+
+
+def test_what_a_decision_explains_is_what_was_seen_then() -> None:
+    """It is worked out when it is read; by then the load has moved on."""
+    late, at_once = decide(read=False), decide(read=True)
+    assert late == at_once
+    best = [action.decision.candidates for action in late]
+    assert best == [action.decision.candidates for action in at_once]
+    assert [len(three) for three in best] == [3] * 6
+    assert [three[0].worker_id for three in best] == [action.worker_id for action in late]
+    assert len({action.worker_id for action in late}) > 1
