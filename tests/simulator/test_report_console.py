@@ -1,0 +1,120 @@
+"""The terminal's tables, at any width, and the progress of long replays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from simulator.report.console import MARK, print_report
+from simulator.report.figures import FIGURES
+from simulator.report.progress import ReplayProgress, progress_text, span
+from simulator.report.row import ReplayRow, summarize
+from tests.simulator.replayed import busy_result, rejected, result, setup
+
+
+def printed(rows: list[ReplayRow], width: int) -> str:
+    console = Console(file=StringIO(), record=True, width=width, force_terminal=False)
+    print_report(console, rows)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 160])
+def test_every_figure_of_every_policy_is_there_at_any_width(width: int) -> None:
+    policies = ("round_robin", "power_of_two_choices", "hybrid")
+    rows = [summarize(busy_result(p, s)) for p in policies for s in (0, 1, 2)]
+    text = printed(rows, width)
+    assert "…" not in text
+    lines = text.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    headings = [line.split("policy", 1)[1] for line in lines if line.startswith("policy")]
+    words = " ".join(headings).split()
+    assert [title for one in FIGURES for title in one.title.split()] == words
+    assert sum(line.startswith("hybrid ") for line in lines) == len(headings) + 1
+    assert "±" in text
+    assert "mean of 3 seeds" in " ".join(text.split())
+
+
+def test_the_best_of_a_column_is_marked_and_equals_are_not() -> None:
+    quick = summarize(result([{"first": 50.0}], policy="quick"))
+    slow = summarize(result([{"first": 150.0}], policy="slow"))
+    lines = printed([slow, quick], 160).splitlines()
+    table = {line.split()[0]: line.split()[1:] for line in lines if line[:4] in ("quic", "slow")}
+    # TTFT and its quantiles, and a rate of good answers; TPOT is the other one's.
+    assert table["quick"][:3] == [f"50.0{MARK}"] * 3
+    assert table["slow"][:4] == ["150", "150", "150", f"87.5{MARK}"]
+    # Both found as much in the cache.
+    assert (table["quick"][7], table["slow"][7]) == ("50.0%", "50.0%")
+    assert "best, and by" in printed([slow, quick], 160)
+    assert "best, and by" not in printed([quick], 160)
+
+
+def test_a_lead_within_the_seeds_spread_is_not_marked() -> None:
+    def row_of(policy: str, seed: int, first: float) -> ReplayRow:
+        rows = [{"first": first, "finish": first + 400}]
+        return summarize(result(rows, policy=policy, setup=setup(policy, seed)))
+
+    times = ((90.0, 100.0), (130.0, 100.0), (70.0, 100.0))
+    rows = [row_of("chance", seed, mine) for seed, (mine, _) in enumerate(times)]
+    rows += [row_of("steady", seed, other) for seed, (_, other) in enumerate(times)]
+    assert MARK not in printed(rows, 160)
+    sure = [row_of("ahead", seed, 60.0) for seed in range(3)]
+    assert f"60.0{MARK}" in printed([*rows[3:], *sure], 160)
+
+
+def test_losses_are_said_and_nothing_measured_is_a_dash() -> None:
+    given = replace(result([rejected()]), rejections={"queue_full": 1}, trace_errors=3)
+    text = printed([summarize(given)], 80)
+    assert "hybrid turned away: queue_full 1" in text
+    assert "3 wrong lines" in text
+    assert "TTFT" not in text  # no policy has a figure for it
+    assert "Nothing was replayed" in printed([], 80)
+
+
+class Clock:
+    """Lifetime: test."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_short_replays_show_nothing_and_long_ones_a_line_now_and_then() -> None:
+    clock = Clock()
+    console = Console(file=StringIO(), record=True, width=120, force_terminal=False)
+    with ReplayProgress(console, clock) as progress:
+        for label in ("round_robin", "hybrid, seed 1"):
+            progress.start(label)
+            for tenth in range(10 if label == "round_robin" else 200):
+                clock.now_s += 0.125
+                share = min(1.0, (tenth + 1) / 200)
+                progress.note(share, tenth * 1_000, tenth * 10**9)
+    lines = console.export_text().splitlines()
+    assert len(lines) == 3
+    # After two seconds, then every ten: the replay took 25.
+    assert lines[0] == ("hybrid, seed 1: 8%, 7,500 requests/s, virtual 15 s, 23 s left")
+    assert lines[1].startswith("hybrid, seed 1: 48%")
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    clock = Clock()
+    console = Console(file=StringIO(), record=True, width=120, force_terminal=True)
+    with ReplayProgress(console, clock) as progress:
+        progress.start("hybrid")
+        progress.note(0.1, 10, 0)
+        clock.now_s += 4
+        progress.note(0.5, 8_000, 90 * 10**9)
+    text = console.export_text()
+    assert "hybrid" in text
+    assert "50%" in text
+    assert "2,000 requests/s, virtual 1:30 min, 4 s left" in text
+
+
+def test_progress_without_a_pace_has_no_end() -> None:
+    assert progress_text(0.0, 0, 0, 0.0) == "0 requests/s, virtual 0 s"
+    assert progress_text(1.0, 10, 10**9, 2.0) == "5 requests/s, virtual 1 s"
+    assert [span(s) for s in (59.4, 187, 7215)] == ["59 s", "3:07 min", "2:00:15 h"]
