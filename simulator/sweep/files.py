@@ -97,7 +97,7 @@ def _line(outcome: Outcome, varied: Sequence[str]) -> dict[str, Any]:
     assert row is not None
     settings = flat(setup)
     line = {"key": outcome.task.key, "spec": setup.policy}
-    line.update({name: _cell(settings.get(name)) for name in varied})
+    line.update({f"varied.{name}": _cell(settings.get(name)) for name in varied})
     for name, value in msgspec.to_builtins(row).items():
         if name in ("ttft_ms", "tpot_ms", "e2e_ms", "goodput"):
             line.update({f"{name}.{key}": _cell(inner) for key, inner in value.items()})

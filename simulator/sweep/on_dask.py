@@ -7,6 +7,7 @@ names. A run whose worker is lost goes to another one, as often as the scheduler
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Self
@@ -32,7 +33,7 @@ class DaskCluster:
             self._client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
         except (OSError, ValueError) as error:
             raise SweepError([f"--dask {address}: no scheduler answers there: {error}"]) from error
-        self._as_completed = distributed.as_completed
+        self._as_completed = partial(distributed.as_completed, loop=self._client.loop)
         self._evaluate = evaluate
         try:
             self._check(address)

@@ -17,7 +17,7 @@ from simulator.sweep.store import Store
 from simulator.sweep.task import Evaluate, Keys, Outcome, Runner, Task
 
 # Requests that one core replays in a second, where no run has told yet: on the slow side.
-REQUESTS_PER_S = 5_000.0
+REQUESTS_PER_S = 3_000.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def front_table(points: Sequence[Point]) -> Table:
 def said(one: Figure, point: Point) -> str:
     """The figure with what stands after ±."""
     found = point.figures[one.name]
-    if found is None or found.half is None:
+    if found is None or not found.half:
         return one.show(None if found is None else found.mean)
     return f"{one.show(found.mean)} ±{one.show(found.half)}"
 
