@@ -57,6 +57,11 @@ class LoadedPolicy:
         initial = getattr(self.policy, "initial_state", None)
         return None if initial is None else initial()
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the policy has a memory: one that has none need not be told any fact."""
+        return hasattr(self.policy, "observe")
+
     def observe(self, fact: Any, state: Any) -> Any:
         """The policy's state after `fact` (`policies.facts`); None for one without memory."""
         observe = getattr(self.policy, "observe", None)

@@ -55,6 +55,7 @@ class Chooser:
         except Exception as error:
             raise _failed(policy, error) from error
         self.policy = policy
+        self.remembers = policy.remembers
         self._state = state
 
     def observe(self, fact: Fact) -> None:

@@ -238,17 +238,9 @@ class RouterCore:
         self.roster.expect(worker, chain, arrival.approximate, now_s)
         pending.worker_id = worker.worker_id
         self.counters.dispatched(choice.decision)
-        self._observe(
-            facts.Dispatched(
-                now_s=now_s,
-                request_id=arrival.request_id,
-                worker_id=worker.worker_id,
-                hit_tokens=choice.decision.hit_tokens,
-                uncached_tokens=uncached,
-                chain=chain,
-                session=arrival.session,
-            )
-        )
+        if self._chooser.remembers:
+            sent = (arrival.request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
+            self._observe(facts.Dispatched(now_s, *sent, chain, arrival.session))
         stage = Stage(worker.worker_id, worker.facts.role)
         return Dispatch(arrival.request_id, (stage,), choice.decision)
 
@@ -290,6 +282,8 @@ class RouterCore:
         return Reject(arrival.request_id, status, code, message, retry_after_s)
 
     def _observe(self, fact: facts.Fact) -> None:
+        if not self._chooser.remembers:
+            return
         try:
             self._chooser.observe(fact)
         except PolicyError as error:

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvkernels import PrefixIndex, chain_hashes
-from policies.contract import Hashes
-from policies.facts import Cleared, KvEvent, KvEvents, Removed, Stored
+from policies.facts import KvEvent, KvEvents, Removed, Stored
 from router.core.parked import BlockName, ParkedBlocks, names_of
 
 
@@ -174,22 +173,22 @@ class KvState:
             self._apply_event(event)
 
     def _apply_event(self, event: KvEvent) -> None:
-        match event:
-            case Stored():
-                self._store(event)
-            case Removed():
-                self._remove(event)
-            case Cleared():
-                self.counters.clears += 1
-                self._forget()
-                self.known = True
+        if isinstance(event, Stored):
+            self._store(event)
+        elif isinstance(event, Removed):
+            self._remove(event)
+        else:
+            self.counters.clears += 1
+            self._forget()
+            self.known = True
 
     def _store(self, event: Stored) -> None:
         whole = event.block_size == self._block_size
         if event.tier != "gpu" or not whole or not _fits(event):
             self.counters.skipped_events += 1
             return
-        self._parked.revive(names_of(event.hashes))
+        if self._parked:
+            self._parked.revive(names_of(event.hashes))
         queue = [event]
         while queue:  # a parent that arrives late brings its parked descendants along
             stored = queue.pop()
@@ -198,17 +197,16 @@ class KvState:
                 self._park(stored)
                 continue
             names = names_of(stored.hashes)
-            self._place(names, self._chain(stored, seed))
-            queue += self._parked.wake(names)
-            if dead := self._parked.take_dead(names):
-                self._drop(dead)
+            self._place(stored, names, seed)
+            if self._parked:
+                queue += self._parked.wake(names)
+                self._drop(self._parked.take_dead(names))
 
-    def _chain(self, stored: Stored, seed: int) -> Hashes:
-        if stored.chain is not None:
-            return stored.chain
-        return chain_hashes(np.array(stored.tokens, dtype=np.int32), self._block_size, seed)
-
-    def _place(self, names: Sequence[BlockName], chain: Hashes) -> None:
+    def _place(self, stored: Stored, names: Sequence[BlockName], seed: int) -> None:
+        chain = stored.chain
+        if chain is None:
+            tokens = np.array(stored.tokens, dtype=np.int32)
+            chain = chain_hashes(tokens, self._block_size, seed)
         self._index.store(self._slot, chain)
         self._chain_of.update(zip(names, chain.tolist(), strict=True))
         self.counters.stored_blocks += len(chain)
@@ -231,7 +229,8 @@ class KvState:
             self.counters.skipped_events += 1
             return
         names = names_of(event.hashes)
-        self._parked.evict(names)
+        if self._parked:
+            self._parked.evict(names)
         self._drop(names)
 
     def _drop(self, names: Sequence[BlockName]) -> None:

@@ -31,6 +31,10 @@ class ParkedBlocks:
     def __len__(self) -> int:
         return self._blocks
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to be asked: nearly always there is not."""
+        return bool(self._events or self._dead)
+
     def park(self, event: Stored) -> bool:
         """Keep an event until its parent is stored; False where there is no room for it."""
         assert event.parent is not None
@@ -45,28 +49,21 @@ class ParkedBlocks:
 
     def revive(self, names: Sequence[BlockName]) -> None:
         """These blocks are stored anew: an eviction before says nothing of them any more."""
-        if self._dead:
-            self._dead.difference_update(names)
+        self._dead.difference_update(names)
 
     def evict(self, names: Sequence[BlockName]) -> None:
         """Those of these blocks that are parked must not come to life with their parent."""
-        if self._names:
-            self._dead.update(name for name in names if name in self._names)
+        self._dead.update(name for name in names if name in self._names)
 
     def wake(self, parents: Sequence[BlockName]) -> list[Stored]:
         """The events that waited for these parents; parked no longer."""
-        woken: list[Stored] = []
-        if self._events:
-            for parent in parents:
-                woken += self._events.pop(parent, ())
-            for event in woken:
-                self._unpark(event)
+        woken = [event for parent in parents for event in self._events.pop(parent, ())]
+        for event in woken:
+            self._unpark(event)
         return woken
 
     def take_dead(self, names: Sequence[BlockName]) -> list[BlockName]:
         """Those of these blocks that were evicted while they were parked; forgotten here."""
-        if not self._dead:
-            return []
         dead = [name for name in names if name in self._dead]
         self._dead.difference_update(dead)
         return dead
