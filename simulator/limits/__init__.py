@@ -4,5 +4,5 @@ Owns: the hit-rate tables of routing rules, the offline optimum of a cache, lowe
 assignments found in hindsight, a policy's distance from both and where it loses.
 Gives: `hits.hits` and `report.bound`, their rows as plain data, tables and a picture.
 Never imports: shells of the router or the engine, sockets, clocks of the machine.
-Start reading at: hits.py; for bounds known.py, then floors.py and pooled.py.
+Start reading at: `hits.py`; for bounds `known.py`, then `floors.py` and `pooled.py`.
 """

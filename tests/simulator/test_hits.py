@@ -167,7 +167,8 @@ SINGLE = {
     "toolagent_surrogate": "0.327 0.356 0.365 0.422 0.523 0.570 0.575",
     CODING: "0.005 0.011 0.026 0.073 0.658 0.947 0.951",
 }
-# Per (workers, kv_tokens of each): rates of POOL_RULES in order; the skew stands behind the slash where it is above 1.15.
+# Per (workers, kv_tokens of each): rates of POOL_RULES in order; behind a slash the skew where it
+# is above 1.15.
 POOL: dict[str, dict[tuple[int, int | None], str]] = {
     "mooncake_conversation": {
         (8, M): "0.081 0.077 0.054/8.0 0.265 0.054/8.0 0.258",
