@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from simulator.replay.setup import WorkloadSpec
@@ -9,10 +11,12 @@ from simulator.traces.chain import Chainer
 from simulator.traces.errors import ErrorLog, TraceError
 from simulator.traces.files import TraceFile
 from simulator.traces.formats import Reading, file_jobs, find_format
-from simulator.traces.stream import JobStream, sessions
+from simulator.traces.generators.table import PREFIX, find_generator
+from simulator.traces.job import Job
+from simulator.traces.stream import JobStream, Stage, sessions
 from simulator.traces.timing import check_timing, chosen, count_and_rate, faster
 
-__all__ = ["Chainer", "JobStream", "TraceError", "open_jobs", "sessions"]
+__all__ = ["Chainer", "JobStream", "Stage", "TraceError", "open_jobs", "sessions"]
 
 
 def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
@@ -39,11 +43,14 @@ def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
         errors=stream.errors,
         origin=f"{stream.origin}{_pace(spec)}",
         fraction_read=stream.fraction_read,
+        stages=tuple(_faster(stage, factor) for stage in stream.stages),
     )
 
 
 def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
     """The chosen part of the source at its own times."""
+    if spec.source.startswith(PREFIX):
+        return _generated(spec, seed)
     path = Path(spec.source)
     found = find_format(spec.format, path, spec.block_tokens)
     errors = ErrorLog(spec.source, spec.strict)
@@ -57,6 +64,43 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
         errors=errors,
         origin=f"{path.name} ({found.format.name})",
         fraction_read=file.fraction_read,
+    )
+
+
+def _generated(spec: WorkloadSpec, seed: int) -> JobStream:
+    if spec.format != "auto":
+        raise TraceError(f"format {spec.format!r}: is for files; {spec.source} is a generator")
+    generator, keys = find_generator(spec.source)
+    made = generator.make(keys, seed, spec.block_tokens)
+    total = made.total
+    if total is not None and spec.requests is not None:
+        total = min(total, spec.requests)
+    given = 0
+
+    def counted() -> Iterator[Job]:
+        nonlocal given
+        for job in chosen(made.jobs, spec):
+            given += 1
+            yield job
+
+    return JobStream(
+        name=generator.name,
+        block_tokens=made.block_tokens,
+        jobs=counted(),
+        total=total if spec.seconds is None else None,
+        errors=ErrorLog(spec.source, spec.strict),
+        origin=f"{generator.name}: {made.origin}",
+        fraction_read=lambda: min(1.0, given / total) if total else 0.0,
+        stages=made.stages,
+    )
+
+
+def _faster(stage: Stage, factor: float) -> Stage:
+    return replace(
+        stage,
+        start_ns=round(stage.start_ns / factor),
+        end_ns=round(stage.end_ns / factor),
+        rate_per_s=stage.rate_per_s * factor,
     )
 
 

@@ -32,7 +32,7 @@ MAX_UNIX_S = 1 << 34
 class RequestLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a request log can be asked for."""
 
-    model: Annotated[str, msgspec.Meta(description="requests of this model only")] | None = None
+    model: Annotated[str | None, msgspec.Meta(description="requests of this model only")] = None
 
 
 class _Line(msgspec.Struct, frozen=True, gc=False):

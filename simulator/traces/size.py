@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from random import Random
 
 MAX_SIZE = 4 << 20
 SHAPE = re.compile(r"(\d+)(?:(~|\.\.)(\d+))?")
 
 
-@dataclass(frozen=True, slots=True)
 class Size:
     """`1200` always; `1200~360` normal with this mean and deviation, rounded; `2..20` uniform.
 
-    Draws are at least `least`: 1, or 0 for what may be absent (`mean` 0).
+    Draws are at least 1, or 0 where `mean` is 0: what may be absent. Immutable. Lifetime: process.
     """
 
-    mean: int
-    kind: str = ""  # "", "~" or ".."
-    other: int = 0  # the deviation, or the upper end
+    __slots__ = ("kind", "mean", "other")
+
+    def __init__(self, mean: int, kind: str = "", other: int = 0) -> None:
+        self.mean = mean  # or the lower end
+        self.kind = kind  # "", "~" or ".."
+        self.other = other  # the deviation, or the upper end
 
     @classmethod
     def parse(cls, text: str) -> Size:

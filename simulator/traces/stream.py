@@ -12,6 +12,17 @@ MAX_SESSION_JOBS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """One of the loads that follow each other. Lifetime: workload."""
+
+    start_ns: int
+    end_ns: int  # arrivals lie in [start_ns, end_ns)
+    rate_per_s: float
+    requests: int  # as planned, whatever part of the workload is taken
+    warm_up: bool = False  # not to be reported
+
+
+@dataclass(frozen=True, slots=True)
 class JobStream:
     """One reading of a source, in order of arrival; nothing but what is ahead is held.
 
@@ -26,6 +37,7 @@ class JobStream:
     errors: ErrorLog  # wrong lines that were left out so far
     origin: str  # where the requests come from, one line for a report
     fraction_read: Callable[[], float]  # of the source, in [0, 1]: for progress bars
+    stages: tuple[Stage, ...] = ()  # of a ladder of loads: which one an arrival belongs to
 
 
 def sessions(jobs: Iterator[Job]) -> list[tuple[str | None, list[Job]]]:

@@ -1,0 +1,171 @@
+"""Shared prefixes as SGLang's and vLLM's benchmarks make them: groups of prompts, shuffled."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from random import Random
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from simulator.traces.errors import TraceError
+from simulator.traces.generators.arrivals import at_rate
+from simulator.traces.generators.keys import (
+    Count,
+    Made,
+    Rate,
+    Ratio,
+    Requests,
+    Seconds,
+    Shape,
+    check_corpus,
+    check_prompt,
+    check_total,
+)
+from simulator.traces.generators.segments import block_for, span
+from simulator.traces.generators.talk import Talk, Turn, turns
+from simulator.traces.job import Job
+from simulator.traces.mooncake import MAX_PROMPT_TOKENS
+from simulator.traces.size import Size
+from simulator.traces.timing import NS
+
+
+class SglangKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`generated-shared-prefix` of SGLang's bench_serving (2024), with its defaults."""
+
+    groups: Annotated[Count, Meta(description="system prompts")] = 64
+    prompts: Annotated[Count, Meta(description="prompts of each group")] = 16
+    system: Annotated[Size, Meta(description="tokens a group shares")] = Size(2048)
+    question: Annotated[Size, Meta(description="tokens of its own, per turn")] = Size(128)
+    output: Annotated[Size, Meta(description="tokens of an answer")] = Size(256)
+    range_ratio: Annotated[
+        Ratio, Meta(description="fixed sizes become uniform from this share of them up; 1: fixed")
+    ] = 1.0
+    turns: Annotated[Count, Meta(description="turns of each prompt's conversation")] = 1
+    gap_s: Annotated[
+        Seconds, Meta(description="turn to turn in open loop; in closed loop the answer, at once")
+    ] = 10.0
+    ordered: Annotated[bool, Meta(description="group after group instead of shuffled")] = False
+    rate: Annotated[Rate, Meta(description="conversations per second; inf: all at once")] = math.inf
+    burstiness: Annotated[Shape, Meta(description="gamma shape of gaps: 1 Poisson, inf even")] = 1.0
+
+
+class VllmKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`prefix_repetition` of vLLM's benchmark (2025), with its defaults."""
+
+    prefix: Annotated[Size, Meta(description="tokens a prefix has")] = Size(256)
+    suffix: Annotated[Size, Meta(description="tokens of its own")] = Size(256)
+    prefixes: Annotated[Count, Meta(description="number of prefixes, with equal shares")] = 10
+    output: Annotated[Size, Meta(description="tokens of an answer")] = Size(128)
+    requests: Annotated[Requests, Meta(description="in all; what prefixes do not divide falls")] = (
+        1000
+    )
+    rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = math.inf
+    burstiness: Annotated[Shape, Meta(description="gamma shape of gaps: 1 Poisson, inf even")] = 1.0
+
+
+def sglang(keys: SglangKeys, seed: int, block: int | None) -> Made:
+    """`groups` x `prompts` conversations, each question distinct."""
+    system, question, output = (
+        _ranged(size, keys.range_ratio) for size in (keys.system, keys.question, keys.output)
+    )
+    check_prompt(system, question)
+    total: int | None = check_total(keys.groups * keys.prompts * keys.turns)
+    check_corpus(keys.groups * keys.prompts)
+    random = Random(f"sglang {seed}")
+    block = block or block_for([system])
+    heads = array("l", (system.draw(random) for _ in range(keys.groups)))
+    order = _order(keys.groups, keys.prompts, None if keys.ordered else random)
+    times = at_rate(keys.rate, len(order), random, keys.burstiness)
+    if keys.turns == 1:
+        jobs = _single(order, times, heads, question, output, block, random)
+    else:
+        starts = _talks(order, times, heads, question, keys.turns, block, random)
+        gap_ns = round(keys.gap_s * NS)
+
+        def take(_: Talk) -> Turn:
+            return Turn(max(1, output.draw(random)), question.draw(random), gap_ns, think_ns=0)
+
+        jobs = turns(starts, take, block, MAX_PROMPT_TOKENS)
+        if system.most + keys.turns * (question.most + output.most) > MAX_PROMPT_TOKENS:
+            total = None  # some conversations end early
+    return Made(jobs, block, total, _origin(keys))
+
+
+def vllm(keys: VllmKeys, seed: int, block: int | None) -> Made:
+    """`requests` prompts with equal shares of the prefixes."""
+    check_prompt(keys.prefix, keys.suffix)
+    check_corpus(keys.requests)
+    each = keys.requests // keys.prefixes
+    if not each:
+        raise TraceError(f"requests={keys.requests}: expected one per prefix or more")
+    random = Random(f"vllm {seed}")
+    block = block or block_for([keys.prefix])
+    heads = array("l", (keys.prefix.draw(random) for _ in range(keys.prefixes)))
+    order = _order(keys.prefixes, each, random)
+    times = at_rate(keys.rate, len(order), random, keys.burstiness)
+    jobs = _single(order, times, heads, keys.suffix, keys.output, block, random)
+    return Made(jobs, block, len(order), _origin(keys))
+
+
+def _ranged(size: Size, ratio: float) -> Size:
+    if ratio == 1.0 or not size.fixed:
+        return size
+    return Size(max(1, round(size.mean * ratio)), "..", max(1, size.mean))
+
+
+def _order(groups: int, each: int, random: Random | None) -> array[int]:
+    order = array("l", (group for group in range(groups) for _ in range(each)))
+    if random is not None:
+        random.shuffle(order)
+    return order
+
+
+def _single(
+    order: array[int],
+    times: Iterator[int],
+    heads: array[int],
+    question: Size,
+    output: Size,
+    block: int,
+    random: Random,
+) -> Iterator[Job]:
+    for serial, (group, at_ns) in enumerate(zip(order, times, strict=True)):
+        tokens = max(1, heads[group] + question.draw(random))
+        own = len(heads) + serial
+        yield shared_then_own(
+            at_ns, group, heads[group], own, tokens, max(1, output.draw(random)), block
+        )
+
+
+def shared_then_own(
+    at_ns: int, part: int, shared_tokens: int, own: int, tokens: int, output: int, block: int
+) -> Job:
+    """A prompt of `tokens`: the first `shared_tokens` are `part`, the rest is part `own`."""
+    shared = min(shared_tokens, tokens) // block
+    ids = np.concatenate((span(part, 0, shared), span(own, shared, -(-tokens // block))))
+    return Job(at_ns, tokens, output, ids)
+
+
+def _talks(
+    order: array[int],
+    times: Iterator[int],
+    heads: array[int],
+    question: Size,
+    count: int,
+    block: int,
+    random: Random,
+) -> Iterator[tuple[int, Talk]]:
+    for serial, (group, at_ns) in enumerate(zip(order, times, strict=True)):
+        tokens = max(1, heads[group] + question.draw(random))
+        own = len(heads) + serial
+        yield at_ns, Talk(serial, group, heads[group] // block, own, tokens, count)
+
+
+def _origin(keys: msgspec.Struct) -> str:
+    values = msgspec.structs.asdict(keys)
+    return ", ".join(f"{key} {value}" for key, value in values.items())

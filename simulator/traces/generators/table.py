@@ -1,0 +1,61 @@
+"""All generators by name: `gen:NAME?key=value&key=value`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from simulator.traces.errors import TraceError
+from simulator.traces.generators.conversations import SessionKeys, sessions
+from simulator.traces.generators.corpus import InferencePerfKeys, LlmdKeys, inference_perf, llmd
+from simulator.traces.generators.keys import Made
+from simulator.traces.generators.prefixes import SglangKeys, VllmKeys, sglang, vllm
+from simulator.traces.generators.zipf import ZipfKeys, zipf
+from simulator.traces.options import name_of, option_rows, parse_options
+
+PREFIX = "gen:"
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """A way of making requests up."""
+
+    name: str
+    about: str  # one line for help
+    keys: type[msgspec.Struct]
+    make: Callable[[Any, int, int | None], Made]  # keys, seed, tokens a block if asked for
+
+
+GENERATORS = (
+    Generator("sglang", "SGLang's generated-shared-prefix", SglangKeys, sglang),
+    Generator("vllm", "vLLM's prefix_repetition", VllmKeys, vllm),
+    Generator(
+        "inference_perf", "inference-perf's shared_prefix", InferencePerfKeys, inference_perf
+    ),
+    Generator("llmd", "llm-d's published workloads with their ladders", LlmdKeys, llmd),
+    Generator("zipf", "popular and rare prefixes, nested, born and dying", ZipfKeys, zipf),
+    Generator("sessions", "conversations with think time", SessionKeys, sessions),
+)
+
+
+def find_generator(source: str) -> tuple[Generator, Any]:
+    """The generator that `gen:NAME?key=value` names, and its keys.
+
+    Raises `TraceError` for an unknown name or key (with the valid ones), or a bad value.
+    """
+    spec = source.removeprefix(PREFIX)
+    for one in GENERATORS:
+        if one.name == name_of(spec):
+            return one, parse_options(spec, one.keys)
+    known = ", ".join(one.name for one in GENERATORS)
+    raise TraceError(f"generator {name_of(spec)!r}: expected one of: {known}")
+
+
+def key_rows() -> Iterator[tuple[str, str, str, str]]:
+    """(generator, key, default, meaning) of every key there is, for help texts."""
+    for one in GENERATORS:
+        for key, default, meaning in option_rows(one.keys):
+            yield one.name, key, default, meaning

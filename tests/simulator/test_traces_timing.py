@@ -1,0 +1,111 @@
+"""Which part of a source is taken, and at what pace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.replay.setup import WorkloadSpec
+from simulator.traces.job import NO_IDS, Job
+from simulator.traces.open import TraceError, open_jobs, sessions
+from simulator.traces.timing import spread
+from tests.effort import EFFORT
+
+
+def trace(tmp_path: Path, *times_ms: int, **more: Any) -> WorkloadSpec:
+    path = tmp_path / "a_trace.jsonl"
+    lines = [
+        {"timestamp": at_ms, "input_length": 10, "output_length": 2, "hash_ids": []}
+        for at_ms in times_ms
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return WorkloadSpec(str(path), **more)
+
+
+def times_s(spec: WorkloadSpec) -> list[float]:
+    return [job.at_ns / 1e9 for job in open_jobs(spec).jobs]
+
+
+def test_parts_and_paces(tmp_path: Path) -> None:
+    at = (0, 0, 0, 3000, 6000)
+    assert times_s(trace(tmp_path, *at, spread_s=3.0)) == [0.0, 1.0, 2.0, 3.0, 6.0]
+    assert times_s(trace(tmp_path, *at, spread_s=9.0)) == [0.0, 1.0, 2.0, 3.0, 6.0]
+    assert times_s(trace(tmp_path, *at, speed=2.0)) == [0.0, 0.0, 0.0, 1.5, 3.0]
+    assert times_s(trace(tmp_path, *at, requests=4)) == [0.0, 0.0, 0.0, 3.0]
+    assert times_s(trace(tmp_path, *at, seconds=6.0)) == [0.0, 0.0, 0.0, 3.0]
+    assert times_s(trace(tmp_path, *at, seconds=2.0, spread_s=3.0)) == [0.0, 1.0]
+    # Four gaps in six seconds become four in two.
+    assert times_s(trace(tmp_path, *at, rate_per_s=2.0)) == [0.0, 0.0, 0.0, 1.0, 2.0]
+    # The rate is that of the part that is taken.
+    assert times_s(trace(tmp_path, *at, rate_per_s=1.0, requests=4)) == [0.0, 0.0, 0.0, 3.0]
+
+
+def test_what_a_stream_says(tmp_path: Path) -> None:
+    stream = open_jobs(trace(tmp_path, 0, 1000, rate_per_s=2.0, seconds=5.0))
+    assert (stream.name, stream.total) == ("a_trace", 2)
+    assert stream.origin == ("a_trace.jsonl (mooncake), first 5 s, at 2 requests per second")
+    assert stream.fraction_read() <= 1.0
+    assert "3 times as fast" in open_jobs(trace(tmp_path, 0, speed=3.0)).origin
+
+
+def test_speed_shortens_pauses_too() -> None:
+    slow, fast = (
+        list(open_jobs(WorkloadSpec("gen:sessions?sessions=3", speed=speed), 1).jobs)
+        for speed in (1.0, 4.0)
+    )
+    for one, other in zip(slow, fast, strict=True):
+        assert other.at_ns == round(one.at_ns / 4)
+        assert other.think_ns == round((one.think_ns or 0) / 4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"speed": 0.0},
+        {"speed": float("nan")},
+        {"speed": float("inf")},
+        {"rate_per_s": -1.0},
+        {"seconds": 0.0},
+        {"spread_s": -1.0},
+        {"requests": 0},
+        {"block_tokens": 0},
+        {"speed": 2.0, "rate_per_s": 1.0},
+    ],
+)
+def test_values_out_of_range_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(TraceError, match=next(iter(wrong))):
+        open_jobs(trace(tmp_path, 0, **wrong))
+
+
+def test_a_rate_needs_time_between_requests(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="all requests arrive at once"):
+        open_jobs(trace(tmp_path, 7, 7, rate_per_s=1.0))
+
+
+def test_bounds_of_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Job(0, 1, 1, NO_IDS)] * 5
+    monkeypatch.setattr("simulator.traces.timing.MAX_SPREAD_JOBS", 4)
+    with pytest.raises(TraceError, match="more than 4 requests at one instant"):
+        list(spread(jobs, 1))
+    monkeypatch.setattr("simulator.traces.stream.MAX_SESSION_JOBS", 4)
+    assert len(sessions(iter(jobs[:4]))) == 4
+    with pytest.raises(TraceError, match="more than 4 requests"):
+        sessions(iter(jobs))
+
+
+@settings(max_examples=100 * EFFORT, deadline=None)
+@given(ats=st.lists(st.integers(0, 30)), span=st.integers(0, 50))
+def test_spreading_keeps_order_number_and_ticks(ats: list[int], span: int) -> None:
+    jobs = [Job(at, 1 + i, 1, np.zeros(0, np.uint64)) for i, at in enumerate(sorted(ats))]
+    after = list(spread(jobs, span))
+    assert [job.prompt_tokens for job in after] == [job.prompt_tokens for job in jobs]
+    assert [job.at_ns for job in after] == sorted(job.at_ns for job in after)
+    for one, moved in zip(jobs, after, strict=True):
+        later = [at for at in ats if at > one.at_ns]
+        assert one.at_ns <= moved.at_ns <= min([one.at_ns + span, *later])

@@ -1,0 +1,189 @@
+"""Wrong lines and files that are no traces: what is said about them, and that nothing else is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.replay.setup import WorkloadSpec
+from simulator.traces.open import TraceError, open_jobs
+from tests.effort import EFFORT
+from tests.simulator.trace_lines import (
+    AZURE,
+    GOOD,
+    LOG_HEADING,
+    LOGGED,
+    MOONCAKE,
+    QWEN,
+    read,
+    session,
+    turn,
+    with_,
+    write,
+)
+
+BAD = {
+    "mooncake": [
+        ("{nonsense", "malformed"),
+        ("[1, 2]", "Expected `object`"),
+        ({**MOONCAKE, "input_length": "many"}, "input_length"),
+        ({**MOONCAKE, "input_length": 0}, "input_length"),
+        ({**MOONCAKE, "input_length": 99999999}, "input_length"),
+        ({**MOONCAKE, "output_length": -1}, "output_length"),
+        ({**MOONCAKE, "hash_ids": [0]}, "hash_ids: 1 of them"),
+        ({**MOONCAKE, "hash_ids": [0, 1, 2, 3]}, "hash_ids: 4 of them"),
+        ({**MOONCAKE, "hash_ids": [0, 1, -2]}, "hash_ids"),
+        ({**MOONCAKE, "hash_ids": [0, 1, 1 << 80]}, "hash_ids"),
+        ({**MOONCAKE, "timestamp": 2999}, "timestamp: goes back, 0.001 s"),
+        ({**MOONCAKE, "timestamp": 1e300}, "timestamp"),
+        ({key: MOONCAKE[key] for key in list(MOONCAKE)[1:]}, "timestamp"),
+        ('{"timestamp": ' + "[" * 5000 + "}", "line 2"),
+    ],
+    "qwen": [
+        ({**QWEN, "chat_id": "x"}, "chat_id"),
+        ({**QWEN, "hash_ids": [1]}, "hash_ids"),
+        ({**QWEN, "timestamp": -1}, "timestamp"),
+    ],
+    "requests": [
+        ({**LOGGED, "chain": "AAAA"}, "chain has 3 bytes"),
+        ({**LOGGED, "chain": "?"}, "chain"),
+        ({**LOGGED, "at": None}, "at: is missing"),
+        ({**LOGGED, "block_size": 32}, "block_size: 32; expected 16"),
+        ({**LOGGED, "prompt_tokens": 17}, "chain: 2 blocks"),
+        ({**LOG_HEADING, "version": 2}, "version 2"),
+    ],
+    "azure": [
+        ("2023-11-16 18:15:46.68,374", "2 columns"),
+        ("2023-11-16 18:15,374,44", "TIMESTAMP"),
+        ("2023-11-16 18:15:46+05:00,374,44", "TIMESTAMP"),
+        ("2023-11-16 18:15:47.6_8,374,44", "TIMESTAMP"),
+        ("2023-11-16 18:15:46,0,44", "ContextTokens"),
+        ("2023-11-16 18:15:46,374,4.5", "GeneratedTokens"),
+        ("2023-11-15 18:15:46,374,4", "goes back"),
+    ],
+    "burstgpt": [("nan,ChatGPT,472,18,490,log", "Timestamp"), ("1e99,m,1,1,2,log", "Timestamp")],
+    "sessions": [
+        (session("x", turn(0, 64, [1, 2])), "requests[0].hash_runs: 2 ids; expected 1"),
+        (session("x", turn(5, 10), turn(4, 10)), "requests[1].t: goes back"),
+        (session("x/agent", turn(0, 10)), "sub-agent of no session"),
+        ({**session("x", turn(0, 10)), "block_size": 16}, "block_size"),
+        (session("x"), "requests"),
+        (session("x", turn(0, 64, [(1 << 32) - 1, 1])), "an id above"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "said"), [(kind, *case) for kind, cases in BAD.items() for case in cases]
+)
+def test_a_wrong_line_is_named_and_left_out(
+    tmp_path: Path, kind: str, line: str | dict[str, Any], said: str
+) -> None:
+    good = GOOD[kind]
+    spec = write(tmp_path, *good, line)
+    stream = open_jobs(spec)
+    assert len(list(stream.jobs)) == 1
+    assert stream.errors.total == len(stream.errors) == 1
+    assert said in stream.errors[0]
+    assert f"{spec.source}, line {len(good) + 1}: " in stream.errors[0]
+    with pytest.raises(TraceError, match=f"line {len(good) + 1}"):
+        read(spec, strict=True)
+
+
+def test_messages_are_bounded_and_too_many_wrong_lines_end_the_reading(tmp_path: Path) -> None:
+    spec = write(tmp_path, *[MOONCAKE] * 30, *["x"] * 30)
+    stream = open_jobs(spec)
+    assert len(list(stream.jobs)) == 30
+    assert (stream.errors.total, len(stream.errors)) == (30, 10)
+    for late in (0, 990, 1985):
+        lines = [*[MOONCAKE] * (1 + late), *["x"] * 20, *[MOONCAKE] * 1000]
+        stream = open_jobs(write(tmp_path, *lines))
+        if late == 1985:  # 20 of more than 2,000
+            assert len(list(stream.jobs)) == 2986
+        else:
+            with pytest.raises(TraceError, match=r"too many to go on; the first: .*line"):
+                list(stream.jobs)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "holds no requests"),
+        (b"\n \n", "holds no requests"),
+        (b"hello\n", "of no known format"),
+        (b"\x1f\x8bnot gzip at all", "damaged"),
+        (gzip.compress(json.dumps(MOONCAKE).encode() * 500)[:-20], "damaged"),
+        (zstandard.compress(json.dumps(MOONCAKE).encode())[:-6] + b"......", "damaged"),
+        (AZURE.encode(), "holds no requests"),
+        (AZURE.encode() + b"\nx,y,z\n", "none of its lines is a request"),
+    ],
+)
+def test_files_that_are_no_traces(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=said) as caught:
+        read(WorkloadSpec(str(path)))
+    assert str(path) in str(caught.value)
+
+
+def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
+    for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(TraceError, match=said):
+            open_jobs(WorkloadSpec(str(path)))
+    with pytest.raises(TraceError, match="not a regular file"):
+        open_jobs(WorkloadSpec("/dev/zero"))
+
+
+def test_a_line_without_end_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.traces.files.MAX_LINE_BYTES", 100)
+    stream = open_jobs(write(tmp_path, MOONCAKE, "x" * 1050, MOONCAKE))
+    assert len(list(stream.jobs)) == 2
+    assert "line 2: longer than 100 bytes" in stream.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("format", "said"),
+    [
+        ("kafka", "expected auto, qwen, mooncake"),
+        ("mooncake?x=1", "unknown key 'x'; valid ones: none"),
+        ("sessions?gap=1", "valid ones: gap_s, rate, span_s"),
+        ("sessions?gap_s=x", "gap_s=x"),
+        ("sessions?gap_s=1&gap_s=2", "each key once"),
+    ],
+)
+def test_formats_and_their_keys_are_checked(tmp_path: Path, format: str, said: str) -> None:
+    spec = with_(write(tmp_path, session("a", turn(0, 64, [1, 1]))), format=format)
+    with pytest.raises(TraceError, match="(?s)" + said.replace("?", r"\?")):
+        open_jobs(spec)
+
+
+@settings(max_examples=60 * EFFORT, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(GOOD)),
+    garbage=st.lists(st.binary(max_size=60), max_size=4),
+    data=st.data(),
+)
+def test_nothing_but_a_trace_error_ever(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, garbage: list[bytes], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed"
+    good = [line if isinstance(line, str) else json.dumps(line) for line in GOOD[kind]]
+    raw = bytearray("\n".join(good).encode() + b"\n" + b"\n".join(garbage))
+    for _ in range(data.draw(st.integers(0, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(raw))
+    try:
+        jobs = read(WorkloadSpec(str(path), format=kind))
+    except TraceError:
+        return
+    for job in jobs:
+        assert job.prompt_tokens >= 1
+        assert job.output_tokens >= 1
+        assert job.at_ns >= 0
