@@ -16,13 +16,15 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from policies.record import record
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestView:
     """One request as a policy sees it. Lifetime: request."""
 

@@ -1,8 +1,8 @@
 """What happens to a pool, told to the decision core and to policies that remember.
 
 Each fact carries `now_s`, seconds on the caller's clock (wall clock in the router, virtual in
-the simulator). Facts are frozen: the same list of facts and the same seed give the same
-decisions.
+the simulator). Facts are frozen (those of every request by `policies.record`): the same list of
+facts and the same seed give the same decisions.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policies.contract import Hashes
+from policies.record import record
 
 Role = Literal["both", "prefill", "decode"]
 Tier = Literal["gpu", "host", "disk"]
 BlockNames = tuple[int | bytes, ...] | Hashes  # an array stands for the same numbers as ints
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arrival:
     """A request came in. `chains` holds one chain per block size of its pool."""
 
@@ -36,7 +37,7 @@ class Arrival:
     longest_prompt_tokens: int | None = None  # of several prompts; None where there is one only
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dispatched:
     """A request was charged to a worker (the core's own decision, told to policies)."""
 
@@ -49,7 +50,7 @@ class Dispatched:
     session: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FirstToken:
     """The first byte of the answer's body arrived: its prefill is over."""
 
@@ -57,7 +58,7 @@ class FirstToken:
     request_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Progress:
     """A streaming answer has given `output_tokens` tokens so far."""
 
@@ -66,7 +67,7 @@ class Progress:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finish:
     """The answer is complete. Token counts as the worker reported them; None if it did not."""
 
@@ -77,7 +78,7 @@ class Finish:
     output_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Failure:
     """A dispatch ended without an answer.
 
@@ -94,7 +95,7 @@ class Failure:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadReport:
     """A worker's own account of its load, as scraped."""
 
@@ -105,7 +106,7 @@ class LoadReport:
     kv_used_tokens: float  # NaN when the worker does not say
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stored:
     """Blocks became resident; `hashes` are the engine's own names of them.
 
@@ -123,7 +124,7 @@ class Stored:
     chain: Hashes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Removed:
     """Blocks were evicted."""
 
@@ -139,7 +140,7 @@ class Cleared:
 KvEvent = Stored | Removed | Cleared
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KvEvents:
     """One numbered batch of a worker's KV events.
 

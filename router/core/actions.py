@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from policies.contract import Floats, Ints
 from policies.facts import Role
 from policies.pick import ranked
+from policies.record import record
 
 _EXPLAINED = 3  # candidates named in a decision
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stage:
     """One leg of a dispatch. Today there is one, on a worker whose role is "both"."""
 
@@ -20,7 +21,7 @@ class Stage:
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Candidate:
     """A worker that was considered: its cost in the policy's own unit, and its expected hit."""
 
@@ -70,7 +71,7 @@ class Ranking:
         return hash(self.best)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decision:
     """Why a request goes where it goes."""
 
@@ -87,7 +88,7 @@ class Decision:
         return self.ranking.best
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dispatch:
     """Send the request. Its load is already charged."""
 

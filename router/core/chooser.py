@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from policies.contract import Floats, Ints, RequestView
@@ -10,6 +9,7 @@ from policies.facts import Fact
 from policies.load import LoadedPolicy
 from policies.parameters import PolicyError
 from policies.pick import pick
+from policies.record import record
 from router.core.actions import Decision, Ranking, Reject
 from router.core.columns import WorkerColumns
 from router.core.eligible import Eligibility, Rows
@@ -21,7 +21,7 @@ from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Choice:
     """A worker, and why."""
 
