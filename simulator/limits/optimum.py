@@ -35,7 +35,7 @@ def most_hits(requests: Sequence[Sequence[int]], reusable: Sequence[int], capaci
                 found += 1
             if next_hit == NEVER_AGAIN:
                 kept.pop(block, None)
-            elif next_hit != due:
+            else:
                 kept[block] = next_hit
                 heappush(latest, (-next_hit, block))
         while len(kept) > capacity:
@@ -46,13 +46,16 @@ def most_hits(requests: Sequence[Sequence[int]], reusable: Sequence[int], capaci
 
 
 def _next_hits(requests: Sequence[Sequence[int]], reusable: Sequence[int]) -> list[array[int]]:
-    """For each id of each request, the next request in which it can be a hit."""
+    """For each id of each request, the next request that has it, if it can be a hit there.
+
+    Where it cannot, that request offers it anew, and keeping it until then is of no use.
+    """
     coming: dict[int, int] = {}
     nexts: list[array[int]] = []
     for serial in range(len(requests) - 1, -1, -1):
         ids = requests[serial]
         nexts.append(array("q", [coming.get(block, NEVER_AGAIN) for block in ids]))
-        for block in ids[: reusable[serial]]:
-            coming[block] = serial
+        for depth, block in enumerate(ids):
+            coming[block] = serial if depth < reusable[serial] else NEVER_AGAIN
     nexts.reverse()
     return nexts
