@@ -16,7 +16,7 @@ from rich.console import Console
 from simulator import commands, usage
 from simulator.processes import StartError
 from simulator.scrape import ScrapeError
-from simulator.trace import TraceError
+from simulator.traces.errors import TraceError
 from simulator.workload import WorkloadError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -120,7 +120,7 @@ def _add_load(parsers: Any) -> None:
     )
     load.add_argument("url", help="base address, as http://127.0.0.1:8080; /v1 is added")
     source = load.add_mutually_exclusive_group(required=True)
-    source.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake-style JSONL, or .gz")
+    source.add_argument("--trace", type=Path, metavar="FILE", help="a trace, plain or packed")
     source.add_argument(
         "--shared-prefix", metavar="SYSTEM+QUESTION", help="tokens shared and own, as 6000+700"
     )
@@ -177,7 +177,7 @@ def _add_stack(parsers: Any) -> None:
     stack.add_argument(
         "--out", type=Path, default=Path("build/stack"), metavar="DIR", help="logs and report"
     )
-    stack.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake-style JSONL, or .gz")
+    stack.add_argument("--trace", type=Path, metavar="FILE", help="a trace, plain or packed")
     _add_trace_options(stack)
     stack.set_defaults(command=commands.stack)
 
@@ -191,7 +191,8 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--block-tokens", type=_count, metavar="N",
-        help=f"prompt tokens that an id of the trace stands for; default {usage.BLOCK_TOKENS}",
+        help="prompt tokens that an id stands for; default: as the format says, Mooncake's "
+        f"{usage.BLOCK_TOKENS}",
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import msgspec
 from simulator.outcome import Outcome, Verdict
 from simulator.prompt import DEFAULT_VOCABULARY, prompt_tokens
 from simulator.stream import StreamMeter
-from simulator.trace import TraceRow
+from simulator.traces.job import Job
 
 REJECTED_STATUS = frozenset({429, 503})
 ERROR_BYTES = 300  # of an answer that is not 200, for the report
@@ -32,16 +32,16 @@ class Target:
     max_in_flight: int = 4096  # requests at once, also the bound on connections
     api_key: str | None = None
 
-    def body(self, row: TraceRow, serial: int) -> bytes:
-        """The JSON body of `row`: a streamed completion of a token-id prompt."""
+    def body(self, job: Job, serial: int) -> bytes:
+        """The JSON body of `job`: a streamed completion of a token-id prompt."""
         tokens = prompt_tokens(
-            row.hash_ids, row.input_tokens, serial, self.block_tokens, self.vocabulary, self.seed
+            job.ids, job.prompt_tokens, serial, self.block_tokens, self.vocabulary, self.seed
         )
         return msgspec.json.encode(
             {
                 "model": self.model,
                 "prompt": tokens.tolist(),
-                "max_tokens": max(1, row.output_tokens),
+                "max_tokens": job.output_tokens,
                 "ignore_eos": True,  # the answer's length belongs to the workload
                 "temperature": 0,
                 "stream": True,
@@ -49,11 +49,11 @@ class Target:
             }
         )
 
-    def headers(self, row: TraceRow) -> dict[str, str]:
-        """Headers of `row`."""
+    def headers(self, job: Job) -> dict[str, str]:
+        """Headers of `job`."""
         headers = {"content-type": "application/json"}
-        if row.session is not None:
-            headers["x-session-id"] = row.session
+        if job.session is not None:
+            headers["x-session-id"] = job.session
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
         return headers
@@ -79,7 +79,7 @@ class Sender:
     clock: Callable[[], float]  # seconds
     started_s: float  # on `clock`: zero of the outcomes' times
 
-    async def send(self, row: TraceRow, serial: int, body: bytes, due_s: float) -> Outcome:
+    async def send(self, job: Job, serial: int, body: bytes, due_s: float) -> Outcome:
         """Sends `body`, reads the whole answer; `due_s` is on the sender's clock.
 
         Never raises for what the other side does: that becomes the outcome's verdict and error.
@@ -89,7 +89,7 @@ class Sender:
         status, worker, error = 0, None, None
         try:
             async with self.session.post(
-                f"{self.target.url}/v1/completions", data=body, headers=self.target.headers(row)
+                f"{self.target.url}/v1/completions", data=body, headers=self.target.headers(job)
             ) as reply:
                 status = reply.status
                 worker = reply.headers.get("x-warmroute-worker")
@@ -112,7 +112,7 @@ class Sender:
             status=status,
             worker=worker,
             e2e_ms=(end_s - due_s) * 1000,
-            prompt_tokens=row.input_tokens,
+            prompt_tokens=job.prompt_tokens,
             output_tokens=tokens,
             ttft_ms=None if meter.first_s is None else (meter.first_s - due_s) * 1000,
             itl_ms=_mean_gap_ms(meter, tokens),

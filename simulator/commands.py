@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import re
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,13 +20,13 @@ from simulator.load import run_load
 from simulator.outcome import Outcome, Verdict
 from simulator.page import render_page
 from simulator.processes import check_port
+from simulator.replay.setup import WorkloadSpec
 from simulator.sample import SAMPLE_PATH, conversation_sample, write_sample
 from simulator.scenario import RunResult, run_scenario
 from simulator.scrape import ScrapeError
 from simulator.stack import MODEL, StackSettings, running_stack
 from simulator.summary import as_report, summarize
-from simulator.trace import read_trace, spread_ticks
-from simulator.workload import MAX_REQUESTS, Workload, first_seconds, generated_shared_prefix
+from simulator.workload import MAX_REQUESTS, Workload, generated_shared_prefix, opened
 
 EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and it still pastes well
 
@@ -60,7 +58,7 @@ async def load(options: argparse.Namespace, console: Console) -> bool:
     )
     outcomes: list[Outcome] = []
     with Board(console, 1) as board:
-        board.start_run(workload.name, len(workload.rows))
+        board.start_run(workload.name, len(workload.jobs))
 
         def note(outcome: Outcome) -> None:
             outcomes.append(outcome)
@@ -123,7 +121,7 @@ async def _trace_on_stack(
 ) -> bool:
     workload = _trace_workload(options)
     with Board(console, 1) as board:
-        board.start_run(f"{workload.name} / {settings.policy}", len(workload.rows))
+        board.start_run(f"{workload.name} / {settings.policy}", len(workload.jobs))
         result = await run_scenario(workload, settings, options.out / "logs", board.note)
         board.end_run(run_line(result.row))
     console.print(*results_tables([result.row]))
@@ -164,18 +162,20 @@ def _workload(options: argparse.Namespace) -> Workload:
         options.rate or usage.RATE_PER_S,
         usage.SEED if options.seed is None else options.seed,
     )
-    return replace(workload, rows=workload.rows[:requests])
+    return replace(workload, jobs=workload.jobs[:requests])
 
 
 def _trace_workload(options: argparse.Namespace) -> Workload:
-    block_tokens = options.block_tokens or usage.BLOCK_TOKENS
-    rows = read_trace(options.trace, block_tokens)
-    if options.spread is not None:
-        rows = spread_ticks(rows, options.spread)
-    kept = islice(rows, min(options.requests or MAX_REQUESTS, MAX_REQUESTS))
+    spec = WorkloadSpec(
+        str(options.trace),
+        block_tokens=options.block_tokens,
+        requests=min(options.requests or MAX_REQUESTS, MAX_REQUESTS),
+        seconds=options.seconds,
+        spread_s=options.spread or 0.0,
+        strict=True,
+    )
     origin = f"{options.trace.name}, arrivals {options.speed or 1.0:g} times as fast as recorded"
-    seconds = options.seconds or math.inf
-    return first_seconds(kept, seconds, options.trace.name, origin, block_tokens)
+    return opened(spec, options.trace.name, origin)
 
 
 async def _first_model(url: str) -> str:

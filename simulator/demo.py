@@ -20,12 +20,12 @@ from simulator.claims import Claim, claims, story
 from simulator.console import Board, claim_lines, results_tables, run_line
 from simulator.page import render_page
 from simulator.processes import CHECKOUT
+from simulator.replay.setup import WorkloadSpec
 from simulator.sample import SAMPLE_PATH
 from simulator.scenario import RunResult, run_scenario
 from simulator.stack import StackSettings
 from simulator.summary import as_report
-from simulator.trace import read_trace, spread_ticks
-from simulator.workload import Workload, first_seconds, generated_shared_prefix
+from simulator.workload import Workload, generated_shared_prefix, opened
 
 OVERRUN_LIMIT = 0.02  # share of steps that ended late; beyond it the machine was too slow
 SLOWER = 0.6  # the speed of a repeated run over the one before
@@ -119,11 +119,10 @@ def demo_parts(settings: DemoSettings) -> tuple[Part, Part]:
 
 def _conversation(settings: DemoSettings, seconds: float) -> Workload:
     path = settings.trace or (TRACE_PATH if TRACE_PATH.exists() else SAMPLE_PATH)
-    rows = read_trace(path)
-    if path.name.startswith("mooncake"):
-        rows = spread_ticks(rows, TICK_S)
+    spread_s = TICK_S if path.name.startswith("mooncake") else 0.0
+    spec = WorkloadSpec(str(path), seconds=seconds, spread_s=spread_s, strict=True)
     origin = f"first {seconds:g} s of {path.name} at the times recorded"
-    return first_seconds(rows, seconds, "conversation", origin)
+    return opened(spec, "conversation", origin)
 
 
 async def _run_steady(
@@ -132,7 +131,7 @@ async def _run_steady(
     """One run, repeated slower until the workers keep their model's time."""
     for attempt in range(1, TRIES + 1):
         label = f"{workload.name} / {settings.policy}"
-        board.start_run(label, len(workload.rows))
+        board.start_run(label, len(workload.jobs))
         log_dir = logs / f"{workload.name}-{settings.policy}"
         result = await run_scenario(workload, settings, log_dir, board.note)
         overruns = result.row.overrun_steps_share or 0.0

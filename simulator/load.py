@@ -8,7 +8,8 @@ from time import perf_counter
 
 from simulator.client import Sender, Target
 from simulator.outcome import Outcome
-from simulator.trace import TraceRow
+from simulator.traces.job import Job
+from simulator.traces.timing import NS
 from simulator.workload import Workload
 
 OnOutcome = Callable[[Outcome], None]
@@ -21,12 +22,12 @@ async def run_load(
     speed: float = 1.0,
     concurrency: int | None = None,
 ) -> None:
-    """Sends every row of `workload` and calls `on_outcome` once for each, in order of ending.
+    """Sends every job of `workload` and calls `on_outcome` once for each, in order of ending.
 
-    Open loop (no `concurrency`): a row leaves at `arrival_s / speed` seconds whatever became of
+    Open loop (no `concurrency`): a job leaves at its time divided by `speed` whatever became of
     the earlier ones; where the generator or its bound of `target.max_in_flight` makes it late,
     times still count from when it was due, and the outcome says how late it left. Closed loop:
-    `concurrency` requests are under way until none is left, and the rows' times are ignored.
+    `concurrency` requests are under way until none is left, and the jobs' times are ignored.
     Cancelling closes every connection; outcomes given so far stand.
     """
     if speed <= 0:
@@ -47,20 +48,20 @@ async def _open_loop(
 ) -> None:
     slots = asyncio.Semaphore(sender.target.max_in_flight)
 
-    async def one(row: TraceRow, serial: int, body: bytes, due_s: float) -> None:
+    async def one(job: Job, serial: int, body: bytes, due_s: float) -> None:
         try:
-            on_outcome(await sender.send(row, serial, body, due_s))
+            on_outcome(await sender.send(job, serial, body, due_s))
         finally:
             slots.release()
 
     async with asyncio.TaskGroup() as group:
-        for serial, row in enumerate(workload.rows):
+        for serial, job in enumerate(workload.jobs):
             # Made before the wait, so that making it does not make the request late.
-            body = sender.target.body(row, serial)
-            due_s = sender.started_s + row.arrival_s / speed
+            body = sender.target.body(job, serial)
+            due_s = sender.started_s + job.at_ns / NS / speed
             await _sleep_until(due_s, sender.clock)
             await slots.acquire()
-            group.create_task(one(row, serial, body, due_s))
+            group.create_task(one(job, serial, body, due_s))
 
 
 async def _sleep_until(due_s: float, clock: Callable[[], float]) -> None:
@@ -74,13 +75,13 @@ async def _sleep_until(due_s: float, clock: Callable[[], float]) -> None:
 async def _closed_loop(
     workload: Workload, sender: Sender, on_outcome: OnOutcome, concurrency: int
 ) -> None:
-    left = iter(enumerate(workload.rows))
+    left = iter(enumerate(workload.jobs))
 
     async def one_place() -> None:
-        for serial, row in left:
-            body = sender.target.body(row, serial)
-            on_outcome(await sender.send(row, serial, body, sender.clock()))
+        for serial, job in left:
+            body = sender.target.body(job, serial)
+            on_outcome(await sender.send(job, serial, body, sender.clock()))
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(workload.rows))):
+        for _ in range(min(concurrency, len(workload.jobs))):
             group.create_task(one_place())

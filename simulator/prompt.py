@@ -20,7 +20,7 @@ PRIVATE_IDS_FROM = 1 << 63  # ids of tails that a trace gives no id to; never cl
 
 
 def prompt_tokens(
-    hash_ids: Sequence[int],
+    ids: Sequence[int] | npt.NDArray[np.uint64],
     input_tokens: int,
     serial: int,
     block_tokens: int = 512,
@@ -34,10 +34,11 @@ def prompt_tokens(
     """
     if vocabulary <= FIRST_TOKEN_ID:
         raise ValueError(f"vocabulary {vocabulary}: must be above {FIRST_TOKEN_ID}")
-    ids = list(hash_ids)
-    while len(ids) * block_tokens < input_tokens:
-        ids.append(PRIVATE_IDS_FROM + (serial << 16) + len(ids))
-    starts = np.array(ids, dtype=np.uint64) * np.uint64(block_tokens)
+    named = np.asarray(ids, dtype=np.uint64)
+    first = PRIVATE_IDS_FROM + (serial << 16) + len(named)
+    private = max(0, -(-input_tokens // block_tokens) - len(named))
+    tail = np.arange(first, first + private, dtype=np.uint64)
+    starts = np.concatenate((named, tail)) * np.uint64(block_tokens)
     offsets = np.arange(block_tokens, dtype=np.uint64) + np.uint64(seed * GOLDEN & MASK)
     lanes: npt.NDArray[np.uint64] = np.add.outer(starts, offsets).ravel()[:input_tokens]
     mixed = _mix(lanes)

@@ -1,15 +1,19 @@
-"""What is sent and when: a list of rows with a name, from a trace or from a generator."""
+"""What is sent and when: a list of jobs with a name, from a trace or from a generator."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from typing import Literal
 
-from simulator.trace import MAX_INPUT_TOKENS, TraceRow
+from simulator.replay.setup import WorkloadSpec
+from simulator.traces.generators.prefixes import shared_then_own
+from simulator.traces.job import Job
+from simulator.traces.mooncake import MAX_PROMPT_TOKENS
+from simulator.traces.open import open_jobs
+from simulator.traces.timing import NS
 
 MAX_REQUESTS = 1_000_000
 
@@ -23,27 +27,20 @@ class Workload:
     """Requests in order of arrival. Lifetime: process (one measurement may use it many times)."""
 
     name: str
-    rows: tuple[TraceRow, ...]
-    block_tokens: int  # prompt tokens an id of `rows` stands for
+    jobs: tuple[Job, ...]
+    block_tokens: int  # prompt tokens an id of `jobs` stands for
     origin: str  # where it comes from, one line for the report
 
     def __post_init__(self) -> None:
-        if not self.rows:
+        if not self.jobs:
             raise WorkloadError(f"workload {self.name}: has no requests")
-        if len(self.rows) > MAX_REQUESTS:
+        if len(self.jobs) > MAX_REQUESTS:
             raise WorkloadError(f"workload {self.name}: more than {MAX_REQUESTS} requests")
 
     @property
     def span_s(self) -> float:
         """Seconds from the start to the last arrival."""
-        return self.rows[-1].arrival_s
-
-    def faster(self, factor: float) -> Workload:
-        """The same requests arriving `factor` times as fast."""
-        if factor <= 0:
-            raise WorkloadError(f"factor {factor:g}: must be above 0")
-        rows = tuple(replace(row, arrival_s=row.arrival_s / factor) for row in self.rows)
-        return replace(self, rows=rows)
+        return self.jobs[-1].at_ns / NS
 
 
 def generated_shared_prefix(
@@ -65,33 +62,33 @@ def generated_shared_prefix(
     sizes = (groups, prompts_per_group, system_tokens, question_tokens, output_tokens)
     if min(sizes) < 1 or rate_per_s <= 0:
         raise WorkloadError("groups, prompts, tokens and rate must all be above 0")
-    if system_tokens + question_tokens > MAX_INPUT_TOKENS:
-        raise WorkloadError(f"a prompt of more than {MAX_INPUT_TOKENS} tokens")
+    if system_tokens + question_tokens > MAX_PROMPT_TOKENS:
+        raise WorkloadError(f"a prompt of more than {MAX_PROMPT_TOKENS} tokens")
     if groups * prompts_per_group > MAX_REQUESTS:
         raise WorkloadError(f"more than {MAX_REQUESTS} requests")
     random = Random(seed)
     order = [group for group in range(groups) for _ in range(prompts_per_group)]
     random.shuffle(order)
     block = math.gcd(system_tokens, question_tokens)
-    system, question = system_tokens // block, question_tokens // block
-    rows: list[TraceRow] = []
-    arrival_s = 0.0
+    jobs: list[Job] = []
+    arrival_s, tokens = 0.0, system_tokens + question_tokens
     for serial, group in enumerate(order):
-        first = groups * system + serial * question
-        ids = (*range(group * system, (group + 1) * system), *range(first, first + question))
-        rows.append(TraceRow(arrival_s, system_tokens + question_tokens, output_tokens, ids))
+        at_ns, own = round(arrival_s * NS), groups + serial
+        jobs.append(shared_then_own(at_ns, group, system_tokens, own, tokens, output_tokens, block))
         arrival_s += random.expovariate(rate_per_s) if arrivals == "poisson" else 1 / rate_per_s
     origin = (
         f"{groups} x {prompts_per_group} prompts, {system_tokens} shared + {question_tokens} own "
         f"tokens, {output_tokens} output tokens, {arrivals} arrivals at {rate_per_s:g} per second"
     )
     name = "shared_prompt" if groups == 1 else "shared_prompts"
-    return Workload(name, tuple(rows), block, origin)
+    return Workload(name, tuple(jobs), block, origin)
 
 
-def first_seconds(
-    rows: Iterable[TraceRow], seconds: float, name: str, origin: str, block_tokens: int = 512
-) -> Workload:
-    """The rows of a trace that arrive in its first `seconds`; reads no further than that."""
-    kept = tuple(takewhile(lambda row: row.arrival_s < seconds, rows))
-    return Workload(name, kept, block_tokens, origin)
+def opened(spec: WorkloadSpec, name: str, origin: str) -> Workload:
+    """The requests of a trace or generator, held in memory.
+
+    Raises `TraceError` for a source that cannot be used, `WorkloadError` for one of too many
+    requests.
+    """
+    stream = open_jobs(spec)
+    return Workload(name, tuple(islice(stream.jobs, MAX_REQUESTS + 1)), stream.block_tokens, origin)

@@ -17,7 +17,7 @@ from simulator.load import OnOutcome
 from simulator.sample import SAMPLE_PATH
 from simulator.scenario import RunResult
 from simulator.stack import StackSettings
-from simulator.trace import TraceError
+from simulator.traces.errors import TraceError
 from simulator.workload import Workload
 from tests.simulator.made_up import run
 
@@ -26,16 +26,16 @@ Calls = list[tuple[str, str, float]]
 
 def test_the_workloads_are_those_promised() -> None:
     shared, conversation = demo_parts(DemoSettings(trace=SAMPLE_PATH))
-    rows = shared.workload.rows
-    assert len(rows) == 500
-    assert {row.input_tokens for row in rows} == {6_700}
+    jobs = shared.workload.jobs
+    assert len(jobs) == 500
+    assert {job.prompt_tokens for job in jobs} == {6_700}
     assert 500 / shared.workload.span_s == pytest.approx(60, rel=0.15)
     assert shared.policies == ("round_robin", "kv_prefix", "kv_load", "hybrid")
     assert conversation.policies == ("round_robin", "hybrid")
     assert conversation.workload.name == "conversation"
-    assert len(conversation.workload.rows) > 300
+    assert len(conversation.workload.jobs) > 300
     quick = demo_parts(DemoSettings(trace=SAMPLE_PATH, quick=True, speed=0.5))
-    assert len(quick[0].workload.rows) == 100
+    assert len(quick[0].workload.jobs) == 100
     assert quick[0].settings.speed == shared.settings.speed / 2
 
 

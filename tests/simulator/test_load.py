@@ -6,13 +6,14 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import uvloop
 
 from simulator.client import Target
 from simulator.load import run_load
 from simulator.outcome import Outcome, Verdict
-from simulator.trace import TraceRow
+from simulator.traces.job import Job
 from simulator.workload import Workload, generated_shared_prefix
 from tests.simulator.endpoint import Endpoint, serve, until
 
@@ -60,7 +61,7 @@ def test_times_are_finer_than_the_loops_own_clock() -> None:
 
 
 async def test_bodies_are_streamed_completions_of_token_ids() -> None:
-    work = Workload("one", (TraceRow(0.0, 100, 4, (1, 2), "s7"),), 64, "test")
+    work = Workload("one", (Job(0, 100, 4, np.array([1, 2], np.uint64), session="s7"),), 64, "test")
     async with serve(Endpoint()) as endpoint:
         await loaded(endpoint, work)
     body = endpoint.bodies[0]

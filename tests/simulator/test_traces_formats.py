@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.replay.setup import WorkloadSpec
-from simulator.sample import SAMPLE_PATH
 from simulator.traces.open import open_jobs, sessions
 from tests.effort import EFFORT
 from tests.simulator.trace_lines import (
@@ -207,13 +205,3 @@ def test_real_traces_have_their_figures(name: str) -> None:
     if mean_tokens is not None:
         assert round(tokens / count) == mean_tokens
         assert len(seen) == distinct
-
-
-def test_the_sample_that_ships() -> None:
-    stream = open_jobs(WorkloadSpec(str(SAMPLE_PATH)))
-    jobs = list(stream.jobs)
-    assert 800 < len(jobs) < 1200
-    for _, turns in sessions(iter(jobs)):
-        for before, after in pairwise(turns):
-            full = before.prompt_tokens // 512
-            assert ids(after)[:full] == ids(before)[:full]
