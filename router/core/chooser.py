@@ -107,7 +107,13 @@ class Chooser:
             priority=arrival.priority,
         )
         fleet = LiveFleet(
-            self._columns, rows, hits, now_s, self._settings.signal_stale_s, self._arrivals
+            self._columns,
+            rows,
+            hits,
+            now_s,
+            self._roster.others_s,
+            self._settings.signal_stale_s,
+            self._arrivals,
         )
         return self.policy.costs(request, fleet, self._state)
 

@@ -39,6 +39,7 @@ class LiveFleet(FleetView):
     _rows: Rows
     _hit_tokens: Ints
     _now_s: float
+    _others_s: float
     _stale_s: float
     _arrivals: ArrivalEstimator
 
@@ -52,14 +53,17 @@ class LiveFleet(FleetView):
         rows: Rows,
         hit_tokens: Ints,
         now_s: float,
+        others_s: float,
         stale_s: float,
         arrivals: ArrivalEstimator,
     ) -> None:
+        """`others_s`: when a worker last reported others' load, believed for `stale_s`."""
         own = self.__dict__  # a view is frozen for everybody else
         own["_columns"] = columns
         own["_rows"] = rows
         own["_hit_tokens"] = hit_tokens
         own["_now_s"] = now_s
+        own["_others_s"] = others_s
         own["_stale_s"] = stale_s
         own["_arrivals"] = arrivals
 
@@ -92,26 +96,31 @@ class LiveFleet(FleetView):
         return columns.charged_tokens[slots] - columns.drained_tokens[slots]
 
     @asked
-    def _fresh(self) -> Bools:
-        """bool[rows]: others' load is as reported lately, and believed."""
+    def _fresh(self) -> Bools | None:
+        """bool[rows]: others' load is as reported lately, and believed; None: there is none."""
+        if self._now_s - self._others_s > self._stale_s:
+            return None
         return self.load_age_s <= self._stale_s
 
     @asked
     def running(self) -> Ints:
-        columns, slots = self._columns, self._rows.slots
+        columns, slots, fresh = self._columns, self._rows.slots, self._fresh
         own = columns.requests[slots] - columns.waiting[slots]
-        return own + columns.foreign_running[slots] * self._fresh
+        return own if fresh is None else own + columns.foreign_running[slots] * fresh
 
     @asked
     def waiting(self) -> Ints:
-        columns, slots = self._columns, self._rows.slots
-        return columns.waiting[slots] + columns.foreign_waiting[slots] * self._fresh
+        columns, slots, fresh = self._columns, self._rows.slots, self._fresh
+        own = columns.waiting[slots]
+        return own if fresh is None else own + columns.foreign_waiting[slots] * fresh
 
     @asked
     def requests(self) -> Ints:
-        columns, slots = self._columns, self._rows.slots
-        foreign = columns.foreign_running[slots] + columns.foreign_waiting[slots]
-        return columns.requests[slots] + foreign * self._fresh
+        columns, slots, fresh = self._columns, self._rows.slots, self._fresh
+        own = columns.requests[slots]
+        if fresh is None:
+            return own
+        return own + (columns.foreign_running[slots] + columns.foreign_waiting[slots]) * fresh
 
     @asked
     def context_tokens(self) -> Floats:

@@ -36,6 +36,7 @@ class Roster:
         slots, entries = settings.max_workers, settings.speculative_entries
         self.index = PrefixIndex(slots, max_entries=settings.index_entries)
         self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
+        self.others_s = -math.inf  # when a worker last reported load that we did not send it
         # Blocks that no events will ever tell of: text blocks, and workers without events.
         self.mirrored = ExpectedBlocks(slots, entries, settings.approximate_s)
 
@@ -127,6 +128,8 @@ class Roster:
         columns.foreign_waiting[slot] = foreign_waiting
         columns.foreign_running[slot] = foreign - foreign_waiting
         columns.report_s[slot] = fact.now_s
+        if foreign:
+            self.others_s = max(self.others_s, fact.now_s)
         columns.kv_reported_tokens[slot] = fact.kv_used_tokens
         columns.own_tokens_at_report[slot] = columns.own_tokens(slot)
 
@@ -166,8 +169,10 @@ class Roster:
         """int64[rows]: prompt tokens each holds or will soon; at least one is left."""
         sizes = rows.distinct_block_sizes
         if len(sizes) == 1:
-            blocks = self._hit_blocks(chains[sizes[0]])[rows.slots]
-            hits = np.multiply(blocks, sizes[0], dtype=np.int64)
+            size, chain = sizes[0], chains[sizes[0]]
+            hits = np.multiply(self._hit_blocks(chain)[rows.slots], size, dtype=np.int64)
+            if len(chain) * size < prompt_tokens:  # more than all of it is nobody's hit
+                return hits
         else:
             hits = np.zeros(len(rows), dtype=np.int64)
             own_sizes = np.array(rows.block_sizes)

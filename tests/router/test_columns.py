@@ -155,7 +155,8 @@ def test_a_report_counts_others_load_while_it_is_fresh() -> None:
     def seen(now_s: float) -> tuple[int, int, float]:
         rows = Rows.of(world.core.workers)
         hits = np.zeros(1, dtype=np.int64)
-        fleet = LiveFleet(world.core.columns, rows, hits, now_s, 5.0, world.core.arrivals)
+        others_s = world.core.roster.others_s
+        fleet = LiveFleet(world.core.columns, rows, hits, now_s, others_s, 5.0, world.core.arrivals)
         return int(fleet.running[0]), int(fleet.waiting[0]), float(fleet.load_age_s[0])
 
     assert seen(1.0) == (3, 2, 1.0)  # of five there, one waits here and is ours

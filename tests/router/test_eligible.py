@@ -113,7 +113,8 @@ def fleet(world: World, worker_ids: list[int], now_s: float) -> tuple[LiveFleet,
     hits = np.arange(len(rows), dtype=np.int64)
     columns = world.core.columns.read_only()
     slots = [w.slot for w in rows.workers]
-    return LiveFleet(columns, rows, hits, now_s, 5.0, world.core.arrivals), slots
+    others_s = world.core.roster.others_s
+    return LiveFleet(columns, rows, hits, now_s, others_s, 5.0, world.core.arrivals), slots
 
 
 def busy_world() -> World:
@@ -129,9 +130,11 @@ def busy_world() -> World:
 
 # Side by side their columns are shown where they lie; else rows are gathered.
 @pytest.mark.parametrize("worker_ids", [[0, 1, 2, 3, 4], [1, 2, 3], [0, 2, 4], [3], []])
-def test_every_column_is_what_the_ledger_and_the_reports_say(worker_ids: list[int]) -> None:
+@pytest.mark.parametrize("now_s", [7.0, 11.0, 11.6])  # two reports are believed, one, none
+def test_every_column_is_what_the_ledger_and_the_reports_say(
+    worker_ids: list[int], now_s: float
+) -> None:
     world = busy_world()
-    now_s = 7.0
     view, slots = fleet(world, worker_ids, now_s)
     columns = world.core.columns
     seen = {name: getattr(view, name) for name in (f.name for f in dataclasses.fields(FleetView))}
