@@ -1,14 +1,22 @@
-"""The C++ core as Python sees it; `twins.py` states what each member means.
+"""The C++ core as Python sees it; `twins.py` states what each member means, and of the virtual
+worker `engine/virtual.py`.
 
 Tokens and hashes are C-contiguous 1-D buffers, read in place: numpy array, memoryview, array.array.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer as _Buffer
 
+from kvkernels.virtual_stats import WorkerStats
+
 Hashes = npt.NDArray[np.uint64]
 Hits = npt.NDArray[np.int32]
+Ids = npt.NDArray[np.int64]
+Run = tuple[int | None, Hashes]
+Ended = tuple[list[int], list[int], list[int], list[tuple[int, int | None, Hashes]]]
 # Type checkers know numpy arrays as buffers only from Python 3.12 on.
 Buffer = npt.NDArray[np.int32] | npt.NDArray[np.uint64] | _Buffer
 
@@ -29,3 +37,42 @@ class PrefixIndex:
     def evicted(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...
+
+class VirtualWorker:
+    def __init__(
+        self,
+        *,
+        blocks: int,
+        block_size: int,
+        step_time: Sequence[float],
+        max_num_tokens: int = 8192,
+        max_batch_size: int = 256,
+        max_model_tokens: int = 131072,
+        min_chunk_tokens: int = 16,
+        watermark: float = 0.01,
+        ageing_s: float = 10.0,
+        max_queue: int = 4096,
+        prefix_wait_tokens: int = 256,
+        record_events: bool = True,
+        speed: float = 1.0,
+    ) -> None: ...
+    def add(
+        self,
+        request_id: int,
+        chain: Hashes,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        priority: int,
+        now_ns: int,
+    ) -> str: ...
+    def cancel(self, request_id: int, now_ns: int) -> bool: ...
+    def next_ns(self) -> int: ...
+    def advance(self, now_ns: int) -> Ended: ...
+    def progress(self, now_ns: int) -> tuple[Ids, Hits]: ...
+    def stats(self, now_ns: int) -> WorkerStats: ...
+    def hit_blocks(self, chain: Hashes) -> int: ...
+    def set_speed(self, speed: float, now_ns: int) -> None: ...
+    def clear(self, now_ns: int) -> None: ...
+    def abort(self, now_ns: int) -> list[int]: ...
+    def snapshot(self, now_ns: int) -> list[Run]: ...
+    def check(self) -> None: ...

@@ -71,6 +71,24 @@ std::int64_t integer(nb::handle object, const char* name) {
   return value;
 }
 
+std::int64_t in_range(nb::handle object, const char* name, std::int64_t least, std::int64_t most) {
+  const std::int64_t value = integer(object, name);
+  if (value < least || value > most) {
+    throw value_error(std::string(name) + " must be " + std::to_string(least) + ".." +
+                      std::to_string(most) + ", got " + nb::str(object).c_str());
+  }
+  return value;
+}
+
+double number(nb::handle object, const char* name) {
+  const double value = PyFloat_AsDouble(object.ptr());
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw type_error(std::string(name) + " must be a float, got " + type_of(object));
+  }
+  return value;
+}
+
 std::uint64_t uint64(nb::handle object, const char* name) {
   const nb::object index = index_of(object, name);
   const std::uint64_t value = PyLong_AsUnsignedLongLong(index.ptr());

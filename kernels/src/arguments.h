@@ -55,6 +55,13 @@ class Hashes : public Buffer {
 // A Python int (or what has __index__), clamped to int64: no legal value lies beyond.
 std::int64_t integer(nanobind::handle object, const char* name);
 
+// The same, or ValueError unless it is within both limits.
+std::int64_t in_range(nanobind::handle object, const char* name, std::int64_t least,
+                      std::int64_t most);
+
+// A Python float (or what has __float__).
+double number(nanobind::handle object, const char* name);
+
 // A Python int in 0..2^64-1.
 std::uint64_t uint64(nanobind::handle object, const char* name);
 

@@ -7,6 +7,7 @@
 #include "chain.h"
 #include "prefix_index.h"
 #include "results.h"
+#include "worker_bindings.h"
 
 namespace nb = nanobind;
 using kv::PrefixIndex;
@@ -76,7 +77,7 @@ auto longest_prefix(PrefixIndex& self, nb::handle hashes) {
 }  // namespace calls
 
 NB_MODULE(_native, module) {
-  module.doc() = "Native chain hashes and prefix index; see kvkernels.twins for what they mean.";
+  module.doc() = "Native chain hashes, prefix index, virtual worker; see the stub for what they mean.";
 
   module.def("chain_hashes", calls::chain_hashes, arg("tokens"), arg("block_size"), arg("seed") = 0,
              nb::sig("def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes"),
@@ -105,4 +106,6 @@ NB_MODULE(_native, module) {
                    "Blocks forgotten because of `max_entries`.")
       .def_prop_ro("memory_bytes", &PrefixIndex::memory_bytes, nb::call_guard<Unlocked>(),
                    "Bytes in use, the allocated but empty slots included.");
+
+  kv::bind_virtual_worker(module);
 }

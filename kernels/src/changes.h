@@ -1,0 +1,78 @@
+// What happened to the visible contents of a cache, in order. The tail since the last `tell` is
+// not for outsiders yet: it leaves with the end of the step that caused it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kv::engine {
+
+enum class ChangeKind : std::uint8_t { stored = 0, removed = 1, cleared = 2 };
+
+struct Change {
+  ChangeKind kind;
+  bool has_parent;
+  std::uint64_t parent;  // chain hash before the first one
+  std::size_t hashes;
+};
+
+class ChangeLog {
+ public:
+  explicit ChangeLog(bool on) : on_(on) {}
+
+  bool on() const { return on_; }
+  bool has_untold() const { return told_changes_ < changes_.size(); }
+  bool has_told() const { return told_changes_ != 0; }
+
+  void stored(const std::uint64_t* parent, std::span<const std::uint64_t> hashes) {
+    if (!on_) return;
+    changes_.push_back({ChangeKind::stored, parent != nullptr, parent ? *parent : 0, hashes.size()});
+    hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
+  }
+
+  // To be followed by `count` calls of `hash`.
+  void removed(std::size_t count) {
+    if (on_) changes_.push_back({ChangeKind::removed, false, 0, count});
+  }
+  void hash(std::uint64_t hash) {
+    if (on_) hashes_.push_back(hash);
+  }
+
+  void cleared() {
+    if (on_) changes_.push_back({ChangeKind::cleared, false, 0, 0});
+  }
+
+  void tell() {
+    told_changes_ = changes_.size();
+    told_hashes_ = hashes_.size();
+  }
+
+  void drop_untold() {
+    changes_.resize(told_changes_);
+    hashes_.resize(told_hashes_);
+  }
+
+  // Gives (change, its hashes) for all that was told, and forgets it.
+  template <class Take>
+  void take(Take take) {
+    const std::uint64_t* at = hashes_.data();
+    for (std::size_t i = 0; i < told_changes_; ++i) {
+      take(changes_[i], std::span(at, changes_[i].hashes));
+      at += changes_[i].hashes;
+    }
+    using Offset = std::ptrdiff_t;
+    changes_.erase(changes_.begin(), changes_.begin() + static_cast<Offset>(told_changes_));
+    hashes_.erase(hashes_.begin(), hashes_.begin() + static_cast<Offset>(told_hashes_));
+    told_changes_ = told_hashes_ = 0;
+  }
+
+ private:
+  bool on_;
+  std::vector<Change> changes_;
+  std::vector<std::uint64_t> hashes_;
+  std::size_t told_changes_ = 0;
+  std::size_t told_hashes_ = 0;
+};
+
+}  // namespace kv::engine

@@ -1,0 +1,164 @@
+#include "scheduler.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kv::engine {
+namespace {
+
+void put(std::vector<Request*>& queue, Request* request) {
+  queue.insert(std::upper_bound(queue.begin(), queue.end(), request, Request::before), request);
+}
+
+void drop(std::vector<Request*>& queue, Request* request) {
+  queue.erase(std::lower_bound(queue.begin(), queue.end(), request, Request::before));
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const Settings& settings, BlockPool& pool, std::int64_t block_size,
+                     Totals& totals)
+    : settings_(settings),
+      pool_(pool),
+      block_size_(block_size),
+      totals_(totals),
+      blocks_(pool, block_size),
+      max_sequence_tokens_(std::min(settings.max_model_tokens, pool.blocks() * block_size)),
+      watermark_blocks_(static_cast<std::size_t>(std::ceil(settings.watermark * pool.blocks()))) {}
+
+std::int64_t Scheduler::queued_tokens() const {
+  std::int64_t tokens = 0;
+  for (const Request* request : waiting_) {
+    const auto hit = static_cast<std::int64_t>(blocks_.hit(*request));
+    tokens += request->total_tokens() - hit * block_size_;
+  }
+  for (const Request* request : running_) {
+    tokens += std::max<std::int64_t>(0, request->prefill_target - request->computed_tokens);
+  }
+  return tokens;
+}
+
+std::vector<std::int64_t> Scheduler::unfinished() const {
+  std::vector<const Request*> requests;
+  for (const auto& entry : requests_) requests.push_back(entry.second.get());
+  std::sort(requests.begin(), requests.end(),
+            [](const Request* left, const Request* right) { return left->serial < right->serial; });
+  std::vector<std::int64_t> ids;
+  for (const Request* request : requests) ids.push_back(request->id);
+  return ids;
+}
+
+Refusal Scheduler::hopeless(const NewRequest& request) const {
+  if (request.prompt_tokens == 0) return Refusal::empty_prompt;
+  if (request.max_output_tokens < 1) return Refusal::no_output;
+  if (request.prompt_tokens + 1 > settings_.max_model_tokens) return Refusal::too_long;
+  if (request.prompt_tokens + 1 > max_sequence_tokens_) return Refusal::kv_capacity;
+  return Refusal::none;
+}
+
+Refusal Scheduler::add(const NewRequest& fresh, double now_s) {
+  const Refusal refusal = hopeless(fresh);
+  if (refusal != Refusal::none) return refusal;
+  if (static_cast<std::int64_t>(waiting_.size()) >= settings_.max_queue) return Refusal::queue_full;
+  auto request = std::make_unique<Request>();
+  request->id = fresh.id;
+  request->prompt_tokens = fresh.prompt_tokens;
+  request->arrival_s = now_s;
+  request->token_limit =
+      std::min(fresh.prompt_tokens + fresh.max_output_tokens, max_sequence_tokens_);
+  const auto most = static_cast<std::size_t>(request->token_limit / block_size_);
+  const Chain names = fresh.chain.first(std::min(fresh.chain.size(), most));
+  request->names.assign(names.begin(), names.end());
+  request->extend_chain(static_cast<std::size_t>(fresh.prompt_tokens / block_size_));
+  request->aged_s = static_cast<double>(fresh.priority) * settings_.ageing_s + now_s;
+  request->serial = serial_++;
+  // What waits behind one that cannot start changes nothing until that one can.
+  if (waiting_.empty() || Request::before(request.get(), waiting_.front())) quiet_ = false;
+  put(waiting_, request.get());
+  requests_.emplace(fresh.id, std::move(request));
+  return Refusal::none;
+}
+
+bool Scheduler::cancel(std::int64_t id) {
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) return false;
+  Request* request = found->second.get();
+  quiet_ = false;
+  std::erase(step_.decodes, request);
+  std::erase_if(step_.chunks, [request](const Chunk& chunk) { return chunk.request == request; });
+  finish(*request);
+  return true;
+}
+
+void Scheduler::complete(Outputs& outputs) {
+  for (Request* request : step_.decodes) {
+    const auto room = static_cast<std::int64_t>(request->blocks.size()) * block_size_;
+    if (++request->computed_tokens == room) blocks_.publish(*request);
+    take_token(*request, outputs);
+  }
+  for (const Chunk& chunk : step_.chunks) {
+    Request& request = *chunk.request;
+    request.computed_tokens = chunk.start + chunk.tokens;
+    blocks_.publish(request);
+    if (!request.prefilling()) take_token(request, outputs);
+  }
+}
+
+std::int64_t Scheduler::quiet_steps() const {
+  if (!quiet_) return 0;
+  constexpr std::int64_t kMost = 4096;  // bounds the sum of their lengths
+  std::int64_t steps = kMost;
+  for (const Request* request : step_.decodes) {
+    const auto room = static_cast<std::int64_t>(request->blocks.size()) * block_size_;
+    const std::int64_t to_publish = room - request->computed_tokens;
+    const std::int64_t to_finish = request->token_limit - 1 - request->computed_tokens;
+    steps = std::min({steps, to_publish - 1, to_finish - 1});
+  }
+  return std::max<std::int64_t>(steps, 0);
+}
+
+void Scheduler::skip(std::int64_t steps) {
+  for (Request* request : step_.decodes) {
+    request->computed_tokens += steps;
+    request->output_tokens += steps;
+  }
+  step_.decode_ctx_tokens += steps * static_cast<std::int64_t>(step_.decodes.size());
+  totals_.steps += steps;
+}
+
+void Scheduler::take_token(Request& request, Outputs& outputs) {
+  if (++request.output_tokens == 1) {
+    outputs.first.push_back(request.id);
+    outputs.first_hit_tokens.push_back(request.cached_tokens);
+  }
+  if (request.computed_tokens + 1 >= request.token_limit) {
+    outputs.finished.push_back(request.id);
+    finish(request);
+  }
+}
+
+void Scheduler::finish(Request& request) {
+  if (request.running) blocks_.leave(request);
+  drop(request.running ? running_ : waiting_, &request);
+  requests_.erase(request.id);
+}
+
+std::string Scheduler::check() const {
+  if (running_.size() + waiting_.size() != requests_.size()) return "a request was lost";
+  if (!std::is_sorted(running_.begin(), running_.end(), Request::before) ||
+      !std::is_sorted(waiting_.begin(), waiting_.end(), Request::before)) {
+    return "a queue is out of order";
+  }
+  std::vector<BlockId> held;
+  for (const Request* request : running_) {
+    held.insert(held.end(), request->blocks.begin(), request->blocks.end());
+  }
+  std::sort(held.begin(), held.end());
+  const auto last = std::unique(held.begin(), held.end());
+  if (last - held.begin() != static_cast<std::ptrdiff_t>(pool_.used())) {
+    return "blocks are held by nobody";
+  }
+  return "";
+}
+
+}  // namespace kv::engine

@@ -1,0 +1,128 @@
+"""A plain and a native virtual worker that live the same life; every answer is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.virtual import Ended, Hashes, VirtualWorker
+from engine.virtual_request import own_hash
+from kvkernels.virtual_stats import WorkerStats
+
+STEP_TIME = (2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 1.7e-6, 3.1e-4, 0.002, 15e-6, 6.0)
+BIG = {"blocks": 4096, "block_size": 16, "step_time": STEP_TIME}
+# So tight that requests wait for every reason there is and preempt each other.
+TIGHT: dict[str, Any] = {
+    "blocks": 14,
+    "block_size": 4,
+    "step_time": STEP_TIME,
+    "max_num_tokens": 24,
+    "max_batch_size": 5,
+    "max_model_tokens": 60,
+    "min_chunk_tokens": 4,
+    "watermark": 0.1,
+    "ageing_s": 0.05,
+    "max_queue": 12,
+    "prefix_wait_tokens": 8,
+}
+
+
+class Twin(Protocol):
+    """What both workers offer."""
+
+    def add(
+        self,
+        request_id: int,
+        chain: Hashes,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        priority: int,
+        now_ns: int,
+    ) -> str: ...
+    def cancel(self, request_id: int, now_ns: int) -> bool: ...
+    def next_ns(self) -> int: ...
+    def advance(self, now_ns: int) -> Ended: ...
+    def progress(self, now_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]: ...
+    def stats(self, now_ns: int) -> WorkerStats: ...
+    def hit_blocks(self, chain: Hashes) -> int: ...
+    def set_speed(self, speed: float, now_ns: int) -> None: ...
+    def clear(self, now_ns: int) -> None: ...
+    def abort(self, now_ns: int) -> list[int]: ...
+    def snapshot(self, now_ns: int) -> list[tuple[int | None, Hashes]]: ...
+    def check(self) -> None: ...
+
+
+def chain_of(path: Sequence[int]) -> Hashes:
+    """Chain hashes of blocks named by small numbers: equal hashes, equal prefixes."""
+    parent, chain = 1 << 63, []  # no request has such an id: own names stay apart
+    for part in path:
+        parent = own_hash(parent | 1 << 63, part)
+        chain.append(parent)
+    return np.array(chain, dtype=np.uint64)
+
+
+def plain_of(answer: Any) -> Any:
+    """Arrays as lists with their type, so that `==` compares them."""
+    if isinstance(answer, np.ndarray):
+        return (answer.dtype.str, answer.tolist())
+    if isinstance(answer, WorkerStats):
+        return answer
+    if isinstance(answer, tuple | list):
+        return type(answer)(plain_of(one) for one in answer)
+    return answer
+
+
+class Pair:
+    """Calls both; raises AssertionError where they differ."""
+
+    def __init__(self, native: type[Twin], **options: Any) -> None:
+        self.plain: Twin = VirtualWorker(**options)
+        self.native: Twin = native(**options)
+        self.now_ns = 0
+        self.seen = dict.fromkeys(("first", "finished", "stored", "removed", "cleared", "runs"), 0)
+
+    def both(self, call: str, *arguments: Any) -> Any:
+        plain = plain_of(getattr(self.plain, call)(*arguments))
+        native = plain_of(getattr(self.native, call)(*arguments))
+        assert native == plain, f"{call}{arguments}: native says {native}, plain says {plain}"
+        assert type(native) is type(plain)
+        return plain
+
+    def at(self, call: str, *arguments: Any) -> Any:
+        """`call` with the time behind its other arguments, and every gauge compared after it."""
+        answer = self.both(call, *arguments, self.now_ns)
+        self.compare()
+        return answer
+
+    def compare(self) -> None:
+        self.plain.check()
+        self.native.check()
+        self.both("stats", self.now_ns)
+        self.both("progress", self.now_ns)
+
+    def run_until(self, end_ns: int) -> None:
+        """As a driver does it: `advance` at each `next_ns` of the native one. The plain one may
+        stop more often, but has nothing to tell there."""
+        while 0 <= (next_ns := self.native.next_ns()) <= end_ns:
+            assert next_ns >= self.now_ns
+            while 0 <= (between_ns := self.plain.next_ns()) < next_ns:
+                assert self.plain.advance(between_ns) == ([], [], [], [])
+                self.seen["runs"] += 1
+            assert self.plain.next_ns() == next_ns
+            self.now_ns = next_ns
+            first, _cached, finished, changes = self.both("advance", next_ns)
+            self.seen["first"] += len(first)
+            self.seen["finished"] += len(finished)
+            for kind, _parent, _hashes in changes:
+                self.seen[("stored", "removed", "cleared")[kind]] += 1
+        self.now_ns = max(self.now_ns, end_ns)
+
+    def drain(self) -> None:
+        """Until nobody has anything left to do."""
+        while (next_ns := self.native.next_ns()) >= 0:
+            self.run_until(next_ns)
+        self.compare()
+        assert self.plain.next_ns() == -1
