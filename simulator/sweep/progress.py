@@ -33,7 +33,8 @@ class RunsBoard:
             transient=True,
         )
         self._task = self._bar.add_task("runs", total=None)
-        self._total, self._done = 0, 0
+        self._total: int | None = None
+        self._done = 0
         self._began_s = self._told_s = clock_s()
 
     def __enter__(self) -> Self:
@@ -44,9 +45,9 @@ class RunsBoard:
         self._bar.stop()
 
     def expect(self, runs: int) -> None:
-        """So many runs more are to come."""
-        self._total += runs
-        self._bar.update(self._task, total=self._total)
+        """So many runs are to come in all: only then can anybody say how long they take."""
+        self._total = runs
+        self._bar.update(self._task, total=runs)
 
     def note(self, outcome: Outcome) -> None:
         """Counts one run."""
@@ -60,9 +61,13 @@ class RunsBoard:
         now_s = self._clock_s()
         if not self.console.is_terminal and now_s - self._told_s >= LINE_EVERY_S:
             self._told_s = now_s
-            left = (now_s - self._began_s) / self._done * (self._total - self._done)
-            line = f"{self._done} of {self._total} runs, about {duration(left)} left"
-            self.console.print(line, highlight=False)
+            self.console.print(self._line(now_s - self._began_s), highlight=False)
+
+    def _line(self, spent_s: float) -> str:
+        if self._total is None:
+            return f"{self._done} runs done"
+        left_s = spent_s / self._done * (self._total - self._done)
+        return f"{self._done} of {self._total} runs, about {duration(left_s)} left"
 
 
 def duration(seconds: float) -> str:

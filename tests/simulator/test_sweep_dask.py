@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from simulator.sweep.errors import SweepError
-from simulator.sweep.run import SweepOptions, sweep
+from simulator.sweep.run import sweep
+from simulator.sweep.runs import RunOptions
 from tests.simulator import synthetic
 
 distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
@@ -37,8 +38,8 @@ def scheduler(marks: Path) -> Iterator[str]:
         yield cluster.scheduler_address
 
 
-def on(scheduler: str, tmp_path: Path) -> SweepOptions:
-    return SweepOptions(tmp_path / "dask.jsonl", dask=scheduler)
+def on(scheduler: str, tmp_path: Path) -> RunOptions:
+    return RunOptions(tmp_path / "dask.jsonl", dask=scheduler)
 
 
 def test_a_cluster_gives_what_processes_give(scheduler: str, tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_a_cluster_gives_what_processes_give(scheduler: str, tmp_path: Path) -> 
     there = sweep(asked, on(scheduler, tmp_path), Console(file=io.StringIO()), synthetic.evaluate)
     here = sweep(
         asked,
-        SweepOptions(tmp_path / "here.jsonl", 1),
+        RunOptions(tmp_path / "here.jsonl", 1),
         Console(file=io.StringIO()),
         synthetic.evaluate,
     )
@@ -81,7 +82,9 @@ def test_no_scheduler_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_cluster_without_workers_is_said_so(tmp_path: Path) -> None:
     with (
-        distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1") as empty,
+        distributed.LocalCluster(
+            n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1"
+        ) as empty,
         pytest.raises(SweepError, match="has no workers; start some"),
     ):
         sweep([], on(empty.scheduler_address, tmp_path), Console(file=io.StringIO()))

@@ -22,7 +22,9 @@ from simulator.replay.setup import Setup
 from simulator.sweep.errors import SweepError
 from simulator.sweep.files import SweepReport, as_csv, as_json
 from simulator.sweep.points import points_of
-from simulator.sweep.run import SweepOptions, estimate_s, sweep
+from simulator.sweep.progress import RunsBoard
+from simulator.sweep.run import sweep
+from simulator.sweep.runs import RunOptions, estimate_s
 from simulator.sweep.store import HEADER, Store
 from simulator.sweep.task import Keys, Outcome
 from tests.effort import EFFORT
@@ -48,14 +50,14 @@ def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def options(tmp_path: Path, jobs: int = 2) -> SweepOptions:
-    return SweepOptions(tmp_path / "results.jsonl", jobs)
+def options(tmp_path: Path, jobs: int = 2) -> RunOptions:
+    return RunOptions(tmp_path / "results.jsonl", jobs)
 
 
 def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     asked = [synthetic.setup(policy, seed) for policy in synthetic.FACTORS for seed in range(2)]
-    one = sweep(asked, SweepOptions(tmp_path / "1", 1), silent(), synthetic.evaluate)
-    three = sweep(asked, SweepOptions(tmp_path / "3", 3), silent(), synthetic.evaluate)
+    one = sweep(asked, RunOptions(tmp_path / "1", 1), silent(), synthetic.evaluate)
+    three = sweep(asked, RunOptions(tmp_path / "3", 3), silent(), synthetic.evaluate)
     assert one == three
     assert [o.task.setup for o in one] == asked
     assert len({o.row.report_hash for o in one if o.row}) == len(asked)
@@ -89,7 +91,7 @@ def test_a_sweep_goes_on_where_it_was(tmp_path: Path, marks: Path) -> None:
     more = [*setups(3), synthetic.setup("round_robin")]  # a changed file: two runs are new
     outcomes = sweep(more, options(tmp_path), silent(), synthetic.counted)
     assert len(list(marks.iterdir())) == 4
-    assert outcomes == sweep(more, SweepOptions(tmp_path / "new", 1), silent(), synthetic.evaluate)
+    assert outcomes == sweep(more, RunOptions(tmp_path / "new", 1), silent(), synthetic.evaluate)
 
 
 def test_failed_runs_are_run_again(tmp_path: Path, marks: Path) -> None:
@@ -166,13 +168,15 @@ SWEEPER = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from simulator.sweep.run import SweepOptions, sweep
+from simulator.sweep.progress import RunsBoard
+from simulator.sweep.run import sweep
+from simulator.sweep.runs import RunOptions
 from tests.simulator import synthetic
 
 if __name__ == "__main__":
     asked = [synthetic.setup(seed=seed) for seed in range(4)]
     try:
-        sweep(asked, SweepOptions(Path(sys.argv[1]), 3), Console(), synthetic.stays)
+        sweep(asked, RunOptions(Path(sys.argv[1]), 3), Console(), synthetic.stays)
     except KeyboardInterrupt:
         sys.exit(130)
 """
@@ -245,3 +249,31 @@ def test_csv_and_json_say_the_same() -> None:
 def replace_policy(policy: str) -> Outcome:
     setup = synthetic.setup(policy)
     return Outcome(Keys().task(setup), synthetic.evaluate(setup))
+
+
+def test_what_is_to_come_is_said_before_and_while_it_runs(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    sweep(setups(2), options(tmp_path), console, synthetic.evaluate)
+    sweep(setups(4), options(tmp_path, jobs=1), console, synthetic.evaluate)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "2 runs, 2 at a time\n" in text
+    assert "2 runs, 1 at a time, about 1 s; 2 more are there already\n" in text
+    clock = iter([0.0, 5.0, 11.0, 12.0, 30.0])
+    with RunsBoard(console, lambda: next(clock)) as board:
+        board.expect(10)
+        for outcome in outcomes(4):
+            board.note(outcome)
+    assert console.file.getvalue()[len(text) :].splitlines() == [  # type: ignore[attr-defined]
+        "2 of 10 runs, about 44 s left",
+        "4 of 10 runs, about 45 s left",
+    ]
+
+
+def test_failed_runs_are_told_at_once() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    with RunsBoard(console, lambda: 0.0) as board:
+        task = Keys().task(synthetic.setup("hybrid", 3))
+        board.note(Outcome(task, None, "ValueError: [0] is none"))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text == "failed hybrid, seed 3: ValueError: [0] is none\n"
+    assert board.failed == 1
