@@ -144,7 +144,7 @@ def _is_request_log(raw: bytes) -> bool:
 FORMATS = (
     Format(
         "qwen",
-        "JSON lines: chat_id, parent_chat_id, timestamp (s), input_length, output_length, hash_ids",
+        "JSON lines: chat_id, parent_chat_id, timestamp (s), the rest as Mooncake",
         qwen.BLOCK_TOKENS,
         _has("chat_id", "timestamp", "input_length"),
         _by_line(qwen.parser),
@@ -183,7 +183,7 @@ FORMATS = (
     ),
     Format(
         "burstgpt",
-        "CSV: Timestamp (s), Request tokens, Response tokens, Session ID; nothing is shared",
+        "CSV: Timestamp (s), Request tokens, Response tokens; nothing is shared",
         tables.BLOCK_TOKENS,
         tables.is_burstgpt,
         _by_line(tables.burstgpt_parser, slack_s=1),

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.record.request_line import Best, Header, RequestLine, chain_bytes
 from simulator.replay.setup import WorkloadSpec
 from simulator.traces.open import open_jobs, sessions
 from tests.effort import EFFORT
@@ -69,6 +72,41 @@ def test_the_request_log_is_put_in_order_of_arrival(tmp_path: Path) -> None:
     assert third.session == "2/s"
     assert len(read(spec, format="requests?model=n")) == 1
     assert open_jobs(spec).errors.total == 0
+
+
+def test_what_the_router_writes_is_read(tmp_path: Path) -> None:
+    """The log's own Structs, encoded as the router does."""
+    line = RequestLine(
+        at=1_700_000_000.123456,
+        model="m",
+        prompt_tokens=100,
+        output_tokens=None,
+        cached_tokens=32,
+        block_size=32,
+        chain=chain_bytes(np.array([3, (1 << 64) - 1, 5], np.uint64)),
+        session="5e55",
+        tenant=None,
+        priority=-1,
+        approximate=False,
+        stream=True,
+        worker=2,
+        policy="hybrid",
+        reason="kv",
+        hit_tokens=64,
+        attempts=1,
+        status=200,
+        error=None,
+        ttft_ms=12.5,
+        e2e_ms=100.0,
+        candidates=(Best(2, 1.5, 64), Best(3, None, 0)),
+    )
+    heading = Header(started=1.0, policy="hybrid", workers=8)
+    rows = [msgspec.json.encode(row).decode() for row in (heading, line)]
+    stream = open_jobs(write(tmp_path, *rows))
+    (job,) = stream.jobs
+    assert (stream.block_tokens, stream.errors.total) == (32, 0)
+    assert ids(job) == [3, (1 << 64) - 1, 5]
+    assert (job.prompt_tokens, job.output_tokens, job.priority) == (100, 1, -1)
 
 
 def test_a_log_line_older_than_what_is_held_is_wrong(tmp_path: Path) -> None:

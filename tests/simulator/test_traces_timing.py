@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.replay.setup import WorkloadSpec
+from simulator.traces.errors import ErrorLog
 from simulator.traces.job import NO_IDS, Job
+from simulator.traces.lines import read_jobs
 from simulator.traces.open import TraceError, open_jobs, sessions
+from simulator.traces.session_file import SessionOptions, starts_ns
 from simulator.traces.timing import spread
 from tests.effort import EFFORT
 
@@ -97,6 +100,44 @@ def test_bounds_of_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sessions(iter(jobs[:4]))) == 4
     with pytest.raises(TraceError, match="more than 4 requests"):
         sessions(iter(jobs))
+
+
+@settings(max_examples=200 * EFFORT, deadline=None)
+@given(ats=st.lists(st.integers(0, 60)), slack=st.integers(0, 20), most=st.integers(2, 9))
+def test_late_lines_are_put_in_order_or_told(ats: list[int], slack: int, most: int) -> None:
+    """Against a sort of those that are no more than `slack` older than the newest before."""
+    fit = [at for i, at in enumerate(ats) if at >= max(ats[: i + 1]) - slack]
+    errors = ErrorLog("log")
+    lines = [(number, str(at).encode()) for number, at in enumerate(ats, 1)]
+
+    def parse(raw: bytes) -> Job:
+        return Job(int(raw), 1, 1, NO_IDS)
+
+    if not ats:
+        with pytest.raises(TraceError, match="holds no requests"):
+            list(read_jobs(lines, parse, errors, slack))
+        return
+    assert [job.at_ns for job in read_jobs(lines, parse, errors, slack)] == sorted(fit)
+    assert errors.total == len(ats) - len(fit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simulator.traces.lines.MAX_HELD_JOBS", most)
+        few, told = [], ErrorLog("log")
+        for job in read_jobs(lines, parse, told, slack):
+            few.append(job.at_ns)
+    assert few == sorted(few)
+    assert len(few) + told.total == len(ats)
+
+
+def test_sessions_start_uniformly_or_at_a_rate() -> None:
+    starts = [at / 1e9 for at in starts_ns(SessionOptions(span_s=100.0), 2000, seed=1)]
+    assert starts == sorted(starts)
+    assert starts[0] >= 0
+    assert starts[-1] < 100
+    assert sum(starts) / 2000 == pytest.approx(50, abs=3)
+    assert sum(at < 25 for at in starts) == pytest.approx(500, rel=0.15)
+    assert starts == [at / 1e9 for at in starts_ns(SessionOptions(span_s=100.0), 2000, seed=1)]
+    poisson = list(starts_ns(SessionOptions(rate=4.0), 2000, seed=1))
+    assert poisson[-1] / 1e9 == pytest.approx(500, rel=0.1)
 
 
 @settings(max_examples=100 * EFFORT, deadline=None)

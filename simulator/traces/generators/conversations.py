@@ -25,7 +25,12 @@ Case = Literal["chat", "code", "deep_research", "reasoning", "rag"]
 
 
 class SessionKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keys of the generator; what is left out is as the case has it."""
+    """Conversations as in inference-perf's catalogue; what is left out is as the case has it.
+
+    Shared + own tokens, turns, in/out a turn, pause: chat 1,000 + 4,000, 4, 50/300, 45 s; code
+    3,000 + 160,000, 2..100, 1,500/425, 15 s; deep_research 2,000 + 45,000, 15, 3,000/300, 25 s;
+    reasoning 250 + 0, 1, 1,000/8,000; rag 500 + 0, 1, 15,000/500.
+    """
 
     case: Annotated[Case, Meta(description="chat, code, deep_research, reasoning or rag")] = "chat"
     sessions: Annotated[Count, Meta(description="conversations")] = 1000

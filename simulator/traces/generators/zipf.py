@@ -41,7 +41,7 @@ OWN_FROM = 1 << 40  # parts of the requests' own; those of prefixes lie below
 
 
 class ZipfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keys of the generator."""
+    """Requests below paths of prefixes, drawn level by level; the popular ones come and go."""
 
     requests: Annotated[Requests, Meta(description="in all")] = 10_000
     rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = 10.0
