@@ -10,9 +10,8 @@ from simulator.traces.job import Job
 
 # Odd, so that multiplying by them permutes the 64-bit words; SplitMix64's (Steele et al., 2014).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-FIRST = np.uint64(0xBF58476D1CE4E5B9)
 SECOND = np.uint64(0x94D049BB133111EB)
-S27, S30, S31, S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+S32 = np.uint64(32)
 PRIVATE_FROM = 1 << 63  # sources' small ids end below it
 PRIVATE_BITS = 23  # more than the blocks of the longest prompt, one token each
 
@@ -74,8 +73,8 @@ class Chainer:
         if len(job.answer_ids) and len(ids) >= full:
             ids = np.concatenate((ids[:full], job.answer_ids))
             tokens += job.output_tokens
-        lanes: Hashes = np.add.outer(mix(ids + GOLDEN), self._lanes).ravel()
-        return mix(lanes[: tokens // self.engine_block])
+        lanes: Hashes = np.add.outer(light_mix(ids), self._lanes).ravel()
+        return light_mix(lanes[: tokens // self.engine_block])
 
 
 def light_mix(ids: Hashes) -> Hashes:
@@ -83,13 +82,6 @@ def light_mix(ids: Hashes) -> Hashes:
     mixed: Hashes = ids * GOLDEN
     mixed ^= mixed >> S32
     return mixed
-
-
-def mix(lanes: Hashes) -> Hashes:
-    """SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014), a permutation of uint64."""
-    lanes = (lanes ^ (lanes >> S30)) * FIRST
-    lanes = (lanes ^ (lanes >> S27)) * SECOND
-    return lanes ^ (lanes >> S31)
 
 
 def private_ids(serial: int, first: int, end: int) -> Hashes:

@@ -57,6 +57,17 @@ def test_smaller_blocks_reach_as_far_as_the_prompt_does() -> None:
     assert names(chainer, job(1300, [1, 2]), serial=1)[16:] != full_only[16:]
 
 
+@pytest.mark.parametrize("step", [1, 512, 1 << 22, 1 << 32])
+def test_derived_names_do_not_meet(step: int) -> None:
+    """Ids as sources have them: one after the other, or numbered by part and block."""
+    chainer = Chainer(512, 16)
+    many = job(512 * 20_000, [step * i for i in range(20_000)])
+    chain = chainer.chain(many, 0)
+    assert len(np.unique(chain)) == len(chain) == 640_000
+    low = np.bincount((chain & np.uint64(0xFFF)).astype(np.int64), minlength=4096)
+    assert low.max() < 2 * low.mean()  # tables that index by low bits stay even
+
+
 def test_larger_blocks_are_every_kth_id() -> None:
     chainer = Chainer(512, 1024)
     assert names(chainer, job(2600, [1, 2, 3, 4, 5])) == names(
