@@ -20,29 +20,21 @@ class Known:
     request. (A request behind it may well be served first and compute what both need; but then it
     is computed after this one's arrival, on this one's worker, and this one waits for it: no first
     token is earlier for it. Answers count whenever they come, so that no decoded block is ever
-    taken for prefill.)
+    taken for prefill.) A request can find `reusable_blocks` cached at most, because its last token
+    is always computed; `shared_tokens` is as much of `matched_tokens`.
     """
 
     jobs: tuple[Job, ...]
     rows: tuple[int, ...]  # place in the workload, from 0
     chains: tuple[Hashes, ...]  # full blocks of the prompt, then known ones of the answer
     matched_tokens: tuple[int, ...]
+    shared_tokens: tuple[int, ...]
+    reusable_blocks: tuple[int, ...]
     block_size: int
     hopeless: int  # requests that no worker can run; they are left out
 
     def __len__(self) -> int:
         return len(self.jobs)
-
-    @property
-    def reusable_blocks(self) -> tuple[int, ...]:
-        """Leading blocks that a request could find cached: its last token is always computed."""
-        return tuple((job.prompt_tokens - 1) // self.block_size for job in self.jobs)
-
-    @property
-    def shared_tokens(self) -> tuple[int, ...]:
-        """`matched_tokens` that a request can use: the block with its last token is not."""
-        pairs = zip(self.matched_tokens, self.reusable_blocks, strict=True)
-        return tuple(min(match, blocks * self.block_size) for match, blocks in pairs)
 
     @property
     def prompt_tokens(self) -> int:
@@ -67,11 +59,18 @@ def know(jobs: Iterable[Job], chain_of: ChainOf, block_size: int, most_tokens: i
         kept.append(job)
         rows.append(row)
         chains.append(chain_of(job, row))
+    matched = tuple(_matched(kept, chains, block_size))
+    reusable = tuple((job.prompt_tokens - 1) // block_size for job in kept)
     return Known(
         jobs=tuple(kept),
         rows=tuple(rows),
         chains=tuple(chains),
-        matched_tokens=tuple(_matched(kept, chains, block_size)),
+        matched_tokens=matched,
+        shared_tokens=tuple(
+            min(tokens, blocks * block_size)
+            for tokens, blocks in zip(matched, reusable, strict=True)
+        ),
+        reusable_blocks=reusable,
         block_size=block_size,
         hopeless=hopeless,
     )

@@ -1,0 +1,156 @@
+"""Where a policy loses time: one effect after the other is switched off, its decisions kept.
+
+The measure is the mean time to first token. Each step leaves off one more effect than the step
+before, so the losses add up, with what is left, to the distance from the lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import fsum
+
+import msgspec
+import numpy as np
+
+from policies.contract import Hashes
+from simulator.limits.known import Known
+from simulator.limits.machines import Machine
+from simulator.limits.serve import Served, Task, new_worker, serve, warm
+
+STALE, EVICTION, RECOMPUTE = "stale information", "eviction", "recompute"
+INTERFERENCE, IMBALANCE, REST = "interference", "imbalance", "order, parallel limits"
+NAMES = (STALE, EVICTION, RECOMPUTE, INTERFERENCE, IMBALANCE, REST)
+OWN = 20  # bits for a block's depth in a name of its own
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Mean time to first token that goes when one more effect is switched off; can be negative."""
+
+    name: str
+    ttft_ms: float
+
+
+class Decisions(msgspec.Struct, frozen=True):
+    """What a policy decided: per request of `Known`, its worker, and when it was sent there."""
+
+    workers: tuple[int, ...]
+    sent_ns: tuple[int, ...]
+
+
+def losses(
+    known: Known,
+    machines: Sequence[Machine],
+    decisions: Decisions,
+    network_ns: int,
+    *,
+    as_is_ms: float,
+    fresh_ms: float,
+    bound_ms: float,
+    native: bool = True,
+) -> tuple[Loss, ...]:
+    """The waterfall from `as_is_ms` down to `bound_ms`, in the order of `NAMES`.
+
+    stale information: the same policy, told everything at once (`fresh_ms`, and `decisions` are
+    that run's). eviction: caches that keep everything. recompute: whatever any earlier request
+    had is cached on the worker chosen. interference: answers end with their first token, so no
+    prefill shares a step or memory with a decode. imbalance: all workers' speed in one worker,
+    first come first served; no less than each request takes alone. The rest is what the
+    bound's best order saves, or what it leaves out.
+    """
+    pool = _Pool(known, machines, decisions, network_ns, native)
+    levels = [as_is_ms, fresh_ms]
+    levels.append(pool.mean_ms(warmed=False, decoding=True))
+    levels.append(pool.mean_ms(warmed=True, decoding=True))
+    levels.append(pool.mean_ms(warmed=True, decoding=False))
+    levels.append(max(bound_ms, pool.as_one().mean_ms(warmed=True, decoding=False)))
+    levels.append(bound_ms)
+    return tuple(
+        Loss(name, round(before - after, 3))
+        for name, before, after in zip(NAMES, levels[:-1], levels[1:], strict=True)
+    )
+
+
+class _Pool:
+    """The workers with caches that keep everything, and the tasks they are given."""
+
+    def __init__(
+        self,
+        known: Known,
+        machines: Sequence[Machine],
+        decisions: Decisions,
+        network_ns: int,
+        native: bool,
+    ) -> None:
+        self._known, self._decisions = known, decisions
+        self._network_ns, self._native = network_ns, native
+        self._machines = [
+            replace(machine, count=1) for machine in machines for _ in range(machine.count)
+        ]
+
+    def as_one(self) -> _Pool:
+        """All workers in one: the first one's kind, as fast as all together, never full."""
+        speed = sum(machine.speed for machine in self._machines)
+        batch = sum(machine.max_batch_size for machine in self._machines)
+        one = replace(
+            self._machines[0],
+            speed=speed,
+            max_batch_size=batch,
+            max_num_tokens=max(batch, self._machines[0].max_num_tokens),
+            sequence_tokens=max(machine.sequence_tokens for machine in self._machines),
+        )
+        known, sent = self._known, [job.at_ns for job in self._known.jobs]
+        decisions = Decisions(workers=(0,) * len(known), sent_ns=tuple(sent))
+        return _Pool(known, [one], decisions, self._network_ns, self._native)
+
+    def mean_ms(self, *, warmed: bool, decoding: bool) -> float:
+        """Mean time to first token. `warmed`: what requests share is cached where they go."""
+        flows: list[int] = []
+        for worker, machine in enumerate(self._machines):
+            order = [n for n, chosen in enumerate(self._decisions.workers) if chosen == worker]
+            order.sort(key=lambda n: (self._decisions.sent_ns[n], n))
+            served = self._serve(machine, order, warmed, decoding)
+            flows += [
+                one.first_ns + self._network_ns - self._known.jobs[n].at_ns
+                for n, one in zip(order, served, strict=True)
+            ]
+        return fsum(flows) / len(flows) / 1e6
+
+    def _serve(
+        self, machine: Machine, order: list[int], warmed: bool, decoding: bool
+    ) -> list[Served]:
+        known = self._known
+        chains = [own_chain(known, n) if warmed else known.chains[n] for n in order]
+        engine = new_worker(self._roomy(machine, order), native=self._native)
+        began_ns = 0
+        if warmed:
+            shared = [known.shared_tokens[n] for n in order]
+            began_ns = warm(
+                engine,
+                [
+                    (chain[: tokens // known.block_size], tokens)
+                    for chain, tokens in zip(chains, shared, strict=True)
+                    if tokens
+                ],
+            )
+        tasks = []
+        for n, chain in zip(order, chains, strict=True):
+            job = known.jobs[n]
+            at_ns = began_ns + self._decisions.sent_ns[n] + self._network_ns
+            output_tokens = job.output_tokens if decoding else 1
+            tasks.append(Task(at_ns, chain, job.prompt_tokens, output_tokens, job.priority))
+        return [one._replace(first_ns=one.first_ns - began_ns) for one in serve(engine, tasks)]
+
+    def _roomy(self, machine: Machine, order: list[int]) -> Machine:
+        """With memory for everything that `order` ever computes, twice where it may be."""
+        jobs = [self._known.jobs[n] for n in order]
+        size = machine.block_size
+        blocks = sum((job.prompt_tokens + job.output_tokens) // size + 2 for job in jobs)
+        return replace(machine, blocks=max(machine.blocks, blocks + blocks // 50 + 16))
+
+
+def own_chain(known: Known, n: int) -> Hashes:
+    """Names for the prompt's full blocks that no other request has: what it shares is warmed."""
+    blocks = known.jobs[n].prompt_tokens // known.block_size
+    names: Hashes = np.arange(blocks, dtype=np.uint64) + np.uint64((n + 1) << OWN)
+    return names

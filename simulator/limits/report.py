@@ -1,0 +1,280 @@
+"""Policies against what is possible: bounds below, the best achieved above, losses between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from simulator.limits.distance import (
+    Distance,
+    gap_percent,
+    hit_losses,
+    mean_times_ms,
+    regret_percent,
+)
+from simulator.limits.hindsight import MAX_REQUESTS, Hindsight, Watcher, local_search, roll_out
+from simulator.limits.known import Known, know
+from simulator.limits.losses import Decisions, Loss, losses
+from simulator.limits.lower import Bounds, lower_bounds
+from simulator.limits.machines import machine
+from simulator.limits.partition import groups, partition
+from simulator.limits.placed import ANYWHERE, placed_spec
+from simulator.replay.result import ReplayResult
+from simulator.replay.run import replay
+from simulator.replay.setup import Setup
+from simulator.report.row import ReplayRow, summarize
+from simulator.traces.open import Chainer, JobStream, open_jobs
+
+REFERENCE = "round_robin"
+FRESH_REPORT_MS = 50.0
+FRESH_PROGRESS_MS = 10.0
+
+
+class BoundError(ValueError):
+    """A set-up that cannot be bounded; the message says what to change."""
+
+
+class Achieved(msgspec.Struct, frozen=True):
+    """What an assignment reached in the replay, with every request completed. Times in ms."""
+
+    name: str
+    ttft_ms: float
+    e2e_ms: float
+
+
+class BoundReport(msgspec.Struct, frozen=True):
+    """One workload on one fleet: what is impossible, what was achieved, and where policies are."""
+
+    source: str
+    setup: Setup
+    bounds: Bounds
+    achieved: tuple[Achieved, ...]  # best time to first token first
+    distances: tuple[Distance, ...]  # round robin first, then the policies as asked
+    notes: tuple[str, ...]
+
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+
+
+def bound(
+    setup: Setup,
+    policies: Sequence[str],
+    *,
+    waterfall: bool = True,
+    hindsight: Hindsight | None = None,
+    open_stream: Callable[[], JobStream] | None = None,
+    on_progress: Progress = lambda _what, _done, _total: None,
+) -> BoundReport:
+    """Bounds for the workload and fleet of `setup`, whose own policy is not used.
+
+    Each policy and round robin are replayed; `waterfall` replays them again with fresh
+    information and their decisions with one effect after another off. `hindsight` looks for
+    better assignments by many replays. `open_stream` replaces `setup.workload`: each call must
+    give the same jobs. Raises BoundError for what has no bound: a closed loop, faults, sizes.
+    """
+    desk = _Desk(setup, open_stream or (lambda: open_jobs(setup.workload, setup.seed)))
+    _check(setup, desk, hindsight)
+    names = [REFERENCE, *(policy for policy in policies if policy != REFERENCE)]
+    bounds = lower_bounds(desk.known, desk.machines, desk.network_ns, setup.goodput)
+    runs = []
+    for number, name in enumerate(names):
+        on_progress("replays", number, len(names))
+        runs.append(_Run(name, desk.attempt(name)))
+    on_progress("replays", len(names), len(names))
+    achieved = [one for run in runs if (one := _achieved(run.row, run.name, bounds)) is not None]
+    achieved += _tried(desk, bounds, names[-1], hindsight, on_progress)
+    achieved.sort(key=lambda one: one.ttft_ms)
+    distances = []
+    for number, run in enumerate(runs):
+        if waterfall:
+            on_progress("losses", number, len(runs))
+        distances.append(_distance(desk, run, runs[0].row, bounds, achieved, waterfall))
+    if waterfall:
+        on_progress("losses", len(runs), len(runs))
+    return BoundReport(
+        source=desk.source,
+        setup=setup,
+        bounds=bounds,
+        achieved=tuple(achieved),
+        distances=tuple(distances),
+        notes=tuple(_notes(bounds, distances)),
+    )
+
+
+class _Run:
+    """One policy's replay."""
+
+    def __init__(self, name: str, result: ReplayResult) -> None:
+        self.name, self.result = name, result
+        self.row = summarize(result)
+
+
+class _Desk:
+    """The workload, read once, and a way to replay it under any policy."""
+
+    def __init__(self, setup: Setup, open_stream: Callable[[], JobStream]) -> None:
+        self.setup = setup
+        self._open_stream = open_stream
+        stream = open_stream()
+        self.source = stream.origin
+        block_size = setup.block_size or stream.block_tokens
+        self.machines = [machine(group, block_size) for group in setup.groups if group.count]
+        self.network_ns = math.floor(setup.world.network_ms * 1e6 + 0.5)
+        most = max((kind.sequence_tokens for kind in self.machines), default=0)
+        chainer = Chainer(stream.block_tokens, block_size)
+        self.known: Known = know(stream.jobs, chainer.chain, block_size, most)
+
+    def attempt(
+        self, policy: str, watcher: Watcher | None = None, *, fresh: bool = False
+    ) -> ReplayResult:
+        """Replay the workload; `fresh`: the router is told everything at once."""
+        setup = msgspec.structs.replace(self.setup, policy=policy)
+        if fresh:
+            world = msgspec.structs.replace(
+                setup.world,
+                event_lag_ms=0.0,
+                event_loss=0.0,
+                report_every_ms=FRESH_REPORT_MS,
+                report_lag_ms=0.0,
+                progress_ms=FRESH_PROGRESS_MS,
+            )
+            setup = msgspec.structs.replace(setup, world=world)
+        observers = () if watcher is None else (watcher,)
+        return replay(setup, observers=observers, stream=self._open_stream())
+
+    def by_row(self, workers: Sequence[int]) -> list[int]:
+        """Workers of the known requests, spread over all rows of the workload."""
+        rows = self.known.rows
+        spread = [ANYWHERE] * (rows[-1] + 1)
+        for row, worker in zip(rows, workers, strict=True):
+            spread[row] = worker
+        return spread
+
+
+def _check(setup: Setup, desk: _Desk, hindsight: Hindsight | None) -> None:
+    if setup.closed_loop:
+        raise BoundError(
+            "closed_loop: when requests come depends on the policy, so nothing bounds all of "
+            "them; use the recorded times (open loop)"
+        )
+    if setup.faults is not None:
+        raise BoundError("faults: bounds are of a fleet that stays as it is; leave the faults out")
+    if not desk.known.jobs:
+        raise BoundError("no request of the workload can run on these workers; give them more KV")
+    if hindsight is None:
+        return
+    limit = min(hindsight.max_requests, MAX_REQUESTS)
+    if len(desk.known) > limit:
+        raise BoundError(
+            f"hindsight: {len(desk.known)} requests would take too many replays; take at most "
+            f"{limit} of the workload (requests), or raise max_requests (up to {MAX_REQUESTS})"
+        )
+
+
+def _achieved(row: ReplayRow, name: str, bounds: Bounds) -> Achieved | None:
+    ttft_ms, e2e_ms = mean_times_ms(row, bounds)
+    return None if ttft_ms is None or e2e_ms is None else Achieved(name, ttft_ms, e2e_ms)
+
+
+def _tried(
+    desk: _Desk,
+    bounds: Bounds,
+    base: str,
+    hindsight: Hindsight | None,
+    on_progress: Progress,
+) -> list[Achieved]:
+    """Assignments that no router could know of, replayed."""
+    plan = desk.by_row(partition(desk.known, desk.machines))
+    plans = {"partition by session": plan}
+    if hindsight is not None:
+        rolled, _ = roll_out(
+            desk.attempt, base, hindsight, lambda done, all_: on_progress("roll-out", done, all_)
+        )
+        plans[f"hindsight roll-out of {base}"] = rolled
+        workers = sum(kind.count for kind in desk.machines)
+        group_of = desk.by_row(groups(desk.known, workers))
+        group_of += [ANYWHERE] * (len(rolled) - len(group_of))
+        moved, _ = local_search(
+            desk.attempt,
+            rolled,
+            group_of,
+            workers,
+            hindsight.moves,
+            desk.setup.seed,
+            lambda done, all_: on_progress("local search", done, all_),
+        )
+        plans["local search after it"] = moved
+    found = []
+    for name, workers_of in plans.items():
+        row = summarize(desk.attempt(placed_spec(workers_of)))
+        one = _achieved(row, name, bounds)
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def _distance(
+    desk: _Desk,
+    run: _Run,
+    reference: ReplayRow,
+    bounds: Bounds,
+    achieved: Sequence[Achieved],
+    waterfall: bool,
+) -> Distance:
+    ttft_ms, e2e_ms = mean_times_ms(run.row, bounds)
+    rr_ttft_ms, rr_e2e_ms = mean_times_ms(reference, bounds)
+    fallen: tuple[Loss, ...] = ()
+    if waterfall and ttft_ms is not None:
+        fallen = _losses(desk, run, bounds, ttft_ms)
+    return Distance(
+        policy=run.name,
+        completed=run.row.completed,
+        ttft_ms=ttft_ms,
+        e2e_ms=e2e_ms,
+        gap_ttft_percent=gap_percent(ttft_ms, rr_ttft_ms, bounds.ttft_ms["mean"].value),
+        gap_e2e_percent=gap_percent(e2e_ms, rr_e2e_ms, bounds.e2e_ms["mean"].value),
+        regret_ttft_percent=regret_percent(
+            ttft_ms, min((a.ttft_ms for a in achieved), default=None)
+        ),
+        regret_e2e_percent=regret_percent(e2e_ms, min((a.e2e_ms for a in achieved), default=None)),
+        hits=hit_losses(desk.known, desk.machines, run.result, bounds),
+        losses=fallen,
+    )
+
+
+def _losses(desk: _Desk, run: _Run, bounds: Bounds, as_is_ms: float) -> tuple[Loss, ...]:
+    fresh = desk.attempt(run.name, fresh=True)
+    fresh_ms, _ = mean_times_ms(summarize(fresh), bounds)
+    if fresh_ms is None:
+        return ()
+    rows = list(desk.known.rows)
+    decisions = Decisions(
+        workers=tuple(fresh.table.worker[rows].tolist()),
+        sent_ns=tuple(fresh.table.dispatched_ns[rows].tolist()),
+    )
+    return losses(
+        desk.known,
+        desk.machines,
+        decisions,
+        desk.network_ns,
+        as_is_ms=as_is_ms,
+        fresh_ms=fresh_ms,
+        bound_ms=bounds.ttft_ms["mean"].value,
+        native=desk.setup.native,
+    )
+
+
+def _notes(bounds: Bounds, distances: Sequence[Distance]) -> list[str]:
+    notes = []
+    if bounds.hopeless:
+        notes.append(f"{bounds.hopeless} requests fit no worker and were left out of the bounds")
+    for one in distances:
+        if one.ttft_ms is None:
+            left = bounds.requests - bounds.hopeless - one.completed
+            notes.append(
+                f"{one.policy}: {left} requests were not completed; who turns requests away is "
+                "faster for the others, so its times are not compared"
+            )
+    return notes
