@@ -1,11 +1,18 @@
-"""What one decision costs, by the number of workers: hash, index, policy, rest.
+"""What requests cost the decision core: one decision by its parts, and a request's whole life.
 
-    python tests/bench/decision.py [--json] [--decisions N] [--core C]
+    python tests/bench/decision.py [--json] [--decisions N] [--requests N] [--runs N] [--core C]
 
-Each request has a prompt of 32,768 tokens, half of which one in eight workers holds; a decision
-is what the core does for it from its arrival to its end (`on_arrival`, `on_first_token`,
-`on_finish`). Every figure is a median on one pinned core; the parts are timed by themselves on
-the same prompts. Hashing happens before the core sees the request.
+Decisions: each request has a prompt of 32,768 tokens, half of which one in eight workers holds; a
+decision is what the core does for it from its arrival to its end (`on_arrival`, `on_first_token`,
+`on_finish`), hybrid. The parts are timed by themselves on the same prompts. Hashing happens before
+the core sees the request.
+
+Lives: prompts of 17 blocks of 512 tokens, nine of them shared by many; besides what a decision is,
+two progress reports and two batches of KV events by chain hashes, 17 stored blocks in all and as
+many evicted once a worker holds 30 prompts. What a replay pays for the core; making the facts is
+counted.
+
+Every figure is a median on one pinned core.
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ import json
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -22,11 +30,22 @@ import numpy as np
 
 from kvkernels import chain_hashes
 from policies.contract import Hashes
-from policies.facts import Arrival, Finish, FirstToken, Stored, WorkerChange, WorkerFacts
+from policies.facts import (
+    Arrival,
+    Finish,
+    FirstToken,
+    Progress,
+    Removed,
+    Stored,
+    WorkerChange,
+    WorkerFacts,
+)
 from policies.facts import KvEvents as Events
 from policies.load import load
-from policies.pick import pick, ranked
+from policies.pick import pick
+from router.core.actions import Dispatch
 from router.core.core import RouterCore
+from router.core.eligible import Rows
 from router.core.hold_queue import Pending
 from router.core.settings import CoreSettings
 
@@ -47,6 +66,15 @@ class Row:
     policy_us: float  # the columns shown to the policy, its costs, the pick
     rest_us: float  # eligibility, ledger, expectations, the facts' own bookkeeping
     decision_us: float  # index + policy + rest, measured as a whole
+
+
+@dataclass(frozen=True)
+class Life:
+    """One line of the table of lives."""
+
+    workers: int
+    policy: str
+    life_us: float  # CPU time of one request, facts included
 
 
 def median_us(work: Callable[[int], object], count: int) -> float:
@@ -100,13 +128,13 @@ def measure(workers: int, block_size: int, decisions: int) -> Row:
     for number in range(32):
         decide(number)
     decision_us = median_us(lambda n: decide(32 + n), decisions)
-    eligible = core.workers.serving("m")
+    rows = Rows.of(core.workers.serving("m"))
     index_us = median_us(
-        lambda n: core.roster.hit_tokens(eligible, {block_size: asked[n % PROMPTS][1]}, TOKENS),
+        lambda n: core.roster.hit_tokens(rows, {block_size: asked[n % PROMPTS][1]}, TOKENS),
         decisions,
     )
-    hits = core.roster.hit_tokens(eligible, {block_size: asked[0][1]}, TOKENS)
-    policy_us = median_us(lambda n: _policy_only(core, arrival(n, 99.0), hits), decisions)
+    hits = core.roster.hit_tokens(rows, {block_size: asked[0][1]}, TOKENS)
+    policy_us = median_us(lambda n: _policy_only(core, arrival(n, 99.0), rows, hits), decisions)
     return Row(
         workers=workers,
         block_size=block_size,
@@ -118,12 +146,101 @@ def measure(workers: int, block_size: int, decisions: int) -> Row:
     )
 
 
-def _policy_only(core: RouterCore, arrival: Arrival, hits: np.ndarray) -> None:
+def _policy_only(core: RouterCore, arrival: Arrival, rows: Rows, hits: np.ndarray) -> None:
     """What a decision does between the index's answer and the choice, by the core's own code."""
-    chooser = core._chooser
-    costs = chooser._costs(Pending(arrival, 0, 0.5), core.workers.serving("m"), hits, 99.0)
+    costs = core._chooser._costs(Pending(arrival, 0, 0.5), rows, hits, 99.0)
     pick(costs, 0.5, 0.0)
-    ranked(costs, 3)
+
+
+POLICIES = ("round_robin", "kv_prefix", "hybrid")
+LIFE_BLOCK, LIFE_BLOCKS, SHARED_BLOCKS = 512, 17, 9
+LIFE_TOKENS = LIFE_BLOCK * LIFE_BLOCKS - 4
+TRUNKS = 200
+FIRST_TOKEN_AFTER, GROWN_AFTER, END_AFTER = 50, 100, 150  # arrivals
+PROMPTS_HELD = 30  # by one worker, beyond their shared part
+
+
+def life_chains(requests: int) -> list[Hashes]:
+    """Chains of random prompts, each going on from one of 200 trunks."""
+    rng = np.random.default_rng(7)
+    trunks = rng.integers(0, 2**63, (TRUNKS, SHARED_BLOCKS), dtype=np.uint64)
+    own = rng.integers(0, 2**63, (requests, LIFE_BLOCKS - SHARED_BLOCKS), dtype=np.uint64)
+    return [np.concatenate([trunks[n % TRUNKS], tail]) for n, tail in enumerate(own)]
+
+
+class Lives:
+    """One pool living through many requests, 20 a second, each in flight for 7.5 s."""
+
+    def __init__(self, policy: str, workers: int, chains: list[Hashes]) -> None:
+        self.core = RouterCore(load(policy), CoreSettings(max_workers=workers))
+        self.chains = chains
+        self.worker_of = [0] * len(chains)
+        self.seq = [0] * workers
+        self.held: list[deque[Hashes]] = [deque() for _ in range(workers)]
+        for worker_id in range(workers):
+            facts = WorkerFacts(f"w{worker_id}", ("m",), LIFE_BLOCK, kv_capacity_tokens=269_000.0)
+            self.core.on_worker(WorkerChange(0.0, worker_id, "ready", facts))
+
+    def publish(self, worker_id: int, now_s: float, *events: Stored | Removed) -> None:
+        self.core.on_kv_events(Events(now_s, worker_id, self.seq[worker_id], events))
+        self.seq[worker_id] += 1
+
+    def arrive(self, number: int, now_s: float) -> None:
+        chains = {LIFE_BLOCK: self.chains[number]}
+        (action,) = self.core.on_arrival(Arrival(now_s, number, "m", LIFE_TOKENS, chains))
+        assert isinstance(action, Dispatch)
+        self.worker_of[number] = action.worker_id
+
+    def prefilled(self, number: int, now_s: float) -> None:
+        worker_id = self.worker_of[number]
+        chain = self.chains[number][:-1]
+        self.held[worker_id].append(self.chains[number][SHARED_BLOCKS:])
+        stored = Stored(chain, None, (), LIFE_BLOCK, chain=chain)
+        if len(self.held[worker_id]) > PROMPTS_HELD:
+            self.publish(worker_id, now_s, Removed(self.held[worker_id].popleft()), stored)
+        else:
+            self.publish(worker_id, now_s, stored)
+        self.core.on_first_token(FirstToken(now_s, number))
+        self.core.on_progress(Progress(now_s + 0.01, number, 50))
+
+    def end(self, number: int, now_s: float) -> None:
+        chain = self.chains[number]
+        stored = Stored(chain[-1:], int(chain[-2]), (), LIFE_BLOCK, chain=chain[-1:])
+        self.publish(self.worker_of[number], now_s, stored)
+        self.core.on_finish(Finish(now_s, number))
+
+    def run_us(self) -> float:
+        """Microseconds of CPU time a request: other programs do not count."""
+        requests = len(self.chains)
+        start_s = time.process_time()
+        for number in range(requests + END_AFTER):
+            now_s = 1.0 + 0.05 * number
+            if number < requests:
+                self.arrive(number, now_s)
+            if 0 <= number - FIRST_TOKEN_AFTER < requests:
+                self.prefilled(number - FIRST_TOKEN_AFTER, now_s)
+            if 0 <= number - GROWN_AFTER < requests:
+                self.core.on_progress(Progress(now_s, number - GROWN_AFTER, 100))
+            if number >= END_AFTER:
+                self.end(number - END_AFTER, now_s)
+        return (time.process_time() - start_s) / requests * 1e6
+
+
+def measure_life(policy: str, workers: int, chains: list[Hashes], runs: int) -> Life:
+    """The median of whole runs, each with a fresh core."""
+    taken = [Lives(policy, workers, chains).run_us() for _ in range(runs)]
+    return Life(workers, policy, statistics.median(taken))
+
+
+def table(rows: list[Row] | list[Life]) -> None:
+    """Print one line a row under the names of its fields."""
+    names = list(asdict(rows[0]))
+    print("  ".join(f"{name:>11}" for name in names))
+    for row in rows:
+        cells = (
+            f"{v:>11.0f}" if isinstance(v, float) else f"{v:>11}" for v in asdict(row).values()
+        )
+        print("  ".join(cells))
 
 
 def main() -> None:
@@ -131,17 +248,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--decisions", type=int, default=300)
+    parser.add_argument("--requests", type=int, default=2_000, help="of one run of lives")
+    parser.add_argument("--runs", type=int, default=5, help="of lives")
     parser.add_argument("--core", type=int, default=0)
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})
     rows = [measure(w, size, args.decisions) for size in BLOCK_SIZES for w in WORKERS]
+    chains = life_chains(args.requests)
+    lives = [measure_life(policy, w, chains, args.runs) for policy in POLICIES for w in WORKERS]
     if args.json:
-        print(json.dumps({"results": [asdict(row) for row in rows]}))
+        figures = {"results": [asdict(row) for row in rows], "lives": [asdict(x) for x in lives]}
+        print(json.dumps(figures))
         return
-    names = ("workers", "block_size", "hash_us", "index_us", "policy_us", "rest_us", "decision_us")
-    print("  ".join(f"{name:>11}" for name in names))
-    for row in rows:
-        print("  ".join(f"{asdict(row)[name]:>11.0f}" for name in names))
+    table(rows)
+    print()
+    table(lives)
 
 
 if __name__ == "__main__":
