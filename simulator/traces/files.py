@@ -17,7 +17,6 @@ MAX_LINE_BYTES = 8 << 20
 BUFFER_BYTES = 1 << 18
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-MAX_ZSTD_WINDOW_BYTES = 128 << 20  # what a reader of an unknown file sets aside at most
 
 
 class TraceFile:
@@ -90,26 +89,9 @@ def _unpacked(raw: BinaryIO, path: Path) -> Any:
 
 def _zstd(raw: BinaryIO, path: Path) -> Any:
     try:
-        import zstandard
+        from simulator.traces.zstd import ZstdReader
     except ModuleNotFoundError as error:
         raise TraceError(
             f"{path}: is packed with zstd; install warmroute[sim], or unpack it"
         ) from error
-
-    class Reader(io.RawIOBase):
-        """zstandard's own reader, with its errors as those of a file."""
-
-        def __init__(self) -> None:
-            unpack = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
-            self._reader = unpack.stream_reader(raw, read_across_frames=True)
-
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: Any) -> int:
-            try:
-                return self._reader.readinto(buffer)
-            except zstandard.ZstdError as error:
-                raise OSError(str(error)) from error
-
-    return Reader()
+    return ZstdReader(raw)

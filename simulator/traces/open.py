@@ -55,7 +55,11 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
     found = find_format(spec.format, path, spec.block_tokens)
     errors = ErrorLog(spec.source, spec.strict)
     file = TraceFile(path)
-    jobs = file_jobs(Reading(file, found.block_tokens, errors, found.options, seed), found)
+    try:
+        jobs = file_jobs(Reading(file, found.block_tokens, errors, found.options, seed), found)
+    except TraceError:
+        file.close()
+        raise
     return JobStream(
         name=path.name.split(".", 1)[0] or path.name,
         block_tokens=found.block_tokens,

@@ -133,6 +133,26 @@ def test_files_that_are_no_traces(tmp_path: Path, content: bytes, said: str) -> 
     assert str(path) in str(caught.value)
 
 
+@settings(max_examples=40 * EFFORT, deadline=None)
+@given(frames=st.lists(st.integers(1, 300), min_size=1, max_size=3), data=st.data())
+def test_packed_files_that_were_cut_say_so(
+    tmp_path_factory: pytest.TempPathFactory, frames: list[int], data: st.DataObject
+) -> None:
+    """A cut is found wherever it is, unless it leaves whole frames."""
+    path = tmp_path_factory.getbasetemp() / "cut"
+    pack = data.draw(st.sampled_from([gzip.compress, zstandard.compress]))
+    line = json.dumps(MOONCAKE).encode() + b"\n"
+    packed = [pack(line * count) for count in frames]
+    whole = b"".join(packed)
+    path.write_bytes(whole)
+    assert len(read(WorkloadSpec(str(path)))) == sum(frames)
+    ends = {sum(map(len, packed[:index])) for index in range(1, len(packed) + 1)}
+    cut = data.draw(st.integers(5, len(whole) - 1).filter(lambda at: at not in ends))
+    path.write_bytes(whole[:cut])
+    with pytest.raises(TraceError, match=r"damaged|no known format|no requests"):
+        read(WorkloadSpec(str(path)))
+
+
 def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
     for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "directory")):
         with pytest.raises(TraceError, match=said):
