@@ -99,7 +99,7 @@ def _section(name: str, runs: Sequence[RunResult]) -> str:
         f"<h2>{escape(TITLES.get(name, name))}</h2>"
         + _key(runs[0])
         + f'<div class="runs">{"".join(_run(run, until_s) for run in runs)}'
-        f'<figure class="curve">{_picture(ttft_plot(curves), alt)}'
+        f'<figure class="curve">{picture(ttft_plot(curves), alt)}'
         "<figcaption>Share of requests whose first token came within a time "
         "(further left is better; the axis is logarithmic).</figcaption></figure></div>"
     )
@@ -143,7 +143,7 @@ def _share_picture(run: RunResult) -> str:
     counted = zip(row.workers, row.requests_per_worker, strict=True)
     counts = ", ".join(f"{name} {count}" for name, count in counted)
     alt = f"Share of requests over time, {row.policy}: {counts}"
-    return _picture(share_plot(run.outcomes, run.workers, row.speed), alt)
+    return picture(share_plot(run.outcomes, run.workers, row.speed), alt)
 
 
 def _busy_picture(run: RunResult, until_s: float) -> str:
@@ -151,7 +151,7 @@ def _busy_picture(run: RunResult, until_s: float) -> str:
     shares = zip(row.workers, row.busy_share_per_worker, strict=False)
     busy = ", ".join(f"{name} {share:.0%}" for name, share in shares)
     alt = f"Busy workers over time, {row.policy}: {busy}"
-    return _picture(busy_plot(run.samples, row.speed, until_s), alt)
+    return picture(busy_plot(run.samples, row.speed, until_s), alt)
 
 
 def _legend(workers: Sequence[str], busy: bool) -> str:
@@ -205,6 +205,7 @@ def _table(runs: Sequence[RunResult], clock: Clock) -> str:
     )
 
 
-def _picture(svg: str, alt: str) -> str:
+def picture(svg: str, alt: str) -> str:
+    """An `<img>` that carries its picture with it."""
     encoded = base64.b64encode(svg.encode()).decode()
     return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{encoded}">'

@@ -58,7 +58,7 @@ def share_plot(outcomes: Sequence[Outcome], workers: Sequence[str], speed: float
     counts = np.array([np.histogram(times[rows == row], edges)[0] for row in range(len(workers))])
     shares = 100.0 * counts / np.maximum(counts.sum(axis=0), 1)
     with mpl.rc_context(RC):
-        figure, axes = _figure(3.1, 1.8)
+        figure, axes = new_figure(3.1, 1.8)
         bottom = np.zeros(BINS)
         for row, share in enumerate(shares):
             axes.bar(
@@ -68,14 +68,14 @@ def share_plot(outcomes: Sequence[Outcome], workers: Sequence[str], speed: float
             bottom += share
         axes.set(xlim=(0, edges[-1]), ylim=(0, 100), ylabel="% of requests")
         axes.set_xlabel("arrival, s")
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def busy_plot(samples: Sequence[Sample], speed: float, until_s: float) -> str:
     """Busy share of each worker over model time, one line of cells a worker."""
     times, busy = busy_shares(samples, speed)
     with mpl.rc_context(RC):
-        figure, axes = _figure(3.1, 1.7)
+        figure, axes = new_figure(3.1, 1.7)
         if len(busy):
             lines = np.arange(busy.shape[1] + 1) - 0.5
             axes.pcolormesh(
@@ -83,7 +83,7 @@ def busy_plot(samples: Sequence[Sample], speed: float, until_s: float) -> str:
             )
             axes.set(ylim=(busy.shape[1] - 0.5, -0.5), yticks=range(busy.shape[1]))
         axes.set(xlim=(0, until_s), xlabel="time, s", ylabel="worker")
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def busy_shares(samples: Sequence[Sample], speed: float) -> tuple[Floats, Floats]:
@@ -107,7 +107,7 @@ def busy_shares(samples: Sequence[Sample], speed: float) -> tuple[Floats, Floats
 def ttft_plot(times_ms: dict[str, list[float]]) -> str:
     """Cumulative distribution of the time to first token per policy, logarithmic in time."""
     with mpl.rc_context(RC):
-        figure, axes = _figure(4.6, 3.3)
+        figure, axes = new_figure(4.6, 3.3)
         for policy, values in times_ms.items():
             colour, dash = POLICY_STYLES.get(policy, (INK, "solid"))
             percent = np.linspace(0.0, 100.0, CURVE_POINTS)
@@ -126,7 +126,7 @@ def ttft_plot(times_ms: dict[str, list[float]]) -> str:
         # Room for the legend, and for half of a label under the axis' end.
         figure.subplots_adjust(top=1 - 0.5 / 3.3, right=1 - 0.25 / 4.6)
         figure.legend(frameon=False, loc="upper center", ncols=2, handlelength=3.6)
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def log_steps(low: float, high: float) -> list[float]:
@@ -154,7 +154,8 @@ def busy_scale(stops: int = 6) -> list[str]:
     return [mpl.colors.to_hex(colour) for colour in colours]
 
 
-def _figure(width_in: float, height_in: float) -> tuple[Figure, Axes]:
+def new_figure(width_in: float, height_in: float) -> tuple[Figure, Axes]:
+    """An empty picture with the margins all of them have."""
     figure = Figure(figsize=(width_in, height_in))
     axes = figure.subplots()
     # Margins in inches, so that pictures one above the other have their axes in line.
@@ -167,7 +168,8 @@ def _figure(width_in: float, height_in: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _svg(figure: Figure) -> str:
+def as_svg(figure: Figure) -> str:
+    """The picture as text; the same figure gives the same text."""
     buffer = io.StringIO()
     # Without a date the same rows draw the same picture.
     figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)

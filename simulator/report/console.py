@@ -26,6 +26,7 @@ def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:
     """
     policies = aggregate(rows)
     shown = [one for one in FIGURES if any(policy.figures[one.name] for policy in policies)]
+    several = any(len(policy.seeds) > 1 for policy in policies)
     marks = leaders(shown, by_policy(rows))
     columns = [_column(one, policies, marks.get(one.name)) for one in shown]
     names = [policy.label for policy in policies]
@@ -33,7 +34,11 @@ def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:
     tables = [_table(names, part) for part in _parts(columns, room)]
     spaced = [part for table in tables for part in (table, Text())]
     return Group(
-        _heading(rows, policies), Text(), *spaced, *_legend(shown, bool(marks)), *_losses(rows)
+        _heading(rows, policies),
+        Text(),
+        *spaced,
+        *_legend(shown, bool(marks), several),
+        *_losses(rows),
     )
 
 
@@ -108,10 +113,10 @@ def _heading(rows: Sequence[ReplayRow], policies: Sequence[Aggregate]) -> Text:
     return Text(f"{requests:,} requests, {pool} {noun}; times in ms{several}", style="bold")
 
 
-def _legend(shown: Sequence[Figure], marked: bool) -> list[Text]:
+def _legend(shown: Sequence[Figure], marked: bool, several: bool) -> list[Text]:
     lines = [Text(f"{one.title:<9} {one.meaning}", style="dim") for one in shown]
     if marked:
-        told = "best, and by more than the seeds are apart"
+        told = "best, and by more than the seeds are apart" if several else "best of its column"
         lines.append(Text(f"{MARK:<9} {told}", style="dim"))
     return lines
 
