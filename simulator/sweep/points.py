@@ -57,8 +57,12 @@ class Point:
     @property
     def choice(self) -> str:
         """Policy and fleet: what one can choose."""
-        mine = {k: v for k, v in self.varied.items() if not is_load(k) and not is_scenery(k)}
-        return _told(self.setup.policy, mine)
+        return _told(self.setup.policy, self.fleet)
+
+    @property
+    def fleet(self) -> dict[str, Any]:
+        """What is varied of the workers."""
+        return {k: v for k, v in self.varied.items() if not is_load(k) and not is_scenery(k)}
 
     @property
     def scene(self) -> str:
@@ -66,10 +70,9 @@ class Point:
         return _told("", {k: v for k, v in self.varied.items() if is_scenery(k)})
 
     @property
-    def load(self) -> float | None:
-        """The varied rate or speed; None where neither is."""
-        given = [self.varied[key] for key in LOADS if key in self.varied]
-        return None if not given or given[0] is None else float(given[0])
+    def load(self) -> str:
+        """What is varied of the rate or speed; "" where neither is."""
+        return _told("", {k: v for k, v in self.varied.items() if is_load(k)})
 
     def mean(self, figure: str) -> float | None:
         """The figure's mean over seeds."""

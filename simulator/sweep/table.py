@@ -19,18 +19,18 @@ TARGETS = (
 MAX_TABLES = 12
 
 
-def by_scene(points: Sequence[Point]) -> dict[tuple[str, float | None], list[Point]]:
+def by_scene(points: Sequence[Point]) -> dict[str, list[Point]]:
     """The points that can be compared: those of one world at one load."""
-    groups: dict[tuple[str, float | None], list[Point]] = {}
+    groups: dict[str, list[Point]] = {}
     for point in points:
-        groups.setdefault((point.scene, point.load), []).append(point)
+        groups.setdefault(" ".join(filter(None, [point.scene, point.load])), []).append(point)
     return groups
 
 
 def best_tables(points: Sequence[Point]) -> list[Table]:
     """For each world and load, the best by each figure and the next best; at most a dozen."""
     groups = list(by_scene(points).items())
-    return [_best_table(_title(*key), own) for key, own in groups[:MAX_TABLES]]
+    return [_best_table(where or "all choices", own) for where, own in groups[:MAX_TABLES]]
 
 
 def front_table(points: Sequence[Point]) -> Table:
@@ -74,8 +74,3 @@ def _best_table(title: str, points: Sequence[Point]) -> Table:
         cells = [cell for point in ranked[:2] for cell in (escape(point.choice), said(one, point))]
         table.add_row(one.title, *cells, *[""] * (4 - len(cells)))
     return table
-
-
-def _title(scene: str, load: float | None) -> str:
-    parts = [scene, "" if load is None else f"load {load:g}"]
-    return ", ".join(filter(None, parts)) or "all choices"

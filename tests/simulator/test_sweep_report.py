@@ -1,0 +1,204 @@
+"""What a sweep shows: points over seeds, fronts against an oracle, tables, a page in a browser."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from engine.profiles import PROFILES
+from simulator.report.aggregate import Interval
+from simulator.report.figures import figure
+from simulator.sweep.curves import load_pictures
+from simulator.sweep.gpus import fleet_gpus, gpus_of
+from simulator.sweep.page import render_page
+from simulator.sweep.pareto import front
+from simulator.sweep.points import LOST, OURS, PER_GPU, PER_USER, Point, best, points_of
+from simulator.sweep.table import best_tables, front_table
+from simulator.sweep.task import Keys, Outcome
+from tests.simulator import synthetic
+from tests.simulator.test_page_in_browser import CHROMIUM, FLAGS, LOOK
+
+TTFT, HITS = figure("ttft_ms.p90"), figure("hit_rate_tokens")
+
+
+def outcome(policy: str = "hybrid", seed: int = 0, workers: int = 4, rate: float = 10.0) -> Outcome:
+    setup = synthetic.setup(policy, seed, workers, rate)
+    return Outcome(Keys().task(setup), synthetic.evaluate(setup))
+
+
+def swept() -> list[Outcome]:
+    return [
+        outcome(policy, seed, workers, rate)
+        for policy in ("round_robin", "hybrid", "least_requests")
+        for workers in (4, 8)
+        for rate in (5.0, 12.0, 19.0)
+        for seed in (1, 2, 3)
+    ]
+
+
+def made_up(x: float, y: float, lost: float = 0.0) -> Point:
+    """A point of two figures."""
+    known = {PER_USER.name: x, PER_GPU.name: y, LOST.name: lost}
+    figures = {
+        one.name: Interval(known[one.name], None, None, 1) if one.name in known else None
+        for one in OURS
+    }
+    return Point(synthetic.setup(), {}, (), figures)
+
+
+def test_the_gpus_of_a_profile_are_its_degree_of_tensor_parallelism() -> None:
+    known = {name: gpus_of(name) for name in PROFILES}
+    assert known["qwen3-32b-h100-tp2"] == 2
+    assert known["llama-3-70b-h200-tp8"] == 8
+    assert known["llama-3.1-8b-h100"] == 1
+    assert gpus_of("/profiles/tp9/measured-h100-tp4.json") == 4
+    assert gpus_of("http-stp2.json") == 1
+    assert fleet_gpus(synthetic.setup(workers=3)) == 6
+
+
+def test_seeds_are_one_point_with_an_interval() -> None:
+    points = points_of(swept())
+    assert len(points) == 3 * 2 * 3
+    point = points[0]
+    assert point.name == "round_robin rate_per_s=5 workers=4"
+    assert (point.choice, point.load) == ("round_robin workers=4", "rate_per_s=5")
+    found = point.figures["ttft_ms.p90"]
+    assert found is not None
+    values = [row.ttft_ms.p90 or 0.0 for row in point.rows]
+    assert found.mean == pytest.approx(sum(values) / 3)
+    assert found.seeds == 3
+    assert found.low is not None
+    assert found.low < min(values)
+    assert point.mean(PER_GPU.name) == pytest.approx(500 / 8)
+    assert point.mean(PER_USER.name) == pytest.approx(
+        sum(1000 / (row.tpot_ms.mean or 1) for row in point.rows) / 3, rel=1e-4
+    )
+
+
+def test_a_failed_seed_leaves_the_others() -> None:
+    runs = [outcome(seed=seed) for seed in range(3)]
+    runs[1] = Outcome(runs[1].task, None, "killed")
+    (point,) = points_of(runs)
+    assert [row.seed for row in point.rows] == [0, 2]
+    assert points_of([runs[1]]) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.booleans()), max_size=30),
+)
+def test_the_front_is_what_nobody_beats(places: list[tuple[int, int, bool]]) -> None:
+    points = [made_up(x, y, 0.5 if lost else 0.0) for x, y, lost in places]
+    found = front(points, PER_USER, PER_GPU)
+    able = [p for p in places if not p[2]] or places
+    expected = {
+        (x, y)
+        for x, y, _ in able
+        if not any((a, b) != (x, y) and a >= x and b >= y for a, b, _ in able)
+    }
+    pairs = [(p.mean(PER_USER.name), p.mean(PER_GPU.name)) for p in found]
+    assert set(pairs) == expected
+    assert len(pairs) == len(expected)
+    assert pairs == sorted(pairs, key=lambda pair: -(pair[0] or 0))
+
+
+def test_who_turns_requests_away_is_no_rival() -> None:
+    quick, slow = outcome("hybrid"), outcome("round_robin")
+    assert quick.row is not None
+    turned = msgspec.structs.replace(quick.row, requests=100, rejected=5)
+    points = points_of([Outcome(quick.task, turned), slow])
+    assert [p.name for p in best(points, TTFT)] == ["round_robin"]
+    assert [p.name for p in best(points[:1], TTFT)] == ["hybrid"]  # nobody else is there
+
+
+def test_tables_name_the_best_at_each_load() -> None:
+    points = points_of(swept())
+    console = Console(file=io.StringIO(), width=100)
+    console.print(*best_tables(points), front_table(points))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for rate in (5, 12, 19):
+        assert f"rate_per_s={rate}" in text
+    assert re.search(r"TTFT p90 +hybrid workers=8 +\d+ ±\d", text)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_pictures_of_load_have_a_line_for_each_policy_and_one_for_each_fleet() -> None:
+    pictures = load_pictures(points_of(swept()), TTFT)
+    assert [each.title for each in pictures] == ["workers 4", "workers 8"]
+    for each in pictures:
+        assert list(each.curves) == ["round_robin", "hybrid", "least_requests"]
+        assert [load for load, _ in each.curves["hybrid"]] == [5.0, 12.0, 19.0]
+    many = [
+        outcome(f"hybrid?load_factor={n}", 0, 4, rate) for n in range(11) for rate in (5.0, 9.0)
+    ]
+    (crowded,) = load_pictures(points_of(many), TTFT)
+    assert len(crowded.curves) == 8
+    assert crowded.left_out == 3
+    by_workers = load_pictures(points_of([outcome(workers=n) for n in (2, 4, 8)]), TTFT)
+    assert [load for load, _ in by_workers[0].curves["hybrid"]] == [2.0, 4.0, 8.0]
+    assert load_pictures(points_of([outcome(seed=n) for n in (1, 2)]), TTFT) == []
+
+
+def test_pages_of_little_are_pages_as_well() -> None:
+    one = outcome()
+    failed = Outcome(one.task, None, "ValueError: <nothing>")
+    assert one.row is not None
+    nothing = msgspec.structs.replace(
+        one.row,
+        ttft_ms=msgspec.structs.replace(one.row.ttft_ms, mean=None, p90=None),
+        hit_rate_tokens=None,
+    )
+    for outcomes in ([], [failed], [one], [Outcome(one.task, nothing)]):
+        page = render_page(outcomes, points_of(outcomes), "little")
+        assert page.endswith("</html>\n")
+        assert "nan" not in page.lower().replace("finance", "")
+    assert "ValueError: &lt;nothing&gt;" in render_page([failed], [], "little")
+
+
+def test_the_page_says_what_won_and_is_the_same_each_time() -> None:
+    outcomes = [outcome(policy, seed) for policy in synthetic.FACTORS for seed in (1, 2)]
+    page = render_page(outcomes, points_of(outcomes), "a sweep")
+    assert page == render_page(outcomes, points_of(outcomes), "a sweep")
+    assert "First tokens come soonest with hybrid: nine of ten within" in page
+    assert "6 runs of 3 choices." in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [1280, 500])
+def test_the_page_fits_its_window_and_needs_nothing_from_outside(
+    tmp_path: Path, width: int
+) -> None:
+    runs = [*swept(), Outcome(outcome(seed=9).task, None, "its process was killed")]
+    file = tmp_path / "sweep.html"
+    page = render_page(runs, points_of(runs), "a test")
+    file.write_text(page.replace("</body>", LOOK))
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            *FLAGS,
+            f"--window-size={width},900",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
+    assert title is not None, done.stderr[-2000:]
+    seen = json.loads(unescape(title[1]))
+    assert seen["failed"] is None
+    assert seen["images"] == 4
+    assert seen["wide"] <= seen["window"]
+    assert seen["broken"] == seen["silent"] == seen["fetched"] == 0
