@@ -18,7 +18,7 @@ from simulator.limits.known import Known
 from simulator.limits.machines import Machine
 from simulator.limits.serve import Served, Task, new_worker, serve, warm
 
-STALE, EVICTION, RECOMPUTE = "stale information", "eviction", "recompute"
+STALE, EVICTION, RECOMPUTE = "stale information", "memory, eviction", "recompute"
 INTERFERENCE, IMBALANCE, REST = "interference", "imbalance", "order, parallel limits"
 NAMES = (STALE, EVICTION, RECOMPUTE, INTERFERENCE, IMBALANCE, REST)
 OWN = 20  # bits for a block's depth in a name of its own
@@ -52,11 +52,11 @@ def losses(
     """The waterfall from `as_is_ms` down to `bound_ms`, in the order of `NAMES`.
 
     stale information: the same policy, told everything at once (`fresh_ms`, and `decisions` are
-    that run's). eviction: caches that keep everything. recompute: whatever any earlier request
-    had is cached on the worker chosen. interference: answers end with their first token, so no
-    prefill shares a step or memory with a decode. imbalance: all workers' speed in one worker,
-    first come first served; no less than each request takes alone. The rest is what the
-    bound's best order saves, or what it leaves out.
+    that run's). memory, eviction: caches that keep everything, and room for every request at once.
+    recompute: whatever any earlier request had is cached on the worker chosen. interference:
+    answers end with their first token, so no prefill shares a step with a decode. imbalance: all
+    workers' speed in one worker, first come first served; no less than each request takes alone.
+    The rest is what the bound's best order saves, or what it leaves out.
     """
     pool = _Pool(known, machines, decisions, network_ns, native)
     levels = [as_is_ms, fresh_ms]

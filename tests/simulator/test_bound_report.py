@@ -1,0 +1,287 @@
+"""Policies between the bounds and hindsight: decisions replayed, losses, tables, the picture."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from policies.load import load
+from policies.parameters import PolicyError
+from simulator.limits.distance import gap_percent, regret_percent
+from simulator.limits.hindsight import Hindsight, Watcher, objective_ms, roll_out
+from simulator.limits.hits import hits
+from simulator.limits.known import Known, know
+from simulator.limits.losses import NAMES
+from simulator.limits.machines import machine
+from simulator.limits.partition import groups, partition
+from simulator.limits.placed import placed_spec
+from simulator.limits.plot import loss_plot
+from simulator.limits.report import BoundError, BoundReport, bound
+from simulator.limits.serve import Task, new_worker, serve, warm
+from simulator.limits.show import print_bounds, print_hits
+from simulator.replay.result import ReplayResult
+from simulator.replay.setup import Setup, WorkerGroup, World
+from simulator.traces.chain import Chainer
+from simulator.traces.job import Job
+from tests.effort import EFFORT
+from tests.simulator.replays import BLOCK, job, pool, run, setup_of, stream_of
+
+ASIDE = World(report_lag_ms=200.0, event_lag_ms=20.0)
+
+
+def burst(count: int, seed: int = 0, every_ms: float = 5.0) -> list[Job]:
+    """Prompts under three trunks, closer together than two workers can serve them."""
+    random = Random(seed)
+    return [
+        job(
+            every_ms * n,
+            random.randrange(200, 3000),
+            random.randrange(1, 60),
+            random.randrange(3),
+            n,
+        )
+        for n in range(count)
+    ]
+
+
+def known_of(jobs: list[Job]) -> Known:
+    return know(jobs, Chainer(BLOCK, BLOCK).chain, BLOCK, 100_000)
+
+
+def report_of(jobs: list[Job], setup: Setup, policies: list[str], **more: object) -> BoundReport:
+    return bound(setup, policies, open_stream=lambda: stream_of(jobs), **more)  # type: ignore[arg-type]
+
+
+# --- Decisions replayed -------------------------------------------------------------------------
+
+
+@settings(max_examples=15 * EFFORT, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    policy=st.sampled_from(["round_robin", "kv_load", "hybrid"]),
+    kv_tokens=st.sampled_from([4000, None]),
+)
+def test_served_without_a_router_is_what_the_replay_gave(
+    seed: int, policy: str, kv_tokens: int | None
+) -> None:
+    jobs = burst(40, seed)
+    setup = setup_of(policy, pool(2, kv_tokens=kv_tokens), world=ASIDE)
+    table = run(jobs, setup).table
+    network_ns = round(ASIDE.network_ms * 1e6)
+    chainer = Chainer(BLOCK, BLOCK)
+    for worker in range(2):
+        rows = [n for n in range(len(jobs)) if table.worker[n] == worker]
+        rows.sort(key=lambda n: (int(table.dispatched_ns[n]), n))
+        tasks = [
+            Task(
+                int(table.dispatched_ns[n]) + network_ns,
+                chainer.chain(jobs[n], n),
+                jobs[n].prompt_tokens,
+                jobs[n].output_tokens,
+            )
+            for n in rows
+        ]
+        for native in (True, False):
+            served = serve(new_worker(machine(setup.groups[0], BLOCK), native=native), tasks)
+            assert [one.first_ns + network_ns for one in served] == table.first_token_ns[
+                rows
+            ].tolist()
+            assert [one.finish_ns + network_ns for one in served] == table.finish_ns[rows].tolist()
+            assert [one.hit_tokens for one in served] == table.hit_tokens[rows].tolist()
+
+
+def test_placed_repeats_another_run_bit_for_bit() -> None:
+    jobs = burst(40)
+    first = run(jobs, setup_of("hybrid", world=ASIDE)).table
+    again = run(jobs, setup_of(placed_spec(first.worker.tolist()), world=ASIDE)).table
+    for name in ("worker", "dispatched_ns", "first_token_ns", "finish_ns", "hit_tokens"):
+        assert np.array_equal(getattr(first, name), getattr(again, name)), name
+
+
+def test_placed_leaves_the_rest_to_another_policy() -> None:
+    jobs = burst(12)
+    table = run(jobs, setup_of(placed_spec([1, 1, -1, 9], "round_robin"))).table
+    # 9 is nobody; from the third on it is round robin by the arrival's number.
+    assert table.worker.tolist() == [1, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [("workers=1.x", "numbers joined by dots"), ("then=gone", "no policy 'gone'")],
+)
+def test_a_bad_assignment_is_refused(query: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        load(f"simulator.limits.placed:Placed?{query}")
+
+
+def test_what_was_warmed_is_found() -> None:
+    kind = replace(machine(pool(), BLOCK), blocks=2000)
+    engine = new_worker(kind)
+    chain = np.arange(1, 101, dtype=np.uint64)
+    now_ns = warm(engine, [(chain[:60], 60 * BLOCK)])
+    (one,) = serve(engine, [Task(now_ns, chain, 100 * BLOCK, 1)])
+    assert one.hit_tokens == 60 * BLOCK
+
+
+# --- Hindsight ----------------------------------------------------------------------------------
+
+
+def test_requests_that_share_more_than_a_trunk_stay_together() -> None:
+    own = [np.array([1, 2, 10 + n % 5, 100 + n], dtype=np.uint64) for n in range(60)]
+    jobs = [Job(n, 64, 1, ids) for n, ids in enumerate(own)]
+    known = known_of(jobs)
+    assert groups(known, 1) == [n % 5 for n in range(60)]
+    named = [msgspec.structs.replace(one, session=f"s{n % 7}") for n, one in enumerate(jobs)]
+    assert groups(known_of(named), 2) == [n % 7 for n in range(60)]
+
+
+def test_a_partition_keeps_groups_whole_and_work_even() -> None:
+    jobs = [Job(n, 1600, 10, np.zeros(0, dtype=np.uint64), session=f"s{n % 8}") for n in range(80)]
+    kind = machine(pool(4), BLOCK)
+    homes = partition(known_of(jobs), [kind])
+    assert all(homes[n] == homes[n % 8] for n in range(80))
+    assert sorted(homes.count(worker) for worker in range(4)) == [20, 20, 20, 20]
+
+
+@settings(max_examples=4 * EFFORT, deadline=None)
+@given(seed=st.integers(0, 1000), policy=st.sampled_from(["round_robin", "kv_prefix", "hybrid"]))
+def test_hindsight_is_never_worse_than_what_it_starts_from(seed: int, policy: str) -> None:
+    jobs = burst(14, seed)
+
+    def attempt(spec: str, watcher: Watcher) -> ReplayResult:
+        return run(jobs, setup_of(spec, world=ASIDE), observers=(watcher,))
+
+    base_ms = objective_ms(attempt(policy, Watcher()))
+    told: list[tuple[int, int]] = []
+    plan, best_ms = roll_out(attempt, policy, Hindsight(), lambda *done: told.append(done))
+    assert best_ms <= base_ms
+    assert objective_ms(attempt(placed_spec(plan), Watcher())) == best_ms
+    assert told[-1] == (14, 14)
+
+
+# --- The report ---------------------------------------------------------------------------------
+
+
+def test_a_report_adds_up() -> None:
+    jobs = burst(60)
+    setup = setup_of("hybrid", pool(2, kv_tokens=6000), world=ASIDE)
+    told: list[str] = []
+    report = report_of(
+        jobs, setup, ["kv_prefix", "hybrid"], on_progress=lambda what, *_: told.append(what)
+    )
+    assert [one.policy for one in report.distances] == ["round_robin", "kv_prefix", "hybrid"]
+    assert report.distances[0].gap_ttft_percent == 100.0
+    bound_ms = report.bounds.ttft_ms["mean"].value
+    for one in report.distances:
+        assert one.ttft_ms is not None
+        assert one.ttft_ms >= bound_ms
+        assert one.regret_ttft_percent is not None
+        assert one.regret_ttft_percent >= 0
+        assert [loss.name for loss in one.losses] == list(NAMES)
+        lost_ms = sum(loss.ttft_ms for loss in one.losses)
+        assert lost_ms == pytest.approx(one.ttft_ms - bound_ms, abs=0.01)
+        assert 1 >= one.hits.ceiling >= one.hits.union >= one.hits.placed
+    assert {"replays", "losses"} <= set(told)
+    best = [one.ttft_ms for one in report.achieved]
+    assert best == sorted(best)
+    assert msgspec.json.decode(msgspec.json.encode(report), type=BoundReport) == report
+    assert report == report_of(jobs, setup, ["kv_prefix", "hybrid"])
+
+
+def test_hindsight_adds_what_it_found() -> None:
+    jobs = burst(10)
+    report = report_of(jobs, setup_of(), ["kv_load"], waterfall=False, hindsight=Hindsight(moves=4))
+    found = {one.name: one.ttft_ms for one in report.achieved}
+    assert found["hindsight roll-out of kv_load"] <= found["kv_load"]
+    assert found["local search after it"] <= found["hindsight roll-out of kv_load"]
+    assert all(one.losses == () for one in report.distances)
+
+
+def test_each_effect_shows_where_it_is_the_only_one() -> None:
+    def lost(jobs: list[Job], setup: Setup, policy: str) -> dict[str, float]:
+        (*_, one) = report_of(jobs, setup, [policy]).distances
+        return {loss.name: loss.ttft_ms for loss in one.losses}
+
+    # Everybody shares one prefix: holders attract all, so one of two workers idles.
+    alike = [job(2.0 * n, 1600, 1, trunk=1, own=n) for n in range(40)]
+    skewed = lost(alike, setup_of(), "kv_prefix")
+    assert skewed["imbalance"] > 10 * abs(skewed["recompute"])
+    # Two trunks in turn on three workers: round robin computes each on every worker.
+    turns = [job(1000.0 * n, 16_000, 1, trunk=n % 2, own=n) for n in range(12)]
+    repeated = lost(turns, setup_of("round_robin", pool(3)), "least_requests")
+    assert repeated["recompute"] > 10
+    assert abs(repeated["memory, eviction"]) < 1
+    # One worker with room for one trunk of the two.
+    turns = [job(1000.0 * n, 8000, 1, trunk=n % 2, own=n) for n in range(12)]
+    evicted = lost(turns, setup_of("round_robin", pool(1, kv_tokens=8800)), "round_robin")
+    assert evicted["memory, eviction"] > 10
+    assert abs(evicted["recompute"]) < 1
+    # Long answers beside short prompts.
+    talking = [job(30.0 * n, 160, 400, trunk=n, own=n) for n in range(40)]
+    delayed = lost(talking, setup_of("round_robin", pool(1)), "round_robin")
+    assert delayed["interference"] > 1
+    assert abs(delayed["recompute"]) < 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"closed_loop": True}, "closed_loop: .* use the recorded times"),
+        ({"faults": "faults.yaml"}, "faults: .* leave the faults out"),
+        ({"groups": (WorkerGroup(1, "llama-3.1-8b-h100", kv_tokens=64),)}, "no request .* more KV"),
+    ],
+)
+def test_what_has_no_bound_is_refused(change: dict[str, object], message: str) -> None:
+    setup = msgspec.structs.replace(setup_of(), **change)
+    with pytest.raises(BoundError, match=message):
+        report_of(burst(5), setup, ["hybrid"])
+
+
+def test_hindsight_refuses_long_workloads() -> None:
+    with pytest.raises(BoundError, match=r"30 requests .* at most 20"):
+        report_of(burst(30), setup_of(), ["hybrid"], hindsight=Hindsight(max_requests=20))
+
+
+def test_who_turns_requests_away_is_not_compared() -> None:
+    jobs = [*burst(4), job(50.0, 3000, 10, 0, 99), job(60.0, 20_000, 10, 0, 100)]
+    setup = setup_of("round_robin", pool(1, kv_tokens=4000), pool(1, kv_tokens=2000))
+    report = report_of(jobs, setup, ["kv_load"])
+    assert report.bounds.hopeless == 1
+    assert "1 requests fit no worker" in report.notes[0]
+    for one in report.distances:
+        complete = one.completed == 5
+        assert (one.ttft_ms is not None) == complete
+        assert bool(one.losses) == complete
+
+
+def test_gap_and_regret_by_hand() -> None:
+    assert gap_percent(30.0, 50.0, 10.0) == 50.0
+    assert gap_percent(None, 50.0, 10.0) is None
+    assert gap_percent(10.0, 10.0, 10.0) is None
+    assert regret_percent(15.0, 10.0) == 50.0
+    assert regret_percent(15.0, None) is None
+
+
+def test_tables_and_picture_show_the_figures() -> None:
+    jobs = burst(30)
+    report = report_of(jobs, setup_of(world=ASIDE), ["hybrid"])
+    console = Console(width=160, record=True, file=io.StringIO())
+    print_bounds(console, report)
+    print_hits(console, hits(jobs, block_tokens=BLOCK, workers=2, kv_tokens=None))
+    text = console.export_text()
+    for expected in ("round_robin", "hybrid", "partition by session", "imbalance", "no limit"):
+        assert expected in text
+    assert f"{report.bounds.ttft_ms['mean'].value:,.1f}" in text
+    picture = loss_plot(report)
+    assert picture.startswith("<?xml")
+    assert picture == loss_plot(report)
+    nothing = msgspec.structs.replace(report, distances=(), achieved=())
+    assert "<svg" in loss_plot(nothing)
