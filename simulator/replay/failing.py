@@ -76,15 +76,15 @@ class Failing:
     def _kill(self, now_ns: int, station: Station) -> None:
         """Everything under way breaks off; what was given before still reaches the router."""
         relay, local_ns = self._relay, station.local_ns(now_ns)
-        relay.gather(now_ns, station)
+        relay.serving.gather(now_ns, station)
         rows, tokens = station.engine.progress(local_ns)
         given = dict(zip(rows.tolist(), tokens.tolist(), strict=True))
         unfinished = station.engine.abort(local_ns)
         for row in unfinished:
             if row not in station.abandoned:
-                relay.broken(now_ns, row, "early_close", given.get(row, 0))
+                relay.serving.broken(now_ns, row, "early_close", given.get(row, 0))
         for row in station.parked:
-            relay.broken(now_ns, row, "early_close")
+            relay.serving.broken(now_ns, row, "early_close")
         station.parked.clear()
         station.abandoned.clear()
         station.offset_ns = now_ns - local_ns  # a hang ends with the process
@@ -96,7 +96,8 @@ class Failing:
             self._health.drain(now_ns, station)
 
     def _slow(self, now_ns: int, station: Station, fault: Fault) -> None:
-        station.engine.set_speed(station.speed / fault.factor, station.local_ns(now_ns))
+        station.speed = station.usual_speed / fault.factor
+        station.engine.set_speed(station.speed, station.local_ns(now_ns))
         self._look(station)
 
     def _clear(self, now_ns: int, station: Station, _: Fault) -> None:
@@ -126,11 +127,11 @@ class Failing:
         station.abandoned.clear()
         parked, station.parked = station.parked, []
         for row in parked:
-            self._relay.enter(now_ns, station, row)
+            self._relay.serving.enter(now_ns, station, row)
         station.wake_ns = -1
         self._look(station)
         self._health.serves(now_ns, station)
 
     def _look(self, station: Station) -> None:
         if station.alive and not station.hung:
-            self._relay.look_again(station)
+            self._relay.serving.look_again(station)

@@ -39,7 +39,7 @@ class Feed:
         self._lag_ns = lag_ns
         self._loss = loss
         self._resync_ns = resync_ns
-        relay.on_changes = self._publish
+        relay.serving.on_changes = self._publish
         relay.on_resync = self._ask
 
     # --- live batches -----------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Feed:
     def _answer(
         self, now_ns: int, station: Station, from_seq: int
     ) -> list[tuple[int, tuple[KvEvent, ...], Source]]:
-        self._relay.gather(now_ns, station)  # what is visible has been published, too
+        self._relay.serving.gather(now_ns, station)  # what is visible has been published, too
         if from_seq == 0:
             return [(station.next_seq - 1, station.snapshot(now_ns), "snapshot")]
         return [(seq, events, "replay") for seq, events in station.kept if seq >= from_seq]

@@ -71,8 +71,8 @@ class FleetBuilder:
             facts,
             engine,
             speed=group.speed,
+            step_time=hardware.step_time,
             sequence_tokens=min(limits.max_model_tokens, blocks * self._block_size),
-            model_tokens=limits.max_model_tokens,
             kept_batches=self._kept_batches,
             random=Random(f"{self._setup.seed}/lost events/{worker_id}"),
         )

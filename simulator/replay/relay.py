@@ -5,41 +5,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from policies.contract import Hashes
 from policies.facts import Arrival, Failure, Finish, FirstToken, Progress
 from router.core.actions import Action, Dispatch, PutAside, Reject, Resync
 from router.core.core import RouterCore
 from simulator.replay.agenda import Agenda, Rank
 from simulator.replay.arrivals import Arrivals, Turn
 from simulator.replay.book import Book
+from simulator.replay.live import Live
 from simulator.replay.observer import Observer
 from simulator.replay.result import NEVER, Verdict
+from simulator.replay.serving import Serving
 from simulator.replay.station import Station
 from simulator.traces.chain import Chainer
 
 MODEL = "model"
-# Refusals that another worker may not share: an engine answers 503 to them, 400 to the others.
-_BUSY = "queue_full"
 _TOLD_EVERY = 256  # ends of requests between two calls of `on_ended`
-
-
-class Live:
-    """A request under way. Lifetime: request."""
-
-    __slots__ = ("begun", "chain", "station", "turn")
-
-    def __init__(self, turn: Turn, chain: Hashes) -> None:
-        self.turn = turn
-        self.chain = chain
-        self.station: Station | None = None
-        self.begun = False  # its client has the first token
 
 
 class Relay:
     """Tells the core what the shells would, and carries out what it asks. Lifetime: replay.
 
-    `on_changes(now_ns, station, changes)` is told what a step changed in a cache, `on_resync` of
-    missed events.
+    `on_resync(now_ns, station, from_seq)` is told of missed events.
     """
 
     def __init__(
@@ -60,17 +46,19 @@ class Relay:
         self.ended = 0
         self.last_end_ns = 0
         self.ejections = 0
-        self.on_changes: Callable[[int, Station, list[tuple[int, int | None, Hashes]]], None]
         self.on_resync: Callable[[int, Station, int], None]
         self.on_ended: Callable[[int], None] | None = None  # told now and then
         self._agenda = agenda
         self._arrivals = arrivals
         self._chainer = chainer
         self._block_size = chainer.engine_block
-        self._network_ns = network_ns
         self._progress_ns = progress_ns
         self._observers = tuple(observers)
         self._live: dict[int, Live] = {}
+        self.serving = Serving(agenda, self._live, network_ns)
+        self.serving.on_answer = self._answered
+        self.serving.on_refused = self._refused
+        self.serving.on_broken = self.give_up
         self._growing: deque[Station] = deque(stations)  # by `Station.progress_ns`
         for observer in observers:
             observer.on_start(self.book)
@@ -119,7 +107,9 @@ class Relay:
         """Answers of each worker grow for the router at most every `progress_ns`, and not after
         a decision that could have known: nobody else looks, so nobody else is told."""
         growing, due_ns = self._growing, now_ns - self._progress_ns
-        while growing and growing[0].progress_ns <= due_ns:
+        for _ in range(len(growing)):
+            if growing[0].progress_ns > due_ns:
+                break
             station = growing.popleft()
             if station.gone:
                 continue
@@ -162,67 +152,7 @@ class Relay:
         book.attempts[row] += 1
         for observer in self._observers:
             observer.on_dispatch(row, live.turn.job, live.chain, action.decision, self.stations)
-        self._agenda.at(now_ns + self._network_ns, Rank.SEND, self._reach, (station, row))
-
-    # --- at the worker ----------------------------------------------------------------------
-
-    def _reach(self, now_ns: int, what: tuple[Station, int]) -> None:
-        """A request reaches its worker."""
-        station, row = what
-        if not self._answers(row, station):
-            return  # the router closed the connection meanwhile
-        if not station.alive:
-            self.broken(now_ns, row, "connect")
-        elif station.hung:
-            station.parked.append(row)
-        else:
-            self.enter(now_ns, station, row)
-
-    def enter(self, now_ns: int, station: Station, row: int) -> None:
-        """The worker takes a request into its queue, or refuses it."""
-        live = self._live[row]
-        job = live.turn.job
-        refusal = station.engine.add(
-            row,
-            live.chain,
-            job.prompt_tokens,
-            job.output_tokens,
-            job.priority,
-            now_ns - station.offset_ns,
-        )
-        if refusal == _BUSY:
-            self.broken(now_ns, row, "status_5xx")
-        elif refusal:
-            what = (row, refusal)
-            self._agenda.at(now_ns + self._network_ns, Rank.ANSWER, self._refused, what)
-        else:
-            self.look_again(station)
-
-    def look_again(self, station: Station) -> None:
-        """Plan to look at a worker when something of it can next be seen."""
-        next_ns = station.engine.next_ns()
-        if next_ns < 0:
-            station.wake_ns = -1
-            return
-        next_ns += station.offset_ns
-        if next_ns != station.wake_ns:
-            station.wake_ns = next_ns
-            self._agenda.wake(next_ns, station.worker_id, self._look, station)
-
-    def _look(self, now_ns: int, station: Station) -> None:
-        if now_ns == station.wake_ns and not station.hung:
-            station.wake_ns = -1
-            self.gather(now_ns, station)
-            self.look_again(station)
-
-    def gather(self, now_ns: int, station: Station) -> None:
-        """Send off what a worker has given since last time."""
-        first, hit_tokens, finished, changes = station.engine.advance(station.local_ns(now_ns))
-        if first or finished:
-            what = (station, first, hit_tokens, finished)
-            self._agenda.at(now_ns + self._network_ns, Rank.ANSWER, self._answered, what)
-        if changes:
-            self.on_changes(now_ns, station, changes)
+        self.serving.send(now_ns, station, row)
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -260,11 +190,6 @@ class Relay:
         self.book.turned_away(row, code)
         self._end(now_ns, row, Verdict.REJECTED)
         self.carry_out(now_ns, actions)
-
-    def broken(self, now_ns: int, row: int, reason: str, output_tokens: int = 0) -> None:
-        """A worker failed a request just now: the router learns it a network's delay later."""
-        what = (row, reason, output_tokens)
-        self._agenda.at(now_ns + self._network_ns, Rank.ANSWER, self.give_up, what)
 
     def give_up(self, now_ns: int, what: tuple[int, str, int]) -> None:
         """The router learns that a dispatch came to nothing: (row, why, tokens its client got)."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
+from engine.step_time import StepTime
 from engine.virtual import VirtualWorker
 from policies.contract import Hashes
 from policies.facts import Cleared, KvEvent, Removed, Stored, WorkerFacts
@@ -27,17 +28,18 @@ class Station:
         engine: VirtualWorker,
         *,
         speed: float,
+        step_time: StepTime,
         sequence_tokens: int,
-        model_tokens: int,
         kept_batches: int,
         random: Random,
     ) -> None:
         self.worker_id = worker_id
         self.facts = facts
         self.engine = engine
-        self.speed = speed  # of its group: 1.0 as the profile says
+        self.usual_speed = speed  # of its group; 1.0: as the profile says
+        self.speed = speed  # now
+        self.step_time = step_time  # at speed 1.0
         self.sequence_tokens = sequence_tokens  # longest prompt plus output that fits
-        self.model_tokens = model_tokens
         self.dispatches = 0
         self.random = random  # which of its batches get lost
 

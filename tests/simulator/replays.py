@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from policies.contract import FleetView, Floats, RequestView
 from simulator.replay.result import ReplayResult
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
@@ -19,10 +20,12 @@ PROFILE = "llama-3.1-8b-h100"
 
 
 def job(at_ms: float, prompt: int, output: int, trunk: int = 0, own: int = 0, **more: Any) -> Job:
-    """`trunk` names the first half of the prompt, `own` the rest."""
+    """`trunk` (0..63) names the first half of the prompt, `own` the rest."""
     blocks = prompt // BLOCK
     half = blocks // 2
-    ids = np.arange(blocks, dtype=np.uint64) + np.uint64(own * 1_000_000 + 500_000)
+    ids = np.arange(blocks, dtype=np.uint64) + np.uint64(
+        ((own * 64 + trunk) * 64 + 1) * 1_000_000 + blocks * 4096
+    )
     ids[:half] = np.arange(half, dtype=np.uint64) + np.uint64(trunk * 1_000_000)
     return Job(int(at_ms * 1e6), prompt, output, ids, **more)
 
@@ -47,6 +50,12 @@ def pool(count: int = 2, **more: Any) -> WorkerGroup:
 def setup_of(policy: str = "round_robin", *groups: WorkerGroup, **more: Any) -> Setup:
     """A set-up whose workload is given by hand."""
     return Setup(WorkloadSpec("by hand"), policy, groups or (pool(),), **more)
+
+
+def at_most_two(request: RequestView, fleet: FleetView, state: Any) -> Floats:
+    """A policy that gives nobody a third request: it is held."""
+    costs: Floats = np.where(fleet.requests < 2, fleet.requests.astype(np.float64), np.inf)
+    return costs
 
 
 def run(jobs: Sequence[Job], setup: Setup | None = None, **more: Any) -> ReplayResult:
