@@ -1,5 +1,5 @@
 // The paged KV cache of one worker: engine/block_pool.py, whose docstring has the rules. Memory
-// grows with the blocks ever used: 20 bytes a block, and 4 for each of at most 4/3 slots a block.
+// grows with the blocks ever used: 20 bytes a block, and 4 for each of at most 5/4 slots a block.
 #pragma once
 
 #include <cstdint>

@@ -1,18 +1,29 @@
 #!/bin/sh
-# Builds the C++ core and its replay test with the address and undefined-behaviour sanitizers and
-# all warnings as errors, then runs it. Arguments go to the program: `histories N SEED`, or
-# `hashes`, which prints a hash for each message length. Needs a C++20 compiler ($CXX, else g++).
+# Builds the C++ core and its tests with the address and undefined-behaviour sanitizers and all
+# warnings as errors, then runs one. Arguments go to the program: `histories N SEED`, or `hashes`,
+# which prints a hash for each message length; `workers N SEED` is the virtual worker's. Needs a
+# C++20 compiler ($CXX, else g++).
 set -eu
 cd "$(dirname "$0")/../.."
 mkdir -p build/sanitize
-program=build/sanitize/replay
+src=kernels/src
+if [ "${1:-histories}" = workers ]
+then
+  shift
+  program=build/sanitize/workers
+  sources="kernels/tests/workers.cpp $src/virtual_worker.cpp $src/scheduler.cpp $src/schedule.cpp
+    $src/request_blocks.cpp $src/block_pool.cpp $src/block_lookup.cpp"
+else
+  program=build/sanitize/replay
+  sources="kernels/tests/replay.cpp $src/chain.cpp $src/block_table.cpp $src/prefix_index.cpp"
+fi
 if [ -n "$(find kernels/src kernels/tests -newer "$program" -type f 2>/dev/null || echo missing)" ]
 then
-  "${CXX:-g++}" -std=c++20 -O1 -g -fno-omit-frame-pointer \
+  # shellcheck disable=SC2086 # a list of files
+  "${CXX:-g++}" -std=c++20 -O1 -g -fno-omit-frame-pointer -ffp-contract=off \
     -fsanitize=address,undefined -fno-sanitize-recover=all \
     -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Werror \
-    -Ikernels/src kernels/tests/replay.cpp kernels/src/chain.cpp kernels/src/block_table.cpp \
-    kernels/src/prefix_index.cpp -o "$program.$$"
+    -I$src $sources -o "$program.$$"
   mv "$program.$$" "$program"
 fi
-exec "$program" "${@:-histories}"
+exec "$program" "$@"

@@ -1,13 +1,18 @@
-"""A model directory for tests that need a real tokenizer."""
+"""A model directory for tests that need a real tokenizer; the virtual workers."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
+
+import kvkernels
+from engine.virtual import VirtualWorker
+from tests.engine.virtual_pair import Twin
 
 
 @pytest.fixture
@@ -32,3 +37,13 @@ def model(tmp_path: Path) -> Path:
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     return tmp_path
+
+
+@pytest.fixture(params=["plain", "native"])
+def make(request: pytest.FixtureRequest) -> type[Twin]:
+    """The class of a virtual worker."""
+    if request.param == "plain":
+        return VirtualWorker
+    if not kvkernels.NATIVE:
+        pytest.skip("no native build of kvkernels")
+    return cast(type[Twin], kvkernels.VirtualWorker)

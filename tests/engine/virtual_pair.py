@@ -13,7 +13,6 @@ from engine.virtual_request import own_hash
 from kvkernels.virtual_stats import WorkerStats
 
 STEP_TIME = (2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 1.7e-6, 3.1e-4, 0.002, 15e-6, 6.0)
-BIG = {"blocks": 4096, "block_size": 16, "step_time": STEP_TIME}
 # So tight that requests wait for every reason there is and preempt each other.
 TIGHT: dict[str, Any] = {
     "blocks": 14,

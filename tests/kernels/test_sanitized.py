@@ -3,8 +3,17 @@
 import subprocess
 from pathlib import Path
 
+from tests.effort import EFFORT
+
 
 def test_histories_run_clean(sanitized_replay: Path) -> None:
     done = subprocess.run(["sh", str(sanitized_replay)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "as the model says" in done.stdout
+
+
+def test_lives_of_virtual_workers_run_clean(sanitized_replay: Path) -> None:
+    command = ["sh", str(sanitized_replay), "workers", str(400 * EFFORT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each told alike" in done.stdout
