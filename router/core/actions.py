@@ -30,62 +30,68 @@ class Candidate:
     hit_tokens: int
 
 
+@record
 class Ranking:
-    """The best workers of one decision, worked out when somebody asks: few decisions are read.
+    """What the best workers of a decision can still be told from. Lifetime: until it is asked."""
 
-    Keeps every row's cost and hit until then. Lifetime: decision.
-    """
+    worker_ids: Sequence[int]
+    costs: Floats  # its own copy: a policy may use its array again
+    hit_tokens: Ints
+    chosen: int  # row
 
-    __slots__ = ("_best", "_chosen", "_costs", "_hit_tokens", "_worker_ids")
-
-    def __init__(
-        self, worker_ids: Sequence[int], costs: Floats, hit_tokens: Ints, chosen: int
-    ) -> None:
-        self._worker_ids = worker_ids
-        self._costs: Floats | None = costs.copy()  # a policy may use its array again
-        self._hit_tokens: Ints | None = hit_tokens
-        self._chosen = chosen
-        self._best: tuple[Candidate, ...] = ()
-
-    @property
     def best(self) -> tuple[Candidate, ...]:
         """At most three: the chosen one first, then by cost."""
-        if self._costs is not None and self._hit_tokens is not None:
-            rows = [self._chosen]
-            rows += [r for r in ranked(self._costs, _EXPLAINED).tolist() if r != self._chosen]
-            self._best = tuple(
-                Candidate(self._worker_ids[r], float(self._costs[r]), int(self._hit_tokens[r]))
-                for r in rows[:_EXPLAINED]
-            )
-            self._costs = self._hit_tokens = None
-            self._worker_ids = ()
-        return self._best
-
-    def __repr__(self) -> str:
-        return repr(self.best)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ranking) and self.best == other.best
-
-    def __hash__(self) -> int:
-        return hash(self.best)
+        rows = [self.chosen]
+        rows += [r for r in ranked(self.costs, _EXPLAINED).tolist() if r != self.chosen]
+        return tuple(
+            Candidate(self.worker_ids[r], float(self.costs[r]), int(self.hit_tokens[r]))
+            for r in rows[:_EXPLAINED]
+        )
 
 
-@record
 class Decision:
-    """Why a request goes where it goes."""
+    """Why a request goes where it goes. Frozen, and equal by value.
 
-    policy: str
-    reason: str  # "policy", "only_worker", "retry" or "held"
-    hit_tokens: int  # expected on the chosen worker
-    prompt_tokens: int
-    ranking: Ranking
-    approximate: bool  # hits were expected from text blocks, not from the engine's tokens
+    Its candidates are named when somebody reads them: few decisions are ever read.
+    """
+
+    __slots__ = ("_candidates", "approximate", "hit_tokens", "policy", "prompt_tokens", "reason")
+
+    def __init__(
+        self,
+        policy: str,
+        reason: str,
+        hit_tokens: int,
+        prompt_tokens: int,
+        candidates: tuple[Candidate, ...] | Ranking,
+        approximate: bool,
+    ) -> None:
+        self.policy = policy
+        self.reason = reason  # "policy", "only_worker", "retry" or "held"
+        self.hit_tokens = hit_tokens  # expected on the chosen worker
+        self.prompt_tokens = prompt_tokens
+        self._candidates = candidates
+        self.approximate = approximate  # hits were expected from text, not the engine's tokens
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """The best three, the chosen one first."""
-        return self.ranking.best
+        if isinstance(self._candidates, Ranking):
+            self._candidates = self._candidates.best()
+        return self._candidates
+
+    def _parts(self) -> tuple[object, ...]:
+        of_request = (self.policy, self.reason, self.hit_tokens, self.prompt_tokens)
+        return (*of_request, self.candidates, self.approximate)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decision) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def __repr__(self) -> str:
+        return f"Decision{self._parts()!r}"
 
 
 @record

@@ -86,7 +86,7 @@ class Chooser:
                 reason="only_worker" if reason == "policy" and len(rows) == 1 else reason,
                 hit_tokens=int(hits[row]),
                 prompt_tokens=arrival.prompt_tokens,
-                ranking=Ranking(rows.worker_ids, costs, hits, row),
+                candidates=Ranking(rows.worker_ids, costs.copy(), hits, row),
                 approximate=arrival.approximate,
             ),
         )

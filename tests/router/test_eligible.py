@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from policies.contract import FleetView
 from policies.facts import Failure, LoadReport, WorkerChange
-from router.core.actions import Dispatch, Reject
+from router.core.actions import Decision, Dispatch, Reject
 from router.core.eligible import Eligibility, Rows
 from router.core.hold_queue import Pending
 from router.core.live_fleet import LiveFleet
@@ -211,3 +212,14 @@ def test_what_a_decision_explains_is_what_was_seen_then() -> None:
     assert [len(three) for three in best] == [3] * 6
     assert [three[0].worker_id for three in best] == [action.worker_id for action in late]
     assert len({action.worker_id for action in late}) > 1
+
+
+def test_a_decision_can_be_taken_apart_and_put_together_again() -> None:
+    """As a recording does, by the names of its parts."""
+    action = decide(read=False)[0]
+    names = inspect.signature(Decision).parameters
+    parts = {name: getattr(action.decision, name) for name in names}
+    again = Decision(**parts)
+    assert again == action.decision
+    assert (hash(again), repr(again)) == (hash(action.decision), repr(action.decision))
+    assert Decision(**{**parts, "candidates": ()}) != again
