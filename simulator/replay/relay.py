@@ -199,7 +199,8 @@ class Relay:
         retry = not live.begun
         actions = self.core.on_failure(Failure(now_ns / 1e9, row, "worker", retry, reason))
         if not retry:
-            self.book.output_tokens[row] = output_tokens
+            # A preempted one has no place in `progress`: all that is sure is its first token.
+            self.book.output_tokens[row] = max(output_tokens, 1)
             self._end(now_ns, row, Verdict.FAILED)
         self.carry_out(now_ns, actions)
 

@@ -80,7 +80,7 @@ class HotPrefix:
 
     blocks: int  # its length
     requests: int  # that began with it
-    copies: npt.NDArray[np.int32]  # per sample
+    copies: npt.NDArray[np.int32]  # per sample; `NEVER`: not followed then
 
 
 @dataclass(frozen=True, slots=True)
