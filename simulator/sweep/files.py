@@ -15,6 +15,7 @@ from simulator.report.row import ReplayRow
 from simulator.sweep.pareto import front
 from simulator.sweep.points import PER_GPU, PER_USER, Point, measured, varied_of
 from simulator.sweep.points import flat_setup as flat
+from simulator.sweep.table import by_world
 from simulator.sweep.task import Outcome
 
 FORMAT: Literal["warmroute-sweep-report"] = "warmroute-sweep-report"
@@ -53,9 +54,7 @@ class SweepReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def as_json(outcomes: Sequence[Outcome], points: Sequence[Point]) -> bytes:
     """The file's bytes: the same runs give the same, but for the seconds they took."""
     leading = {
-        id(point)
-        for scene in dict.fromkeys(point.scene for point in points)
-        for point in front([p for p in points if p.scene == scene], PER_GPU, PER_USER)
+        id(point) for own in by_world(points).values() for point in front(own, PER_GPU, PER_USER)
     }
     report = SweepReport(
         FORMAT,

@@ -11,7 +11,7 @@ from simulator.sweep.curves import LoadPicture, load_pictures
 from simulator.sweep.pareto import front
 from simulator.sweep.pictures import front_plot, load_plot
 from simulator.sweep.points import OURS, PER_GPU, PER_USER, Point, best
-from simulator.sweep.table import TARGETS, by_scene, said
+from simulator.sweep.table import TARGETS, by_scene, by_world, said
 from simulator.sweep.task import Outcome
 
 STYLE = """
@@ -40,12 +40,9 @@ def render_page(
     outcomes: Sequence[Outcome], points: Sequence[Point], title: str, notes: Sequence[str] = ()
 ) -> str:
     """The whole page; `notes`: how it was done, a paragraph each."""
-    scenes = list(dict.fromkeys(point.scene for point in points))
-    sections = "".join(
-        _scene(scene, [point for point in points if point.scene == scene])
-        for scene in scenes[:MAX_SCENES]
-    )
-    left_out = len(scenes) - MAX_SCENES
+    worlds = by_world(points)
+    sections = "".join(_scene(name, own) for name, own in list(worlds.items())[:MAX_SCENES])
+    left_out = len(worlds) - MAX_SCENES
     told = [f"{left_out} more worlds are in the tables only."] if left_out > 0 else []
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -15,20 +15,20 @@ from simulator.report.row import ReplayRow
 from simulator.sweep.axes import SHORT_NAMES
 from simulator.sweep.gpus import fleet_gpus
 from simulator.sweep.task import Outcome
-from simulator.wording import NOTHING, percent, whole
+from simulator.wording import percent, whole
 
 
-def one_decimal(value: float | None) -> str:
-    """A figure that is small enough for its first decimal to matter."""
-    return NOTHING if value is None else f"{value:,.1f}"
+def per_one(value: float | None) -> str:
+    """Tokens per second of one GPU or user, which may be few enough for a decimal to matter."""
+    return whole(value) if value is None or value >= 100 else f"{value:.1f}"
 
 
 PER_GPU = Figure(
-    "tokens_per_s_gpu", "tokens/s/GPU", "higher", whole, "output of all workers over their GPUs",
+    "tokens_per_s_gpu", "tokens/s/GPU", "higher", per_one, "output of all workers over their GPUs",
     "tokens/s",
 )  # fmt: skip
 PER_USER = Figure(
-    "tokens_per_s_user", "tokens/s/user", "higher", one_decimal,
+    "tokens_per_s_user", "tokens/s/user", "higher", per_one,
     "1000 / mean TPOT in ms: how fast one answer grows", "tokens/s",
 )  # fmt: skip
 LOST = Figure(

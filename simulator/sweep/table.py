@@ -27,6 +27,14 @@ def by_scene(points: Sequence[Point]) -> dict[str, list[Point]]:
     return groups
 
 
+def by_world(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points of each world, whatever their load."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.scene, []).append(point)
+    return groups
+
+
 def best_tables(points: Sequence[Point]) -> list[Table]:
     """For each world and load, the best by each figure and the next best; at most a dozen."""
     groups = list(by_scene(points).items())
@@ -34,7 +42,7 @@ def best_tables(points: Sequence[Point]) -> list[Table]:
 
 
 def front_table(points: Sequence[Point]) -> Table:
-    """The front of throughput per GPU against speed per user, over all loads of each world."""
+    """Output per GPU against speed per user: the front of each world, over all its loads."""
     table = Table(
         title="Pareto front: tokens/s/GPU against tokens/s/user",
         title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
@@ -42,8 +50,7 @@ def front_table(points: Sequence[Point]) -> Table:
     table.add_column("choice", overflow="fold")
     for one in (PER_GPU, PER_USER, TARGETS[0]):
         table.add_column(one.title, justify="right", no_wrap=True)
-    for scene in dict.fromkeys(point.scene for point in points):
-        own = [point for point in points if point.scene == scene]
+    for own in list(by_world(points).values())[:MAX_TABLES]:
         for point in front(own, PER_GPU, PER_USER):
             cells = [said(one, point) for one in (PER_GPU, PER_USER, TARGETS[0])]
             table.add_row(escape(point.name), *cells)

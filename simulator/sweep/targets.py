@@ -111,7 +111,11 @@ class Kept:
         if self.met:
             sign = "≥" if self.limit.at_least else "≤"
         who = "" if self.seed is None else f" (seed {self.seed})"
-        return f"{self.limit.title}: {show(self.value)} {sign} {show(self.bound)}{who}"
+        value, bound = show(self.value), show(self.bound)
+        if value == bound and not self.met:  # by less than the digits shown
+            unit = " ms" if self.limit.field.endswith("_ms") else ""
+            value, bound = f"{self.value:.8g}{unit}", f"{self.bound:.8g}{unit}"
+        return f"{self.limit.title}: {value} {sign} {bound}{who}"
 
     @property
     def used(self) -> float:

@@ -191,6 +191,16 @@ def test_the_interval_is_a_stricter_rule_than_the_mean() -> None:
     assert goodput.reason == f"goodput: {goodput.value:.1%} ≥ 50.0%"
 
 
+def test_a_narrow_miss_shows_the_digits_that_tell() -> None:
+    setup = synthetic.setup()
+    row = synthetic.evaluate(setup)
+    times = msgspec.structs.replace(row.ttft_ms, p90=2000.4)
+    row = msgspec.structs.replace(row, ttft_ms=times, rejected=1, requests=3000)
+    late, lost = kept(Targets(ttft_p90_ms=2000.0), [(setup, row)], "all")
+    assert late.reason == "TTFT p90: 2000.4 ms > 2000 ms"
+    assert lost.reason == "lost: 0.00033333333 > 0"
+
+
 def test_what_cannot_be_kept_says_so() -> None:
     answer = planned(request(Targets(ttft_mean_ms=1.0), most_workers=8))
     assert [row.answer for row in answer.rows] == [None] * 3
