@@ -12,14 +12,16 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from simulator.replay.run import ReplayProgress
+
 QUIET_S = 2.0
 LINE_EVERY_S = 10.0  # plain lines
 REFRESHES_PER_S = 4
 NS_PER_S = 1_000_000_000
 
 
-class ReplayProgress:
-    """Shows one replay after another. Lifetime: process.
+class ProgressDisplay:
+    """Shows one replay after another; `note` is a replay's `on_progress`. Lifetime: process.
 
     `note` may be called as often as one likes: it looks at the clock and draws a few times a second
     at most.
@@ -54,12 +56,13 @@ class ReplayProgress:
         self._began_s = self._clock()
         self._next_s = self._began_s + QUIET_S
 
-    def note(self, share: float, requests: int, virtual_ns: int) -> None:
-        """`share` (0..1) of the replay is done, `requests` of it, up to that virtual time."""
+    def note(self, reached: ReplayProgress) -> None:
+        """A replay got so far."""
         now_s = self._clock()
         if now_s < self._next_s:
             return
-        told = progress_text(share, requests, virtual_ns, now_s - self._began_s)
+        share = reached.ended / reached.total if reached.total else reached.fraction
+        told = progress_text(share, reached.ended, reached.now_ns, now_s - self._began_s)
         if not self._console.is_terminal:
             self._next_s = now_s + LINE_EVERY_S
             self._console.print(f"{self._label}: {share:.0%}, {told}", highlight=False)

@@ -8,9 +8,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from simulator.replay.run import ReplayProgress
 from simulator.report.console import MARK, print_report
 from simulator.report.figures import FIGURES
-from simulator.report.progress import ReplayProgress, progress_text, span
+from simulator.report.progress import ProgressDisplay, progress_text, span
 from simulator.report.row import ReplayRow, summarize
 from tests.simulator.replayed import busy_result, rejected, result, setup
 
@@ -47,8 +48,8 @@ def test_the_best_of_a_column_is_marked_and_equals_are_not() -> None:
     assert table["slow"][:4] == ["150", "150", "150", f"87.5{MARK}"]
     # Both found as much in the cache.
     assert (table["quick"][7], table["slow"][7]) == ("50.0%", "50.0%")
-    assert "best, and by" in printed([slow, quick], 160)
-    assert "best, and by" not in printed([quick], 160)
+    assert "best of its column" in printed([slow, quick], 160)
+    assert "best of its column" not in printed([quick], 160)
 
 
 def test_a_lead_within_the_seeds_spread_is_not_marked() -> None:
@@ -86,13 +87,13 @@ class Clock:
 def test_short_replays_show_nothing_and_long_ones_a_line_now_and_then() -> None:
     clock = Clock()
     console = Console(file=StringIO(), record=True, width=120, force_terminal=False)
-    with ReplayProgress(console, clock) as progress:
+    with ProgressDisplay(console, clock) as progress:
         for label in ("round_robin", "hybrid, seed 1"):
             progress.start(label)
             for tenth in range(10 if label == "round_robin" else 200):
                 clock.now_s += 0.125
                 share = min(1.0, (tenth + 1) / 200)
-                progress.note(share, tenth * 1_000, tenth * 10**9)
+                progress.note(ReplayProgress(tenth * 1_000, None, share, tenth * 10**9))
     lines = console.export_text().splitlines()
     assert len(lines) == 3
     # After two seconds, then every ten: the replay took 25.
@@ -103,11 +104,11 @@ def test_short_replays_show_nothing_and_long_ones_a_line_now_and_then() -> None:
 def test_a_terminal_gets_a_bar() -> None:
     clock = Clock()
     console = Console(file=StringIO(), record=True, width=120, force_terminal=True)
-    with ReplayProgress(console, clock) as progress:
+    with ProgressDisplay(console, clock) as progress:
         progress.start("hybrid")
-        progress.note(0.1, 10, 0)
+        progress.note(ReplayProgress(1_600, 16_000, 0.9, 0))
         clock.now_s += 4
-        progress.note(0.5, 8_000, 90 * 10**9)
+        progress.note(ReplayProgress(8_000, 16_000, 0.9, 90 * 10**9))
     text = console.export_text()
     assert "hybrid" in text
     assert "50%" in text

@@ -1,0 +1,105 @@
+"""A CSV with one line for every request: what became of it, why it went there, what was lost."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import TextIO
+
+from policies.contract import Hashes
+from router.core.actions import Decision
+from simulator.replay.book import Book
+from simulator.replay.hindsight import predicted_ttft_ms
+from simulator.replay.result import NEVER, Verdict
+from simulator.replay.station import Station
+from simulator.traces.job import Job
+
+CANDIDATES = 3  # that a decision keeps, the chosen one first
+COLUMNS = (
+    *("serial", "session", "arrival_s", "prompt_tokens", "output_tokens", "worker", "attempts"),
+    *("verdict", "code", "expected_hit_tokens", "hit_tokens", "ttft_ms", "tpot_ms", "e2e_ms"),
+    *("chosen", "second", "third", "best_worker", "loss_ms"),
+)
+
+
+class RequestsCsv:
+    """Watches a replay and writes to `stream`, which was opened with `newline=""`.
+
+    Lines come as requests end, `serial` counts arrivals: sort by it where order matters. Only
+    requests under way are kept. Cells: `chosen`, `second` and `third` are `worker:cost:hit
+    tokens` as the router saw them at the last dispatch, cost in the policy's own unit;
+    `best_worker` has by its engine's true state the lowest predicted TTFT, and `loss_ms` is how
+    much longer the chosen worker's is (`simulator.replay.hindsight`). What never came is empty.
+    `hindsight=False` leaves out those last two, which cost a look at every worker per request.
+    Lifetime: replay.
+    """
+
+    def __init__(self, stream: TextIO, hindsight: bool = True) -> None:
+        self._writer = csv.writer(stream, lineterminator="\n")
+        self._writer.writerow(COLUMNS)
+        self._hindsight = hindsight
+        self._under_way: dict[int, tuple[str, list[str]]] = {}  # row -> session, last five cells
+
+    def on_start(self, book: Book) -> None:
+        """Takes the table to read from."""
+        self._book = book
+
+    def on_dispatch(
+        self, row: int, job: Job, chain: Hashes, decision: Decision, workers: Sequence[Station]
+    ) -> None:
+        """Keeps why the request goes where it goes, until it ends or is sent anew."""
+        cells = [f"{c.worker_id}:{c.cost:.6g}:{c.hit_tokens}" for c in decision.candidates]
+        cells = (cells + [""] * CANDIDATES)[:CANDIDATES]
+        if self._hindsight:
+            sent_ns = self._book.dispatched_ns[row]
+            times = predicted_ttft_ms(workers, chain, job.prompt_tokens, sent_ns)
+            cells += _loss(times, self._book.worker[row])
+        else:
+            cells += ["", ""]
+        self._under_way[row] = (job.session or "", cells)
+
+    def on_sample(self, now_ns: int, workers: Sequence[Station]) -> None:
+        """Samples are of no request."""
+
+    def on_end(self, row: int) -> None:
+        """Writes the line."""
+        book = self._book
+        session, cells = self._under_way.pop(row, ("", [""] * (CANDIDATES + 2)))
+        arrival, first, finish = book.arrival_ns[row], book.first_token_ns[row], book.finish_ns[row]
+        output = book.output_tokens[row]
+        self._writer.writerow(
+            (
+                row,
+                session,
+                f"{arrival / 1e9:.6f}",
+                book.prompt_tokens[row],
+                output,
+                _unless_never(book.worker[row]),
+                book.attempts[row],
+                Verdict(book.verdict[row]).name.lower(),
+                book.code_of(row),
+                book.expected_hit_tokens[row],
+                _unless_never(book.hit_tokens[row]),
+                _span_ms(arrival, first),
+                _span_ms(first, finish, output - 1) if output > 1 else "",
+                _span_ms(arrival, finish),
+                *cells,
+            )
+        )
+
+
+def _loss(times_ms: Sequence[float], chosen: int) -> list[str]:
+    """The best worker and how much longer the chosen one takes; the chosen one where it is as
+    good as any."""
+    best_ms = min(times_ms)
+    best = chosen if times_ms[chosen] == best_ms else times_ms.index(best_ms)
+    lost_ms = 0.0 if best == chosen else times_ms[chosen] - best_ms
+    return [str(best), f"{lost_ms:.3f}"]
+
+
+def _span_ms(begin_ns: int, end_ns: int, parts: int = 1) -> str:
+    return "" if NEVER in (begin_ns, end_ns) else f"{(end_ns - begin_ns) / parts / 1e6:.3f}"
+
+
+def _unless_never(value: int) -> int | str:
+    return "" if value == NEVER else value
