@@ -28,7 +28,7 @@ from simulator.report.row import ReplayRow, summarize
 from simulator.traces.open import Chainer, JobStream, open_jobs
 
 REFERENCE = "round_robin"
-FRESH_REPORT_MS = 50.0
+FRESH_REPORT_MS = 200.0
 FRESH_PROGRESS_MS = 10.0
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.limits.floors import first_token_ns, further_tokens_ns
 from simulator.limits.known import Known, know
 from simulator.limits.lower import Bounds, lower_bounds
 from simulator.limits.machines import Machine, machine
@@ -82,6 +83,18 @@ def check(result: ReplayResult, bounds: Bounds) -> None:
     assert found <= bounds.hit_rate_tokens.value * total + 1e-6
 
 
+def check_each(result: ReplayResult, known: Known, kinds: list[Machine], network_ns: int) -> None:
+    """Every request takes its own floor, not only their mean."""
+    table = result.table
+    for row, job, shared in zip(known.rows, known.jobs, known.shared_tokens, strict=True):
+        able = [kind for kind in kinds if kind.takes(job.prompt_tokens)]
+        first_ns = min(first_token_ns(kind, job.prompt_tokens, shared) for kind in able)
+        assert table.first_token_ns[row] - job.at_ns >= first_ns + 2 * network_ns
+        tokens = int(table.output_tokens[row])
+        further_ns = min(further_tokens_ns(kind, job.prompt_tokens, tokens) for kind in able)
+        assert table.finish_ns[row] - table.first_token_ns[row] >= further_ns
+
+
 @settings(max_examples=25 * EFFORT, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
@@ -111,8 +124,10 @@ def test_no_replay_beats_a_bound(
     }[fleet]
     jobs = workload(seed, 60, rate_per_s)
     setup = setup_of(policy, *groups, seed=seed, world=World(network_ms=0.5))
-    _, _, bounds = bounds_of(jobs, setup)
-    check(run(jobs, setup), bounds)
+    known, kinds, bounds = bounds_of(jobs, setup)
+    result = run(jobs, setup)
+    check(result, bounds)
+    check_each(result, known, kinds, 500_000)
 
 
 def test_the_bounds_are_met_where_nobody_meets_anybody() -> None:

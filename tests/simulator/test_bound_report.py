@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -40,24 +41,19 @@ ASIDE = World(report_lag_ms=200.0, event_lag_ms=20.0)
 def burst(count: int, seed: int = 0, every_ms: float = 5.0) -> list[Job]:
     """Prompts under three trunks, closer together than two workers can serve them."""
     random = Random(seed)
-    return [
-        job(
-            every_ms * n,
-            random.randrange(200, 3000),
-            random.randrange(1, 60),
-            random.randrange(3),
-            n,
-        )
-        for n in range(count)
-    ]
+    jobs = []
+    for n in range(count):
+        prompt, output = random.randrange(200, 3000), random.randrange(1, 60)
+        jobs.append(job(every_ms * n, prompt, output, random.randrange(3), n))
+    return jobs
 
 
 def known_of(jobs: list[Job]) -> Known:
     return know(jobs, Chainer(BLOCK, BLOCK).chain, BLOCK, 100_000)
 
 
-def report_of(jobs: list[Job], setup: Setup, policies: list[str], **more: object) -> BoundReport:
-    return bound(setup, policies, open_stream=lambda: stream_of(jobs), **more)  # type: ignore[arg-type]
+def report_of(jobs: list[Job], setup: Setup, policies: list[str], **more: Any) -> BoundReport:
+    return bound(setup, policies, open_stream=lambda: stream_of(jobs), **more)
 
 
 # --- Decisions replayed -------------------------------------------------------------------------
