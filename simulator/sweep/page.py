@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -28,7 +29,7 @@ td:first-child:not(.at) { overflow-wrap: anywhere; }
 """
 TTFT, HITS, GOOD = figure("ttft_ms.p90"), figure("hit_rate_tokens"), figure("goodput.share")
 GOOD_ENOUGH = 0.9  # share of requests
-LEAST_APART = 0.05  # numbered points of a front, as a share of its extent
+LEAST_APART = 0.05  # of numbered points, as a share of the picture
 MAX_PICTURES = 6  # of load
 MAX_SCENES = 6
 MAX_LOADS = 12  # in the table of the best
@@ -107,7 +108,7 @@ def _front(points: Sequence[Point], first: Figure, second: Figure, told: str) ->
     if not known:
         return ""
     leading = front(known, first, second)
-    numbered = _numbered(leading, first, second)
+    numbered = _numbered(leading, known, first, second)
     alt = f"{told} Pareto front: " + "; ".join(
         f"{point.name}: {first.said(point.mean(first.name))}, "
         f"{second.said(point.mean(second.name))}"
@@ -125,26 +126,32 @@ def _front(points: Sequence[Point], first: Figure, second: Figure, told: str) ->
     )
 
 
-def _numbered(points: Sequence[Point], first: Figure, second: Figure) -> Mapping[int, Point]:
-    """The points from 1; of a crowded front those whose numbers do not cover each other."""
-    picked: list[Point] = []
-    for point in points:
-        if all(_apart(point, other, points, first, second) for other in picked):
-            picked.append(point)
-    return dict(enumerate(picked, 1))
+def _numbered(
+    leading: Sequence[Point], points: Sequence[Point], first: Figure, second: Figure
+) -> Mapping[int, Point]:
+    """The front from 1; of a crowded one the points whose numbers do not cover each other."""
+    spans = [_span([_place(point, one) for point in points]) for one in (first, second)]
+    picked: list[tuple[Point, list[float]]] = []
+    for point in leading:
+        place = [_place(point, one) for one in (first, second)]
+        apart = (
+            max(abs(a - b) / span for a, b, span in zip(place, other, spans, strict=True))
+            for _, other in picked
+        )
+        if all(share >= LEAST_APART for share in apart):
+            picked.append((point, place))
+    return {number: point for number, (point, _) in enumerate(picked, 1)}
 
 
-def _apart(
-    point: Point, other: Point, points: Sequence[Point], first: Figure, second: Figure
-) -> bool:
-    shares = []
-    for one in (first, second):
-        means = [mean for each in points if (mean := each.mean(one.name)) is not None]
-        mine, theirs = point.mean(one.name), other.mean(one.name)
-        assert mine is not None
-        assert theirs is not None
-        shares.append(abs(mine - theirs) / ((max(means) - min(means)) or 1.0))
-    return max(shares) >= LEAST_APART
+def _place(point: Point, one: Figure) -> float:
+    """Where it stands along the axis of a figure; times have logarithmic ones."""
+    mean = point.mean(one.name)
+    assert mean is not None
+    return math.log(max(mean, 1e-3)) if one.unit == "ms" else mean
+
+
+def _span(places: Sequence[float]) -> float:
+    return (max(places) - min(places)) or 1.0
 
 
 def _unit(one: Figure) -> str:

@@ -202,3 +202,11 @@ def test_the_page_fits_its_window_and_needs_nothing_from_outside(
     assert seen["images"] == 4
     assert seen["wide"] <= seen["window"]
     assert seen["broken"] == seen["silent"] == seen["fetched"] == 0
+
+
+def test_numbers_of_a_crowded_front_do_not_cover_each_other() -> None:
+    crowded = [made_up(10 + n / 100, 10 - n / 100) for n in range(50)]
+    far = [made_up(0.0, 20.0), made_up(20.0, 0.0)]
+    page = render_page([], [*crowded, *far], "crowded")
+    listed = re.findall(r"<li><code>hybrid</code>: ([\d.]+)", page)
+    assert listed == ["20.0", "10.5", "0.0"]
