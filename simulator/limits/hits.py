@@ -1,8 +1,8 @@
 """Hit rates of routing rules over caches alone: no service time, so nothing about latency.
 
 Requests are taken in order, their prompt's blocks are in the chosen cache as soon as they arrive,
-answers are not cached. What comes out bounds what routing can do for a pool of such caches: the
-rules know at once what every cache holds, and no request waits for another.
+answers are not cached; the rules know at once what every cache holds. `ideal` is a ceiling for any
+routing, the others are landmarks: what simple rules do to hits and to the balance of work.
 """
 
 from __future__ import annotations
