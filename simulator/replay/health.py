@@ -38,6 +38,7 @@ class Health:
         self._relay = relay
         self._feed = feed
         self._stations = relay.stations
+        self._leaving: list[Station] = []  # they drain, and are removed once idle
         self._report_ns = report_ns
         self._report_lag_ns = report_lag_ns
         self._health_ns = health_ns
@@ -59,10 +60,10 @@ class Health:
     def _tick(self, now_ns: int, _: None) -> None:
         self._agenda.at(now_ns + self._tick_ns, Rank.TICK, self._tick, None)
         self._relay.carry_out(now_ns, self._core.on_tick(Tick(now_ns / 1e9)))
-        for station in self._stations:
-            if station.draining and not station.gone and self._relay.idle(station):
-                station.gone = True
-                self._tell(now_ns, station, "gone")
+        for station in [one for one in self._leaving if self._relay.idle(one)]:
+            self._leaving.remove(station)
+            station.gone = True
+            self._tell(now_ns, station, "gone")
 
     # --- load reports -----------------------------------------------------------------------
 
@@ -100,6 +101,7 @@ class Health:
     def drain(self, now_ns: int, station: Station) -> None:
         """Somebody asked for it: it finishes what it has, and is removed once idle."""
         station.draining = True
+        self._leaving.append(station)
         if station.followed:
             self._tell(now_ns, station, "draining")
 

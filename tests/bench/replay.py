@@ -1,0 +1,131 @@
+"""How many requests a wall second the replay carries, by policy, by length and by pool.
+
+    python -m tests.bench.replay [--policy round_robin ...] [--full] [--runs 3]
+
+First the tool-and-agent trace, where it lies beside the checkout, else a made-up one of its size
+(8 workers, qwen3-32b-h100-tp2, blocks of 512 tokens): median over the runs, and the ratio to the
+first policy. Where Dynamo's replay is installed, the same trace there in the same run. Then the
+cost of a request at growing numbers of requests and workers, at one load per worker, each in a
+process of its own that tells its peak memory; `--full` goes to a million requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import numpy as np
+
+from simulator.replay.run import replay
+from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.traces.errors import ErrorLog
+from simulator.traces.job import Job
+from simulator.traces.stream import JobStream
+
+TRACE = Path(__file__).parents[3] / "shared" / "traces" / "toolagent_surrogate.jsonl.gz"
+PROFILE, BLOCK, WORKERS = "qwen3-32b-h100-tp2", 512, 8
+TRACE_REQUESTS, TRACE_RATE_PER_S = 23_608, 6.7
+POLICIES = ("round_robin", "least_requests", "kv_prefix", "hybrid")
+
+
+def made_up(requests: int, rate_per_s: float) -> JobStream:
+    """Prompts of 16 blocks on average, half of them shared by one of 500 trunks; 180 tokens out."""
+
+    def jobs() -> Iterator[Job]:
+        random, at_s = Random(7), 0.0
+        for serial in range(requests):
+            at_s += random.expovariate(rate_per_s)
+            trunk = min(int(random.paretovariate(0.8)), 500)
+            blocks = 2 + min(int(random.expovariate(1 / 14)), 60)
+            ids = np.arange(blocks, dtype=np.uint64) + np.uint64((serial + 1) << 16 | 1 << 50)
+            ids[: blocks // 2] = np.arange(blocks // 2, dtype=np.uint64) + np.uint64(trunk << 16)
+            output = 1 + min(int(random.expovariate(1 / 180)), 2000)
+            yield Job(int(at_s * 1e9), blocks * BLOCK, output, ids)
+
+    return JobStream("made up", BLOCK, jobs(), requests, ErrorLog("-"), "made up", lambda: 0.0)
+
+
+def requests_per_s(policy: str, requests: int, workers: int) -> float:
+    """Of one replay; of the trace where `requests` is 0."""
+    setup = Setup(WorkloadSpec(str(TRACE)), policy, (WorkerGroup(workers, PROFILE),))
+    stream = made_up(requests, workers * TRACE_RATE_PER_S / WORKERS) if requests else None
+    result = replay(setup, stream=stream)
+    return len(result.table) / result.wall_s
+
+
+def by_policy(policies: list[str], runs: int) -> None:
+    """The speed of each policy, round and round so that the machine's moods hit all alike."""
+    requests = 0 if TRACE.exists() else TRACE_REQUESTS
+    print(f"{TRACE.name if not requests else 'made-up trace'}, {WORKERS} workers, {PROFILE}")
+    speeds: dict[str, list[float]] = {policy: [] for policy in policies}
+    for _ in range(runs):
+        for policy in policies:
+            speeds[policy].append(requests_per_s(policy, requests, WORKERS))
+    first = median(speeds[policies[0]])
+    for policy, measured in speeds.items():
+        speed = median(measured)
+        print(f"  {policy:16s} {speed:8.0f} requests/s, {speed / first:5.2f} of {policies[0]}")
+    if not requests:
+        beside_dynamo(first)
+
+
+def beside_dynamo(ours: float) -> None:
+    """Dynamo's replay of the same trace, where its wheel is installed."""
+    if find_spec("dynamo") is None or find_spec("dynamo.replay") is None:
+        print("  Dynamo's replay is not installed (pip install ai-dynamo): no ratio to it")
+        return
+    command = [sys.executable, "-m", "dynamo.replay", str(TRACE)]
+    command += ["--num-workers", str(WORKERS), "--router-mode", "round_robin"]
+    command += ["--trace-block-size", str(BLOCK), "--block-size", str(BLOCK)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    print("  Dynamo's own words:")
+    print("    " + "\n    ".join((done.stdout or done.stderr).splitlines()[-12:]))
+    print(f"  ours beside it: {ours:.0f} requests/s")
+
+
+def scaling(full: bool) -> None:
+    """Microseconds a request, and what the process took at most."""
+    lengths = (10_000, 100_000, 1_000_000) if full else (10_000, 40_000)
+    print("made-up workload, round_robin and hybrid, one load per worker")
+    first: dict[str, float] = {}
+    for workers in (8, 64, 256):
+        for requests in lengths:
+            for policy in ("round_robin", "hybrid"):
+                command = [sys.executable, "-m", "tests.bench.replay", "--one", policy]
+                command += [str(requests), str(workers)]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                speed, megabytes = map(float, done.stdout.split())
+                cost_us = 1e6 / speed
+                ratio = cost_us / first.setdefault(policy, cost_us)
+                print(
+                    f"  {policy:12s} {requests:9,d} requests, {workers:3d} workers: "
+                    f"{cost_us:6.1f} us each, {ratio:5.2f} of the first, {megabytes:5.0f} MiB",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--policy", nargs="+", default=list(POLICIES))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--full", action="store_true", help="up to a million requests")
+    parser.add_argument("--one", nargs=3, metavar=("POLICY", "REQUESTS", "WORKERS"))
+    args = parser.parse_args()
+    if args.one:
+        policy, requests, workers = args.one
+        speed = requests_per_s(policy, int(requests), int(workers))
+        print(speed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    by_policy(args.policy, args.runs)
+    scaling(args.full)
+
+
+if __name__ == "__main__":
+    main()
