@@ -47,7 +47,7 @@ bench: $(STAMP) ## benchmarks, as ratios within one run
 sim: $(STAMP) ## put a trace on a live stack: make sim TRACE=FILE
 	$(BIN)/warmroute-sim stack --trace $(TRACE)
 
-sanitize: $(STAMP) ## replay random index histories under address and undefined-behaviour sanitizers
+sanitize: $(STAMP) ## random histories of the native code under address and undefined-behaviour sanitizers
 	$(BIN)/python -m pytest -q tests/kernels/test_sanitized.py
 
 clean: ## remove .venv and build

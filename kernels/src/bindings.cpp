@@ -77,7 +77,7 @@ auto longest_prefix(PrefixIndex& self, nb::handle hashes) {
 }  // namespace calls
 
 NB_MODULE(_native, module) {
-  module.doc() = "Native chain hashes, prefix index, virtual worker; see the stub for what they mean.";
+  module.doc() = "Native chain hashes, prefix index, virtual worker; the stub says where to read.";
 
   module.def("chain_hashes", calls::chain_hashes, arg("tokens"), arg("block_size"), arg("seed") = 0,
              nb::sig("def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes"),

@@ -13,10 +13,15 @@ std::uint64_t mix(std::uint64_t hash) {
   return hash ^ (hash >> 32);
 }
 
-// At most 4/5 full: a miss then looks at 13 slots of a line or two, and hardly ever at a block.
-constexpr std::size_t slots_for(std::size_t entries) { return entries + entries / 4 + 2; }
 
 }  // namespace
+
+// Half full, where memory does not count: few followers to look at when one is erased. Large pools
+// are at most 4/5 full: a miss then looks at 13 slots of a line or two, hardly ever at a block.
+std::size_t BlockPool::slots_for(std::size_t entries) const {
+  constexpr std::uint32_t kManyBlocks = 32768;
+  return entries + (blocks_ > kManyBlocks ? entries / 4 : entries) + 2;
+}
 
 std::size_t BlockPool::home(std::uint64_t mixed) const {
   return static_cast<std::size_t>((static_cast<unsigned __int128>(mixed) * table_.size()) >> 64);

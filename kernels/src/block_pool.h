@@ -1,5 +1,5 @@
 // The paged KV cache of one worker: engine/block_pool.py, whose docstring has the rules. Memory
-// grows with the blocks ever used: 20 bytes a block, and 4 for each of at most 5/4 slots a block.
+// grows with the blocks ever used: 20 bytes a block and 4 for each of 5/4 slots (2 in small pools).
 #pragma once
 
 #include <cstdint>
@@ -84,6 +84,7 @@ class BlockPool {
   static constexpr std::uint32_t kEmpty = 0xFFFFFFFF;
 
   // Slots hold an id and, in the bits above, a piece of the hash that spares most look-ups.
+  std::size_t slots_for(std::size_t entries) const;
   std::size_t home(std::uint64_t mixed) const;
   std::uint32_t packed(std::uint64_t mixed, BlockId id) const;
   BlockId find(std::uint64_t hash) const;

@@ -27,7 +27,8 @@ class ChangeLog {
 
   void stored(const std::uint64_t* parent, std::span<const std::uint64_t> hashes) {
     if (!on_) return;
-    changes_.push_back({ChangeKind::stored, parent != nullptr, parent ? *parent : 0, hashes.size()});
+    const std::uint64_t before = parent != nullptr ? *parent : 0;
+    changes_.push_back({ChangeKind::stored, parent != nullptr, before, hashes.size()});
     hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
   }
 

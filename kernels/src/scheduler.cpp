@@ -7,6 +7,10 @@ namespace kv::engine {
 namespace {
 
 void put(std::vector<Request*>& queue, Request* request) {
+  if (queue.empty() || Request::before(queue.back(), request)) {  // nearly always
+    queue.push_back(request);
+    return;
+  }
   queue.insert(std::upper_bound(queue.begin(), queue.end(), request, Request::before), request);
 }
 

@@ -90,7 +90,8 @@ class Scheduler {
   void preempt(Request& victim);
   std::int64_t add_chunk(Request& request, std::int64_t budget);
   bool admit(std::int64_t budget, double now_s);
-  Obstacle obstacle(const Request& request, std::size_t hit, std::int64_t budget, double now_s) const;
+  Obstacle obstacle(const Request& request, std::size_t hit, std::int64_t budget,
+                    double now_s) const;
   bool waits_for_prefix(const Request& request, std::size_t hit, std::int64_t uncached_tokens,
                         double now_s) const;
   void start(Request& request, std::size_t hit);

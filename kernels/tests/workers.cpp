@@ -150,12 +150,12 @@ class Life {
       visible_dropped_ = false;
     }
     if (change.kind == ChangeKind::cleared) visible_.clear();
-    if (change.kind == ChangeKind::stored && change.has_parent && !visible_.contains(change.parent)) {
+    const bool stored = change.kind == ChangeKind::stored;
+    if (stored && change.has_parent && !visible_.contains(change.parent)) {
       fail("stored behind a parent that is not there", seed_);
     }
     for (const std::uint64_t hash : hashes) {
-      const bool sensible = change.kind == ChangeKind::stored ? visible_.insert(hash).second
-                                                              : visible_.erase(hash) == 1;
+      const bool sensible = stored ? visible_.insert(hash).second : visible_.erase(hash) == 1;
       if (!sensible) fail("a change that changes nothing", seed_);
     }
   }
