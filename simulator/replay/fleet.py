@@ -78,9 +78,9 @@ class FleetBuilder:
         )
 
     def _engine_class(self) -> type[VirtualWorker]:
-        native = getattr(kvkernels, "VirtualWorker", None)
-        if self._setup.native and native is not None:
-            return cast(type[VirtualWorker], native)
+        """The native one where it was built, unless the plain one is asked for: equal twins."""
+        if self._setup.native and kvkernels.NATIVE:
+            return cast(type[VirtualWorker], kvkernels.VirtualWorker)
         return VirtualWorker
 
 

@@ -60,7 +60,12 @@ def replay(
     if stream is None:
         stream = open_jobs(setup.workload, setup.seed)
     run = _Run(setup, policy, stream, observers, on_progress)
-    run.go()
+    try:
+        run.go()
+    except RuntimeError as error:
+        if "chains must name prefixes" not in str(error):
+            raise
+        raise ReplayError(f"{stream.origin}: {error}; an id must stand for one prefix") from error
     return run.result(clock() - began_s)
 
 
@@ -141,7 +146,16 @@ class _Run:
         self._sampler.start()
         if self._relay.coming:
             self._agenda.run()
+        self._check()
+
+    def _check(self) -> None:
+        """Raise AssertionError when a request is left anywhere: that would be a defect of ours."""
         self._relay.check()
+        for station in self._stations:
+            if station.alive and not station.hung:  # one that hangs has not noticed who left
+                stats = station.engine.stats(station.local_ns(self._agenda.now_ns))
+                left = stats.running + stats.waiting
+                assert left == 0, f"{station.facts.name} still has {left} requests"
 
     def _tell(self, now_ns: int) -> None:
         assert self._on_progress is not None

@@ -7,10 +7,12 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+import kvkernels
 from engine.profiles import profile
 from simulator.replay.errors import ReplayError
 from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.replay.setup import World
+from simulator.traces.job import Job
 from tests.simulator.replays import PROFILE, job, pool, run, setup_of, steady
 
 
@@ -75,3 +77,11 @@ def test_a_pool_that_can_run_nothing_is_refused_before_the_run() -> None:
         run([job(1, 900, 4)], setup_of("round_robin", pool(2, kv_tokens=800)))
     with pytest.raises(ReplayError, match="less than one block"):
         run([job(1, 90, 4)], setup_of("round_robin", pool(2, kv_tokens=15)))
+
+
+@pytest.mark.skipif(not kvkernels.NATIVE, reason="the plain engine does not notice")
+def test_ids_that_stand_for_several_prefixes_are_refused_in_words() -> None:
+    ids = (np.array([1, 2, 3], dtype=np.uint64), np.array([4, 2, 3], dtype=np.uint64))
+    jobs = [Job(n * 1_000_000_000, 48, 4, ids[n]) for n in (0, 1)]
+    with pytest.raises(ReplayError, match=r"made up: .*an id must stand for one prefix"):
+        run(jobs, setup_of("round_robin", pool(1)))
