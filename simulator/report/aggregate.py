@@ -106,8 +106,8 @@ def paired(
 ) -> Interval | None:
     """Mean and interval of `rows` minus `others`, seed by seed; None without a common seed."""
     there = {row.seed: figure.of(row) for row in others}
-    pairs = ((figure.of(row), there.get(row.seed)) for row in rows)
-    return interval([mine - theirs for mine, theirs in pairs if None not in (mine, theirs)])  # type: ignore[operator]
+    pairs = [(figure.of(row), there.get(row.seed)) for row in rows]
+    return interval([a - b for a, b in pairs if a is not None and b is not None])
 
 
 def interval(sample: Sequence[float]) -> Interval | None:

@@ -21,8 +21,9 @@ from simulator.replay.station import Station
 from simulator.traces.job import Job
 
 COUNTERS = 1024
-FOLLOWED = 8  # whose copies are counted at every sample
+FOLLOWED = 6  # whose copies are counted at every sample
 CONSIDERED = 64
+HOT_SHARE = 500  # hot is what at least one of so many requests begins with, two at least
 SAME_SHARE = 0.9  # a longer prefix with this share of a shorter one's requests stands for it
 
 
@@ -60,6 +61,7 @@ class HotPrefixes:
     def __init__(self, counters: int = COUNTERS, followed: int = FOLLOWED) -> None:
         self._room = counters
         self._followed = followed
+        self._requests = 0
         self._counters: dict[int, Counter] = {}  # by the chain hash of the prefix's last block
         # (count when last looked at, hash), each counter once: the smallest is found lazily.
         self._heap: list[tuple[int, int]] = []
@@ -78,6 +80,7 @@ class HotPrefixes:
 
     def count(self, chain: Hashes) -> None:
         """One more request, with these full blocks of its prompt."""
+        self._requests += 1
         counters, blocks, depth = self._counters, len(chain), 1
         while depth <= blocks:
             key = chain.item(depth - 1)
@@ -120,9 +123,9 @@ class HotPrefixes:
 
     def _hottest(self, most: int) -> list[Counter]:
         """Of prefixes that contain each other and have about the same requests, the longest."""
-        shared = (
-            (c.requests * c.depth, key) for key, c in self._counters.items() if c.requests > 1
-        )
+        least = max(2, self._requests // HOT_SHARE)
+        known = self._counters.items()
+        shared = ((c.requests * c.depth, key) for key, c in known if c.requests >= least)
         ranked = {key: self._counters[key] for _, key in nlargest(CONSIDERED, shared)}
         covered = set()
         for counter in ranked.values():

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.report.aggregate import aggregate, interval, paired, student_t
+from simulator.report.aggregate import Aggregate, aggregate, interval, paired, student_t
 from simulator.report.figures import FIGURES, figure, labels
-from simulator.report.file import ReportError, encode, read_json, write_json
+from simulator.report.file import Report, ReportError, encode, read_json, write_json
 from simulator.report.row import ReplayRow, summarize
 from tests.effort import EFFORT
 from tests.simulator.replayed import busy_result, rejected, result, setup
@@ -153,3 +153,11 @@ def test_wall_time_is_all_that_two_equal_runs_differ_in() -> None:
         msgspec.structs.replace(summarize(r), wall_s=0, requests_per_wall_s=0) for r in (one, other)
     ]
     assert rows[0] == rows[1]
+
+
+def test_every_field_of_the_file_is_explained() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    section = text.partition("### JSON")[2].partition("\n## ")[0]
+    for kind in (Report, ReplayRow, Aggregate):
+        missing = [name for name in kind.__struct_fields__ if f"`{name}`" not in section]
+        assert missing == [n for n in missing if f'"{n}"' in section]

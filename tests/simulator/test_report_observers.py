@@ -124,6 +124,14 @@ def test_nested_trunks_are_both_there_where_both_are_shared() -> None:
     assert [(prefix.blocks, prefix.requests) for prefix in found[:2]] == [(50, 30), (6, 90)]
 
 
+def test_what_two_of_thousands_share_is_not_hot() -> None:
+    hot = HotPrefixes()
+    for serial in range(2_000):
+        first = 1 if serial % 2 else 7_000 + serial // 4
+        hot.count(np.array([first, *range(serial + 10**6, serial + 10**6 + 3)], dtype=np.uint64))
+    assert [prefix.requests for prefix in hot.found(np.zeros(0, dtype=np.int64))] == [1_000]
+
+
 def skewed(seed: int, requests: int, prefixes: int) -> list[Hashes]:
     """Chains of one block, low numbers far more often than high ones."""
     random = Random(seed)
