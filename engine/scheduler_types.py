@@ -54,8 +54,13 @@ class SchedulerSettings:
             raise ValueError(f"max_model_tokens must be at least 2, got {self.max_model_tokens}")
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
-        if not self.ageing_s > 0.0:
-            raise ValueError(f"ageing_s must be above 0, got {self.ageing_s}")
+        if self.min_chunk_tokens > self.max_num_tokens:
+            raise ValueError(
+                f"min_chunk_tokens ({self.min_chunk_tokens}) must be at most max_num_tokens "
+                f"({self.max_num_tokens}), or no long prompt would ever start"
+            )
+        if not 0.0 < self.ageing_s < float("inf"):
+            raise ValueError(f"ageing_s must be above 0 and finite, got {self.ageing_s}")
         if self.prefix_wait_tokens < 0:
             raise ValueError(f"prefix_wait_tokens must be 0 or more, got {self.prefix_wait_tokens}")
 

@@ -11,6 +11,7 @@ import msgspec
 
 from simulator.outcome import Outcome, Verdict
 from simulator.prompt import DEFAULT_VOCABULARY, prompt_tokens
+from simulator.scrape import ScrapeError
 from simulator.stream import StreamMeter
 from simulator.traces.job import Job
 
@@ -132,3 +133,21 @@ def _mean_gap_ms(meter: StreamMeter, tokens: int) -> float | None:
     if meter.first_s is None or tokens < 2:
         return None
     return (meter.last_s - meter.first_s) * 1000 / (tokens - 1)
+
+
+async def first_model(url: str) -> str:
+    """The first model that an endpoint lists; raises `ScrapeError`."""
+    timeout = aiohttp.ClientTimeout(total=10)
+    where = f"{url}/v1/models"
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(where) as reply,
+        ):
+            body = await reply.json()
+            return str(body["data"][0]["id"])
+    except (aiohttp.ClientConnectionError, TimeoutError, OSError) as error:
+        why = error or type(error).__name__
+        raise ScrapeError(f"nothing answers at {url} ({why}); is it running there?") from error
+    except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+        raise ScrapeError(f"{where} lists no model ({error}); name one: --model") from error

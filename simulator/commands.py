@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import aiohttp
 from rich.console import Console
 
 from simulator import usage
-from simulator.client import Target
+from simulator.client import Target, first_model
 from simulator.console import Board, results_tables, run_line
 from simulator.demo import DemoSettings, run_demo
 from simulator.load import run_load
@@ -23,7 +22,6 @@ from simulator.processes import check_port
 from simulator.replay.setup import WorkloadSpec
 from simulator.sample import SAMPLE_PATH, conversation_sample, write_sample
 from simulator.scenario import RunResult, run_scenario
-from simulator.scrape import ScrapeError
 from simulator.stack import MODEL, StackSettings, running_stack
 from simulator.summary import as_report, summarize
 from simulator.workload import MAX_REQUESTS, Workload, generated_shared_prefix, opened
@@ -51,7 +49,7 @@ async def load(options: argparse.Namespace, console: Console) -> bool:
     workload = _workload(options)
     target = Target(
         url,
-        options.model or await _first_model(url),
+        options.model or await first_model(url),
         workload.block_tokens,
         options.vocabulary,
         timeout_s=options.timeout,
@@ -176,23 +174,6 @@ def _trace_workload(options: argparse.Namespace) -> Workload:
     )
     origin = f"{options.trace.name}, arrivals {options.speed or 1.0:g} times as fast as recorded"
     return opened(spec, options.trace.name, origin)
-
-
-async def _first_model(url: str) -> str:
-    timeout = aiohttp.ClientTimeout(total=10)
-    where = f"{url}/v1/models"
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(where) as reply,
-        ):
-            body = await reply.json()
-            return str(body["data"][0]["id"])
-    except (aiohttp.ClientConnectionError, TimeoutError, OSError) as error:
-        why = error or type(error).__name__
-        raise ScrapeError(f"nothing answers at {url} ({why}); is it running there?") from error
-    except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-        raise ScrapeError(f"{where} lists no model ({error}); name one: --model") from error
 
 
 def _report(

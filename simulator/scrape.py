@@ -62,16 +62,25 @@ def worker_counters(totals: dict[str, float]) -> WorkerCounters:
     )
 
 
-async def fetch_totals(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """`metric_totals` of `url`/metrics; raises `ScrapeError`."""
+async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
+    """What `url`/metrics says; raises `ScrapeError`."""
     try:
         async with session.get(f"{url}/metrics") as reply:
             body = await reply.content.read(BODY_BYTES)
             if reply.status != 200:
                 raise ScrapeError(f"{url}/metrics: HTTP {reply.status}")
-        return metric_totals(body.decode())
+        return body.decode()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise ScrapeError(f"{url}/metrics: {error or type(error).__name__}") from error
+
+
+async def fetch_totals(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
+    """`metric_totals` of `url`/metrics; raises `ScrapeError`."""
+    text = await fetch_text(session, url)
+    try:
+        return metric_totals(text)
+    except ValueError as error:
+        raise ScrapeError(f"{url}/metrics: {error}") from error
 
 
 async def fetch_workers(

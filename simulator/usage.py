@@ -32,7 +32,7 @@ class UsageError(ValueError):
 
 def check_demo(options: argparse.Namespace) -> None:
     """Raises `UsageError` where the demo could not keep what it found."""
-    _check_folder(options.out)
+    check_folder("--out", options.out)
 
 
 def check_load(options: argparse.Namespace) -> None:
@@ -51,7 +51,7 @@ def check_load(options: argparse.Namespace) -> None:
         raise UsageError(f"--vocabulary {options.vocabulary}: must be above {FIRST_TOKEN_ID}")
     for option, path in (("--json", options.json), ("--html", options.html)):
         if path is not None:
-            _check_file(option, path)
+            check_file(option, path)
 
 
 def check_stack(options: argparse.Namespace) -> None:
@@ -60,12 +60,9 @@ def check_stack(options: argparse.Namespace) -> None:
         _refuse(options, ("requests", *OF_A_TRACE), "is for --trace, and there is none")
     if options.port and options.port == options.admin_port:
         raise UsageError(f"--port and --admin-port are both {options.port}; choose two")
-    try:
-        profile(options.profile)
-    except ValueError as error:
-        raise UsageError(f"--profile: {error}") from error
-    _check_policy(options.policy)
-    _check_folder(options.out)
+    check_profile(options.profile)
+    check_policy(options.policy)
+    check_folder("--out", options.out)
 
 
 def base_url(text: str) -> str:
@@ -76,7 +73,16 @@ def base_url(text: str) -> str:
     return url
 
 
-def _check_policy(spec: str) -> None:
+def check_profile(name: str) -> None:
+    """Raises `UsageError` for a profile that is not there."""
+    try:
+        profile(name)
+    except ValueError as error:
+        raise UsageError(f"--profile: {error}") from error
+
+
+def check_policy(spec: str) -> None:
+    """Raises `UsageError` for a policy that cannot be loaded; knows those of this folder, too."""
     # The router looks for a policy of one's own in the folder it is started in, too.
     here = str(Path.cwd())
     if here not in sys.path:
@@ -93,7 +99,8 @@ def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None
             raise UsageError(f"--{name.replace('_', '-')} {why}; leave one of the two out")
 
 
-def _check_file(option: str, path: Path) -> None:
+def check_file(option: str, path: Path) -> None:
+    """Raises `UsageError` for a file that could not be written when all is done."""
     if path.is_dir():
         raise UsageError(f"{option} {path}: is a folder; name a file in it")
     if not path.parent.is_dir():
@@ -102,12 +109,13 @@ def _check_file(option: str, path: Path) -> None:
         raise UsageError(f"{option} {path}: may not be written; name a file that may")
 
 
-def _check_folder(path: Path) -> None:
+def check_folder(option: str, path: Path) -> None:
+    """Makes the folder; raises `UsageError` where it cannot be made or written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--out {path}: cannot be made ({error.strerror}); name another"
+            f"{option} {path}: cannot be made ({error.strerror}); name another"
         ) from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {path}: may not be written to; name another folder")
+        raise UsageError(f"{option} {path}: may not be written to; name another folder")

@@ -15,7 +15,8 @@ import msgspec
 from simulator.limits.rules import POOL_RULES, Rule, make_rule
 from simulator.traces.job import Job
 
-RULES = ("ideal", "single_lru", *POOL_RULES)
+RULES = ("single_lru", *POOL_RULES)  # without more ado
+ALL_RULES = (*RULES, "pooled_lru", "ideal")
 MAX_WORKERS = 4096
 
 
@@ -88,12 +89,13 @@ def hits(
     """One row per rule, in the order of `rules`, from one pass over `jobs`.
 
     `workers` caches of `kv_tokens` each (None: without limit), in blocks of `block_tokens`, the
-    size an id of the jobs stands for. `single_lru` is one cache as large as all of them together,
-    `ideal` one without limit. Raises ValueError for an unknown rule or a size out of range.
+    size an id of the jobs stands for. `single_lru` is one cache of `kv_tokens`, `pooled_lru` one as
+    large as all of them together, `ideal` one without limit. Raises ValueError for an unknown rule
+    or a size out of range.
     """
     _check(block_tokens, workers, kv_tokens, rules)
     pool_tokens = None if kv_tokens is None else kv_tokens * workers
-    alone: dict[str, int | None] = {"ideal": None, "single_lru": pool_tokens}
+    alone = {"single_lru": kv_tokens, "pooled_lru": pool_tokens, "ideal": None}
     tallies = [
         _Tally(name, 1, alone[name], block_tokens)
         if name in alone
@@ -121,5 +123,5 @@ def _check(block_tokens: int, workers: int, kv_tokens: int | None, rules: Sequen
             f"kv_tokens must be at least one block ({block_tokens} tokens), got {kv_tokens}"
         )
     for name in rules:
-        if name not in RULES:
-            raise ValueError(f"unknown rule {name!r}; valid ones: {', '.join(RULES)}")
+        if name not in ALL_RULES:
+            raise ValueError(f"unknown rule {name!r}; valid ones: {', '.join(ALL_RULES)}")

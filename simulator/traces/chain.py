@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvkernels import chain_hashes
 from policies.contract import Hashes
 from simulator.traces.errors import TraceError
 from simulator.traces.job import Job
@@ -19,10 +20,12 @@ PRIVATE_BITS = 23  # more than the blocks of the longest prompt, one token each
 class Chainer:
     """Names an engine's blocks of `engine_block` tokens from ids of `source_block` tokens.
 
-    One size must divide the other. Equal: an id, mixed. Engine's smaller: k hashes derived from
-    each id; a block that the source lists although it is partial serves as far as the prompt
-    reaches. Engine's larger: every k-th id. Equal prefixes get equal names, and unequal ones do
-    not (but by chance, 2^-64 a pair). Raises `TraceError` for sizes where neither divides.
+    One size must divide the other. Equal: an id, chained to those before it. Engine's smaller: k
+    hashes derived from each; a block that the source lists although it is partial serves as far
+    as the prompt reaches. Engine's larger: every k-th. Equal prefixes get equal names, and unequal
+    ones do not (but by chance, 2^-64 a pair), also where a source uses an id twice behind
+    different prefixes, which it should not: an engine's cache takes a name for a prefix. Raises
+    `TraceError` for sizes where neither divides.
     """
 
     def __init__(self, source_block: int, engine_block: int) -> None:
@@ -50,21 +53,21 @@ class Chainer:
         if self._split > 1:
             named = self._split_ids(job)
         elif self._merge > 1 or len(job.answer_ids):
-            named = light_mix(self._merged_ids(job))
+            named = prefix_names(self._merged_ids(job))[self._merge - 1 :: self._merge]
         else:
-            named = light_mix(job.ids[:full])
+            named = prefix_names(job.ids[:full])
         if len(named) >= full:
             return named
         return np.concatenate((named, private_ids(serial, len(named), full)))
 
     def _merged_ids(self, job: Job) -> Hashes:
-        """One id per engine block, which is as large as the source's or larger."""
+        """The ids of all of its engine's blocks, which are as large as the source's or larger."""
         full = job.prompt_tokens // self.source_block
         ids = job.ids[:full]
         if len(ids) == full and len(job.answer_ids):
             ids = np.concatenate((ids, job.answer_ids))
         blocks = (job.prompt_tokens + job.output_tokens) // self.engine_block
-        return ids[self._merge - 1 :: self._merge][:blocks]
+        return ids[: blocks * self._merge]
 
     def _split_ids(self, job: Job) -> Hashes:
         """`_split` hashes per id. Where the answer is known, the block that prompt and answer
@@ -73,8 +76,13 @@ class Chainer:
         if len(job.answer_ids) and len(ids) >= full:
             ids = np.concatenate((ids[:full], job.answer_ids))
             tokens += job.output_tokens
-        lanes: Hashes = np.add.outer(light_mix(ids), self._lanes).ravel()
+        lanes: Hashes = np.add.outer(prefix_names(ids), self._lanes).ravel()
         return light_mix(lanes[: tokens // self.engine_block])
+
+
+def prefix_names(ids: Hashes) -> Hashes:
+    """Each id with all ids before it, as the chain hash of blocks that hold one id each."""
+    return chain_hashes(ids.view(np.int32), 2)
 
 
 def light_mix(ids: Hashes) -> Hashes:

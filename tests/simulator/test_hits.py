@@ -51,11 +51,11 @@ def test_a_partial_last_block_saves_no_tokens() -> None:
     assert row.hit_rate_requests == pytest.approx(1 / 2)
 
 
-def test_one_cache_of_a_rule_is_the_pool_in_one() -> None:
+def test_one_cache_is_of_one_worker_or_of_all() -> None:
     jobs = [make_job([1], 10), make_job([2], 10), make_job([1], 10)]
-    rows = hits(jobs, block_tokens=10, workers=2, kv_tokens=10, rules=["single_lru", "round_robin"])
-    assert [(row.workers, row.kv_tokens) for row in rows] == [(1, 20), (2, 10)]
-    assert [row.hit_rate_tokens for row in rows] == [pytest.approx(1 / 3)] * 2
+    rows = hits(jobs, block_tokens=10, workers=2, kv_tokens=10, rules=["single_lru", "pooled_lru"])
+    assert [(row.workers, row.kv_tokens) for row in rows] == [(1, 10), (1, 20)]
+    assert [row.hit_rate_tokens for row in rows] == [0.0, pytest.approx(1 / 3)]
 
 
 def test_bounded_leaves_a_worker_that_had_too_much() -> None:
@@ -84,7 +84,7 @@ def test_no_jobs_is_a_row_of_zeros() -> None:
         ({"block_tokens": 0}, "block_tokens must be at least 1, got 0"),
         ({"workers": 0}, "workers must be 1 to 4096, got 0"),
         ({"kv_tokens": 15}, r"at least one block \(16 tokens\), got 15"),
-        ({"rules": ["gredy"]}, "unknown rule 'gredy'; valid ones: ideal, single_lru, round_robin"),
+        ({"rules": ["gredy"]}, "unknown rule 'gredy'; valid ones: single_lru, round_robin"),
     ],
 )
 def test_bad_values_are_refused(change: dict[str, object], message: str) -> None:

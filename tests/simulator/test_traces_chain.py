@@ -70,9 +70,15 @@ def test_derived_names_do_not_meet(step: int) -> None:
 
 def test_larger_blocks_are_every_kth_id() -> None:
     chainer = Chainer(512, 1024)
-    assert names(chainer, job(2600, [1, 2, 3, 4, 5])) == names(
-        Chainer(1024, 1024), job(2048, [2, 4])
-    )
+    finer = names(Chainer(512, 512), job(2600, [1, 2, 3, 4, 5]))
+    assert names(chainer, job(2600, [1, 2, 3, 4, 5])) == [finer[1], finer[3]]
+
+
+@pytest.mark.parametrize("engine", [256, 512, 1024])
+def test_an_id_used_twice_behind_different_prefixes_gets_two_names(engine: int) -> None:
+    chainer = Chainer(512, engine)
+    one, other = (names(chainer, job(2048, [first, 8, 9, 10])) for first in (1, 2))
+    assert set(one).isdisjoint(other)
 
 
 def test_without_ids_every_block_is_private() -> None:

@@ -1,0 +1,146 @@
+"""The command lines of what runs on real programs: `demo`, `load`, `stack`, `sample`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from simulator import commands, usage
+from simulator.arguments import count, port, positive, seed
+
+
+def add_demo(parsers: Any) -> None:
+    """`warmroute-sim demo`."""
+    demo = parsers.add_parser(
+        "demo",
+        help="show the hot spot and its cure on timed workers; ends by itself",
+        description="Starts timed workers and a router as processes on loopback, runs two "
+        "workloads for several policies, prints a table, writes report.html and report.json. "
+        "Ends with 0 when no request was lost and every load counter came back to zero.",
+    )
+    demo.add_argument("--out", type=Path, default=Path("build/demo"), metavar="DIR")
+    demo.add_argument("--workers", type=count, default=8, metavar="N", help="default %(default)s")
+    demo.add_argument(
+        "--speed", type=positive, default=1.0, metavar="X",
+        help="run workers and arrivals X times as fast; below 1 on a slow machine",
+    )  # fmt: skip
+    demo.add_argument(
+        "--quick", action="store_true", help="a fifth of the requests: that it works, not how well"
+    )
+    demo.add_argument("--trace", type=Path, metavar="FILE", help="conversation trace to use")
+    demo.set_defaults(command=commands.demo)
+
+
+def add_load(parsers: Any) -> None:
+    """`warmroute-sim load`."""
+    load = parsers.add_parser(
+        "load",
+        help="put a workload on a live OpenAI-compatible endpoint",
+        description="Sends streamed completions of token-id prompts to URL/v1/completions, open "
+        "loop at the workload's times (or closed loop with --concurrency), and prints what came "
+        "back. Ends with 0 when no request was lost.",
+    )
+    load.add_argument("url", help="base address, as http://127.0.0.1:8080; /v1 is added")
+    source = load.add_mutually_exclusive_group(required=True)
+    source.add_argument("--trace", type=Path, metavar="FILE", help="a trace, plain or packed")
+    source.add_argument(
+        "--shared-prefix", metavar="SYSTEM+QUESTION", help="tokens shared and own, as 6000+700"
+    )
+    load.add_argument("--model", help="default: the first that the endpoint lists")
+    load.add_argument("--speed", type=positive, metavar="X", help="arrivals X times as fast")
+    load.add_argument(
+        "--concurrency",
+        type=count,
+        metavar="N",
+        help="closed loop with N requests under way",
+    )
+    _add_trace_options(load)
+    _add_shared_prefix_options(load)
+    load.add_argument("--vocabulary", type=count, default=10_000, metavar="N")
+    load.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="per request")
+    load.add_argument("--json", type=Path, metavar="FILE", help="write results and rows")
+    load.add_argument("--html", type=Path, metavar="FILE", help="write the page")
+    load.set_defaults(command=commands.load)
+
+
+def _add_shared_prefix_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--groups",
+        type=count,
+        metavar="N",
+        help=f"shared prompts; default {usage.GROUPS}",
+    )
+    parser.add_argument(
+        "--rate",
+        type=positive,
+        metavar="R",
+        help=f"per second; default {usage.RATE_PER_S:g}",
+    )
+    parser.add_argument(
+        "--output-tokens", type=count, metavar="N", help=f"default {usage.OUTPUT_TOKENS}"
+    )
+    parser.add_argument("--seed", type=seed, help=f"default {usage.SEED}")
+
+
+def add_stack(parsers: Any) -> None:
+    """`warmroute-sim stack`."""
+    stack = parsers.add_parser(
+        "stack",
+        aliases=["run-stack"],
+        help="start a router and timed workers; stay until Ctrl-C, or put a trace on them",
+        description="Starts timed workers and a router in front of them on loopback. Without "
+        "--trace it prints a curl line that works and stays until Ctrl-C; with --trace it puts "
+        "the trace on them, writes report.html and report.json to --out, and ends.",
+    )
+    stack.add_argument("--workers", type=count, default=4, metavar="N", help="default %(default)s")
+    stack.add_argument("--policy", default="hybrid", help="default %(default)s")
+    stack.add_argument("--profile", default="llama-3.1-8b-h100", help="default %(default)s")
+    stack.add_argument(
+        "--port",
+        type=port,
+        default=8080,
+        help="of the router; default %(default)s, 0: any free",
+    )
+    stack.add_argument(
+        "--admin-port", type=port, default=8081, metavar="PORT",
+        help="of the router's admin pages; default %(default)s, 0: any free",
+    )  # fmt: skip
+    stack.add_argument(
+        "--speed", type=positive, default=1.0, metavar="X",
+        help="run workers, and the trace's arrivals, X times as fast",
+    )  # fmt: skip
+    stack.add_argument(
+        "--out", type=Path, default=Path("build/stack"), metavar="DIR", help="logs and report"
+    )
+    stack.add_argument("--trace", type=Path, metavar="FILE", help="a trace, plain or packed")
+    _add_trace_options(stack)
+    stack.set_defaults(command=commands.stack)
+
+
+def _add_trace_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=count, metavar="N", help="at most so many")
+    parser.add_argument("--seconds", type=positive, metavar="S", help="of the trace's start only")
+    parser.add_argument(
+        "--spread", type=positive, metavar="S",
+        help="spread requests of one timestamp over S seconds (Mooncake: 3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--block-tokens", type=count, metavar="N",
+        help="prompt tokens that an id stands for; default: as the format says, Mooncake's "
+        f"{usage.BLOCK_TOKENS}",
+    )  # fmt: skip
+
+
+def add_sample(parsers: Any) -> None:
+    """`warmroute-sim sample`."""
+    sample = parsers.add_parser(
+        "sample",
+        help="write the small conversation sample that ships with the project",
+        description="Generates chat sessions with growing prompts in the trace schema. Without "
+        "options it writes, byte for byte, simulator/data/conversation_sample.jsonl.gz.",
+    )
+    sample.add_argument("--out", type=Path, metavar="FILE")
+    sample.add_argument("--seconds", type=positive, default=300.0, metavar="S")
+    sample.add_argument("--seed", type=seed, default=1)
+    sample.set_defaults(command=commands.sample)

@@ -1,0 +1,139 @@
+"""What `warmroute-sim replay` does: every policy with every seed, then the reports."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Console
+
+from simulator.replay.observer import Observer
+from simulator.replay.run import ReplayProgress, replay
+from simulator.replay.setup import Setup
+from simulator.report.console import print_report
+from simulator.report.file import write_json
+from simulator.report.page import render_page
+from simulator.report.prefixes import HotPrefixes
+from simulator.report.progress import ProgressDisplay
+from simulator.report.requests_csv import RequestsCsv
+from simulator.report.row import ReplayRow, summarize
+from simulator.report.view import RunView, view
+from simulator.setup_options import setups_of
+from simulator.usage import UsageError, check_file
+
+
+class Replayed(NamedTuple):
+    """What is kept of one replay."""
+
+    row: ReplayRow
+    notes: tuple[str, ...]  # what people should know of it
+    seen: RunView | None  # what is drawn, where there is a page
+
+
+Done = Callable[[Setup, Replayed], None]
+
+
+def run(options: argparse.Namespace, console: Console) -> bool:
+    """Replays, prints the tables, writes what was asked for; False when nothing completed."""
+    setups = setups_of(options)
+    _check_reports(options, setups)
+    found: dict[Setup, Replayed] = {}
+    several = options.jobs > 1 and len(setups) > 1
+    (_side_by_side if several else _one_by_one)(options, setups, console, found.__setitem__)
+    kept = [found[setup] for setup in setups]
+    rows = [one.row for one in kept]
+    print_report(console, rows)
+    for note in dict.fromkeys(note for one in kept for note in one.notes):
+        console.print(note, style="dim", highlight=False, markup=False)
+    about = {"setups": [msgspec.to_builtins(setup) for setup in setups]}
+    if options.json is not None:
+        write_json(options.json, rows, about)
+    if options.html is not None:
+        views = [one.seen for one in kept if one.seen is not None]
+        name = Path(options.trace).name
+        options.html.write_text(render_page(rows, views, title=f"Replay of {name}"))
+    return any(row.completed for row in rows)
+
+
+def _check_reports(options: argparse.Namespace, setups: Sequence[Setup]) -> None:
+    for name in ("json", "html", "csv"):
+        path: Path | None = getattr(options, name)
+        if path is not None:
+            check_file(f"--{name}", path)
+    if options.csv is not None and len(setups) > 1:
+        raise UsageError(
+            f"--csv holds one replay and this is {len(setups)}: name one --policy and one --seed"
+        )
+
+
+def _one_by_one(
+    options: argparse.Namespace, setups: Sequence[Setup], console: Console, done: Done
+) -> None:
+    with ProgressDisplay(console) as board:
+        for setup in setups:
+            board.start(_label(setup))
+            done(setup, _replayed(setup, options.html is not None, options.csv, board.note))
+
+
+def _side_by_side(
+    options: argparse.Namespace, setups: Sequence[Setup], console: Console, done: Done
+) -> None:
+    # Spawned, not forked: a child must not inherit half of what this process is doing.
+    with _ended_on_error(
+        ProcessPoolExecutor(min(options.jobs, len(setups)), mp_context=get_context("spawn"))
+    ) as pool:
+        tasks = {
+            pool.submit(_replayed, setup, options.html is not None, None, None): setup
+            for setup in setups
+        }
+        for number, task in enumerate(as_completed(tasks), start=1):
+            one = task.result()
+            done(tasks[task], one)
+            console.print(
+                f"{number} of {len(setups)}: {_label(tasks[task])}, {one.row.wall_s:.1f} s",
+                highlight=False,
+            )
+
+
+@contextmanager
+def _ended_on_error(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    try:
+        yield pool
+    except BaseException:
+        for process in list(pool._processes.values()):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _replayed(
+    setup: Setup,
+    drawn: bool,
+    csv: Path | None,
+    on_progress: Callable[[ReplayProgress], None] | None,
+) -> Replayed:
+    """One replay."""
+    prefixes = HotPrefixes() if drawn else None
+    observers: list[Observer] = [] if prefixes is None else [prefixes]
+    if csv is None:
+        result = replay(setup, on_progress=on_progress, observers=observers)
+    else:
+        with csv.open("w", encoding="utf-8", newline="") as file:
+            writers = [*observers, RequestsCsv(file)]
+            result = replay(setup, on_progress=on_progress, observers=writers)
+    if prefixes is None:
+        return Replayed(summarize(result), result.notes, None)
+    result = replace(result, hot=prefixes.found(result.samples.time_ns))
+    return Replayed(summarize(result), result.notes, view(result))
+
+
+def _label(setup: Setup) -> str:
+    return f"{setup.policy}, seed {setup.seed}"
