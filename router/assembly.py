@@ -32,6 +32,9 @@ from router.http.inference import Inference
 from router.http.prompts import PromptReader
 from router.http.tenants import Tenants, read_keys
 from router.metrics import RouterMetrics
+from router.record.recorder import FactRecorder
+from router.record.request_line import Header
+from router.record.request_log import RequestLog
 from router.switchboard import Switchboard
 from router.terms import core_settings, fleet_terms, inference_terms
 from router.worker_spec import parse_worker_spec
@@ -51,6 +54,8 @@ class Router:
             load(config.policy), core_settings(config), config.seed, _PolicyTrouble().report
         )
         self.switchboard = Switchboard(core, time.monotonic)
+        self._request_log = self._open_log(config)
+        self.switchboard.recorder = _recorder(config, core)
         self.zmq = zmq.asyncio.Context()
         # Each worker has two: its stream, and now and then a replay.
         self.zmq.set(zmq.MAX_SOCKETS, 2 * config.limits.workers + _SPARE_SOCKETS)
@@ -64,7 +69,7 @@ class Router:
         prompts = PromptReader(
             _tokenizer(config), self._executor, time.time, config.limits.inflight_requests
         )
-        self.metrics = RouterMetrics(core, self.fleet, prompts)
+        self.metrics = RouterMetrics(core, self.fleet, prompts, self._request_log)
         self.inference = Inference(
             self.switchboard,
             self.fleet,
@@ -73,6 +78,7 @@ class Router:
             self.metrics,
             decisions,
             lambda: inference_terms(self.config),
+            self._request_log,
         )
         self.admin = AdminApi(self.switchboard, self.fleet, self.inference, decisions, self.metrics)
 
@@ -103,7 +109,7 @@ class Router:
         policy = load(config.policy)
         specs = [parse_worker_spec(spec) for spec in config.workers]
         if "policy" in applied:
-            self.switchboard.core.set_policy(policy)
+            self.switchboard.set_policy(policy)
         lines = [f"{key}: {reason}" for key, reason in refused.items()]
         if "workers" in applied:
             lines += self.fleet.reconcile(specs)
@@ -112,11 +118,32 @@ class Router:
         log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
         return lines
 
+    def reopen_files(self) -> None:
+        """Go on in new files where those written to were moved away."""
+        if self._request_log is not None:
+            self._request_log.reopen()
+
     async def aclose(self) -> None:
-        """Stop following workers and free sockets and threads."""
+        """Stop following workers, write what waits, free sockets and threads."""
         await self.fleet.aclose()
+        for written in (self._request_log, self.switchboard.recorder):
+            if written is not None:
+                await asyncio.to_thread(written.close)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.zmq.destroy(linger=0)
+
+    def _open_log(self, config: Config) -> RequestLog | None:
+        """Raises OSError."""
+        if config.request_log is None:
+            return None
+
+        def header(started: float) -> Header:
+            policy = self.switchboard.core.policy.spec
+            return Header(round(started, 6), policy, len(self.fleet.members))
+
+        return RequestLog(
+            Path(config.request_log), config.request_log_bytes, time.monotonic, time.time, header
+        )
 
     def _resync(self, worker_id: int, from_seq: int) -> None:
         member = self.fleet.members.get(worker_id)
@@ -149,6 +176,14 @@ class _PolicyTrouble:
         self._failures += 1
         if self._failures & (self._failures - 1) == 0:
             log.error("%d failures so far: %s", self._failures, error, exc_info=error)
+
+
+def _recorder(config: Config, core: RouterCore) -> FactRecorder | None:
+    """Raises OSError."""
+    if config.record_facts is None:
+        return None
+    path = Path(config.record_facts)
+    return FactRecorder(path, config.record_facts_bytes, core, config.seed)
 
 
 def _tokenizer(config: Config) -> Tokenizer | None:

@@ -154,6 +154,18 @@ class Config(_Section, frozen=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least level to log")
     ] = "info"
+    request_log: Annotated[
+        str | None, Meta(description="file to log requests to, for replays; none: no log")
+    ] = None
+    request_log_bytes: Annotated[
+        int, Meta(ge=4_096, le=1 << 50, description="beyond this FILE becomes FILE.1, bytes")
+    ] = 1 << 30
+    record_facts: Annotated[
+        str | None, Meta(description="file to record all decisions to, for debugging; none: off")
+    ] = None
+    record_facts_bytes: Annotated[
+        int, Meta(ge=4_096, le=1 << 50, description="beyond this the recording ends, bytes")
+    ] = 1 << 30
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     intervals: Intervals = field(default_factory=Intervals)

@@ -31,6 +31,10 @@ FIXED = MappingProxyType(
                 "tenant_header",
                 "trusted_peers",
                 "api_keys_file",
+                "request_log",
+                "request_log_bytes",
+                "record_facts",
+                "record_facts_bytes",
                 "log_level",
                 "limits.body_bytes",
                 "limits.header_bytes",
@@ -80,6 +84,8 @@ def check_value(key: Key, value: Any) -> Any:
             raise ValueError(f"{read} is not a folder with a tokenizer.json")
     elif key.path == "api_keys_file" and read is not None and not Path(read).is_file():
         raise ValueError(f"{read} is not a file")
+    elif key.path in ("request_log", "record_facts") and read is not None:
+        _check_place(Path(read))
     return read
 
 
@@ -91,6 +97,8 @@ def check_together(config: Config) -> list[str]:
     if len(config.workers) > config.limits.workers:
         count = len(config.workers)
         problems.append(f"workers: {count} given, limits.workers is {config.limits.workers}")
+    if config.request_log is not None and config.request_log == config.record_facts:
+        problems.append(f"request_log and record_facts are both {config.request_log}")
     if config.session_header == config.tenant_header:
         problems.append(f"session_header and tenant_header are both {config.session_header}")
     return problems
@@ -108,6 +116,13 @@ def _workers(value: Any) -> tuple[str, ...]:
         return str(spec)
 
     return _each(value, text_of)
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir() or not path.name:
+        raise ValueError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder; create it first")
 
 
 def _check_peer(peer: str) -> None:

@@ -21,6 +21,7 @@ from router.fleet_io.manager import FleetManager
 from router.http.errors import WorkerError
 from router.http.prompts import PromptReader
 from router.http.relay.reply import Outcome
+from router.record.request_log import RequestLog
 
 Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
 
@@ -31,10 +32,17 @@ _GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0
 class RouterMetrics:
     """Lifetime: process; a worker's own counts leave with it."""
 
-    def __init__(self, core: RouterCore, fleet: FleetManager, prompts: PromptReader) -> None:
+    def __init__(
+        self,
+        core: RouterCore,
+        fleet: FleetManager,
+        prompts: PromptReader,
+        request_log: RequestLog | None = None,
+    ) -> None:
         registry = CollectorRegistry()
         self._replies: Replies = {}
         registry.register(_CoreCollector(core, fleet, prompts, self._replies))
+        registry.register(_LogCollector(request_log))
         self._registry = registry
         self.reported_hit_tokens = Counter(
             "warmroute_reported_hit_tokens",
@@ -218,6 +226,24 @@ class _CoreCollector(Collector):
             for (status, kind), count in counts.items():
                 replies.add_metric([str(worker_id), status, kind], count)
         return replies
+
+
+class _LogCollector(Collector):
+    """Reads the request log's counts; zero where there is no log. Lifetime: process."""
+
+    def __init__(self, request_log: RequestLog | None) -> None:
+        self._log = request_log
+
+    def collect(self) -> Iterable[Metric]:
+        """The one family."""
+        lines = CounterMetricFamily(
+            "warmroute_request_log_lines",
+            "Lines of the request log, written or lost for want of room",
+            labels=["result"],
+        )
+        lines.add_metric(["written"], 0 if self._log is None else self._log.lines)
+        lines.add_metric(["lost"], 0 if self._log is None else self._log.lost)
+        yield lines
 
 
 _WORKER_GAUGES = {

@@ -27,8 +27,8 @@ _OPEN_FILES = 65_536  # wanted; the system may allow fewer
 async def serve(config: Config, read_config: Callable[[], Config]) -> None:
     """Run the router until SIGTERM or SIGINT; `read_config` reads it anew on SIGHUP.
 
-    Raises OSError that says which address cannot be bound and why, ValueError for a bad policy
-    or key file.
+    Raises OSError that says which address cannot be bound or which file not written, and why;
+    ValueError for a bad policy or key file.
     """
     _allow_many_files()
     loop = asyncio.get_running_loop()
@@ -111,7 +111,8 @@ def _why(error: OSError) -> str:
 
 
 def _reload(router: Router, read_config: Callable[[], Config]) -> None:
-    """A configuration that cannot be used changes nothing."""
+    """A configuration that cannot be used changes nothing. Logs are begun anew all the same."""
+    router.reopen_files()
     try:
         refused = router.apply(read_config())
     except ValueError as error:

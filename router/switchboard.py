@@ -9,24 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Literal
 
-from policies.facts import (
-    Arrival,
-    Fact,
-    Failure,
-    Finish,
-    FirstToken,
-    KvEvents,
-    LoadReport,
-    Progress,
-    ReplayEnd,
-    Tick,
-    WorkerChange,
-)
+from policies.facts import Arrival, Fact, Failure, Finish, FirstToken, Progress
+from policies.load import LoadedPolicy
 from router.core.actions import Action, Cancel, Dispatch, Hold, PutAside, Reject, Resync
+from router.core.chooser import Choice
 from router.core.core import RouterCore
+from router.core.take import take
+from router.record.recorder import FactRecorder
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +97,7 @@ class Switchboard:
         self.clock = clock
         self._tickets: dict[int, Ticket] = {}
         self._next_request_id = 0
+        self.recorder: FactRecorder | None = None  # set before the first fact, or never
         self.resync: Callable[[int, int], None] = lambda worker_id, from_seq: None
 
     def next_request_id(self) -> int:
@@ -123,34 +117,31 @@ class Switchboard:
 
     def tell(self, fact: Fact) -> None:
         """Give the core a fact and carry out what it asks for."""
-        for action in self._take(fact):
+        if self.recorder is None:
+            actions = take(self.core, fact)
+        else:
+            actions = self.recorder.record(fact, partial(take, self.core))
+        for action in actions:
             self._do(action)
 
-    def _take(self, fact: Fact) -> list[Action]:
-        core = self.core
-        match fact:
-            case Arrival():
-                return core.on_arrival(fact)
-            case FirstToken():
-                return core.on_first_token(fact)
-            case Progress():
-                return core.on_progress(fact)
-            case Finish():
-                return core.on_finish(fact)
-            case Failure():
-                return core.on_failure(fact)
-            case LoadReport():
-                return core.on_load_report(fact)
-            case KvEvents():
-                return core.on_kv_events(fact)
-            case ReplayEnd():
-                return core.on_replay_end(fact)
-            case WorkerChange():
-                return core.on_worker(fact)
-            case Tick():
-                return core.on_tick(fact)
-            case _:
-                raise TypeError(f"not a fact the core takes from outside: {fact!r}")
+    def explain(self, arrival: Arrival) -> Choice | Reject | None:
+        """What the core would decide for `arrival` now; nothing is charged."""
+        if self.recorder is not None:
+            arrival = self.recorder.explain(arrival)
+        return self.core.explain(arrival)
+
+    def advance(self) -> None:
+        """Bring the load up to now, for whoever wants to look at it."""
+        now_s = self.clock()
+        if self.recorder is not None:
+            self.recorder.advance(now_s)
+        self.core.ledger.advance(now_s)
+
+    def set_policy(self, policy: LoadedPolicy) -> None:
+        """Decide by another policy from now on. Raises PolicyError; the one before stays then."""
+        self.core.set_policy(policy)
+        if self.recorder is not None:
+            self.recorder.set_policy(policy.spec)
 
     def _do(self, action: Action) -> None:
         match action:

@@ -108,7 +108,7 @@ class AdminApi:
         body = await request.read()
         path = request.query.get("path", "/v1/completions")
         arrival, prompt = await self._inference.arrival(body, path, request.headers.get, None)
-        choice = self._switchboard.core.explain(arrival)
+        choice = self._switchboard.explain(arrival)
         if choice is None:
             return json_response({"held": True, "prompt_tokens": prompt.tokens})
         if isinstance(choice, Reject):
@@ -161,7 +161,7 @@ class AdminApi:
         if worker is None or member.recognized is None:
             return shown
         columns, slot, facts = core.columns, worker.slot, worker.facts
-        core.ledger.advance(now_s)
+        self._switchboard.advance()
         return shown | {
             "kind": member.recognized.kind,
             "models": facts.models,

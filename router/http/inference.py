@@ -25,6 +25,7 @@ from router.http.relay.reply import Header, HeldReply, Outcome, Timeouts, Usage
 from router.http.scan import ScanLimits, Scanned, scan
 from router.http.tenants import Tenants
 from router.metrics import RouterMetrics
+from router.record.request_log import Entry, RequestLog
 from router.switchboard import Switchboard, Ticket
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Inference:
         metrics: RouterMetrics,
         decisions: DecisionLog,
         terms: Callable[[], InferenceTerms],
+        request_log: RequestLog | None = None,
     ) -> None:
         self._switchboard = switchboard
         self._fleet = fleet
@@ -64,6 +66,7 @@ class Inference:
         self._metrics = metrics
         self._decisions = decisions
         self._terms = terms
+        self._request_log = request_log
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request. Raises ClientError for what is the client's own fault."""
@@ -72,7 +75,10 @@ class Inference:
         arrival, _ = await self.arrival(body, request.path, request.headers.get, tenant)
         with self._switchboard.ticket(arrival.request_id) as ticket:
             ticket.arrive(arrival)
-            return await self._relay(request, body, arrival, ticket)
+            if self._request_log is None:
+                return await self._relay(request, body, arrival, ticket)
+            with self._request_log.entry(arrival) as entry:
+                return await self._relay(request, body, arrival, ticket, entry)
 
     async def arrival(
         self,
@@ -123,7 +129,12 @@ class Inference:
         raise ClientError(400, f"`model` is missing; this router serves: {known}", "model")
 
     async def _relay(
-        self, request: web.Request, body: bytes, arrival: Arrival, ticket: Ticket
+        self,
+        request: web.Request,
+        body: bytes,
+        arrival: Arrival,
+        ticket: Ticket,
+        entry: Entry | None = None,
     ) -> web.StreamResponse:
         terms = self._terms()
         explain = terms.explain and request.headers.get(EXPLAIN_HEADER) == "1"
@@ -131,7 +142,13 @@ class Inference:
         while True:
             action = await ticket.next_action()
             if isinstance(action, Reject):
-                return await self._turned_away(request, action, held)
+                answer = await self._turned_away(request, action, held)
+                if entry is not None:
+                    entry.rejected(action, answer.status)
+                return answer
+            if entry is not None:
+                worker = self._switchboard.core.workers.get(action.worker_id)
+                entry.dispatched(action, None if worker is None else worker.facts.block_size)
             self._decisions.add(arrival, action)
             member = self._fleet.members.get(action.worker_id)
             if member is None:  # removed since the core chose it
@@ -147,6 +164,8 @@ class Inference:
                 ticket.progress if arrival.stream else None,
             )
             self._metrics.outcome(arrival, action, outcome, self._switchboard.clock())
+            if entry is not None:
+                entry.ended(outcome)
             held = outcome.held or held
             if not self._settle(ticket, action.worker_id, outcome):
                 return reply

@@ -83,6 +83,8 @@ def _another(path: str, folder: Path) -> object:
         "policy": "hybrid?load_factor=2",
         "tokenizer": str(folder),
         "api_keys_file": str(folder / "tokenizer.json"),
+        "request_log": str(folder / "requests"),
+        "record_facts": str(folder / "facts"),
         "explain": False,
         "log_level": "debug",
         "port": 8090,
@@ -167,6 +169,9 @@ def test_an_empty_file_is_the_defaults(text, tmp_path):
         ("trusted_peers: [here]", "trusted_peers[0]: "),
         ("tokenizer: /no/such/folder", "tokenizer.json"),
         ("api_keys_file: /no/such/file", "is not a file"),
+        ("request_log: /no/such/log", "request_log: /no/such is not a folder; create it first"),
+        ("record_facts: /", "record_facts: / is a folder; name a file in it"),
+        ("request_log: /f\nrecord_facts: /f", "request_log and record_facts are both /f"),
         ("host: ''", "host: expected string of length >= 1"),
     ],
 )

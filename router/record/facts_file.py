@@ -1,0 +1,212 @@
+"""The format of recorded facts: msgpack records, each behind its length (4 bytes, big-endian).
+
+The first record is the `Preamble`. Then come, in the order in which the core saw them:
+
+    ["fact", kind, fields, actions]   one fact; each action as [kind, fields]; or, where the core
+                                      raised an error, its name instead of the list
+    ["explain", fields]               somebody asked where such an arrival would go
+    ["advance", now_s]                somebody looked at the load as of now
+    ["policy", specification]         another policy decides from here on
+    ["late", fact, event, chain]      the chain of blocks of an earlier fact (counted from 0)
+                                      whose parent became known only here
+    ["end", why]                      why it ends; without it the file was cut off
+
+Stored blocks carry chain hashes, never token ids. An array of hashes is bytes, uint64
+little-endian.
+"""
+
+from __future__ import annotations
+
+import inspect
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from policies import facts
+from policies.contract import Hashes
+from router.core.parked import names_of
+
+FORMAT = "warmroute-facts"
+VERSION = 1
+MAX_RECORD_BYTES = 1 << 28
+
+_LENGTH = struct.Struct(">I")
+
+
+class RecordingError(ValueError):
+    """The file is no recording that can be played; the text says where and why."""
+
+
+class Preamble(msgspec.Struct, frozen=True):
+    """With what the recorded core began. Settings stand by their names."""
+
+    settings: dict[str, float | int]
+    seed: int
+    policy: str  # specification, every parameter written out
+    format: str = FORMAT
+    version: int = VERSION
+
+
+def framed(record: Any) -> bytes:
+    """A record as it stands in the file."""
+    data = msgspec.msgpack.encode(record, enc_hook=_plain_value)
+    return _LENGTH.pack(len(data)) + data
+
+
+def as_read(record: Any) -> Any:
+    """A record as `records` would give it back."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(record, enc_hook=_plain_value))
+
+
+def records(path: Path) -> Iterator[Any]:
+    """The file's records, as msgpack spells them; a torn one at its end is left out.
+
+    Raises OSError, and RecordingError for what is no recording.
+    """
+    with path.open("rb") as file:
+        number = 0
+        while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(head)
+            if length > MAX_RECORD_BYTES:
+                raise RecordingError(f"{path}: record {number} has {length} bytes: no recording")
+            data = file.read(length)
+            if len(data) < length:
+                return
+            try:
+                yield msgspec.msgpack.decode(data)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise RecordingError(f"{path}: record {number} is no msgpack: {error}") from error
+            number += 1
+
+
+def preamble_of(record: Any, path: Path) -> Preamble:
+    """The first record, checked. Raises RecordingError."""
+    try:
+        preamble = msgspec.convert(record, Preamble)
+    except msgspec.ValidationError as error:
+        raise RecordingError(f"{path}: does not begin as a recording: {error}") from error
+    if (preamble.format, preamble.version) != (FORMAT, VERSION):
+        found = f"{preamble.format!r}, version {preamble.version}"
+        raise RecordingError(f"{path}: is {found}; expected {FORMAT!r}, version {VERSION}")
+    return preamble
+
+
+# --- to the file ----------------------------------------------------------------------------
+
+
+def plain(thing: Any) -> list[Any]:
+    """`[kind, fields]` of a fact, an event or an action."""
+    return [type(thing).__name__, fields_of(thing)]
+
+
+def fields_of(thing: Any) -> dict[str, Any]:
+    """Its fields by name; those inside of them likewise."""
+    kind: Any = type(thing)
+    return {name: _plain(name, getattr(thing, name)) for name in _names(kind)}
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, (int, float, str, bytes)):
+        return value
+    if name == "hashes":  # names of blocks; they may come as an array
+        return names_of(value)
+    if name == "events":
+        return [plain(event) for event in value]
+    if isinstance(value, tuple) and value and not isinstance(value[0], (int, str, bytes)):
+        return [fields_of(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic, tuple, frozenset, Mapping)):
+        return value
+    return fields_of(value)
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.astype("<u8", copy=False).tobytes()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError(f"no fact holds a {type(value).__name__}")
+
+
+# --- from the file --------------------------------------------------------------------------
+
+
+def fact_of(kind: Any, fields: Any) -> Any:
+    """The fact that `plain` took apart. Raises ValueError or TypeError for what is none."""
+    build = _BUILDERS.get(kind)
+    if build is None or not isinstance(fields, dict):
+        raise ValueError(f"{kind!r} is no kind of fact; known: {', '.join(_BUILDERS)}")
+    return build(fields)
+
+
+def hashes(data: bytes) -> Hashes:
+    """uint64[blocks]. Raises ValueError for torn ones."""
+    return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
+
+
+def _arrival(fields: dict[str, Any]) -> facts.Arrival:
+    chains = {int(size): hashes(data) for size, data in fields["chains"].items()}
+    return facts.Arrival(**{**fields, "chains": chains})
+
+
+def _kv_events(fields: dict[str, Any]) -> facts.KvEvents:
+    events = tuple(_event(kind, event) for kind, event in fields["events"])
+    return facts.KvEvents(**{**fields, "events": events})
+
+
+def _event(kind: str, fields: dict[str, Any]) -> facts.KvEvent:
+    if kind == "Cleared":
+        return facts.Cleared()
+    names = tuple(fields["hashes"])
+    if kind == "Removed":
+        return facts.Removed(**{**fields, "hashes": names})
+    if kind != "Stored":
+        raise ValueError(f"{kind!r} is no kind of KV event")
+    chain = fields["chain"]
+    known = {"hashes": names, "tokens": (), "chain": None if chain is None else hashes(chain)}
+    return facts.Stored(**{**fields, **known})
+
+
+def _worker_change(fields: dict[str, Any]) -> facts.WorkerChange:
+    spec = fields["spec"]
+    if spec is not None:
+        lists = {"models": tuple(spec["models"]), "adapters": frozenset(spec["adapters"])}
+        spec = facts.WorkerFacts(**{**spec, **lists})
+    return facts.WorkerChange(**{**fields, "spec": spec})
+
+
+def _as_it_is(kind: type) -> Callable[[dict[str, Any]], Any]:
+    return lambda fields: kind(**fields)
+
+
+_BUILDERS: Mapping[str, Callable[[dict[str, Any]], Any]] = MappingProxyType(
+    {
+        "Arrival": _arrival,
+        "KvEvents": _kv_events,
+        "WorkerChange": _worker_change,
+        **{
+            kind.__name__: _as_it_is(kind)
+            for kind in (
+                facts.FirstToken,
+                facts.Progress,
+                facts.Finish,
+                facts.Failure,
+                facts.LoadReport,
+                facts.ReplayEnd,
+                facts.Tick,
+            )
+        },
+    }
+)

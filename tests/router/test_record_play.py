@@ -1,0 +1,341 @@
+"""Facts in any order, recorded and played to a fresh core, give the same actions."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.facts import (
+    Arrival,
+    Cleared,
+    Fact,
+    Failure,
+    Finish,
+    FirstToken,
+    KvEvents,
+    LoadReport,
+    Progress,
+    ReplayEnd,
+    Tick,
+    WorkerChange,
+    WorkerFacts,
+)
+from policies.load import load
+from policies.parameters import PolicyError
+from router.core.core import RouterCore
+from router.core.roster import TableFullError
+from router.core.settings import CoreSettings
+from router.record.facts_file import FORMAT, RecordingError, framed, records
+from router.record.player import Player
+from router.record.recorder import FactRecorder
+from router.switchboard import Switchboard
+from tests.effort import EFFORT
+from tests.router.core_world import BLOCK, chain_of, removed, stored
+
+BOUNDS = CoreSettings(max_workers=4, hold_requests=3, inflight_requests=12, parked_blocks=12)
+POLICIES = ("hybrid", "round_robin", "power_of_two", "hybrid?max_requests=1&temperature=0.5")
+SECRET = 7_654_321  # a token id that must not be found in a file
+
+
+class Desk:
+    """A recorded core that is told facts. Lifetime: test."""
+
+    def __init__(self, path: Path, policy: str = "hybrid", limit_bytes: int = 1 << 24) -> None:
+        self.path = path
+        self.now_s = 1000.0
+        self.core = RouterCore(load(policy), BOUNDS, seed=5, report=lambda error: None)
+        self.board = Switchboard(self.core, lambda: self.now_s)
+        self.recorder = FactRecorder(path, limit_bytes, self.core, seed=5)
+        self.board.recorder = self.recorder
+        self.board._do = lambda action: None  # type: ignore[method-assign]
+
+    def tell(self, fact: Fact) -> None:
+        self.board.tell(fact)
+
+    def join(self, worker_id: int, **fields: Any) -> None:
+        known = {"name": f"w{worker_id}", "models": ("m",), "block_size": BLOCK} | fields
+        self.tell(WorkerChange(self.now_s, worker_id, "ready", WorkerFacts(**known)))
+
+    def arrive(self, request_id: int, blocks: list[int], **fields: Any) -> None:
+        self.tell(arrival(self.now_s, request_id, blocks, **fields))
+
+    def events(self, worker_id: int, seq: int, *events: Any, source: Any = "live") -> None:
+        self.tell(KvEvents(self.now_s, worker_id, seq, events, source))
+
+    def played(self) -> Player:
+        """The recording's player, after it found no difference."""
+        self.recorder.close()
+        player = Player(self.path)
+        assert list(player.differences()) == []
+        return player
+
+
+def facts_in(path: Path) -> list[list[Any]]:
+    return [r for r in records(path) if isinstance(r, list) and r[0] == "fact"]
+
+
+def arrival(now_s: float, request_id: int, blocks: list[int], **fields: Any) -> Arrival:
+    chains = {BLOCK: chain_of(blocks)}
+    return Arrival(now_s, request_id, "m", len(blocks) * BLOCK + 1, chains, **fields)
+
+
+PREFIXES = st.lists(st.integers(1, 3), min_size=1, max_size=6)
+WORKERS = st.integers(0, 2)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), PREFIXES, st.sampled_from(["", "ann", "bob"])),
+        st.tuples(st.just("end"), st.integers(0, 30), st.sampled_from(["finish", "left", "fail"])),
+        st.tuples(st.just("grow"), st.integers(0, 30), st.integers(1, 50)),
+        st.tuples(st.just("store"), WORKERS, PREFIXES, st.integers(0, 3), st.integers(0, 2)),
+        st.tuples(st.just("remove"), WORKERS, PREFIXES, st.integers(0, 2)),
+        st.tuples(st.just("clear"), WORKERS),
+        st.tuples(st.just("synced"), WORKERS, st.booleans()),
+        st.tuples(st.just("change"), WORKERS, st.sampled_from(["ready", "down", "gone"])),
+        st.tuples(st.just("report"), WORKERS, st.integers(0, 9)),
+        st.tuples(st.just("look"), PREFIXES),
+        st.tuples(st.just("policy"), st.sampled_from(POLICIES)),
+        st.tuples(st.just("wait"), st.sampled_from([0.001, 0.3, 4.0, 40.0])),
+    ),
+    max_size=60,
+)
+
+
+class Story:
+    """Carries steps out on a desk. Lifetime: example."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.requests = 0
+        self.seqs = [0, 0, 0]
+        for worker_id in range(3):
+            desk.join(worker_id, kv_capacity_tokens=40.0)
+
+    def step(self, kind: str, *what: Any) -> None:
+        self.desk.now_s += 0.01
+        getattr(self, kind)(*what)
+
+    def arrive(self, blocks: list[int], session: str) -> None:
+        self.desk.arrive(self.requests, blocks, session=session or None, tenant="t")
+        self.requests += 1
+
+    def end(self, request_id: int, how: str) -> None:
+        now_s = self.desk.now_s
+        if how == "finish":
+            self.desk.tell(Finish(now_s, request_id, 9, 4, 3))
+        else:
+            blame: Any = "client" if how == "left" else "worker"
+            self.desk.tell(Failure(now_s, request_id, blame, how == "fail", how))
+
+    def grow(self, request_id: int, tokens: int) -> None:
+        self.desk.tell(FirstToken(self.desk.now_s, request_id))
+        self.desk.tell(Progress(self.desk.now_s + 0.005, request_id, tokens))
+
+    def _events(self, worker_id: int, skip: int, *events: Any) -> None:
+        """`skip` batches are lost, or with 2 the last one comes as a replay of the first."""
+        self.seqs[worker_id] += 1 + (skip == 1)
+        source = "replay" if skip == 2 else "live"
+        seq = self.seqs[worker_id] - 1 - (skip == 2)
+        self.desk.events(worker_id, seq, *events, source=source)
+
+    def store(self, worker_id: int, blocks: list[int], after: int, skip: int) -> None:
+        after = min(after, len(blocks) - 1)
+        self._events(worker_id, skip, stored(blocks, after))
+
+    def remove(self, worker_id: int, blocks: list[int], skip: int) -> None:
+        self._events(worker_id, skip, removed(blocks))
+
+    def clear(self, worker_id: int) -> None:
+        self._events(worker_id, 0, Cleared())
+
+    def synced(self, worker_id: int, answered: bool) -> None:
+        self.desk.tell(ReplayEnd(self.desk.now_s, worker_id, answered))
+
+    def change(self, worker_id: int, state: Any) -> None:
+        if state == "ready":
+            self.desk.join(worker_id, kv_capacity_tokens=40.0)
+        else:
+            self.desk.tell(WorkerChange(self.desk.now_s, worker_id, state))
+
+    def report(self, worker_id: int, running: int) -> None:
+        self.desk.tell(LoadReport(self.desk.now_s, worker_id, running, 1, float("nan")))
+
+    def look(self, blocks: list[int]) -> None:
+        self.desk.board.explain(arrival(self.desk.now_s, 10_000, blocks, session="ann"))
+        self.desk.board.advance()
+
+    def policy(self, spec: str) -> None:
+        self.desk.board.set_policy(load(spec))
+
+    def wait(self, seconds: float) -> None:
+        self.desk.now_s += seconds
+        self.desk.tell(Tick(self.desk.now_s))
+
+
+@settings(max_examples=60 * EFFORT, deadline=None)
+@given(steps=STEPS, policy=st.sampled_from(POLICIES))
+def test_any_facts_play_back_to_the_same_actions(steps: list[Any], policy: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        desk = Desk(Path(folder) / "facts", policy)
+        story = Story(desk)
+        for step in steps:
+            story.step(*step)
+        player = desk.played()
+    assert player.facts >= 3
+    assert player.ended == "the router ended"
+
+
+def test_a_recording_that_was_tampered_with_shows_where(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "facts")
+    for worker_id in range(3):
+        desk.join(worker_id)
+    desk.events(1, 0, stored([1, 2, 3]))
+    desk.arrive(0, [1, 2, 3])
+    desk.played()
+    kept = list(records(desk.path))
+    assert kept[4][:2] == ["fact", "KvEvents"]
+    kept[4][2]["worker_id"] = 2
+    desk.path.write_bytes(b"".join(map(framed, kept)))
+    (difference,) = Player(desk.path).differences()
+    assert (difference.fact, difference.kind) == (4, "Arrival")
+    assert "recorded [['Dispatch'" in str(difference)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_blocks_whose_parent_comes_later_get_their_chains(tmp_path: Path, order: Any) -> None:
+    desk = Desk(tmp_path / "facts")
+    desk.join(0)
+    desk.join(1)
+    parts = [stored([1, 2]), stored([1, 2, 3, 4], after=2), stored([1, 2, 3, 4, 5], after=4)]
+    for seq, part in enumerate(order):
+        desk.events(0, seq, parts[part])
+    desk.arrive(0, [1, 2, 3, 4, 5, 6])
+    player = desk.played()
+    (dispatch,) = [r[3][0] for r in facts_in(desk.path) if r[1] == "Arrival"]
+    assert dispatch[1]["decision"]["hit_tokens"] == 5 * BLOCK
+    assert player.actions >= 1
+    assert desk.recorder._sink._names.unresolved == 0
+
+
+def test_no_token_id_and_no_session_is_in_the_file(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "facts")
+    desk.join(0)
+    for seq, blocks in enumerate(([SECRET, 1], [SECRET, 1, 2])):
+        desk.events(0, seq, stored(blocks, after=seq))
+    desk.events(0, 2, replace(stored([SECRET, 8]), parent=b"who?"))
+    desk.events(0, 3, replace(stored([SECRET, 9]), tokens=(SECRET,)))  # as nobody should
+    desk.arrive(0, [SECRET], session="alice@example.org")
+    desk.arrive(1, [SECRET], session="alice@example.org")
+    desk.played()
+    data = desk.path.read_bytes()
+    assert b"alice" not in data
+    for spelled in (msgspec.msgpack.encode(SECRET), np.int32(SECRET).tobytes()):
+        assert spelled not in data
+    sessions = [r[2]["session"] for r in facts_in(desk.path) if r[1] == "Arrival"]
+    assert sessions[0] == sessions[1] is not None
+    assert desk.recorder._sink._names.unresolved == 2
+
+
+def test_errors_of_the_core_are_recorded_and_played(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "facts")
+    desk.join(0)
+    desk.arrive(0, [1])
+    with pytest.raises(AssertionError):
+        desk.arrive(0, [1])
+    for worker_id in range(1, 4):
+        desk.join(worker_id)
+    with pytest.raises(TableFullError):
+        desk.join(4)
+    desk.played()
+    errors = [r[3] for r in facts_in(desk.path) if isinstance(r[3], str)]
+    assert errors == ["AssertionError", "TableFullError"]
+
+
+def test_at_its_limit_it_ends_and_says_so(tmp_path: Path, caplog) -> None:
+    desk = Desk(tmp_path / "facts", limit_bytes=6_000)
+    desk.join(0)
+    for request_id in range(500):
+        desk.arrive(request_id, [request_id])
+    player = desk.played()
+    assert desk.path.stat().st_size <= 6_000
+    assert player.ended == f"{desk.path} has reached its limit, record_facts_bytes"
+    assert caplog.text.count("facts recorder ends: ") == 1
+    assert desk.recorder.ended
+
+
+def test_a_full_disk_ends_it_and_the_router_goes_on(caplog) -> None:
+    desk = Desk(Path("/dev/full"))
+    desk.join(0)
+    desk.arrive(0, [1])
+    assert desk.core.inflight_requests == 1
+    desk.recorder.close()
+    assert desk.recorder.ended
+    assert "cannot write /dev/full: No space left on device" in caplog.text
+
+
+def test_an_older_recording_is_kept_beside_the_new_one(tmp_path: Path) -> None:
+    for worker_id in (3, 2):
+        desk = Desk(tmp_path / "facts")
+        desk.join(worker_id)
+        desk.played()
+    assert facts_in(tmp_path / "facts.1")[0][2]["worker_id"] == 3
+    assert (tmp_path / "facts").stat().st_mode & 0o777 == 0o600
+
+
+BEGINNING = {"settings": {}, "seed": 0, "policy": "hybrid", "format": FORMAT, "version": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "does not begin as a recording"),
+        (b"\xff\xff\xff\xff", "no recording"),
+        (b"\0\0\0\1\xc1", "record 0 is no msgpack"),
+        (framed(["fact"]), "does not begin as a recording"),
+        (framed(BEGINNING | {"format": "x"}), "is 'x', version 1; expected 'warmroute-facts'"),
+        (framed(BEGINNING | {"version": 2}), "version 2; expected 'warmroute-facts', version 1"),
+        (framed(BEGINNING | {"settings": {"x": 1}}), "settings of another version"),
+        (framed(BEGINNING) + framed(["what?"]), "record 1 is of no known kind"),
+    ],
+)
+def test_what_is_no_recording_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
+    path = tmp_path / "facts"
+    path.write_bytes(data)
+    with pytest.raises(RecordingError, match=says):
+        Player(path)
+
+
+@settings(max_examples=150 * EFFORT, deadline=None)
+@given(at=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.integers(0, 10_000))
+def test_a_damaged_recording_says_so_or_plays(at: int, byte: int, cut: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "facts"
+        desk = Desk(path)
+        story = Story(desk)
+        for step in (("arrive", [1, 2], "ann"), ("store", 0, [1, 2, 3], 1, 0), ("wait", 0.3)):
+            story.step(*step)
+        desk.recorder.close()
+        data = bytearray(path.read_bytes())
+        data[at % len(data)] = byte
+        path.write_bytes(data[: len(data) - cut % len(data)])
+        with suppress(RecordingError, PolicyError):  # and nothing else
+            list(Player(path).differences())
+
+
+def test_a_recording_that_was_cut_off_plays_to_there(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "facts")
+    desk.join(0)
+    desk.arrive(0, [1])
+    desk.recorder.close()
+    desk.path.write_bytes(desk.path.read_bytes()[:-5])
+    player = Player(desk.path)
+    assert list(player.differences()) == []
+    assert (player.ended, player.facts) == ("cut off", 2)
