@@ -125,10 +125,11 @@ class Router:
 
     async def aclose(self) -> None:
         """Stop following workers, write what waits, free sockets and threads."""
+        if self._request_log is not None:  # before the fleet goes, which a header counts
+            await asyncio.to_thread(self._request_log.close)
         await self.fleet.aclose()
-        for written in (self._request_log, self.switchboard.recorder):
-            if written is not None:
-                await asyncio.to_thread(written.close)
+        if self.switchboard.recorder is not None:
+            await asyncio.to_thread(self.switchboard.recorder.close)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.zmq.destroy(linger=0)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.facts import Arrival, Fact, KvEvents, Stored, WorkerChange
-from router.core.actions import Action
+from router.core.actions import Action, Reject
 from router.core.core import RouterCore
 from router.record.background import Background
 from router.record.facts_file import Preamble, fields_of, framed, plain
@@ -55,6 +55,7 @@ class FactRecorder:
             "facts recorder", self._sink, _WAITING_ITEMS, _WAITING_BYTES
         )
         self._key = secrets.token_bytes(32)
+        self._core = core
 
     @property
     def ended(self) -> bool:
@@ -70,13 +71,17 @@ class FactRecorder:
         except Exception as error:
             self._note("fact", fact, type(error).__name__)
             raise
-        self._note("fact", fact, actions)
+        if isinstance(fact, Arrival) and not self._core.workers.serving(fact.model):
+            self._note("fact", *self._nameless(fact, actions))
+        else:
+            self._note("fact", fact, actions)
         return actions
 
     def explain(self, arrival: Arrival) -> Arrival:
         """Somebody asks where `arrival` would go; returns it as the core shall see it."""
         arrival = self._shown(arrival)
-        self._note("explain", arrival, None)
+        served = self._core.workers.serving(arrival.model)
+        self._note("explain", arrival if served else self._nameless(arrival, [])[0], None)
         return arrival
 
     def advance(self, now_s: float) -> None:
@@ -96,6 +101,18 @@ class FactRecorder:
         if arrival.session is None:
             return arrival
         return replace(arrival, session=pseudonym(arrival.session, self._key))
+
+    def _nameless(self, arrival: Arrival, actions: list[Action]) -> tuple[Arrival, list[Action]]:
+        """The name of a model that nobody serves may be any text; its digest is refused alike."""
+        name, digest = arrival.model, pseudonym(arrival.model, self._key)
+        assert digest is not None
+        answers: list[Action] = [
+            replace(action, message=action.message.replace(repr(name), repr(digest)))
+            if isinstance(action, Reject)
+            else action
+            for action in actions
+        ]
+        return replace(arrival, model=digest), answers
 
     def _note(self, kind: str, what: Any, result: Any) -> None:
         if self._sink.ended:

@@ -244,6 +244,19 @@ def test_no_token_id_and_no_session_is_in_the_file(tmp_path: Path) -> None:
     assert desk.recorder._sink._names.unresolved == 2
 
 
+def test_a_model_that_nobody_serves_is_not_in_the_file_and_is_refused_alike(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "facts")
+    for request_id in range(2):
+        fact = replace(arrival(1.0, request_id, [1]), model='it\'s a "secret"')
+        desk.tell(fact)
+        desk.board.explain(fact)
+        desk.join(0)
+    desk.played()
+    assert b"secret" not in desk.path.read_bytes()
+    codes = [r[3][0][1]["code"] for r in facts_in(desk.path) if r[1] == "Arrival"]
+    assert codes == ["no_worker_available", "model_not_found"]
+
+
 def test_errors_of_the_core_are_recorded_and_played(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "facts")
     desk.join(0)

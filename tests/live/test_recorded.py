@@ -1,0 +1,195 @@
+"""What a real router wrote down of real traffic: nothing of the prompts, everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+
+from kvkernels import chain_hashes
+from policies.facts import Stored
+from router.record.facts_file import fact_of, records
+from router.record.player import Player
+from router.record.request_line import Header, RequestLine, hashes_of
+from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until
+
+TRUNK = list(range(23_001, 23_001 + 320))  # 20 blocks; the token ids that no file may hold
+SECRETS = ("the launch code is swordfish", "alice@example.org", "team-orca", "sk-do-not-log")
+ROUTER = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.5"]
+
+
+def families(number: int) -> list[int]:
+    """A prompt that shares the trunk, and more with every fourth one."""
+    return [*TRUNK, *([24_000 + number % 4] * 64), 25_000 + number]
+
+
+async def ask(stack: Stack, number: int, **fields: Any) -> int:
+    """The status of one request; a stream is read to its end, or to where it breaks off."""
+    headers = {"x-session-id": f"{SECRETS[1]}-{number % 4}", "Authorization": SECRETS[3]}
+    body = {"model": MODEL, "prompt": families(number), "max_tokens": 6} | fields
+    try:
+        async with stack.http.post(
+            f"{stack.url}/v1/completions", json=body, headers=headers
+        ) as reply:
+            await reply.read()
+    except aiohttp.ClientPayloadError:
+        pass
+    return reply.status
+
+
+async def leave(stack: Stack, number: int) -> None:
+    """Ask for a long stream, and go after its first line."""
+    body = {"model": MODEL, "prompt": families(number), "max_tokens": 5_000, "stream": True}
+    reply = await stack.http.post(f"{stack.url}/v1/completions", json=body)
+    await reply.content.readline()
+    reply.close()
+
+
+async def traffic(stack: Stack) -> int:
+    """Requests of every kind, a worker's death and return among them; how many were asked."""
+    await asyncio.gather(*(ask(stack, n, stream=n % 2 == 0) for n in range(24)))
+    victim = stack.workers[0].process
+    asked = [asyncio.create_task(ask(stack, 100 + n, stream=n % 3 == 0)) for n in range(24)]
+    await asyncio.sleep(0)
+    victim.send_signal(signal.SIGKILL)
+    await victim.wait()
+    await asyncio.gather(*asked)
+    await stack.until_state(0, "down")
+    port = int(stack.workers[0].url.rpartition(":")[2])
+    again = await stack.programs.start("again", "engine", engine_arguments(port=port))
+    stack.workers[0] = again
+    await stack.until_state(0, "ready")
+    await asyncio.gather(leave(stack, 200), *(ask(stack, 201 + n, stream=True) for n in range(11)))
+    assert await ask(stack, 300, model=SECRETS[0]) == 404
+    for n in range(4):
+        assert await ask(stack, n, prompt=f"{SECRETS[0]} " * 20, user=SECRETS[2]) == 200
+    await stack.assert_idle()
+    return 24 + 24 + 12 + 1 + 4
+
+
+async def stop(stack: Stack) -> None:
+    stack.router.process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(stack.router.process.wait(), 20) == 0
+
+
+def read(path: Path) -> list[RequestLine]:
+    head, *lines = path.read_bytes().splitlines()
+    header = msgspec.json.decode(head, type=Header)
+    assert (header.format, header.version, header.workers) == ("warmroute-requests", 1, 3)
+    assert header.policy.startswith("hybrid?")
+    return [msgspec.json.decode(line, type=RequestLine) for line in lines]
+
+
+async def test_a_real_runs_files_say_all_and_betray_nothing(tmp_path: Path) -> None:
+    log, facts = tmp_path / "requests.jsonl", tmp_path / "facts"
+    flags = [*ROUTER, "--request-log", str(log), "--record-facts", str(facts)]
+    async with running(tmp_path, workers=3, router=flags, speed=5) as stack:
+        asked = await traffic(stack)
+        metrics = {
+            name: await stack.metric(f"warmroute_{name}_total")
+            for name in (
+                *("decisions", "rejections", "reported_hit_tokens", "expected_hit_tokens"),
+                *("retries", "replies"),
+            )
+        }
+        answered = await metric_sum(stack.http, stack.admin, "warmroute_request_seconds_count")
+        await stop(stack)
+    lines = read(log)
+    assert len(lines) == asked
+    assert sum(line.attempts for line in lines) == metrics["decisions"]
+    assert sum(line.status == 404 for line in lines) == metrics["rejections"] == 1
+    assert sum(line.cached_tokens or 0 for line in lines) == metrics["reported_hit_tokens"] > 0
+    assert sum(line.error is None and line.attempts > 0 for line in lines) == answered
+    assert sum(line.error == "client" for line in lines) == 1
+    once = sum(line.hit_tokens or 0 for line in lines if line.attempts == 1)
+    assert once <= metrics["expected_hit_tokens"]
+    assert sum(line.attempts > 1 for line in lines) <= metrics["retries"]
+    families_of = Counter(line.session for line in lines if not line.approximate)
+    assert len(families_of) == 5  # four sessions, and the client that left without one
+    chains = {hashes_of(line.chain).tobytes() for line in lines if line.block_size == 16}
+    trunk = chain_hashes(np.array(TRUNK, dtype=np.int32), 16, 0).tobytes()
+    assert sum(chain.startswith(trunk) for chain in chains) == 4
+    assert_played(facts)
+    assert_secret(log.read_bytes(), facts.read_bytes())
+
+
+def assert_played(facts: Path) -> None:
+    player = Player(facts)
+    assert [str(difference) for difference in player.differences()] == []
+    assert player.ended == "the router ended"
+    assert player.actions >= 65
+    kinds = Counter(r[1] for r in records(facts) if isinstance(r, list) and r[0] == "fact")
+    assert min(kinds[kind] for kind in ("KvEvents", "Progress", "Failure", "LoadReport")) > 0
+    stored = [
+        event
+        for r in records(facts)
+        if isinstance(r, list) and r[:1] == ["fact"] and r[1] == "KvEvents"
+        for event in fact_of(r[1], r[2]).events
+        if isinstance(event, Stored)
+    ]
+    late = sum(isinstance(r, list) and r[0] == "late" for r in records(facts))
+    chains = [event.chain for event in stored if event.chain is not None]
+    assert len(chains) == len(stored) > 0
+    assert sum(len(chain) == 0 for chain in chains) == late
+    assert not any(event.tokens for event in stored)
+
+
+def assert_secret(*files: bytes) -> None:
+    """No prompt, header or key, and no run of token ids however they are spelled."""
+    pair = TRUNK[40:42]
+    spelled = [
+        *(secret.encode() for secret in SECRETS),
+        msgspec.json.encode(pair)[1:-1],
+        b", ".join(b"%d" % token for token in pair),
+        msgspec.msgpack.encode(pair)[1:],
+        np.array(pair, dtype="<i4").tobytes(),
+        np.array(pair, dtype="<i8").tobytes(),
+    ]
+    for data in files:
+        assert len(data) > 1_000
+        assert [text for text in spelled if text in data] == []
+
+
+async def test_a_log_is_moved_away_while_requests_run(tmp_path: Path) -> None:
+    log, moved = tmp_path / "requests.jsonl", tmp_path / "moved"
+    async with running(tmp_path, workers=3, router=["--request-log", str(log)]) as stack:
+        for n in range(5):
+            await stack.complete(families(n))
+
+        async def written() -> bool:
+            return await stack.metric("warmroute_request_log_lines_total") == 5
+
+        await until(written, "five lines")
+        log.rename(moved)
+        stack.router.process.send_signal(signal.SIGHUP)
+
+        async def begun() -> bool:
+            return log.exists()
+
+        await until(begun, "the file to be begun anew")
+        for n in range(4):
+            await stack.complete(families(n))
+        await stop(stack)
+    assert (len(read(moved)), len(read(log))) == (5, 4)
+
+
+@pytest.mark.parametrize("flag", ["--request-log", "--record-facts"])
+async def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path: Path, flag: str) -> None:
+    place = Path("/proc/version/log") if flag == "--request-log" else Path("/proc/warmroute-facts")
+    command = [sys.executable, "-m", "router", "serve", "--port", "0", "--admin-port", "0"]
+    process = await asyncio.create_subprocess_exec(
+        *(*command, flag, str(place)), stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode in (1, 2)
+    assert str(place.parent) in said.decode()
+    assert flag.strip("-").replace("-", "_") in said.decode()
+    assert len(said.decode().splitlines()) == 1
