@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from policies.facts import Arrival, Failure, Finish, FirstToken, Progress
 from router.core.actions import Action, Dispatch, PutAside, Reject, Resync
 from router.core.core import RouterCore
@@ -89,7 +91,8 @@ class Relay:
         job, size = turn.job, self._block_size
         blocks = job.prompt_tokens // size
         row = self.book.add(now_ns, job.prompt_tokens, blocks)
-        chain = self._chainer.chain(job, row)
+        # Index and engine take whole buffers; of a source with small blocks it is every k-th name.
+        chain = np.ascontiguousarray(self._chainer.chain(job, row))
         self._live[row] = Live(turn, chain)
         arrival = Arrival(
             now_s=now_ns / 1e9,

@@ -7,7 +7,6 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-import kvkernels
 from engine.profiles import profile
 from simulator.replay.errors import ReplayError
 from simulator.replay.result import NEVER, ReplayResult, Verdict
@@ -79,9 +78,16 @@ def test_a_pool_that_can_run_nothing_is_refused_before_the_run() -> None:
         run([job(1, 90, 4)], setup_of("round_robin", pool(2, kv_tokens=15)))
 
 
-@pytest.mark.skipif(not kvkernels.NATIVE, reason="the plain engine does not notice")
-def test_ids_that_stand_for_several_prefixes_are_refused_in_words() -> None:
+def test_an_id_behind_another_prefix_is_another_block() -> None:
     ids = (np.array([1, 2, 3], dtype=np.uint64), np.array([4, 2, 3], dtype=np.uint64))
-    jobs = [Job(n * 1_000_000_000, 48, 4, ids[n]) for n in (0, 1)]
-    with pytest.raises(ReplayError, match=r"made up: .*an id must stand for one prefix"):
-        run(jobs, setup_of("round_robin", pool(1)))
+    jobs = [Job(n * 1_000_000_000, 50, 4, ids[n % 2]) for n in range(3)]
+    result = run(jobs, setup_of("round_robin", pool(1)))
+    assert result.table.hit_tokens.tolist() == [0, 0, 48]
+
+
+def test_blocks_larger_than_the_sources_are_shared_as_far_as_whole_ones_reach() -> None:
+    jobs = [job(0, 640, 2, own=1), job(1000, 640, 2, own=2)]
+    result = run(jobs, setup_of("kv_prefix", pool(1), block_size=128))
+    assert result.block_size == 128
+    assert result.table.prompt_blocks.tolist() == [5, 5]
+    assert result.table.hit_tokens.tolist() == [0, 256]  # 320 tokens are equal
