@@ -19,4 +19,5 @@ POLICIES = {
     "kv_prefix": "policies.kv_prefix:KvPrefix",
     "kv_load": "policies.kv_load:KvLoad",
     "hybrid": "policies.hybrid:Hybrid",
+    "llm_d": "policies.llm_d:LlmD",
 }

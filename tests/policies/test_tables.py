@@ -10,6 +10,7 @@ from policies.hybrid import Hybrid, missing_tokens
 from policies.kv_load import KvLoad
 from policies.kv_prefix import KvPrefix
 from policies.least_requests import LeastRequests
+from policies.llm_d import LlmD
 from policies.load import load
 from policies.pick import pick
 from policies.power_of_two import PowerOfTwo
@@ -179,3 +180,36 @@ def test_hybrid_refuses_senseless_parameters(bad):
 
 def test_the_table_loads():
     assert [load(name).name for name in POLICIES] == list(POLICIES)
+
+
+def test_llm_d_adds_what_is_cached_what_waits_and_what_is_full():
+    columns = {
+        "hit_tokens": [600, 0, 300],
+        "waiting": [4, 0, 1],
+        "kv_used_tokens": [50.0, 0.0, NAN],
+        "kv_capacity_tokens": 100.0,
+    }
+    # prefix 0.6, 0, 0.3; queue 0, 1, 0.75; empty KV 0.5, 1, 1 (never said)
+    assert costs_of(LlmD(), **columns) == pytest.approx([-1.7, -2.0, -2.35])
+    weighed = LlmD(prefix_weight=3.0, queue_weight=2.0, kv_weight=0.0)
+    assert costs_of(weighed, **columns) == pytest.approx([-1.8, -2.0, -2.4])
+    # prefix scaled over the workers: 1, 0, 0.5
+    assert costs_of(LlmD(min_max=True), **columns) == pytest.approx([-2.5, -2.0, -2.75])
+
+
+def test_llm_d_knows_no_difference_where_there_is_none():
+    same = {"hit_tokens": [0, 0], "waiting": [3, 3], "kv_used_tokens": NAN}
+    for policy in (LlmD(), LlmD(min_max=True)):
+        first, second = costs_of(policy, **same)
+        assert first == second
+
+
+def test_llm_d_never_leaves_a_whole_hit_for_a_queue():
+    """Spill depth: 2 x 0.999 of the prompt outweighs whatever waits there."""
+    costs = costs_of(LlmD(kv_weight=0.0), hit_tokens=[999, 0], waiting=[10_000, 0])
+    assert costs[0] < costs[1]
+
+
+def test_llm_d_refuses_a_weight_that_is_none():
+    with pytest.raises(ValueError, match="queue_weight is -1"):
+        LlmD(queue_weight=-1.0)

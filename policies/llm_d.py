@@ -1,0 +1,59 @@
+"""llm-d's weighted scorers: what is cached of the prompt, how short the queue, how empty the KV.
+
+Source: llm-d router (formerly Gateway API inference extension), scheduler profiles of the precise
+prefix-cache guide, 2025 and 2026: prefix 2, queue 1, KV 1; a later default is 3, 2, 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class LlmD:
+    """cost = -(prefix_weight * prefix + queue_weight * queue + kv_weight * kv), each in [0, 1].
+
+    prefix = hit tokens / prompt tokens; with `min_max` it is scaled over the workers instead, so
+    that the longest hit counts 1 and the shortest 0 however small both are. queue = (longest -
+    own) / (longest - shortest) of waiting requests, 1 where all are equal. kv = 1 - KV fraction in
+    use; a worker that never said counts as empty. Unknown hits are taken as they are.
+
+    Spill depth: the queue's scaled score is at most queue_weight however long a queue is. With
+    prefix_weight * hit share above queue_weight + kv_weight the holder is never left.
+    """
+
+    prefix_weight: float = 2.0
+    queue_weight: float = 1.0
+    kv_weight: float = 1.0
+    min_max: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("prefix_weight", "queue_weight", "kv_weight"):
+            weight = getattr(self, name)
+            if not 0.0 <= weight < float("inf"):
+                raise ValueError(f"{name} is {weight}; it must be finite, 0 or more")
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        hits = fleet.hit_tokens.astype(np.float64)
+        prefix = 1.0 - _scaled(hits) if self.min_max else hits / max(request.prompt_tokens, 1)
+        queue = _scaled(fleet.waiting.astype(np.float64))
+        kv = 1.0 - np.nan_to_num(fleet.kv_fraction, nan=0.0)
+        score = self.prefix_weight * prefix + self.queue_weight * queue + self.kv_weight * kv
+        costs: Floats = -score
+        return costs
+
+
+def _scaled(values: Floats) -> Floats:
+    """1 for the smallest, 0 for the largest; 1 for all where they are equal."""
+    if len(values) == 0:
+        return values
+    low, high = values.min(), values.max()
+    if high == low:
+        return np.ones(len(values))
+    scaled: Floats = (high - values) / (high - low)
+    return scaled
