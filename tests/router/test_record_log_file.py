@@ -1,0 +1,124 @@
+"""Where the request log goes, and what is lost when it cannot be written."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.router.record_log_support import HEADER, lines_reach, opened, read, served
+
+
+def test_sessions_compare_within_a_file_and_not_between_files(tmp_path: Path) -> None:
+    seen = []
+    for name in ("one", "two"):
+        log = opened(tmp_path / name)
+        for session in ("ann", "bob", "ann", None):
+            served(log, session=session)
+        log.close()
+        seen.append([line.session for line in read(tmp_path / name)[1]])
+    one, two = seen
+    assert one[0] == one[2] != one[1]
+    assert one[3] is None
+    assert set(one) & set(two) == {None}
+
+
+def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+    opened(tmp_path / "log").close()
+    assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
+
+
+def test_a_restart_goes_on_behind_another_header(tmp_path: Path) -> None:
+    for _ in range(2):
+        log = opened(tmp_path / "log")
+        served(log)
+        log.close()
+    headers, lines = read(tmp_path / "log")
+    assert (len(headers), len(lines)) == (2, 2)
+    assert lines[0].session != lines[1].session
+
+
+def test_beyond_its_limit_it_is_turned_over(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for _ in range(30):  # one batch each
+        log = opened(path, limit_bytes=4_096)
+        served(log)
+        log.close()
+    kept, older = read(path), read(tmp_path / "log.1")
+    assert kept[0][0] == older[0][0] == HEADER
+    assert len(kept[1]) + len(older[1]) < 30  # a third file is not kept
+    assert 3_000 < (tmp_path / "log.1").stat().st_size <= 4_096
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "log.1"]
+
+
+def test_a_file_that_was_moved_away_is_begun_anew_when_told(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = opened(path)
+    served(log)
+    lines_reach(log, 1)
+    log.reopen()  # nothing was moved: it goes on as it was
+    served(log)
+    lines_reach(log, 2)
+    path.rename(tmp_path / "moved")
+    log.reopen()
+    while not path.exists():
+        threading.Event().wait(0.01)
+    served(log)
+    log.close()
+    assert [len(part) for part in read(tmp_path / "moved")] == [1, 2]
+    assert [len(part) for part in read(path)] == [1, 1]
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=f"request_log: cannot write {tmp_path}: Is a directory"):
+        opened(tmp_path)
+    with pytest.raises(OSError, match=r"cannot write .*/none/log: No such file or directory"):
+        opened(tmp_path / "none" / "log")
+
+
+def test_on_a_full_disk_lines_are_lost_counted_and_told_once(caplog) -> None:
+    log = opened(Path("/dev/full"))
+    for wanted in (1, 2, 3):
+        served(log)
+        lines_reach(log, 0, lost=wanted)
+    log.close()
+    assert caplog.text.count("lines are lost: cannot write /dev/full: No space left") == 1
+
+
+FULL_THEN_FREE = """
+import resource, sys
+from pathlib import Path
+from tests.router.record_log_support import lines_reach, opened, served
+path = Path(sys.argv[1])
+log = opened(path)
+served(log)
+lines_reach(log, 1)
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
+for lost in (1, 2):
+    served(log)
+    lines_reach(log, 1, lost)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+served(log)
+log.close()
+assert (log.lines, log.lost) == (2, 2)
+"""
+
+
+def test_when_there_is_room_again_it_goes_on_without_a_torn_line(tmp_path: Path) -> None:
+    """The limit lets a hundred bytes of a line through: they must not stay."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_THEN_FREE, str(tmp_path / "log")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "goes on after 2 lost lines" in done.stderr
+    assert [len(part) for part in read(tmp_path / "log")] == [1, 2]
