@@ -42,7 +42,7 @@ def capacity(text: str) -> int | None:
     return None if text == "inf" else count(text)
 
 
-def seed(text: str) -> int:
+def whole(text: str) -> int:
     """A whole number of 0 or more."""
     value = _whole(text)
     if value < 0:

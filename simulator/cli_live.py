@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator import commands, usage
-from simulator.arguments import count, port, positive, seed
+from simulator.arguments import count, port, positive, whole
 
 
 def add_demo(parsers: Any) -> None:
@@ -80,7 +80,7 @@ def _add_shared_prefix_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output-tokens", type=count, metavar="N", help=f"default {usage.OUTPUT_TOKENS}"
     )
-    parser.add_argument("--seed", type=seed, help=f"default {usage.SEED}")
+    parser.add_argument("--seed", type=whole, help=f"default {usage.SEED}")
 
 
 def add_stack(parsers: Any) -> None:
@@ -142,5 +142,5 @@ def add_sample(parsers: Any) -> None:
     )
     sample.add_argument("--out", type=Path, metavar="FILE")
     sample.add_argument("--seconds", type=positive, default=300.0, metavar="S")
-    sample.add_argument("--seed", type=seed, default=1)
+    sample.add_argument("--seed", type=whole, default=1)
     sample.set_defaults(command=commands.sample)

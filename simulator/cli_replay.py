@@ -70,7 +70,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 def add_seeds(parser: argparse.ArgumentParser) -> None:
     """Seeds."""
     parser.add_argument(
-        "--seed", type=arguments.seed, action="append", metavar="N",
+        "--seed", type=arguments.whole, action="append", metavar="N",
         help="of every draw; repeat for a mean and an interval; default 0",
     )  # fmt: skip
 
@@ -88,10 +88,15 @@ def add_pool(parser: argparse.ArgumentParser) -> None:
         help="KV tokens a worker holds (300k is understood); default: the profile's",
     )  # fmt: skip
     group(
+        "--prefix-wait-tokens", type=arguments.whole, metavar="N",
+        help="least prefix for which a request waits while its worker computes it for another; "
+        "0: never, as in vLLM and SGLang; default: as in our engine, 256",
+    )  # fmt: skip
+    group(
         "--group", action="append", metavar="key=value,...",
-        help="workers that are alike, instead of the three above; repeat for a mixed pool: "
+        help="workers that are alike, instead of the four above; repeat for a mixed pool: "
         "count, profile, kv_tokens, speed, max_num_tokens, max_batch_size, max_model_tokens, "
-        "max_requests, max_queued_tokens, max_kv_fraction",
+        "prefix_wait_tokens, max_requests, max_queued_tokens, max_kv_fraction",
     )  # fmt: skip
     group(
         "--block-size", type=arguments.count, metavar="B",

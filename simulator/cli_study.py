@@ -187,7 +187,7 @@ def add_calibrate(parsers: Any) -> None:
         help="longest prompt to measure; default %(default)s",
     )  # fmt: skip
     parser.add_argument("--vocabulary", type=arguments.count, default=10_000, metavar="N")
-    parser.add_argument("--seed", type=arguments.seed, default=0, metavar="N")
+    parser.add_argument("--seed", type=arguments.whole, default=0, metavar="N")
     parser.set_defaults(command=truth_commands.calibrate)
 
 

@@ -18,7 +18,7 @@ WORKERS = 8
 SEEDS = (1, 2, 3)  # where one is not enough to tell
 GENERATED = "gen:"
 GENERATED_BLOCK = 16  # tokens a KV block where nothing is recorded, as vLLM's default
-ALONE = ("workers", "profile", "kv_tokens")  # options that --group replaces
+ALONE = ("workers", "profile", "kv_tokens", "prefix_wait_tokens")  # options that --group replaces
 
 
 def setups_of(options: argparse.Namespace) -> list[Setup]:
@@ -87,7 +87,14 @@ def groups_of(options: argparse.Namespace) -> tuple[WorkerGroup, ...]:
     """The pool; raises `UsageError` for a --group that says too much, too little or nonsense."""
     if not options.group:
         workers = options.workers or WORKERS
-        return (WorkerGroup(workers, options.profile or PROFILE, options.kv_tokens),)
+        return (
+            WorkerGroup(
+                workers,
+                options.profile or PROFILE,
+                options.kv_tokens,
+                prefix_wait_tokens=options.prefix_wait_tokens,
+            ),
+        )
     for name in ALONE:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} belongs into --group where there is one")

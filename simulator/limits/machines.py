@@ -24,6 +24,7 @@ class Machine:
     max_num_tokens: int  # computed in one step
     max_batch_size: int  # sequences in one step
     sequence_tokens: int  # longest prompt plus answer
+    prefix_wait_tokens: int  # least prefix in flight that a request waits for; 0: never
 
     def takes(self, prompt_tokens: int) -> bool:
         """Whether a prompt so long ever gets a token here."""
@@ -45,4 +46,9 @@ def machine(group: WorkerGroup, block_size: int) -> Machine:
         max_num_tokens=group.max_num_tokens or max(DEFAULTS.max_num_tokens, batch_size),
         max_batch_size=batch_size,
         sequence_tokens=min(model_tokens, blocks * block_size),
+        prefix_wait_tokens=(
+            DEFAULTS.prefix_wait_tokens
+            if group.prefix_wait_tokens is None
+            else group.prefix_wait_tokens
+        ),
     )

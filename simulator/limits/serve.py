@@ -46,6 +46,7 @@ def new_worker(machine: Machine, *, native: bool = True) -> VirtualWorker:
         max_batch_size=machine.max_batch_size,
         max_model_tokens=machine.sequence_tokens,
         max_queue=MAX_QUEUE,
+        prefix_wait_tokens=machine.prefix_wait_tokens,
         record_events=False,
         speed=machine.speed,
     )

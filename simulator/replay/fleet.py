@@ -17,6 +17,9 @@ from simulator.replay.relay import MODEL
 from simulator.replay.setup import Setup, WorkerGroup
 from simulator.replay.station import KEPT_BATCHES, Station
 
+# Of a group: what its scheduler is told.
+LIMITS = ("max_num_tokens", "max_batch_size", "max_model_tokens", "prefix_wait_tokens")
+
 
 class FleetBuilder:
     """Makes stations, numbered from 0. Lifetime: replay. `lossy`: event batches may get lost."""
@@ -52,6 +55,7 @@ class FleetBuilder:
             max_num_tokens=limits.max_num_tokens,
             max_batch_size=limits.max_batch_size,
             max_model_tokens=limits.max_model_tokens,
+            prefix_wait_tokens=limits.prefix_wait_tokens,
             record_events=has_events,
             speed=group.speed,
         )
@@ -86,16 +90,10 @@ class FleetBuilder:
 
 def _limits(group: WorkerGroup) -> SchedulerSettings:
     """The scheduler's limits; those not given are its defaults, and fit each other."""
-    default = SchedulerSettings()
-    batch = default.max_batch_size if group.max_batch_size is None else group.max_batch_size
-    tokens = max(default.max_num_tokens, batch)
-    return SchedulerSettings(
-        max_num_tokens=tokens if group.max_num_tokens is None else group.max_num_tokens,
-        max_batch_size=batch,
-        max_model_tokens=(
-            default.max_model_tokens if group.max_model_tokens is None else group.max_model_tokens
-        ),
-    )
+    given = {name: getattr(group, name) for name in LIMITS if getattr(group, name) is not None}
+    batch = given.get("max_batch_size", 0)
+    given.setdefault("max_num_tokens", max(SchedulerSettings().max_num_tokens, batch))
+    return SchedulerSettings(**given)
 
 
 def _or_nan(value: float | None) -> float:

@@ -32,6 +32,9 @@ class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_tokens: int | None = None
     max_batch_size: int | None = None
     max_model_tokens: int | None = None
+    # Least prefix for which a request waits while another one computes it; 0: never, as vLLM and
+    # SGLang. Ours waits (docs/engine.md).
+    prefix_wait_tokens: int | None = None
     max_requests: float | None = None  # the worker's own thresholds, as in the router
     max_queued_tokens: float | None = None
     max_kv_fraction: float | None = None
