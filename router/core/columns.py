@@ -32,6 +32,8 @@ class WorkerColumns:
         self.worker_id = ints(-1)
         self.charged_tokens = floats()  # uncached prompt tokens ever sent to the worker
         self.drained_tokens = floats()  # of these, presumed or known to be computed
+        # What may be presumed at most: all up to the end of the oldest prompt without a first token.
+        self.drain_limit_tokens = floats(np.inf)
         self.requests = ints()  # own, unfinished
         self.waiting = ints()  # of these, before their first token
         self.context_tokens = floats()  # KV of own requests past their first token
@@ -66,10 +68,16 @@ class WorkerColumns:
             self.step_s[slot] = facts.step_s / facts.weight
 
     def drain(self, elapsed_s: float) -> None:
-        """Take off every queue what its worker should have computed in so long (above 0)."""
+        """Take off every queue what its worker should have computed in so long (above 0).
+
+        Never more than the oldest prompt that still waits for its first token: a worker that is
+        out of KV computes nothing, however long that takes, and its queue must not look empty.
+        """
         drained = self.prefill_tokens_per_s * elapsed_s
         np.add(drained, self.drained_tokens, out=drained)
-        np.minimum(drained, self.charged_tokens, out=self.drained_tokens)
+        np.minimum(drained, self.charged_tokens, out=drained)
+        np.minimum(drained, self.drain_limit_tokens, out=drained)
+        np.maximum(drained, self.drained_tokens, out=self.drained_tokens)
 
     def read_only(self) -> WorkerColumns:
         """The same columns, where they lie, for those who may not write."""
@@ -88,6 +96,7 @@ class WorkerColumns:
 
 # What a fresh row holds where it is not zero.
 _FRESH = {
+    "drain_limit_tokens": np.inf,
     "report_s": -np.inf,
     "event_s": -np.inf,
     "kv_reported_tokens": np.nan,
@@ -110,6 +119,7 @@ class Cells:
     __slots__ = (
         "charged_tokens",
         "context_tokens",
+        "drain_limit_tokens",
         "drained_tokens",
         "prefill_tokens_per_s",
         "requests",
@@ -120,6 +130,7 @@ class Cells:
     def __init__(self, columns: WorkerColumns) -> None:
         self.charged_tokens = _float_cells(columns.charged_tokens)
         self.drained_tokens = _float_cells(columns.drained_tokens)
+        self.drain_limit_tokens = _float_cells(columns.drain_limit_tokens)
         self.context_tokens = _float_cells(columns.context_tokens)
         self.prefill_tokens_per_s = _float_cells(columns.prefill_tokens_per_s)
         self.step_s = _float_cells(columns.step_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 
 from router.core.columns import Cells, WorkerColumns
 
@@ -40,6 +41,8 @@ class Ledger:
         # Answers that do not stream show no first token; they leave `waiting` when the model
         # says that their prefill is over. Oldest first, per worker slot.
         self._silent: dict[int, deque[Charge]] = {}
+        # Answers that do show it, until they have. Oldest first, per worker slot.
+        self._coming: dict[int, deque[Charge]] = {}
 
     def __len__(self) -> int:
         return len(self._charges)
@@ -82,7 +85,12 @@ class Ledger:
             alone=waiting == 0,
         )
         self._charges[request_id] = charge
-        if not stream:
+        if stream:
+            coming = self._coming.setdefault(slot, deque())
+            if not coming:
+                cells.drain_limit_tokens[slot] = end_tokens
+            coming.append(charge)
+        else:
             self._silent.setdefault(slot, deque()).append(charge)
         return charge
 
@@ -94,6 +102,7 @@ class Ledger:
         drained = self._cells.drained_tokens
         drained[charge.slot] = max(drained[charge.slot], charge.end_tokens)
         self._start_decode(charge, now_s)
+        self._lift_limit(charge.slot)
         return charge
 
     def progress(self, request_id: int, output_tokens: int, now_s: float) -> float | None:
@@ -119,12 +128,15 @@ class Ledger:
             cells.waiting[slot] -= 1
             self._drop_queued(charge)
             charge.waiting = False
+            self._lift_limit(slot)
         else:
             cells.context_tokens[slot] -= charge.prompt_tokens + charge.output_tokens
         if cells.requests[slot] == 0:  # an idle worker has an empty queue, whatever the model
             cells.drained_tokens[slot] = cells.charged_tokens[slot]
             cells.context_tokens[slot] = 0.0
             self._silent.pop(slot, None)
+            self._coming.pop(slot, None)
+            cells.drain_limit_tokens[slot] = inf
         return charge
 
     def advance(self, now_s: float) -> None:
@@ -146,6 +158,16 @@ class Ledger:
         self._cells.context_tokens[charge.slot] += charge.prompt_tokens
         charge.waiting = False
         charge.progress_s = now_s
+
+    def _lift_limit(self, slot: int) -> None:
+        """Let the queue drain up to the end of the oldest prompt that has no first token yet."""
+        coming = self._coming.get(slot)
+        if not coming:
+            return
+        while coming and not coming[0].waiting:
+            coming.popleft()
+        limit_tokens = coming[0].end_tokens if coming else inf
+        self._cells.drain_limit_tokens[slot] = limit_tokens
 
     def _drop_queued(self, charge: Charge) -> None:
         """What was left of its prefill is nobody's work any more."""

@@ -30,13 +30,8 @@ class NaiveQueue:
         self.left.append(float(tokens))
 
     def pass_time(self, seconds: float) -> None:
-        budget = seconds * RATE
-        while self.left and budget > 0:
-            done = min(self.left[0], budget)
-            self.left[0] -= done
-            budget -= done
-            if self.left[0] <= 1e-9:
-                self.left.popleft()
+        if self.left:  # until its first token has come, nobody behind the head has begun
+            self.left[0] -= min(self.left[0], seconds * RATE)
 
     def head_is_done(self) -> None:
         self.left.popleft()
@@ -86,12 +81,37 @@ def test_the_queue_drains_as_a_plain_queue_would(steps: list[tuple[str, float]])
             ledger.advance(now_s)
             naive.pass_time(value)
         elif waiting:
-            # The oldest answers; the model may have taken it off the queue already.
-            while len(naive.left) >= len(waiting):
-                naive.head_is_done()
+            naive.head_is_done()
             ledger.first_token(waiting.popleft(), now_s)
         assert queued(columns) == pytest.approx(naive.tokens, abs=1e-6)
         assert 0 <= columns.waiting[0] == len(waiting)
+
+
+def test_a_worker_that_answers_nobody_keeps_its_queue() -> None:
+    """Out of KV, say: its first request waits, and so do all behind it, for an hour."""
+    columns, ledger = columns_of_one_worker()
+    for number in range(3):
+        ledger.reserve(number, 0, 500, 500, True, 0.0)
+    ledger.advance(3600.0)
+    assert queued(columns) == 1000.0
+    ledger.first_token(1, 3600.0)  # one overtook: what stood before it counts as done
+    assert queued(columns) == 500.0
+    ledger.advance(7200.0)
+    assert queued(columns) == 500.0
+    ledger.release(0)
+    ledger.advance(7200.0 + 250.0 / RATE)
+    assert queued(columns) == 250.0
+    ledger.first_token(2, 7300.0)
+    assert queued(columns) == 0.0
+
+
+def test_an_answer_that_does_not_stream_drains_by_the_model_alone() -> None:
+    columns, ledger = columns_of_one_worker()
+    ledger.reserve(0, 0, 500, 500, False, 0.0)
+    ledger.reserve(1, 0, 500, 500, True, 0.0)
+    ledger.reserve(2, 0, 500, 500, False, 0.0)
+    ledger.advance(3600.0)
+    assert queued(columns) == 500.0
 
 
 @patient

@@ -193,6 +193,7 @@ def machines(draw: st.DrawFn) -> Machine:
         max_num_tokens=max(batch, 16, draw(st.integers(1, 300))),
         max_batch_size=batch,
         sequence_tokens=10_000,
+        prefix_wait_tokens=draw(st.sampled_from([0, 16])),
     )
 
 
