@@ -32,7 +32,7 @@ class WorkerColumns:
         self.worker_id = ints(-1)
         self.charged_tokens = floats()  # uncached prompt tokens ever sent to the worker
         self.drained_tokens = floats()  # of these, presumed or known to be computed
-        # What may be presumed at most: all up to the end of the oldest prompt without a first token.
+        # What may be presumed at most: up to the end of the oldest prompt without a first token.
         self.drain_limit_tokens = floats(np.inf)
         self.requests = ints()  # own, unfinished
         self.waiting = ints()  # of these, before their first token
