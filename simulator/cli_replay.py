@@ -49,9 +49,6 @@ def add_replay(parsers: Any) -> None:
         help="replays at once, in processes of their own; default %(default)s",
     )  # fmt: skip
     add_world(parser)
-    parser.add_argument(
-        "--plain", action="store_true", help="the plain Python scheduler, to check the native one"
-    )
     report = parser.add_argument_group("report")
     for name, what in (
         ("json", "all figures, with hashes"),
@@ -98,6 +95,9 @@ def add_pool(parser: argparse.ArgumentParser) -> None:
         "count, profile, kv_tokens, speed, max_num_tokens, max_batch_size, max_model_tokens, "
         "prefix_wait_tokens, max_requests, max_queued_tokens, max_kv_fraction",
     )  # fmt: skip
+    group(
+        "--plain", action="store_true", help="the plain Python scheduler, to check the native one"
+    )
     group(
         "--block-size", type=arguments.count, metavar="B",
         help="tokens a KV block of the workers; default: the trace's",

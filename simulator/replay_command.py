@@ -49,9 +49,6 @@ def run(options: argparse.Namespace, console: Console) -> bool:
     (_side_by_side if several else _one_by_one)(options, setups, console, found.__setitem__)
     kept = [found[setup] for setup in setups]
     rows = [one.row for one in kept]
-    print_report(console, rows)
-    for note in dict.fromkeys(note for one in kept for note in one.notes):
-        console.print(note, style="dim", highlight=False, markup=False)
     about = {"setups": [msgspec.to_builtins(setup) for setup in setups]}
     if options.json is not None:
         write_json(options.json, rows, about)
@@ -59,6 +56,9 @@ def run(options: argparse.Namespace, console: Console) -> bool:
         views = [one.seen for one in kept if one.seen is not None]
         name = Path(options.trace).name
         options.html.write_text(render_page(rows, views, title=f"Replay of {name}"))
+    print_report(console, rows)
+    for note in dict.fromkeys(note for one in kept for note in one.notes):
+        console.print(note, style="dim", highlight=False, markup=False)
     return any(row.completed for row in rows)
 
 
