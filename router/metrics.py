@@ -89,7 +89,7 @@ class RouterMetrics:
         if usage and usage.cached_tokens is not None and usage.prompt_tokens is not None:
             self.reported_hit_tokens.inc(usage.cached_tokens)
             self.reported_prompt_tokens.inc(usage.prompt_tokens)
-        if error is not None:
+        if error is not None or not outcome.answers:
             return
         self._e2e.observe(max(now_s - arrival.now_s, 0.0))
         if arrival.stream and outcome.first_byte_s is not None:

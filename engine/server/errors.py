@@ -20,19 +20,24 @@ _TYPES = {
 class ApiError(Exception):
     """An answer other than 200: `status`, a message for the client, the field that is wrong."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, passes: bool = False
+    ) -> None:
+        """`passes`: it makes sense to come back here."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
+        self.passes = passes
 
     def response(self) -> web.Response:
-        """The JSON answer; 503 says when to come back."""
+        """The JSON answer. `Retry-After` tells a full queue from a worker that shuts down: the
+        one is busy, the other should be left alone."""
         return web.Response(
             status=self.status,
             body=error_body(self.status, self.message, self.param),
             content_type="application/json",
-            headers={"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else None,
+            headers={"Retry-After": str(RETRY_AFTER_S)} if self.passes else None,
         )
 
 
@@ -45,5 +50,6 @@ def error_body(status: int, message: str, param: str | None = None) -> bytes:
 
 def from_refusal(refusal: Refused) -> ApiError:
     """A full queue passes, so another try makes sense; all other refusals are the request's."""
-    status = 503 if refusal.reason == "queue_full" else 400
-    return ApiError(status, refusal.message, "prompt" if status == 400 else None)
+    if refusal.reason == "queue_full":
+        return ApiError(503, refusal.message, passes=True)
+    return ApiError(400, refusal.message, "prompt")

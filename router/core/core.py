@@ -129,6 +129,7 @@ class RouterCore:
         pending = self._pending.pop(fact.request_id, None)
         if pending is None:
             return []
+        assert not pending.held, f"request {fact.request_id} finished while it was held"
         worker = self._release(pending)
         if worker is not None:
             worker.succeeded()

@@ -21,7 +21,7 @@ ERROR_TYPES = {
 }
 
 WorkerErrorKind = Literal[
-    "busy",  # all `max_connections` in use: says nothing about the worker's health
+    "busy",  # all `max_connections` in use, or 503 with Retry-After: load, not illness
     "connect",  # refused, unreachable, TLS failure, or slower than `connect_s`
     "early_close",  # the connection ended before the reply did
     "timeout_first_byte",  # no byte of the reply's body within `first_byte_s`

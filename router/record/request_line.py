@@ -67,7 +67,7 @@ class RequestLine(msgspec.Struct, frozen=True):
     attempts: int  # dispatches
     status: int  # of the answer; 499: the client left before there was one
     error: str | None  # None: answered whole; "client", or the worker's kind of error
-    ttft_ms: float | None  # arrival to first byte, streamed answers
+    ttft_ms: float | None  # arrival to first byte, streamed answers; a refusal is none
     e2e_ms: float  # arrival to end
     candidates: tuple[Best, ...]  # the best three, the chosen one first
 

@@ -95,7 +95,7 @@ class Entry:
         self.status = outcome.status
         self.usage = outcome.usage or _NO_USAGE
         self.output_events = outcome.events
-        self.first_byte_s = outcome.first_byte_s
+        self.first_byte_s = outcome.first_byte_s if outcome.answers else None
 
     def rejected(self, reject: Reject, status: int) -> None:
         """The client was turned away with `status`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from simulator.replay.book import Book
 from simulator.replay.live import Live
 from simulator.replay.observer import Observer
 from simulator.replay.result import NEVER, Verdict
-from simulator.replay.serving import Serving
+from simulator.replay.serving import BUSY, Serving
 from simulator.replay.station import Station
 from simulator.traces.chain import Chainer
 
@@ -185,11 +186,9 @@ class Relay:
         return live is not None and live.station is station
 
     def _refused(self, now_ns: int, what: tuple[int, str]) -> None:
-        """The worker's 400 goes to the client like any other reply, first byte and end."""
+        """The worker's 400 goes to the client like any other reply, but is no first token."""
         row, code = what
-        now_s = now_ns / 1e9
-        self.core.on_first_token(FirstToken(now_s, row))
-        actions = self.core.on_finish(Finish(now_s, row))
+        actions = self.core.on_finish(Finish(now_ns / 1e9, row))
         self.book.turned_away(row, code)
         self._end(now_ns, row, Verdict.REJECTED)
         self.carry_out(now_ns, actions)
@@ -200,7 +199,8 @@ class Relay:
         live = self._live[row]
         live.station = None
         retry = not live.begun
-        actions = self.core.on_failure(Failure(now_ns / 1e9, row, "worker", retry, reason))
+        blame: Literal["worker", "busy"] = "busy" if reason == BUSY else "worker"
+        actions = self.core.on_failure(Failure(now_ns / 1e9, row, blame, retry, reason))
         if not retry:
             # A preempted one has no place in `progress`: all that is sure is its first token.
             self.book.output_tokens[row] = max(output_tokens, 1)

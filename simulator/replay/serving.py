@@ -12,8 +12,9 @@ from simulator.replay.station import Station
 
 Changes = list[tuple[int, int | None, Hashes]]
 Answer = tuple[Station, list[int], list[int], list[int]]  # first tokens, their hits, finished
-# Refusals that another worker may not share: an engine answers 503 to them, 400 to the others.
-_BUSY = "queue_full"
+# A refusal that another worker may not share: an engine answers 503 to it, 400 to the others.
+_QUEUE_FULL = "queue_full"
+BUSY = "busy"  # why a request broken by it did: load, and no fault of the worker's
 
 
 class Serving:
@@ -63,8 +64,8 @@ class Serving:
         )
         if not refusal:
             self.look_again(station)
-        elif refusal == _BUSY:
-            self.broken(now_ns, row, "status_5xx")
+        elif refusal == _QUEUE_FULL:
+            self.broken(now_ns, row, BUSY)
         else:
             self._reply(now_ns, self.on_refused, (row, refusal))
 

@@ -173,6 +173,28 @@ def test_held_requests_are_asked_again_in_order_when_room_appears() -> None:
     assert world.core.held_requests == 1
 
 
+def test_a_held_request_cannot_have_been_answered() -> None:
+    world = World(workers=1, policy=ONE_EACH)
+    world.core.on_arrival(world.arrival([1]))
+    held = world.arrival([2])
+    world.core.on_arrival(held)
+    with pytest.raises(AssertionError, match="while it was held"):
+        world.core.on_finish(Finish(1.0, held.request_id))
+
+
+def test_a_busy_worker_is_passed_over_and_not_put_aside() -> None:
+    world = World(workers=2)
+    for _ in range(10):
+        (first,) = world.core.on_arrival(world.arrival([1]))
+        assert isinstance(first, Dispatch)
+        failure = Failure(world.now_s, first.request_id, "busy", True, "busy")
+        (second,) = world.core.on_failure(failure)
+        assert isinstance(second, Dispatch)
+        assert second.worker_id != first.worker_id
+        world.core.on_finish(Finish(world.now_s, first.request_id))
+    assert world.core.counters.ejections == 0
+
+
 def test_holding_is_bounded_in_number_and_time() -> None:
     world = World(policy=HOLD, hold_requests=2, hold_s=5.0)
     actions = [world.core.on_arrival(world.arrival([i]))[0] for i in range(3)]

@@ -57,6 +57,16 @@ def test_a_whole_answer_has_no_first_token_and_a_stream_without_usage_counts_eve
     assert (line.ttft_ms, line.output_tokens, line.cached_tokens) == (None, 7, None)
 
 
+def test_a_refusal_has_no_first_token(tmp_path: Path) -> None:
+    def tell(log: RequestLog) -> None:
+        with log.entry(arrival()) as entry:
+            entry.dispatched(dispatch(), SIZE)
+            entry.ended(good(status=400, usage=None, events=0))
+
+    line = line_of(tmp_path / "log", tell)
+    assert (line.status, line.ttft_ms, line.error) == (400, None, None)
+
+
 def test_a_request_turned_away(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
         with log.entry(arrival()) as entry:

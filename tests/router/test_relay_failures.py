@@ -56,6 +56,9 @@ def unused_port() -> int:
             b"HTTP/1.1 503 Oh\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nboo\r\n0\r\n\r\n",
             "status_5xx",
         ),
+        # It says when to come back: a full queue.
+        (b"HTTP/1.1 503 Oh\r\nretry-after: 1\r\nContent-Length: 3\r\n\r\nboo", "busy"),
+        (b"HTTP/1.1 500 Oh\r\nRetry-After: 1\r\nContent-Length: 3\r\n\r\nboo", "status_5xx"),
         (b"HTTP/1.1 502 Oh\r\nContent-Length: 300\r\n\r\nboo", "status_5xx"),
         (b"HTTP/1.1 504 Oh\r\n\r\nuntil the end", "status_5xx"),
     ],

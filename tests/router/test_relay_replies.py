@@ -127,11 +127,19 @@ async def test_informational_replies_are_skipped() -> None:
 @pytest.mark.parametrize("status", [400, 404, 413, 422, 429, 501])
 async def test_a_refusal_passes_through_and_blames_nobody(status: int) -> None:
     reply = b"HTTP/1.1 %d No\r\nContent-Length: 3\r\nRetry-After: 2\r\n\r\nbad" % status
-    got, outcome, _ = await once(reply, post())
+
+    async def script(call: WorkerCall) -> None:
+        await call.say(reply)
+
+    async with worker(script) as w, relay(w.port) as r:
+        got = await ask(r.port, post())
+        outcome = r.outcomes[0]
+        assert not r.first_bytes_s, "a refusal is no first token: it says nothing of speed"
     assert got.startswith(b"HTTP/1.1 %d No\r\n" % status)
     assert b"Retry-After: 2\r\n" in got
     assert got.endswith(b"\r\n\r\nbad")
     assert (outcome.status, outcome.error, outcome.retryable) == (status, None, False)
+    assert not outcome.answers
 
 
 async def test_bytes_after_a_reply_spoil_its_connection_only() -> None:

@@ -216,8 +216,9 @@ class Exchange:
             self._deadline.push(now_s + self._terms.timeouts.between_s)
         self._bytes_to_client += len(data)
         self._sink.data(payload if self._dechunk else data)
-        if first and self._terms.on_first_byte is not None:
-            self._terms.on_first_byte(now_s)
+        tell = self._terms.on_first_byte
+        if first and tell is not None and self._head is not None and self._head.answers:
+            tell(now_s)
         self._tell_progress(now_s)
         if self._sink.congested and not self._body.done and not self._paused:
             # The client has a limit of its own; the worker is not to blame for this wait.
@@ -267,7 +268,7 @@ class Exchange:
             if error is None:
                 self._held_reply = HeldReply(head, b"".join(self._held))
             self.reusable = error is None and head.reusable
-            error = WorkerError("status_5xx", f"the worker answered with status {head.status}")
+            error = WorkerError(head.kind, f"the worker answered with status {head.status}")
         elif error is None:
             assert head is not None
             if not self._bytes_to_client:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from router.http.errors import ClientError, WorkerError
+from router.http.errors import ClientError, WorkerError, WorkerErrorKind
 
 Header = tuple[bytes, bytes]  # name and value as received, case kept
 
@@ -77,7 +77,7 @@ class Terms:
     limits: RelayLimits
     timeouts: Timeouts
     clock: Callable[[], float]
-    on_first_byte: Callable[[float], None] | None = None
+    on_first_byte: Callable[[float], None] | None = None  # of an answer; a 4xx is none
     on_progress: Callable[[float, int], None] | None = None
 
 
@@ -92,6 +92,18 @@ class ReplyHead:
     length: int = 0  # bytes of the body where framing is LENGTH
     reusable: bool = True  # the worker keeps the connection open after this reply
     event_stream: bool = False
+
+    @property
+    def answers(self) -> bool:
+        """It is the answer of a model, not a refusal."""
+        return 200 <= self.status < 300
+
+    @property
+    def kind(self) -> WorkerErrorKind:
+        """Of a retryable status. "busy": it has more than it takes just now and says when to come
+        back (RFC 9110, sections 10.2.3 and 15.6.4), as our engine does with a full queue."""
+        back = self.status == 503 and any(n.lower() == b"retry-after" for n, _ in self.headers)
+        return "busy" if back else "status_5xx"
 
 
 class ReplySink(Protocol):
@@ -182,6 +194,11 @@ class Outcome:
     events: int = 0
     usage: Usage | None = None
     held: HeldReply | None = None  # the 5xx reply, when it came whole and within the bounds
+
+    @property
+    def answers(self) -> bool:
+        """It is a model's answer, or the start of one; a refusal is none."""
+        return self.status is not None and 200 <= self.status < 300
 
     @property
     def retryable(self) -> bool:
