@@ -84,8 +84,8 @@ class Failure:
 
     `blame` is "client" (it left, or its request was refused), "worker" (connect error, early
     close, 5xx, garbage), or "busy" (no connection to the worker was free, or its queue was full,
-    which says nothing of its health). `retry` asks the core for another worker: only before the first byte reached the
-    client.
+    which says nothing of its health). `retry` asks the core for another worker: only before the
+    first byte reached the client.
     """
 
     now_s: float
