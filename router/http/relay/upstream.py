@@ -80,8 +80,8 @@ class Upstream:
         Replies of status 500, 502, 503 and 504 do not reach the sink: `Outcome.held` keeps them.
         All others do, whole and unchanged but for hop-by-hop headers. `on_first_byte(now_s)` is
         called once, of 2xx replies; `on_progress(now_s, events)` at most every `progress_s` of an
-        event stream. Cancelling closes the worker's connection at once, which stops its work. Raises
-        ClientError(400) for a request that cannot be written as HTTP.
+        event stream. Cancelling closes the worker's connection at once, which stops its work.
+        Raises ClientError(400) for a request that cannot be written as HTTP.
         """
         head = request_head(request, self._host_header, self._base_path)
         terms = Terms(self._limits, timeouts, self._clock, on_first_byte, on_progress)
