@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.replay.setup import Setup
+from simulator.traces.stream import Stage
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -102,3 +103,4 @@ class ReplayResult:
     wall_s: float  # of the machine, reading included
     hot: tuple[HotPrefix, ...] = ()
     notes: tuple[str, ...] = field(default=())  # for people: what to know of this run
+    stages: tuple[Stage, ...] = ()  # of a ladder of loads, in order of time

@@ -180,6 +180,7 @@ class _Run:
             simulated_ns=now_ns - int(table.arrival_ns[0]) if len(table) else 0,
             wall_s=wall_s,
             notes=self._notes(),
+            stages=self._stream.stages,
         )
 
     def _notes(self) -> tuple[str, ...]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from simulator.report.aggregate import Aggregate, Interval, aggregate, by_policy
 from simulator.report.figures import FIGURES, Figure
 from simulator.report.leads import Groups, lead
 from simulator.report.row import ReplayRow
+from simulator.report.stages_shown import stage_tables
+from simulator.report.tables import Column, policy_tables
 from simulator.wording import NOTHING
 
 MARK = "*"  # beside the colour, for terminals and eyes without
-GAP = 1  # the divider between two cells
 
 
 def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:
@@ -30,13 +29,11 @@ def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:
     marks = leaders(shown, by_policy(rows))
     columns = [_column(one, policies, marks.get(one.name)) for one in shown]
     names = [policy.label for policy in policies]
-    room = width - max((len(name) for name in names), default=0) - GAP
-    tables = [_table(names, part) for part in _parts(columns, room)]
-    spaced = [part for table in tables for part in (table, Text())]
     return Group(
         _heading(rows, policies),
         Text(),
-        *spaced,
+        *policy_tables(names, columns, width),
+        *stage_tables(rows, width),
         *_legend(shown, bool(marks), several),
         *_losses(rows),
     )
@@ -64,41 +61,13 @@ def cell(one: Figure, value: Interval | None) -> str:
     return one.show(value.mean) + (f" ±{one.show(half)}" if half else "")
 
 
-def _column(
-    one: Figure, policies: Sequence[Aggregate], marked: str | None
-) -> tuple[str, list[Text]]:
+def _column(one: Figure, policies: Sequence[Aggregate], marked: str | None) -> Column:
     cells = []
     for policy in policies:
         text = cell(one, policy.figures[one.name])
         wins = policy.label == marked
         cells.append(Text(f"{text}{MARK}", style="bold green") if wins else Text(f"{text} "))
     return one.title, cells
-
-
-def _parts(
-    columns: Sequence[tuple[str, list[Text]]], room: int
-) -> list[list[tuple[str, list[Text]]]]:
-    """The columns, cut where the next one would not fit; one at least in each part."""
-    parts: list[list[tuple[str, list[Text]]]] = []
-    left = -1
-    for title, cells in columns:
-        needed = max([len(title), *(len(text) for text in cells)]) + GAP
-        if needed > left or not parts:
-            parts.append([])
-            left = room
-        parts[-1].append((title, cells))
-        left -= needed
-    return parts
-
-
-def _table(names: Sequence[str], columns: Sequence[tuple[str, list[Text]]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column("policy", no_wrap=True)
-    for title, _ in columns:
-        table.add_column(title, justify="right", no_wrap=True)
-    for number, name in enumerate(names):
-        table.add_row(name, *(cells[number] for _, cells in columns))
-    return table
 
 
 def _heading(rows: Sequence[ReplayRow], policies: Sequence[Aggregate]) -> Text:

@@ -12,6 +12,7 @@ from simulator.report.console import cell, leaders
 from simulator.report.figures import FIGURES, labels
 from simulator.report.pictures import copies_plot, curve_plot, hit_plot, split_plot, worker_map
 from simulator.report.row import ReplayRow
+from simulator.report.stages_shown import stage_section
 from simulator.report.verdict import leads_told, verdict
 from simulator.report.view import Floats, RunView, hit_rates
 from simulator.wording import percent, whole
@@ -61,6 +62,7 @@ def render_page(
         + _paragraphs("story", verdict(rows))
         + _leads(rows)
         + _table(rows)
+        + stage_section(rows)
         + (_pictures(drawn) if drawn else "")
         + "<h2>How it was done</h2>"
         + _paragraphs("soft", [*notes, *told, _seeds_drawn(drawn)])

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from simulator.replay.result import I64, NEVER, ReplayResult, RequestTable, Verdict
-from simulator.report.spread import NS_PER_MS, Spread, spread
+from simulator.report.spread import NS_PER_MS, Spread, ratio, spread, total
+from simulator.report.stages import StageRow, summarize_stages
 
 NS_PER_S = 1_000_000_000
 HASH_DIGITS = 16
@@ -68,15 +69,16 @@ class ReplayRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_worker: tuple[int, ...]  # sent to it, retries included
     preemptions: int
     hit_error_tokens: float | None  # mean of |expected hit - real hit| over admitted requests
+    stages: tuple[StageRow, ...] = ()  # of a ladder of loads; warming up is left out
 
 
 def summarize(result: ReplayResult) -> ReplayRow:
     """The row of one replay."""
-    table, totals = result.table, result.workers
+    table, workers = result.table, result.workers
     verdicts = [int(np.count_nonzero(table.verdict == verdict)) for verdict in Verdict]
     done = table.verdict == Verdict.COMPLETED
     simulated_s = result.simulated_ns / NS_PER_S
-    output_tokens = _total(table.output_tokens[done])
+    output_tokens = total(table.output_tokens[done])
     tokens, blocks, mean, error = _hit_rates(table, result.block_size)
     row = ReplayRow(
         policy=result.policy,
@@ -86,7 +88,7 @@ def summarize(result: ReplayResult) -> ReplayRow:
         completed=verdicts[Verdict.COMPLETED],
         rejected=verdicts[Verdict.REJECTED],
         failed=verdicts[Verdict.FAILED],
-        input_tokens=_total(table.prompt_tokens),
+        input_tokens=total(table.prompt_tokens),
         output_tokens=output_tokens,
         hit_rate_tokens=tokens,
         hit_rate_blocks=blocks,
@@ -96,11 +98,11 @@ def summarize(result: ReplayResult) -> ReplayRow:
         e2e_ms=spread((table.finish_ns - table.arrival_ns)[done]),
         output_tokens_per_s=ratio(output_tokens * NS_PER_S, result.simulated_ns, 3),
         goodput=_goodput(result),
-        load_skew_requests=_skew([total.requests for total in totals]),
-        load_skew_busy=_skew([total.busy_ns for total in totals]),
-        busy_share=tuple(ratio(t.busy_ns, result.simulated_ns, 5) or 0.0 for t in totals),
-        evicted_blocks=sum(total.evicted_blocks for total in totals),
-        recomputed_tokens=sum(total.recomputed_tokens for total in totals),
+        load_skew_requests=_skew([one.requests for one in workers]),
+        load_skew_busy=_skew([one.busy_ns for one in workers]),
+        busy_share=tuple(ratio(one.busy_ns, result.simulated_ns, 5) or 0.0 for one in workers),
+        evicted_blocks=sum(one.evicted_blocks for one in workers),
+        recomputed_tokens=sum(one.recomputed_tokens for one in workers),
         retries=result.retries,
         holds=result.holds,
         rejections=dict(sorted(result.rejections.items())),
@@ -109,10 +111,11 @@ def summarize(result: ReplayResult) -> ReplayRow:
         wall_s=round(result.wall_s, 3),
         requests_per_wall_s=_rounded(len(table) / result.wall_s if result.wall_s > 0 else None, 1),
         report_hash="",
-        workers=tuple(total.name for total in totals),
-        requests_per_worker=tuple(total.requests for total in totals),
-        preemptions=sum(total.preemptions for total in totals),
+        workers=tuple(one.name for one in workers),
+        requests_per_worker=tuple(one.requests for one in workers),
+        preemptions=sum(one.preemptions for one in workers),
         hit_error_tokens=error,
+        stages=summarize_stages(result),
     )
     return msgspec.structs.replace(row, report_hash=_hash(row, table))
 
@@ -128,11 +131,6 @@ def tpots_ns(table: RequestTable) -> I64:
     return tpots
 
 
-def ratio(part: int, whole: int, digits: int) -> float | None:
-    """`part / whole` to so many decimals; None where there is no whole."""
-    return _rounded(part / whole, digits) if whole > 0 else None
-
-
 def _hit_rates(table: RequestTable, block_size: int) -> tuple[float | None, ...]:
     """Hit rate by tokens, by blocks, the mean of the requests' own; mean error of the router's."""
     # A request that was turned away may have been admitted by a worker that then died: what it
@@ -144,10 +142,10 @@ def _hit_rates(table: RequestTable, block_size: int) -> tuple[float | None, ...]
     # The exact sum of the quotients: adding them up in any other way depends on the order.
     quotients = math.fsum((hits / np.maximum(prompts, 1)).tolist())
     return (
-        ratio(_total(hits), _total(prompts), 5),
-        ratio(_total(np.minimum(hits // block_size, blocks)), _total(blocks), 5),
+        ratio(total(hits), total(prompts), 5),
+        ratio(total(np.minimum(hits // block_size, blocks)), total(blocks), 5),
         _rounded(quotients / len(hits) if len(hits) else None, 5),
-        ratio(_total(errors), len(hits), 3),
+        ratio(total(errors), len(hits), 3),
     )
 
 
@@ -174,14 +172,12 @@ def _hash(row: ReplayRow, table: RequestTable) -> str:
     figures = msgspec.to_builtins(row)
     for name in MEASURED:
         del figures[name]
+    if not row.stages:  # what has no stages keeps the hash it had before there were any
+        del figures["stages"]
     digest = hashlib.sha256(msgspec.json.encode(figures, order="sorted"))
     for column in fields(table):
         digest.update(getattr(table, column.name).astype("<i8").tobytes())
     return digest.hexdigest()[:HASH_DIGITS]
-
-
-def _total(column: np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]) -> int:
-    return int(column.sum(dtype=np.int64))
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

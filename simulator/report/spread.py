@@ -6,8 +6,11 @@ rounded once. The same nanoseconds give the same figures with any numpy and on a
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from simulator.replay.result import I64
 
@@ -52,6 +55,16 @@ def quantile(ordered: I64, percent: int) -> tuple[int, int]:
     low = int(ordered[place])
     high = int(ordered[min(place + 1, len(ordered) - 1)])
     return low * (100 - rest) + high * rest, 100
+
+
+def total(column: npt.NDArray[np.signedinteger[Any]]) -> int:
+    """The exact sum, however wide the column's integers are."""
+    return int(column.sum(dtype=np.int64))
+
+
+def ratio(part: int, whole: int, digits: int) -> float | None:
+    """`part / whole` to so many decimals; None where there is no whole."""
+    return round(part / whole, digits) if whole > 0 else None
 
 
 def _ms(part_ns: int, whole: int) -> float:
