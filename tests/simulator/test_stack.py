@@ -60,9 +60,21 @@ async def test_a_worker_that_dies_ends_the_run_with_its_name(tmp_path: Path) -> 
 
 
 def children() -> list[int]:
-    """Processes that this one started, oldest first."""
+    """Workers and routers that this process started, oldest first.
+
+    Other tests leave helpers of Python's multiprocessing behind, which are none.
+    """
     pid = os.getpid()
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    found = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [one for one in found if b"multiprocessing" not in command_line(one)]
+
+
+def command_line(pid: int) -> bytes:
+    """Of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 async def test_a_stack_that_cannot_start_says_why(tmp_path: Path) -> None:
