@@ -36,6 +36,11 @@ class KvCounters:
     overflows: int = 0  # more blocks stored than any cache holds: evictions must have been missed
     skipped_events: int = 0  # other tiers, partial blocks, foreign block sizes, parked too long
 
+    @property
+    def emptied(self) -> int:
+        """How often the worker's cache began anew."""
+        return self.restarts + self.clears
+
 
 class KvState:
     """One worker's event stream. Lifetime: worker."""

@@ -138,9 +138,9 @@ class Roster:
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
-        restarts = worker.kv.counters.restarts
+        emptied = worker.kv.counters.emptied
         from_seq = worker.kv.take(fact)
-        if worker.kv.counters.restarts > restarts:  # its cache began anew: nothing is on its way
+        if worker.kv.counters.emptied > emptied:  # its cache began anew: nothing is on its way
             self.speculative.clear_worker(worker.slot)
         self._columns.event_s[worker.slot] = fact.now_s
         self._columns.hits_unknown[worker.slot] = not worker.kv.known

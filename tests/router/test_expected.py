@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.facts import Finish, Tick, WorkerChange
+from policies.facts import Cleared, Finish, Tick, WorkerChange
 from router.core.expected import ExpectedBlocks
-from tests.router.core_world import World, chain_of
+from tests.router.core_world import World, chain_of, stored
 from tests.router.property_support import patient
 
 TTL_S = 10.0
@@ -120,3 +120,19 @@ def test_an_unconfirmed_block_of_a_worker_with_events_is_soon_forgotten() -> Non
         world.now_s = float(second)
         world.core.on_tick(Tick(world.now_s))
     assert expected_hit(world, [1, 2, 3, 4], 0) == 0
+
+
+def test_a_reset_cache_holds_nothing_that_was_expected_of_it() -> None:
+    world = World(workers=2)
+    for blocks in ([1, 2, 3], [4, 5, 6]):
+        arrival = world.arrival(blocks)
+        world.core.on_arrival(arrival)
+        world.core.on_finish(Finish(0.0, arrival.request_id))
+    hits = [
+        [expected_hit(world, blocks + [9], w) for w in (0, 1)] for blocks in ([1, 2, 3], [4, 5, 6])
+    ]
+    assert sorted(hits) == [[0, 12], [12, 0]]
+    world.events(0, 0, Cleared(), stored([7, 8]))
+    assert expected_hit(world, [1, 2, 3, 9], 0) == expected_hit(world, [4, 5, 6, 9], 0) == 0
+    assert expected_hit(world, [7, 8, 9], 0) == 8
+    assert {expected_hit(world, [1, 2, 3, 9], 1), expected_hit(world, [4, 5, 6, 9], 1)} == {0, 12}
