@@ -129,7 +129,7 @@ def test_a_reset_cache_holds_nothing_that_was_expected_of_it() -> None:
         world.core.on_arrival(arrival)
         world.core.on_finish(Finish(0.0, arrival.request_id))
     hits = [
-        [expected_hit(world, blocks + [9], w) for w in (0, 1)] for blocks in ([1, 2, 3], [4, 5, 6])
+        [expected_hit(world, [*blocks, 9], w) for w in (0, 1)] for blocks in ([1, 2, 3], [4, 5, 6])
     ]
     assert sorted(hits) == [[0, 12], [12, 0]]
     world.events(0, 0, Cleared(), stored([7, 8]))
