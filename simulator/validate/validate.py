@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -21,6 +24,10 @@ from simulator.workload import Workload
 
 HIT_POINTS = 2.0  # largest difference of the hit rate, percentage points
 TTFT_SHARE = 15.0  # largest difference of the mean time to first token, per cent
+LEVEL_SHARE = 2.0  # policies whose mean TTFT is closer than this cannot be told apart, per cent
+MEAN_TTFT = "TTFT mean, ms"
+
+World = Literal["live", "simulated"]
 
 
 class Validation(msgspec.Struct, frozen=True):
@@ -55,22 +62,32 @@ async def validate(
         on_start(policy)
         settings = replace(stack, policy=policy)
         live = await run_scenario(workload, settings, log_dir, on_outcome)
-        found.append(_compared(policy, live, replay(_setup(spec, settings))))
+        found.append(compared(policy, live, replay(_setup(spec, settings))))
     return found
 
 
 def same_ranking(found: Sequence[Validation]) -> bool:
-    """Whether the policies stand in the same order of mean TTFT in both worlds."""
+    """Whether no two policies stand one way by mean TTFT live and the other way simulated.
 
-    def order(world: str) -> list[str]:
-        known = {v.policy: getattr(_of(v, "TTFT mean, ms"), world) or 0.0 for v in found}
-        return sorted(known, key=lambda policy: (known[policy], policy))
+    Policies closer than `LEVEL_SHARE` are level in that world and contradict nothing.
+    """
+    pairs = combinations(found, 2)
+    return not any(_ahead(a, b, "live") * _ahead(a, b, "simulated") < 0 for a, b in pairs)
 
-    return order("live") == order("simulated")
+
+def _ahead(one: Validation, other: Validation, world: World) -> int:
+    """1 where `one` has the lower mean TTFT, -1 where `other` has, 0 where they are level."""
+    mine, theirs = (_mean_ttft(v, world) for v in (one, other))
+    if mine == theirs or abs(mine - theirs) <= LEVEL_SHARE / 100 * min(mine, theirs):
+        return 0
+    return 1 if mine < theirs else -1
 
 
-def _of(validation: Validation, name: str) -> Metric:
-    return next(one for one in validation.metrics if one.name == name)
+def _mean_ttft(validation: Validation, world: World) -> float:
+    """Infinite where nothing was completed."""
+    metric = next(one for one in validation.metrics if one.name == MEAN_TTFT)
+    value: float | None = getattr(metric, world)
+    return math.inf if value is None else value
 
 
 def _setup(spec: WorkloadSpec, stack: StackSettings) -> Setup:
@@ -82,7 +99,8 @@ def _setup(spec: WorkloadSpec, stack: StackSettings) -> Setup:
     )
 
 
-def _compared(policy: str, live: RunResult, simulated: ReplayResult) -> Validation:
+def compared(policy: str, live: RunResult, simulated: ReplayResult) -> Validation:
+    """One run in both worlds: row `serial` of `simulated` is the same request as in `live`."""
     return Validation(
         policy,
         _metrics(live.row, summarize(simulated)),
@@ -96,7 +114,7 @@ def _metrics(live: ResultRow, simulated: ReplayRow) -> tuple[Metric, ...]:
         metric("completed", live.completed, simulated.completed, ""),
         metric("rejected", live.rejected, simulated.rejected, ""),
         metric("hit rate", live.hit_rate_tokens, simulated.hit_rate_tokens, "points", HIT_POINTS),
-        metric("TTFT mean, ms", live.ttft_ms.mean, ttft.mean, "%", TTFT_SHARE),
+        metric(MEAN_TTFT, live.ttft_ms.mean, ttft.mean, "%", TTFT_SHARE),
         metric("TTFT p50, ms", live.ttft_ms.p50, ttft.p50, "%"),
         metric("TTFT p90, ms", live.ttft_ms.p90, ttft.p90, "%"),
         metric("TTFT p99, ms", live.ttft_ms.p99, ttft.p99, "%"),
