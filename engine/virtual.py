@@ -186,8 +186,15 @@ class VirtualWorker:
             recomputed_tokens=past.recomputed_tokens + scheduler.recomputed_tokens_total,
             query_tokens=past.query_tokens + scheduler.prefix_query_tokens_total,
             hit_tokens=past.hit_tokens + scheduler.prefix_hit_tokens_total,
-            queued_tokens=sum(map(self._left_tokens, scheduler.requests.values())),
         )
+
+    def queued_tokens(self, now_ns: int) -> int:
+        """Tokens left for prefills: uncached ones of who waits, the rest of who runs.
+
+        Looks at every request; the figures of `stats` are at hand.
+        """
+        self._settle(now_ns)
+        return sum(map(self._left_tokens, self._scheduler.requests.values()))
 
     def hit_blocks(self, chain: Hashes) -> int:
         """Leading blocks of `chain` that are visible, as of the last call with a time."""

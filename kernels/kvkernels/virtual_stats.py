@@ -18,4 +18,3 @@ class WorkerStats(NamedTuple):
     recomputed_tokens: int  # computed a second time after a preemption
     query_tokens: int  # prompt tokens of first admissions
     hit_tokens: int  # those of them found in the cache
-    queued_tokens: int  # left for prefills: uncached ones of who waits, the rest of who runs

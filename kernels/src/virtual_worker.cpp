@@ -51,8 +51,7 @@ Stats VirtualWorker::stats() const {
   const std::int64_t in_flight_ns = in_flight_ ? now_ns_ - flight_.start_ns : 0;
   return {busy_ns_ + in_flight_ns,     totals_,
           scheduler.running().size(),  scheduler.waiting(),
-          engine_->pool.used(),        evicted_before_ + engine_->pool.evicted(),
-          scheduler.queued_tokens()};
+          engine_->pool.used(),        evicted_before_ + engine_->pool.evicted()};
 }
 
 void VirtualWorker::set_speed(double speed) {

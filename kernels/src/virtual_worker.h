@@ -29,7 +29,6 @@ struct Stats {
   Totals totals;
   std::size_t running, waiting, used_blocks;
   std::uint64_t evicted;
-  std::int64_t queued_tokens;
 };
 
 class VirtualWorker {
@@ -47,6 +46,7 @@ class VirtualWorker {
   std::int64_t next_ns();
   std::vector<std::pair<std::int64_t, std::int64_t>> progress() const;  // id, output tokens
   Stats stats() const;
+  std::int64_t queued_tokens() const { return engine_->scheduler.queued_tokens(); }
   std::size_t hit_blocks(Chain chain) const { return engine_->pool.hit(chain); }
   void set_speed(double speed);
   void clear();

@@ -127,8 +127,11 @@ nb::object stats(VirtualWorker& self, nb::handle now_ns) {
   return nb::module_::import_("kvkernels.virtual_stats")
       .attr("WorkerStats")(stats.busy_ns, totals.steps, stats.running, stats.waiting,
                            stats.used_blocks, stats.evicted, totals.preemptions,
-                           totals.recomputed_tokens, totals.query_tokens, totals.hit_tokens,
-                           stats.queued_tokens);
+                           totals.recomputed_tokens, totals.query_tokens, totals.hit_tokens);
+}
+
+std::int64_t queued_tokens(VirtualWorker& self, nb::handle now_ns) {
+  return settled(self, now_ns).queued_tokens();
 }
 
 std::size_t hit_blocks(VirtualWorker& self, nb::handle chain) {
@@ -197,6 +200,9 @@ void kv::bind_virtual_worker(nb::module_& module) {
       .def("stats", calls::stats, arg("now_ns"),
            nb::sig("def stats(self, now_ns: int) -> WorkerStats"),
            "Counters and gauges at `now_ns`.")
+      .def("queued_tokens", calls::queued_tokens, arg("now_ns"),
+           nb::sig("def queued_tokens(self, now_ns: int) -> int"),
+           "Tokens left for prefills; looks at every request.")
       .def("hit_blocks", calls::hit_blocks, arg("chain"),
            nb::sig("def hit_blocks(self, chain: Hashes) -> int"),
            "Leading blocks of `chain` that are visible.")

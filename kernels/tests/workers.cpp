@@ -168,7 +168,7 @@ class Life {
     }
     both([](VirtualWorker& worker) { return worker.progress(); });
     both([](VirtualWorker& worker) { return worker.stats().busy_ns; });
-    both([](VirtualWorker& worker) { return worker.stats().queued_tokens; });
+    both([](VirtualWorker& worker) { return worker.queued_tokens(); });
     const auto names = chain();
     both([&](VirtualWorker& worker) { return worker.hit_blocks(names); });
     both([](VirtualWorker& worker) { return worker.snapshot().size(); });

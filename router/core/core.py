@@ -205,6 +205,8 @@ class RouterCore:
         self._observe(fact)
         self.ledger.advance(fact.now_s)
         self.roster.expire(fact.now_s)
+        if not self._held:
+            return []
         actions: list[Action] = []
         for pending in self._held.expired(fact.now_s, self.settings.hold_s):
             why = f"no worker could take the request within {self.settings.hold_s:g} s"
@@ -255,6 +257,8 @@ class RouterCore:
         return Hold(pending.arrival.request_id, "policy")
 
     def _ask_held(self, now_s: float) -> list[Action]:
+        if not self._held:
+            return []
         actions = [self._place(pending, now_s, "held") for pending in self._held.sweep()]
         return [action for action in actions if not isinstance(action, Hold)]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
@@ -239,8 +240,8 @@ class KvState:
         self._drop(names)
 
     def _drop(self, names: Sequence[BlockName]) -> None:
-        chain_of = self._chain_of
-        chain = [c for name in names if (c := chain_of.pop(name, None)) is not None]
+        known = map(self._chain_of.pop, names, repeat(None))
+        chain = [c for c in known if c is not None]
         self.counters.removed_blocks += len(chain)
         if chain:
             self._index.remove(self._slot, array("Q", chain))

@@ -60,6 +60,10 @@ class Health:
     def _tick(self, now_ns: int, _: None) -> None:
         self._agenda.at(now_ns + self._tick_ns, Rank.TICK, self._tick, None)
         self._relay.carry_out(now_ns, self._core.on_tick(Tick(now_ns / 1e9)))
+        if self._leaving:
+            self._remove_idle(now_ns)
+
+    def _remove_idle(self, now_ns: int) -> None:
         for station in [one for one in self._leaving if self._relay.idle(one)]:
             self._leaving.remove(station)
             station.gone = True
@@ -82,7 +86,10 @@ class Health:
             stats = station.engine.stats(station.local_ns(now_ns))
             used_tokens = float(stats.used_blocks * station.facts.block_size)
             what = (station, station.stream, stats.running, stats.waiting, used_tokens)
-            self._agenda.at(now_ns + self._report_lag_ns, Rank.REPORT, self._report, what)
+            if self._report_lag_ns:
+                self._agenda.at(now_ns + self._report_lag_ns, Rank.REPORT, self._report, what)
+            else:
+                self._report(now_ns, what)
 
     def _report(self, now_ns: int, what: tuple[Station, int, int, int, float]) -> None:
         station, stream, running, waiting, used_tokens = what

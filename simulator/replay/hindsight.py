@@ -25,8 +25,9 @@ def _predicted_ms(station: Station, chain: Hashes, prompt_tokens: int, now_ns: i
     if not station.alive or station.hung or station.draining or not station.followed:
         return inf
     engine, size = station.engine, station.facts.block_size
-    stats = engine.stats(station.local_ns(now_ns))
+    now_ns = station.local_ns(now_ns)
+    stats = engine.stats(now_ns)
     blocks = engine.hit_blocks(chain[: (prompt_tokens - 1) // size])
-    new_tokens = stats.queued_tokens + prompt_tokens - blocks * size
+    new_tokens = engine.queued_tokens(now_ns) + prompt_tokens - blocks * size
     step_s = station.step_time.decode_step_s(stats.running, stats.used_blocks * size)
     return (step_s + station.step_time.prefill_s(new_tokens)) / station.speed * 1e3
