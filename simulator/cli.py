@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -15,8 +15,9 @@ import uvloop
 from rich.console import Console
 
 from router.record.facts_file import RecordingError
-from simulator import cli_live, cli_replay, cli_study, usage
+from simulator import cli_live, cli_replay, cli_study, cli_truth, usage
 from simulator.calibrate.observation import ObservationError
+from simulator.cli_command import Command
 from simulator.limits.report import BoundError
 from simulator.processes import StartError
 from simulator.replay.errors import ReplayError
@@ -33,12 +34,9 @@ WRONG_INPUT = (
     RecordingError, usage.UsageError,
 )  # fmt: skip
 
-# What runs real programs is a coroutine; what computes is not, and may take all of a core.
-Command = Callable[[argparse.Namespace, Console], "bool | Coroutine[Any, Any, bool]"]
-
 EPILOG = """\
 examples: on virtual time (docs/simulator.md)
-  warmroute-sim replay conversation.jsonl.gz --workers 8
+  warmroute-sim replay requests.jsonl --workers 8
   warmroute-sim plan requests.jsonl --ttft-p90-ms 1000
   warmroute-sim sweep sweep.yaml --html sweep.html
 examples: on real programs
@@ -46,8 +44,12 @@ examples: on real programs
   warmroute-sim load http://127.0.0.1:8080 --trace conversation.jsonl.gz --speed 4
   warmroute-sim load http://127.0.0.1:8080 --shared-prefix 6000+700 --requests 500 --rate 60
   warmroute-sim stack --policy hybrid
+examples: both side by side
   warmroute-sim validate conversation.jsonl.gz --seconds 100 --spread 3
   warmroute-sim calibrate http://127.0.0.1:8000 --out mine.json
+
+exit status: 0 it did what it should; 1 it failed, or the answer is no; 2 wrong usage or input;
+130 interrupted. Each command has a --help of its own.
 """
 
 
@@ -70,17 +72,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         sys.stderr.close()
         return EXIT_FAILED
+    except OSError as error:  # a full disk, a folder that is gone
+        print(f"warmroute-sim: {error.strerror or error}{_named(error)}", file=sys.stderr)
+        return EXIT_FAILED
     return EXIT_OK if sound else EXIT_FAILED
 
 
+def _named(error: OSError) -> str:
+    return f": {error.filename}" if error.filename else ""
+
+
 def _run(command: Command, options: argparse.Namespace, console: Console) -> bool:
-    if asyncio.iscoroutinefunction(command):
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_until_terminated(command(options, console)))
     with _interrupted_by_signals():
-        sound = command(options, console)
-    assert isinstance(sound, bool)
-    return sound
+        found = command(options, console)
+        if isinstance(found, bool):
+            return found
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_until_terminated(found))
 
 
 async def _until_terminated(work: Coroutine[Any, Any, bool]) -> bool:
@@ -122,7 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="warmroute-sim",
-        description="Replays, workloads, load generation and reports for warmroute.",
+        description="Replays on virtual time, load on real programs, and what is learned of both.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -132,9 +140,10 @@ def build_parser() -> argparse.ArgumentParser:
     cli_study.add_sweep(commands_of)
     cli_study.add_hits(commands_of)
     cli_study.add_bound(commands_of)
-    cli_study.add_validate(commands_of)
-    cli_study.add_calibrate(commands_of)
-    cli_study.add_check_facts(commands_of)
+    cli_replay.add_sources(commands_of)
+    cli_truth.add_validate(commands_of)
+    cli_truth.add_calibrate(commands_of)
+    cli_truth.add_check_facts(commands_of)
     cli_live.add_demo(commands_of)
     cli_live.add_load(commands_of)
     cli_live.add_stack(commands_of)

@@ -1,62 +1,86 @@
-"""The command lines of what runs on virtual time: `replay` and the options it shares."""
+"""The command lines of `replay` and `sources`, and options that other commands share."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-from simulator import arguments, replay_command
+from engine.profiles import PROFILES
+from policies.load import names
+from simulator import arguments
+from simulator.cli_command import HELP_COLUMNS, add_command, from_module
 from simulator.replay.setup import Goodput, World
 from simulator.setup_options import POLICIES, PROFILE, WORKERS
+from simulator.traces.formats import FORMATS
 
 _WORLD, _GOODPUT = World(), Goodput()
 
-EPILOG = """\
+EXAMPLES = """\
 TRACE is a file (JSON lines or CSV; plain, gzip or zstd; the format is found by looking) or a
-generator, as gen:sglang?groups=64 (docs/traces.md).
+generator, as gen:sglang?groups=64. `warmroute-sim sources` lists all of both.
 
 examples:
-  warmroute-sim replay conversation.jsonl.gz
+  warmroute-sim replay requests.jsonl
   warmroute-sim replay requests.jsonl --policy hybrid --policy kv_load --workers 12 --html r.html
-  warmroute-sim replay toolagent.jsonl.gz --rate 12 --seed 0 --seed 1 --seed 2 --json r.json
+  warmroute-sim replay requests.jsonl --rate 12 --seed 0 --seed 1 --seed 2 --json r.json
   warmroute-sim replay sessions.jsonl.gz --closed-loop --kv-tokens 300k --faults faults.yaml
-  warmroute-sim replay gen:llmd --group count=6,profile=qwen3-32b-h100-tp2 \\
+  warmroute-sim replay gen:sglang --group count=6,profile=qwen3-32b-h100-tp2 \\
       --group count=2,profile=qwen3-32b-h200-tp2
 """
 
 
 def add_replay(parsers: Any) -> None:
     """`warmroute-sim replay`."""
-    parser = parsers.add_parser(
+    parser = add_command(
+        parsers,
         "replay",
-        help="what each policy would have given for a trace, on virtual time",
-        description="Replays the requests of TRACE through the real decision core, policies and "
-        "scheduler, with modelled step times, and prints latency, hits and balance per policy.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "TRACE [--policy SPEC]... [--workers N] [--profile P] [option]...",
+        "what each policy would have given for a trace, on virtual time",
+        "Replays the requests of TRACE through the router's own decision core and policies and "
+        "the engine's own scheduler, with modelled step times, and prints latency, hits and "
+        "balance for each policy. No GPU, no waiting.",
+        EXAMPLES + known(),
     )
     add_source(parser)
-    parser.add_argument(
-        "--policy", action="append", metavar="SPEC",
-        help=f"NAME?key=value&..., repeat to compare; default: {', '.join(POLICIES)}",
-    )  # fmt: skip
+    add_policies(parser, seeds="0")
     add_pool(parser)
     add_workload(parser)
-    add_seeds(parser)
+    add_world(parser)
     parser.add_argument(
         "--jobs", type=arguments.count, default=1, metavar="N",
-        help="replays at once, in processes of their own; default %(default)s",
+        help="replays at once, each in a process of its own; default %(default)s",
     )  # fmt: skip
-    add_world(parser)
-    report = parser.add_argument_group("report")
-    for name, what in (
-        ("json", "all figures, with hashes"),
-        ("html", "one page with plots"),
-        ("csv", "every request, its decision and what the best choice was; one policy, one seed"),
-    ):
-        report.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
-    parser.set_defaults(command=replay_command.run)
+    add_reports(
+        parser,
+        json="all figures, with hashes",
+        html="one page with pictures",
+        csv="every request with its decision and the best choice there was; for one --policy and "
+        "one --seed",
+    )
+    parser.set_defaults(command=from_module("simulator.replay_command", "run"))
+
+
+def add_sources(parsers: Any) -> None:
+    """`warmroute-sim sources`."""
+    parser = add_command(
+        parsers,
+        "sources",
+        "",
+        "the formats and generators of traces, with what each can be asked",
+        "Lists the formats of trace files and the generators, with their keys and defaults.",
+    )
+    parser.set_defaults(command=from_module("simulator.study_commands", "sources"))
+
+
+def known() -> str:
+    """Policies and profiles by name, for the end of a help text."""
+    lines = (("policies", names()), ("profiles", list(PROFILES)))
+    return "".join(
+        "\n" + fill(f"{title}: {', '.join(of)}", HELP_COLUMNS, subsequent_indent="  ") + "\n"
+        for title, of in lines
+    )
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -64,69 +88,92 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", help="file, or gen:NAME?key=value&...")
 
 
-def add_seeds(parser: argparse.ArgumentParser) -> None:
-    """Seeds."""
+def add_policies(
+    parser: argparse.ArgumentParser, seeds: str, policies: tuple[str, ...] = POLICIES
+) -> None:
+    """What is compared, and with which draws."""
+    parser.add_argument(
+        "--policy", action="append", metavar="SPEC",
+        help="NAME?key=value&... or package.module:attr; repeat to compare; "
+        f"default: {', '.join(policies)}",
+    )  # fmt: skip
     parser.add_argument(
         "--seed", type=arguments.whole, action="append", metavar="N",
-        help="of every draw; repeat for a mean and an interval; default 0",
+        help=f"of every draw; repeat for a mean and an interval; default: {seeds}",
     )  # fmt: skip
 
 
 def add_pool(parser: argparse.ArgumentParser) -> None:
     """Options that say which workers there are."""
-    group = parser.add_argument_group("pool").add_argument
+    group = parser.add_argument_group("workers").add_argument
     group("--workers", type=arguments.count, metavar="N", help=f"how many; default {WORKERS}")
     group(
         "--profile", metavar="P",
-        help=f"model and GPUs, or a calibrated .json file; default {PROFILE}",
+        help="model and GPUs of a worker: a name, or a .json file that `calibrate` wrote; "
+        f"default {PROFILE}",
     )  # fmt: skip
     group(
         "--kv-tokens", type=arguments.count, metavar="T",
-        help="KV tokens a worker holds (300k is understood); default: the profile's",
+        help="KV tokens a worker holds, as 300000 or 300k; default: the profile's",
     )  # fmt: skip
     group(
         "--prefix-wait-tokens", type=arguments.whole, metavar="N",
         help="least prefix for which a request waits while its worker computes it for another; "
-        "0: never, as in vLLM and SGLang; default: as in our engine, 256",
+        "0: never, as in vLLM and SGLang; default: 256, as in our engine",
     )  # fmt: skip
     group(
-        "--group", action="append", metavar="key=value,...",
-        help="workers that are alike, instead of the four above; repeat for a mixed pool: "
-        "count, profile, kv_tokens, speed, max_num_tokens, max_batch_size, max_model_tokens, "
-        "prefix_wait_tokens, max_requests, max_queued_tokens, max_kv_fraction",
+        "--group", action="append", metavar="KEY=VALUE,...",
+        help="workers that are alike, instead of the four options above; repeat for a mixed pool. "
+        "Keys: count, profile, kv_tokens, speed, max_num_tokens, max_batch_size, "
+        "max_model_tokens, prefix_wait_tokens, max_requests, max_queued_tokens, max_kv_fraction",
     )  # fmt: skip
-    group(
-        "--plain", action="store_true", help="the plain Python scheduler, to check the native one"
-    )
     group(
         "--block-size", type=arguments.count, metavar="B",
-        help="tokens a KV block of the workers; default: the trace's",
+        help="tokens of a KV block of the workers; default: the trace's, 16 for generators",
+    )  # fmt: skip
+    group(
+        "--plain", action="store_true",
+        help="use the plain Python scheduler: some 60 times slower, to check the native one",
     )  # fmt: skip
 
 
-def add_workload(parser: argparse.ArgumentParser) -> None:
+def add_workload(parser: argparse.ArgumentParser, *, closed_loop: bool = True) -> None:
     """Options that say which requests come, and when."""
     group = parser.add_argument_group("requests")
-    group.add_argument("--format", default="auto", help="of TRACE; default: found by looking")
+    group.add_argument(
+        "--format", default="auto", metavar="F",
+        help=f"of TRACE: {', '.join(one.name for one in FORMATS)}; default: found by looking",
+    )  # fmt: skip
     group.add_argument(
         "--block-tokens", type=arguments.count, metavar="N",
-        help="prompt tokens an id of TRACE stands for; default: as the format says",
+        help="prompt tokens that an id of TRACE stands for; default: as the format says",
     )  # fmt: skip
     pace = group.add_mutually_exclusive_group()
-    pace.add_argument("--speed", type=arguments.positive, metavar="X", help="X times as fast")
-    pace.add_argument("--rate", type=arguments.positive, metavar="R", help="mean requests/s")
-    group.add_argument("--requests", type=arguments.count, metavar="N", help="at most so many")
+    pace.add_argument(
+        "--speed", type=arguments.positive, metavar="X",
+        help="arrivals X times as fast as recorded; default 1",
+    )  # fmt: skip
+    pace.add_argument(
+        "--rate", type=arguments.positive, metavar="R",
+        help="scale all times so that R requests come per second on average",
+    )  # fmt: skip
+    group.add_argument("--requests", type=arguments.count, metavar="N", help="the first N only")
     group.add_argument(
-        "--seconds", type=arguments.positive, metavar="S", help="of TRACE's start only"
-    )
+        "--seconds", type=arguments.positive, metavar="S",
+        help="the first S seconds only, as recorded",
+    )  # fmt: skip
     group.add_argument(
         "--spread", type=arguments.positive, metavar="S",
-        help="spread requests of one timestamp over S seconds (Mooncake: 3)",
+        help="spread requests of one timestamp over S seconds (Mooncake's traces: 3)",
     )  # fmt: skip
-    group.add_argument(
-        "--closed-loop", action="store_true",
-        help="a session's next turn waits for the answer before it, and the pause between",
-    )  # fmt: skip
+    if closed_loop:
+        group.add_argument(
+            "--closed-loop", action="store_true",
+            help="a session's next turn waits for the answer before it, and the pause between; "
+            "default: requests come at their times, whatever became of earlier ones",
+        )  # fmt: skip
+    else:
+        parser.set_defaults(closed_loop=False)
     group.add_argument(
         "--strict", action="store_true",
         help="stop at the first wrong line; default: leave it out, count it, say so",
@@ -139,26 +186,36 @@ def add_world(parser: argparse.ArgumentParser) -> None:
     for name, what in (
         ("network", "one way between router and worker"),
         ("event-lag", "from a step's end to its KV events' arrival"),
-        ("report-every", "between load reports; 0: none"),
+        ("report-every", "between two load reports of a worker; 0: none"),
         ("report-lag", "how old a load report is when it arrives"),
     ):
         default = getattr(_WORLD, f"{name.replace('-', '_')}_ms")
         group(
             f"--{name}-ms", type=arguments.not_negative, default=default, metavar="MS",
-            help=f"{what}; default %(default)s",
+            help=f"{what}; default {default:g}",
         )  # fmt: skip
     group(
         "--event-loss", type=arguments.share, default=_WORLD.event_loss, metavar="SHARE",
-        help="of KV event batches that never arrive; default %(default)s",
+        help=f"of KV event batches that never arrive; default {_WORLD.event_loss:g}",
     )  # fmt: skip
     group("--no-events", action="store_true", help="workers publish no KV events")
-    group("--faults", metavar="FILE", help="timeline of faults (docs/simulator.md)")
+    group(
+        "--faults", metavar="FILE",
+        help="YAML: when which worker dies, hangs, drains, joins ... (docs/simulator.md, Faults)",
+    )  # fmt: skip
     limits = parser.add_argument_group("a good answer").add_argument
     limits(
         "--good-ttft-ms", type=arguments.positive, default=_GOODPUT.ttft_ms, metavar="MS",
-        help="first token within; default %(default)s",
+        help=f"first token within; default {_GOODPUT.ttft_ms:g}",
     )  # fmt: skip
     limits(
         "--good-tpot-ms", type=arguments.positive, default=_GOODPUT.tpot_ms, metavar="MS",
-        help="mean time per further token within; default %(default)s",
+        help=f"mean time per later token within; default {_GOODPUT.tpot_ms:g}",
     )  # fmt: skip
+
+
+def add_reports(parser: argparse.ArgumentParser, **what: str) -> None:
+    """Files to write besides what is printed: option -> what is in it."""
+    group = parser.add_argument_group("files to write")
+    for name, meaning in what.items():
+        group.add_argument(f"--{name}", type=Path, metavar="FILE", help=meaning)

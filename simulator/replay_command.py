@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +25,8 @@ from simulator.report.requests_csv import RequestsCsv
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.view import RunView, view
 from simulator.setup_options import setups_of
-from simulator.usage import UsageError, check_file
+from simulator.side_by_side import side_by_side
+from simulator.usage import UsageError, check_files
 
 
 class Replayed(NamedTuple):
@@ -37,6 +37,7 @@ class Replayed(NamedTuple):
     seen: RunView | None  # what is drawn, where there is a page
 
 
+REPORTS = ("json", "html", "csv")
 Done = Callable[[Setup, Replayed], None]
 
 
@@ -63,10 +64,8 @@ def run(options: argparse.Namespace, console: Console) -> bool:
 
 
 def _check_reports(options: argparse.Namespace, setups: Sequence[Setup]) -> None:
-    for name in ("json", "html", "csv"):
-        path: Path | None = getattr(options, name)
-        if path is not None:
-            check_file(f"--{name}", path)
+    named = options.trace, *(group.profile for group in setups[0].groups), options.faults
+    check_files(options, REPORTS, [name for name in named if name])
     if options.csv is not None and len(setups) > 1:
         raise UsageError(
             f"--csv holds one replay and this is {len(setups)}: name one --policy and one --seed"
@@ -85,40 +84,22 @@ def _one_by_one(
 def _side_by_side(
     options: argparse.Namespace, setups: Sequence[Setup], console: Console, done: Done
 ) -> None:
-    # Spawned, not forked: a child must not inherit half of what this process is doing.
-    with _ended_on_error(
-        ProcessPoolExecutor(min(options.jobs, len(setups)), mp_context=get_context("spawn"))
-    ) as pool:
-        tasks = {
-            pool.submit(_replayed, setup, options.html is not None, None, None): setup
-            for setup in setups
-        }
-        for number, task in enumerate(as_completed(tasks), start=1):
-            one = task.result()
-            done(tasks[task], one)
+    drawn = options.html is not None
+    found = side_by_side(partial(_replayed, drawn=drawn), setups, options.jobs)
+    with closing(found):
+        for number, (setup, one) in enumerate(found, start=1):
+            done(setup, one)
             console.print(
-                f"{number} of {len(setups)}: {_label(tasks[task])}, {one.row.wall_s:.1f} s",
+                f"{number} of {len(setups)}: {_label(setup)}, {one.row.wall_s:.1f} s",
                 highlight=False,
             )
-
-
-@contextmanager
-def _ended_on_error(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
-    try:
-        yield pool
-    except BaseException:
-        for process in list(pool._processes.values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _replayed(
     setup: Setup,
     drawn: bool,
-    csv: Path | None,
-    on_progress: Callable[[ReplayProgress], None] | None,
+    csv: Path | None = None,
+    on_progress: Callable[[ReplayProgress], None] | None = None,
 ) -> Replayed:
     """One replay."""
     prefixes = HotPrefixes() if drawn else None

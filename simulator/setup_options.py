@@ -10,9 +10,10 @@ import msgspec
 from simulator.replay.checks import check_setup
 from simulator.replay.errors import ReplayError
 from simulator.replay.setup import Goodput, Setup, WorkerGroup, WorkloadSpec, World
-from simulator.usage import UsageError, check_policy
+from simulator.usage import UsageError, check_policy, check_profile
 
-POLICIES = ("round_robin", "kv_prefix", "hybrid")
+# By turns, by load alone, by load and caches. `kv_prefix` alone would be a warning, not a choice.
+POLICIES = ("round_robin", "least_requests", "hybrid")
 PROFILE = "qwen3-32b-h100-tp2"
 WORKERS = 8
 SEEDS = (1, 2, 3)  # where one is not enough to tell
@@ -39,6 +40,8 @@ def setups_of(options: argparse.Namespace) -> list[Setup]:
 def setup_of(options: argparse.Namespace, policy: str, seed: int) -> Setup:
     """The set-up of one policy and seed; raises `UsageError`."""
     check_policy(policy)
+    if options.no_events and options.event_loss:
+        raise UsageError("--event-loss is of KV events, and with --no-events there are none")
     return Setup(
         workload=workload_of(options),
         policy=policy,
@@ -87,6 +90,8 @@ def groups_of(options: argparse.Namespace) -> tuple[WorkerGroup, ...]:
     """The pool; raises `UsageError` for a --group that says too much, too little or nonsense."""
     if not options.group:
         workers = options.workers or WORKERS
+        if options.profile is not None:
+            check_profile(options.profile)
         return (
             WorkerGroup(
                 workers,

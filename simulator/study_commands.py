@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,20 +19,25 @@ from simulator.limits.hits import hits as hit_rows
 from simulator.limits.plot import loss_plot
 from simulator.limits.report import bound as bounded
 from simulator.limits.show import print_bounds, print_hits
+from simulator.replay.setup import WorkloadSpec
 from simulator.report.errors_line import say_trace_errors
-from simulator.setup_options import POLICIES, SEEDS, setup_of, workload_of
+from simulator.setup_options import GENERATED, POLICIES, SEEDS, setup_of, workload_of
 from simulator.sweep.command import SweepCommand, run_plan, run_sweep
-from simulator.sweep.question import PlanRequest
+from simulator.sweep.question import PlanRequest, check_request
 from simulator.sweep.runs import RunOptions
+from simulator.sweep.sheet import read_sheet
 from simulator.sweep.targets import Targets
+from simulator.traces.help import help_lines
 from simulator.traces.open import open_jobs
-from simulator.usage import UsageError, check_file, check_policy
+from simulator.usage import UsageError, check_files, check_policy
 
 DIFFERENCES_SHOWN = 20
+TARGETS = tuple(name for name in Targets.__struct_fields__ if name != "max_lost_share")
 
 
 def plan(options: argparse.Namespace, console: Console) -> bool:
     """Searches for the smallest fleet, or the highest rate."""
+    check_files(options, ("json", "results"), _read(options))
     policies = tuple(dict.fromkeys(options.policy or POLICIES))
     seeds = tuple(dict.fromkeys(options.seed or SEEDS))
     request = PlanRequest(
@@ -45,11 +51,17 @@ def plan(options: argparse.Namespace, console: Console) -> bool:
         rule=options.rule,
     )
     runs = RunOptions(options.results, options.jobs, options.dask)
+    check_request(request)
+    _look_over(console, request.base.workload)
     return run_plan(request, runs, console, options.json)
 
 
 def sweep(options: argparse.Namespace, console: Console) -> bool:
     """Runs the sweep in a file."""
+    check_files(options, ("csv", "json", "html", "results"), [str(options.file)])
+    setups = read_sheet(options.file)
+    for workload in dict.fromkeys(_source(setup.workload) for setup in setups):
+        _look_over(console, workload)
     command = SweepCommand(
         file=options.file,
         results=options.results,
@@ -64,8 +76,7 @@ def sweep(options: argparse.Namespace, console: Console) -> bool:
 
 def hits(options: argparse.Namespace, console: Console) -> bool:
     """Hit rates of rules over caches alone."""
-    if options.json is not None:
-        check_file("--json", options.json)
+    check_files(options, ("json",), _read(options))
     stream = open_jobs(workload_of(options))
     try:
         rows = hit_rows(
@@ -86,18 +97,18 @@ def hits(options: argparse.Namespace, console: Console) -> bool:
 
 def bound(options: argparse.Namespace, console: Console) -> bool:
     """Bounds, gaps and losses."""
-    for name in ("json", "svg"):
-        if getattr(options, name) is not None:
-            check_file(f"--{name}", getattr(options, name))
+    check_files(options, ("json", "svg"), _read(options))
     policies = tuple(dict.fromkeys(options.policy or POLICIES))
     for policy in policies:
         check_policy(policy)
     seeds = options.seed or [0]
     if len(seeds) > 1:
         raise UsageError("--seed: bounds are for one seed; run it once for each")
+    setup = setup_of(options, policies[0], seeds[0])
+    _look_over(console, setup.workload)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         report = bounded(
-            setup_of(options, policies[0], seeds[0]),
+            setup,
             policies,
             waterfall=not options.no_waterfall,
             hindsight=Hindsight() if options.hindsight else None,
@@ -116,7 +127,9 @@ def check_facts(options: argparse.Namespace, console: Console) -> bool:
     """Plays a recording of facts; whether every action was the same."""
     try:
         player = Player(options.file)
-    except (OSError, PolicyError) as error:
+    except OSError as error:
+        raise UsageError(f"{options.file}: cannot be read: {error.strerror}") from error
+    except PolicyError as error:
         raise UsageError(f"{options.file}: {error}") from error
     different = 0
     for difference in player.differences():
@@ -131,17 +144,45 @@ def check_facts(options: argparse.Namespace, console: Console) -> bool:
     return not different
 
 
-def _targets(options: argparse.Namespace) -> Targets:
-    return Targets(
-        ttft_mean_ms=options.ttft_mean_ms,
-        ttft_p90_ms=options.ttft_p90_ms,
-        ttft_p99_ms=options.ttft_p99_ms,
-        tpot_mean_ms=options.tpot_mean_ms,
-        tpot_p90_ms=options.tpot_p90_ms,
-        tpot_p99_ms=options.tpot_p99_ms,
-        goodput_share=options.goodput_share,
-        max_lost_share=options.max_lost_share,
+def sources(options: argparse.Namespace, console: Console) -> bool:
+    """Lists formats and generators."""
+    for line in help_lines():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return True
+
+
+def _read(options: argparse.Namespace) -> list[str]:
+    """What a command with a trace may read."""
+    return [options.trace, *filter(None, (getattr(options, "faults", None),))]
+
+
+def _source(workload: WorkloadSpec) -> WorkloadSpec:
+    """The part of it that decides which lines are read, and how."""
+    return WorkloadSpec(
+        workload.source,
+        format=workload.format,
+        block_tokens=workload.block_tokens,
+        requests=workload.requests,
+        seconds=workload.seconds,
+        strict=workload.strict,
     )
+
+
+def _look_over(console: Console, workload: WorkloadSpec) -> None:
+    """Says once, before many replays, what is wrong with their source; raises `TraceError`."""
+    stream = open_jobs(workload)
+    if workload.source.startswith(GENERATED):
+        return
+    deque(stream.jobs, maxlen=0)
+    say_trace_errors(console, stream.errors.total, stream.errors)
+
+
+def _targets(options: argparse.Namespace) -> Targets:
+    given = {name: getattr(options, name) for name in TARGETS}
+    if not any(value is not None for value in given.values()):
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in TARGETS)
+        raise UsageError(f"no target; give at least one of {named}")
+    return Targets(**given, max_lost_share=options.max_lost_share)
 
 
 def _shown(progress: Progress) -> Callable[[str, int, int], None]:

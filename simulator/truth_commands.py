@@ -18,6 +18,7 @@ from simulator.calibrate.calibrate import calibrate as fitted
 from simulator.calibrate.calibrate import constants_table, errors_table
 from simulator.calibrate.observation import Observation, read_step_log
 from simulator.calibrate.probe import Endpoint, probe
+from simulator.cli_truth import VALIDATED
 from simulator.client import first_model
 from simulator.console import Board
 from simulator.scrape import ScrapeError, fetch_text
@@ -36,7 +37,6 @@ from simulator.validate.validate import same_ranking
 from simulator.validate.validate import validate as validated
 from simulator.workload import opened
 
-VALIDATED = ("round_robin", "hybrid")
 TOKEN_BUDGET_S = 10.0  # for an engine to answer what it is
 
 
@@ -49,8 +49,6 @@ async def validate(options: argparse.Namespace, console: Console) -> bool:
     policies = tuple(dict.fromkeys(options.policy or VALIDATED))
     for policy in policies:
         check_policy(policy)
-    if options.closed_loop:
-        raise UsageError("--closed-loop: the live side is an open loop; leave it out")
     spec = workload_of(options)
     workload = opened(spec, Path(options.trace).name, spec.source)
     stack = StackSettings(

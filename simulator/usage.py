@@ -109,6 +109,24 @@ def check_file(option: str, path: Path) -> None:
         raise UsageError(f"{option} {path}: may not be written; name a file that may")
 
 
+def check_files(options: argparse.Namespace, names: Sequence[str], read: Sequence[str]) -> None:
+    """Raises `UsageError` unless the files to write can be, and are neither one another nor read.
+
+    `names` are options with a file to write or None, `read` what the command may read.
+    """
+    files = [name for name in read if Path(name).is_file()]
+    taken = {Path(name).resolve(): f"{name} is read by this command" for name in files}
+    for name in names:
+        path: Path | None = getattr(options, name)
+        if path is None:
+            continue
+        option = f"--{name}"
+        check_file(option, path)
+        if path.resolve() in taken:
+            raise UsageError(f"{option} {path}: {taken[path.resolve()]}; name another file")
+        taken[path.resolve()] = f"{option} writes it, too"
+
+
 def check_folder(option: str, path: Path) -> None:
     """Makes the folder; raises `UsageError` where it cannot be made or written to."""
     try:

@@ -26,3 +26,8 @@ def seconds(value_ms: float | None) -> str:
     if value_ms is None:
         return NOTHING
     return f"{value_ms:.0f} ms" if value_ms < SHORT_MS else f"{value_ms / 1000:.2f} s"
+
+
+def counted(count: int, what: str) -> str:
+    """As in `1 request` and `2,000 requests`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -13,7 +13,7 @@ from simulator.report.leads import Groups, lead
 from simulator.report.row import ReplayRow
 from simulator.report.stages_shown import stage_tables
 from simulator.report.tables import Column, policy_tables
-from simulator.wording import NOTHING
+from simulator.wording import NOTHING, counted
 
 MARK = "*"  # beside the colour, for terminals and eyes without
 
@@ -79,7 +79,8 @@ def _heading(rows: Sequence[ReplayRow], policies: Sequence[Aggregate]) -> Text:
     pool = " to ".join(str(count) for count in dict.fromkeys((workers[0], workers[-1])))
     noun = "worker" if workers == [1] else "workers"
     requests = max(row.requests for row in rows)
-    return Text(f"{requests:,} requests, {pool} {noun}; times in ms{several}", style="bold")
+    text = f"{counted(requests, 'request')}, {pool} {noun}; times in ms{several}"
+    return Text(text, style="bold")
 
 
 def _legend(shown: Sequence[Figure], marked: bool, several: bool) -> list[Text]:
@@ -103,5 +104,6 @@ def _losses(rows: Sequence[ReplayRow]) -> list[Text]:
             lines.append(Text(f"{label} turned away: {told}", style="yellow"))
     wrong = max((row.trace_errors for row in rows), default=0)
     if wrong:
-        lines.append(Text(f"{wrong:,} wrong lines of the source were left out", style="yellow"))
+        text = f"{counted(wrong, 'wrong line')} of the source left out"
+        lines.append(Text(text, style="yellow"))
     return lines
