@@ -1,0 +1,150 @@
+"""Shapes of published results, on shortened workloads (docs/validation.md has the full ones).
+
+Bars are wide: they hold what a published figure says of a rule, not its digits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from simulator.replay.run import replay
+from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.report.row import ReplayRow, summarize
+
+TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
+CONVERSATION = TRACES / "mooncake_conversation.jsonl.gz"
+SURROGATE = TRACES / "toolagent_surrogate.jsonl.gz"
+AZURE = TRACES / "azure_2023_conv.csv.gz"
+QWEN, LLAMA = "qwen3-32b-h100-tp2", "llama-3.1-8b-h100"
+
+
+@cache
+def row(
+    source: str,
+    policy: str,
+    profile: str = QWEN,
+    kv_tokens: int | None = None,
+    block_size: int | None = 16,
+    requests: int | None = None,
+    prefix_wait_tokens: int | None = 0,  # the published engines do not wait
+    spread_s: float = 0.0,
+) -> ReplayRow:
+    """What `policy` gives on eight workers; seed 0."""
+    group = WorkerGroup(8, profile, kv_tokens, prefix_wait_tokens=prefix_wait_tokens)
+    spec = WorkloadSpec(source, requests=requests, spread_s=spread_s)
+    return summarize(replay(Setup(spec, policy, (group,), block_size=block_size)))
+
+
+# --- llm-d's 150 x 5 prompts, 73 % of the pool's cache: every prompt once, then a short ladder ----
+
+LADDER = "gen:llmd?stages=15:50,15:20,20:38,40:20"
+LADDER_KV = 307_328
+
+
+def ladder(policy: str) -> dict[str, list[float]]:
+    """TTFT p90 in seconds and output tokens per second at 15 (warm), 20 and 40 requests/s."""
+    stages = row(LADDER, policy, kv_tokens=LADDER_KV).stages[1:]
+    assert [stage.rate_per_s for stage in stages] == [15.0, 20.0, 40.0]
+    assert all(stage.completed == stage.requests for stage in stages)
+    return {
+        "ttft_p90_s": [(stage.ttft_ms.p90 or 0.0) / 1000 for stage in stages],
+        "output_per_s": [stage.output_tokens_per_s or 0.0 for stage in stages],
+    }
+
+
+def test_rules_blind_to_the_cache_break_between_15_and_20_requests_a_second() -> None:
+    at_15, at_20, at_40 = ladder("round_robin")["ttft_p90_s"]
+    assert at_15 < 5.0
+    assert at_20 > 10.0
+    assert at_40 > 30.0
+
+
+def test_exact_prefix_routing_holds_its_first_tokens_up_the_ladder() -> None:
+    assert max(ladder("llm_d")["ttft_p90_s"]) < 1.0
+
+
+def test_exact_prefix_routing_gives_about_twice_the_output() -> None:
+    exact, blind = (ladder(policy)["output_per_s"][-1] for policy in ("llm_d", "round_robin"))
+    assert 1.6 < exact / blind < 2.6
+
+
+# --- SGLang's burst of 64 x 16 prompts on eight workers -------------------------------------------
+
+BURST = "gen:sglang"
+SHORT_OF_KV = 45_000
+
+
+def hits(policy: str, kv_tokens: int | None = None, source: str = BURST) -> float:
+    found = row(source, policy, LLAMA, kv_tokens).hit_rate_tokens
+    assert found is not None
+    return found
+
+
+def test_a_burst_under_affinity_finds_what_was_published() -> None:
+    assert 0.70 <= hits("hybrid") <= 0.85
+
+
+def test_a_burst_under_round_robin_finds_what_arithmetic_allows() -> None:
+    """With room for everything: each worker computes each of its groups once."""
+    groups, prompts, workers = 64, 16, 8
+    computed = groups * (1 - (1 - 1 / workers) ** prompts)  # groups a worker meets at least once
+    share = (1 - computed / (groups * prompts / workers)) * 2048 / 2176
+    assert share == pytest.approx(0.526, abs=0.001)
+    assert share - 0.05 < hits("round_robin") < share
+
+
+def test_a_burst_on_workers_short_of_cache_gives_the_published_pair() -> None:
+    blind, aware = (row(BURST, p, LLAMA, SHORT_OF_KV) for p in ("round_robin", "hybrid"))
+    assert blind.hit_rate_tokens is not None
+    assert aware.hit_rate_tokens is not None
+    assert 0.15 <= blind.hit_rate_tokens <= 0.30
+    assert 0.70 <= aware.hit_rate_tokens <= 0.85
+    ratio = (aware.output_tokens_per_s or 0.0) / (blind.output_tokens_per_s or 1.0)
+    assert 1.5 < ratio < 2.4
+
+
+def test_siblings_that_are_computed_together_find_nothing() -> None:
+    """In order, a group's prompts reach a worker side by side: both are in one step."""
+    assert hits("round_robin", source="gen:sglang?ordered=true") < 0.15
+
+
+# --- what must go wrong -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not CONVERSATION.exists(), reason="the Mooncake conversation is not here")
+def test_greedy_prefix_affinity_sends_a_whole_trace_to_one_worker() -> None:
+    """Every request has the same first block, so whoever answers the first gets all."""
+    found = row(str(CONVERSATION), "kv_prefix", block_size=None, requests=600)
+    assert found.load_skew_requests == 8.0
+    even = row(str(CONVERSATION), "round_robin", block_size=None, requests=600)
+    assert (found.ttft_ms.mean or 0.0) > 20 * (even.ttft_ms.mean or 0.0)
+
+
+@pytest.mark.skipif(not AZURE.exists(), reason="the Azure trace is not here")
+def test_without_prefixes_affinity_costs_nothing() -> None:
+    policies = ("round_robin", "least_requests", "power_of_two", "llm_d", "hybrid")
+    times = {
+        policy: row(str(AZURE), policy, block_size=128, requests=1_500).e2e_ms.mean or 0.0
+        for policy in policies
+    }
+    best = min(times[policy] for policy in policies[:3])
+    assert times["llm_d"] < 1.02 * best
+    assert times["hybrid"] < 1.02 * best
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not SURROGATE.exists(), reason="the tool-and-agent surrogate is not here")
+def test_the_surrogate_reuses_what_was_published_of_the_original() -> None:
+    """DynoSim's anchors, and the direction that AKS measured, at 1 M tokens of KV a worker."""
+    options = {"kv_tokens": 1_000_000, "block_size": None, "spread_s": 3.0}
+    blind, aware = (row(str(SURROGATE), p, **options) for p in ("round_robin", "hybrid"))
+    assert blind.hit_rate_tokens is not None
+    assert 0.37 <= blind.hit_rate_tokens <= 0.40
+    assert (aware.hit_rate_tokens or 0.0) >= 0.44
+    for figure in ("mean", "p99"):
+        assert (getattr(aware.ttft_ms, figure) or 0.0) < (getattr(blind.ttft_ms, figure) or 0.0)
+        assert (getattr(aware.e2e_ms, figure) or 0.0) < (getattr(blind.e2e_ms, figure) or 0.0)
