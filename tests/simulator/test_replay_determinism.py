@@ -1,0 +1,142 @@
+"""The same set-up gives the same hash: in any process, on any processor, with any numpy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies import POLICIES
+from simulator.cli import main
+from tests.simulator.hashed import SAMPLE
+
+ROOT = Path(__file__).parents[2]
+TOOLAGENT = ROOT.parent / "shared" / "traces" / "toolagent_surrogate.jsonl.gz"
+LONG = 3000  # requests of each workload in the full tests
+
+
+def hashed(folder: Path, requests: int = 300, **environment: str) -> dict[str, Any]:
+    """What `tests.simulator.hashed` prints in a fresh process with such an environment."""
+    command = [sys.executable, "-m", "tests.simulator.hashed", str(folder / "faults.yaml")]
+    environment = {**os.environ, "PYTHONHASHSEED": "0", **environment}
+    done = subprocess.run(
+        [*command, str(requests)], cwd=ROOT, env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The first process's, to compare others with."""
+    return hashed(tmp_path_factory.mktemp("first"))
+
+
+def simd_features() -> list[str]:
+    """What numpy picks its code by at run time on this processor, beyond what it is built for."""
+    script = (
+        "import json, numpy._core._multiarray_umath as m;"
+        "print(json.dumps([f for f in m.__cpu_dispatch__ if m.__cpu_features__.get(f)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    features: list[str] = json.loads(done.stdout)
+    return features
+
+
+def test_fresh_processes_and_other_orders_of_sets_agree(
+    first: dict[str, Any], tmp_path: Path
+) -> None:
+    hashes = first["hashes"]
+    assert POLICIES.keys() <= hashes.keys()
+    assert hashes["plain"] == hashes["hybrid"], "the twins are one scheduler"
+    assert len(set(hashes.values())) == len(hashes) - 1, "and the others are replays apart"
+    assert hashed(tmp_path, PYTHONHASHSEED="4242") == first
+
+
+def test_processors_without_vector_units_agree(first: dict[str, Any], tmp_path: Path) -> None:
+    assert hashed(tmp_path, **without_vectors()) == first
+
+
+def without_vectors() -> dict[str, str]:
+    """An environment; skips where numpy has nothing to switch off."""
+    features = simd_features()
+    if not features:
+        pytest.skip("numpy has no vector code to switch off on this processor")
+    # The C library's `exp`, `log` and `pow` have variants of their own.
+    return {
+        "NPY_DISABLE_CPU_FEATURES": " ".join(features),
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA,-FMA4",
+    }
+
+
+def oldest_numpy() -> str:
+    """The lowest version that the package says it runs with, as pip names it."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        dependencies = tomllib.load(file)["project"]["dependencies"]
+    lowest = re.match(r"numpy>=([0-9.]+)", next(d for d in dependencies if d.startswith("numpy")))
+    assert lowest is not None
+    return ".".join([*lowest[1].split("."), "0", "0"][:3])
+
+
+@pytest.fixture
+def old_numpy(tmp_path: Path) -> tuple[str, Path]:
+    """(version, folder) of the oldest numpy that is allowed; skips where pip cannot have it."""
+    version, folder = oldest_numpy(), tmp_path / "numpy"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary", ":all:", "--target", str(folder), f"numpy=={version}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        pytest.skip(f"pip cannot fetch numpy {version} for this Python: {last}")
+    return version, folder
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_oldest_numpy_agrees(old_numpy: tuple[str, Path], tmp_path: Path) -> None:
+    version, folder = old_numpy
+    searched = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    now, then = hashed(tmp_path, LONG), hashed(tmp_path, LONG, PYTHONPATH=searched)
+    assert then["numpy"] == version
+    assert then["hashes"] == now["hashes"]
+
+
+def replayed(path: Path, source: Path, jobs: int, *more: str) -> dict[tuple[str, int], str]:
+    """Hashes by policy and seed, of one call of the command."""
+    policies = [word for policy in ("hybrid", "kv_load", "random") for word in ("--policy", policy)]
+    seeds = ["--seed", "0", "--seed", "5"]
+    pool = ["--workers", "4", "--kv-tokens", "100k", *more]
+    command = ["replay", str(source), *policies, *seeds, *pool]
+    assert main([*command, "--jobs", str(jobs), "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["results"]
+    return {(row["policy"], row["seed"]): row["report_hash"] for row in rows}
+
+
+def test_any_number_of_processes_agrees(tmp_path: Path) -> None:
+    one = replayed(tmp_path / "one.json", SAMPLE, 1)
+    assert len(one) == len(set(one.values())) == 6
+    assert replayed(tmp_path / "three.json", SAMPLE, 3) == one
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_whole_trace_agrees_in_any_number_of_processes(tmp_path: Path) -> None:
+    if not TOOLAGENT.exists():
+        pytest.skip(f"{TOOLAGENT.name} does not lie beside the checkout")
+    one = replayed(tmp_path / "one.json", TOOLAGENT, 1, "--speed", "2")
+    assert replayed(tmp_path / "three.json", TOOLAGENT, 3, "--speed", "2") == one
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_long_replays_agree_too(tmp_path: Path) -> None:
+    long = hashed(tmp_path, LONG)
+    assert hashed(tmp_path, LONG, PYTHONHASHSEED="77", **without_vectors()) == long
