@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -62,7 +63,13 @@ class LogFile:
         os.close(self._fd)
 
     def _open(self) -> None:
-        self._fd = os.open(self.path, _FLAGS, _MODE)
+        try:
+            self._fd = os.open(self.path, _FLAGS | os.O_NONBLOCK, _MODE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # to wait for one would keep the router from starting
+                raise OSError(errno.ENXIO, "a pipe that nobody reads", str(self.path)) from error
+            raise
+        os.set_blocking(self._fd, True)  # a slow reader is waited for, in the thread that writes
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
         self.fresh = True
 

@@ -214,7 +214,7 @@ class _LineSink:
 
     def _give_up(self, count: int, error: OSError) -> None:
         if not self._trouble_lines:
-            why = error.strerror or str(error)
+            why = str(error) if error.filename2 else error.strerror or str(error)
             log.error("request log: lines are lost: cannot write %s: %s", self._file.path, why)
         self._trouble_lines += count
         self.lost += count

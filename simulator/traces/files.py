@@ -28,7 +28,7 @@ class TraceFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._raw = path.open("rb")
+            self._raw = cast(BinaryIO, open(path, "rb", opener=_at_once))  # noqa: SIM115
         except OSError as error:
             raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
         status = os.fstat(self._raw.fileno())
@@ -75,6 +75,11 @@ class TraceFile:
     def _skip_line(self, line: bytes) -> None:
         while line and not line.endswith(b"\n"):
             line = self._stream.readline(MAX_LINE_BYTES)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a pipe without waiting for somebody to write to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _unpacked(raw: BinaryIO, path: Path) -> Any:

@@ -13,6 +13,9 @@ from simulator.traces.errors import TraceError
 from simulator.traces.job import Job
 
 NS = 1_000_000_000
+MAX_GAP_S = 30 * 86_400  # without any request
+MAX_SECONDS = 1e9  # that a source may be cut at or spread over
+MAX_BLOCK_TOKENS = 1 << 24
 MAX_SPREAD_JOBS = 100_000  # of one instant: they are held
 
 
@@ -22,8 +25,12 @@ def check_timing(spec: WorkloadSpec) -> None:
         value = getattr(spec, name)
         if value is not None and not 0 < value < math.inf:
             raise TraceError(f"{name} {value:g}: expected a number above 0")
-    if not 0 <= spec.spread_s < math.inf:
-        raise TraceError(f"spread_s {spec.spread_s:g}: expected 0 or more seconds")
+    if not 0 <= spec.spread_s <= MAX_SECONDS:
+        raise TraceError(f"spread_s {spec.spread_s:g}: expected 0..{MAX_SECONDS:g} seconds")
+    if spec.seconds is not None and spec.seconds > MAX_SECONDS:
+        raise TraceError(f"seconds {spec.seconds:g}: expected at most {MAX_SECONDS:g}")
+    if spec.block_tokens is not None and spec.block_tokens > MAX_BLOCK_TOKENS:
+        raise TraceError(f"block_tokens {spec.block_tokens}: expected at most {MAX_BLOCK_TOKENS}")
     for name in ("requests", "block_tokens"):
         value = getattr(spec, name)
         if value is not None and value < 1:
@@ -65,13 +72,25 @@ def _spread(group: list[Job], span_ns: int) -> Iterator[Job]:
 
 
 def faster(jobs: Iterable[Job], factor: float) -> Iterator[Job]:
-    """Times divided by `factor`, the client's pauses too, so that sessions keep their shape."""
-    if factor == 1.0:
-        yield from jobs
-        return
+    """Times divided by `factor`, the client's pauses too, so that sessions keep their shape.
+
+    Raises `TraceError` for a month without a request, which is a damaged time or no sensible
+    factor: who replays the jobs lets all of it pass.
+    """
+    limit_ns, before_ns = MAX_GAP_S * NS * min(factor, 1e9), 0
     for job in jobs:
-        think_ns = None if job.think_ns is None else round(job.think_ns / factor)
-        yield msgspec.structs.replace(job, at_ns=round(job.at_ns / factor), think_ns=think_ns)
+        think_ns = job.think_ns
+        if job.at_ns - before_ns > limit_ns or (think_ns or 0) > limit_ns:
+            gap_s = max(job.at_ns - before_ns, think_ns or 0) / factor / NS
+            raise TraceError(
+                f"a pause of {gap_s:.3g} s at a request for {job.prompt_tokens} tokens: expected "
+                f"at most {MAX_GAP_S} s; is a time damaged, or the speed or rate too low?"
+            )
+        before_ns = job.at_ns
+        if factor != 1.0:
+            think_ns = None if think_ns is None else round(think_ns / factor)
+            job = msgspec.structs.replace(job, at_ns=round(job.at_ns / factor), think_ns=think_ns)
+        yield job
 
 
 def count_and_rate(jobs: Iterable[Job]) -> tuple[int, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import stat
 import subprocess
 import sys
@@ -122,3 +124,38 @@ def test_when_there_is_room_again_it_goes_on_without_a_torn_line(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "goes on after 2 lost lines" in done.stderr
     assert [len(part) for part in read(tmp_path / "log")] == [1, 2]
+
+
+def test_a_pipe_without_a_reader_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match=f"cannot write {pipe}: a pipe that nobody reads"):
+        opened(pipe)
+
+
+def test_a_pipe_whose_reader_is_slow_loses_nothing(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # much less than what comes
+    log = opened(pipe)
+    for _ in range(64):
+        served(log)
+    os.set_blocking(reader, True)
+    got = b""
+    while got.count(b"\n") < 65:
+        got += os.read(reader, 1000)
+    log.close()
+    os.close(reader)
+    assert (log.lines, log.lost) == (64, 0)
+
+
+def test_what_keeps_a_file_from_being_turned_over_is_named(tmp_path: Path, caplog) -> None:
+    (tmp_path / "log.1").mkdir()
+    log = opened(tmp_path / "log", limit_bytes=200)
+    served(log)
+    lines_reach(log, 1)  # an empty file takes whatever comes
+    served(log)
+    log.close()
+    assert (log.lines, log.lost) == (1, 1)
+    assert f"{tmp_path}/log.1" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,26 @@ def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
     for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "directory")):
         with pytest.raises(TraceError, match=said):
             open_jobs(WorkloadSpec(str(path)))
-    with pytest.raises(TraceError, match="not a regular file"):
-        open_jobs(WorkloadSpec("/dev/zero"))
+    os.mkfifo(tmp_path / "pipe")  # which nobody writes to
+    for device in ("/dev/zero", str(tmp_path / "pipe")):
+        with pytest.raises(TraceError, match="not a regular file"):
+            open_jobs(WorkloadSpec(device))
+
+
+@pytest.mark.parametrize("change", [{}, {"speed": 1e-300}, {"speed": 1e-12}, {"rate_per_s": 1e-9}])
+def test_a_month_without_a_request_is_no_workload(tmp_path: Path, change: dict[str, float]) -> None:
+    far = {**MOONCAKE, "timestamp": 2_000_000 if change else 10_000_000_000}
+    with pytest.raises(TraceError, match=r"a pause of .* s .*expected at most 2592000 s"):
+        read(write(tmp_path, MOONCAKE, far), **change)
+    assert len(read(write(tmp_path, MOONCAKE, {**MOONCAKE, "timestamp": 2_000_000_000}))) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"spread_s": 1e300}, {"seconds": 1e300}, {"block_tokens": 10**20}]
+)
+def test_absurd_wishes_are_refused(tmp_path: Path, change: dict[str, float]) -> None:
+    with pytest.raises(TraceError, match=r"expected (0\.\.|at most )"):
+        read(write(tmp_path, MOONCAKE), **change)
 
 
 def test_a_line_without_end_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
