@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from simulator.replay.errors import ReplayError
+from simulator.yaml_file import YamlFileError, read_yaml
 
 KINDS: dict[str, tuple[str, ...]] = {  # each with the keys it takes besides at_s and do
     "die": ("worker",),
@@ -33,8 +33,8 @@ KINDS: dict[str, tuple[str, ...]] = {  # each with the keys it takes besides at_
     "lose_events": ("worker", "for_s"),
     "hang": ("worker", "for_s"),
 }
-_MAX_BYTES = 1 << 20
 _MAX_FACTOR = 1e6
+_MAX_HANG_S = 86_400.0  # beyond it, a process that hangs is a process that died
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -52,13 +52,10 @@ def read_faults(path: str, workers: int, groups: int) -> tuple[Fault, ...]:
 
     Raises ReplayError with the item and the key at fault, and what is allowed there.
     """
-    file = Path(path)
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise ReplayError(f"{path}: a faults file may have at most {_MAX_BYTES} bytes")
-        items = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ReplayError(f"{path}: cannot be read as YAML: {error}") from error
+        items = read_yaml(Path(path))
+    except YamlFileError as error:
+        raise ReplayError(str(error)) from error
     return parse_faults(items, path, workers, groups)
 
 
@@ -129,7 +126,7 @@ def _fault(item: _Item) -> Fault:
     if kind == "slow":
         factor = item.number("factor", 1 / _MAX_FACTOR, _MAX_FACTOR)
     if "for_s" in KINDS[kind]:
-        for_s = item.number("for_s", 1e-9, 1e9)
+        for_s = item.number("for_s", 1e-9, _MAX_HANG_S if kind == "hang" else 1e9)
     worker = item.index("group", 0) if kind == "join" else item.index("worker")
     at_s = item.number("at_s", 0.0, 1e9)
     return Fault(_ns(at_s), kind, worker, factor, max(_ns(for_s), 1) if for_s else 0)

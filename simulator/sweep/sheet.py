@@ -27,7 +27,7 @@ from simulator.sweep.axes import Scalar, Values, axis_paths, parse_values
 from simulator.sweep.check import check_setups
 from simulator.sweep.errors import SweepError, unknown
 from simulator.sweep.policy_axis import PolicyAxis, check_policies, parse_policies
-from simulator.sweep.yaml_file import read_yaml
+from simulator.yaml_file import YamlFileError, read_yaml
 
 MAX_RUNS = 100_000
 SECTIONS: Mapping[str, type[msgspec.Struct]] = {
@@ -60,7 +60,7 @@ def read_sheet(path: Path) -> list[Setup]:
     """
     try:
         return setups_of(parse_sheet(read_yaml(path)))
-    except SweepError as error:
+    except (SweepError, YamlFileError) as error:
         lines = (
             line if line.startswith(str(path)) else f"{path}: {line}" for line in error.problems
         )

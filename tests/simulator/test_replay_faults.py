@@ -188,6 +188,10 @@ def test_with_everybody_dead_requests_are_turned_away(faulty: Faulty) -> None:
         ({"at_s": 1, "worker": 0, "do": "slow", "factor": 0}, r"factor: 0; expected a number"),
         ({"at_s": 1, "worker": 0, "do": "hang", "for_s": "x"}, r"for_s: 'x'; expected a number"),
         (
+            {"at_s": 1, "worker": 0, "do": "hang", "for_s": 1e9},
+            r"expected a number of 1e-09\.\.86400",
+        ),
+        (
             {"at_s": 1, "worker": 0, "do": "die", "for_s": 1},
             r"for_s: no key of die; it takes: at_s",
         ),
@@ -202,7 +206,9 @@ def test_a_wrong_item_is_refused_in_words(tmp_path: Path, item: Any, said: str) 
         read_faults(str(path), 2, 1)
 
 
-@pytest.mark.parametrize("text", ["{", "a: 1", "3", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["{", "a: 1", "3", "\x00", "[" * 5000, "&a [*a]", "- {at_s: 1, at_s: 2}", "x" * 2**21]
+)
 def test_a_file_that_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "faults.yaml"
     path.write_text(text)
@@ -210,6 +216,8 @@ def test_a_file_that_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
         read_faults(str(path), 2, 1)
     with pytest.raises(ReplayError, match="cannot be read"):
         read_faults(str(tmp_path / "none.yaml"), 2, 1)
+    with pytest.raises(ReplayError, match="larger than"):
+        read_faults("/dev/zero", 2, 1)
 
 
 def test_json_and_an_empty_file_are_read_too(tmp_path: Path) -> None:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from simulator.sweep.errors import SweepError
-
 MAX_FILE_BYTES = 1 << 20
 MAX_NODES = 100_000  # aliases counted as often as they are used
 
 
+class YamlFileError(ValueError):
+    """A file that is no such YAML. `problems` has a line for each thing that is wrong."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
 def read_yaml(path: Path) -> Any:
-    """What the file holds. Raises `SweepError` with file and line for one that is no such YAML."""
+    """What the file holds. Raises `YamlFileError` with file and line."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise SweepError([f"{path}: cannot be read: {error.strerror}"]) from error
+        raise YamlFileError([f"{path}: cannot be read: {error.strerror}"]) from error
     if len(data) > MAX_FILE_BYTES:
-        raise SweepError([f"{path}: larger than {MAX_FILE_BYTES} bytes"])
+        raise YamlFileError([f"{path}: larger than {MAX_FILE_BYTES} bytes"])
     loader = None
     try:
         loader = yaml.SafeLoader(data)
@@ -31,19 +38,19 @@ def read_yaml(path: Path) -> Any:
         problems: list[str] = []
         _check(root, path, problems, MAX_NODES)
         if problems:
-            raise SweepError(problems)
+            raise YamlFileError(problems)
         return loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise SweepError([f"{place}: not YAML: {error.problem}"]) from error
+        raise YamlFileError([f"{place}: not YAML: {error.problem}"]) from error
     except (yaml.YAMLError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise SweepError([f"{path}: not YAML: {' '.join(why.split())}"]) from error
-    except SweepError:
+        raise YamlFileError([f"{path}: not YAML: {' '.join(why.split())}"]) from error
+    except YamlFileError:
         raise
     except ValueError as error:  # such as a date in a thirteenth month
-        raise SweepError([f"{path}: not YAML: {error}"]) from error
+        raise YamlFileError([f"{path}: not YAML: {error}"]) from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -53,7 +60,7 @@ def _check(node: yaml.Node, path: Path, problems: list[str], left: int) -> int:
     """Notes repeated keys; how many nodes are left of those that a file may have."""
     left -= 1
     if left < 0:
-        raise SweepError([f"{path}: more than {MAX_NODES} values, aliases counted"])
+        raise YamlFileError([f"{path}: more than {MAX_NODES} values, aliases counted"])
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             left = _check(item, path, problems, left)
