@@ -9,6 +9,9 @@ from rich.table import Table
 from simulator.validate.compare import Metric, Placements
 from simulator.validate.validate import Validation, same_ranking
 
+OVERRUNS = 0.01  # above this share of late steps the live times are those of a machine in trouble
+LATE_MS = 50.0  # and where the requests themselves left so late
+
 
 def validation_table(found: Validation) -> Table:
     """The metrics of one policy in both worlds."""
@@ -35,6 +38,12 @@ def explained(found: Validation) -> list[str]:
             f"live, a request on the same worker with the same hit had its first token "
             f"{abs(by.transport_ms):.1f} ms {'later' if by.transport_ms >= 0 else 'earlier'} "
             "(median): HTTP, hashing, a machine that also does other work"
+        )
+    if (found.overrun_steps_share or 0.0) > OVERRUNS or (found.late_p99_ms or 0.0) > LATE_MS:
+        lines.append(
+            f"live, this machine did not keep up: {found.overrun_steps_share or 0.0:.1%} of steps "
+            f"ended late, requests left up to {found.late_p99_ms or 0.0:,.0f} ms late (p99); "
+            "trust the simulated side, or run again with less beside it or a lower --live-speed"
         )
     return lines
 

@@ -36,6 +36,9 @@ class Validation(msgspec.Struct, frozen=True):
     policy: str
     metrics: tuple[Metric, ...]
     placements: Placements
+    # How far this machine kept up with the live side; None: the workers do not say.
+    overrun_steps_share: float | None = None  # steps that ended late, of all
+    late_p99_ms: float | None = None  # 99 of 100 requests left the generator within this
 
     @property
     def passed(self) -> bool:
@@ -105,6 +108,8 @@ def compared(policy: str, live: RunResult, simulated: ReplayResult) -> Validatio
         policy,
         _metrics(live.row, summarize(simulated)),
         placements(live.outcomes, simulated.table, live.workers),
+        live.row.overrun_steps_share,
+        live.row.generator_late_ms.p99,
     )
 
 

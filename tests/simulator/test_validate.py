@@ -116,7 +116,7 @@ def test_no_renaming_agrees_more(pairs: list[tuple[int, int]]) -> None:
 
 def live_run(outcomes: Sequence[Outcome], hit_rate: float) -> RunResult:
     before = [counters() for _ in WORKERS[:2]]
-    after = [counters(query_tokens=1000, hit_tokens=1000 * hit_rate) for _ in WORKERS[:2]]
+    after = [counters(query_tokens=1000, hit_tokens=1000 * hit_rate, steps=10) for _ in WORKERS[:2]]
     row = summarize("hybrid", "w", outcomes, WORKERS[:2], before, after)
     return RunResult(row, tuple(outcomes), (), WORKERS[:2], ())
 
@@ -138,6 +138,7 @@ def test_a_validation_has_the_figures_of_both_worlds() -> None:
     assert found.placements.same_worker == found.placements.same_hit == 1.0
     assert found.placements.transport_ms == 10.0
     assert found.passed
+    assert (found.overrun_steps_share, found.late_p99_ms) == (0.0, 0.0)
     assert not compared("hybrid", live_run(outcomes, 0.53), simulated).passed
     late = [placed(n, n % 2, 80, ttft_ms=120.0) for n in range(4)]
     assert not compared("hybrid", live_run(late, 0.5), simulated).passed
@@ -192,6 +193,18 @@ def test_a_figure_without_a_limit_is_shown_and_judged_by_nobody() -> None:
     assert "ok" not in text
     assert "beyond" not in text
     assert found.passed
+
+
+@pytest.mark.parametrize(
+    ("overruns", "late_ms", "told"),
+    [(0.031, 2.0, "3.1% of steps ended late"), (None, 70.0, "up to 70 ms late"), (0.002, 9.0, "")],
+)
+def test_a_machine_that_did_not_keep_up_is_told(
+    overruns: float | None, late_ms: float, told: str
+) -> None:
+    lines = explained(Validation("p", (), SAME, overruns, late_ms))
+    assert any("did not keep up" in line for line in lines) is bool(told)
+    assert told in lines[-1]
 
 
 def test_every_difference_has_a_sentence() -> None:
