@@ -118,8 +118,7 @@ class RouterCore:
         """A running answer grew."""
         self._observe(fact)
         gap_s = self.ledger.progress(fact.request_id, fact.output_tokens, fact.now_s)
-        charge = self.ledger.get(fact.request_id)
-        if gap_s is not None and charge is not None:
+        if gap_s is not None and (charge := self.ledger.get(fact.request_id)) is not None:
             self._speed.token_gap(charge.slot, gap_s)
         return []
 

@@ -11,7 +11,7 @@ from kvkernels import PrefixIndex
 from policies.contract import Hashes, Ints
 from policies.facts import KvEvents, LoadReport, ReplayEnd, WorkerChange, WorkerFacts
 from router.core.actions import Action
-from router.core.columns import WorkerColumns
+from router.core.columns import Cells, WorkerColumns
 from router.core.eligible import Rows
 from router.core.expected import Blocks, ExpectedBlocks
 from router.core.kv_state import KvState
@@ -32,6 +32,7 @@ class Roster:
     ) -> None:
         self._settings = settings
         self._columns = columns
+        self._cells = Cells(columns)
         self._workers = workers
         slots, entries = settings.max_workers, settings.speculative_entries
         self.index = PrefixIndex(slots, max_entries=settings.index_entries)
@@ -120,8 +121,8 @@ class Roster:
         if worker is None:
             return
         columns, slot = self._columns, worker.slot
-        own_waiting = int(columns.waiting[slot])
-        own_running = int(columns.requests[slot]) - own_waiting
+        own_waiting = self._cells.waiting[slot]
+        own_running = self._cells.requests[slot] - own_waiting
         # A request of ours may stand in the other state there: compare the totals first.
         foreign = max(fact.running + fact.waiting - own_running - own_waiting, 0)
         foreign_waiting = min(max(fact.waiting - own_waiting, 0), foreign)

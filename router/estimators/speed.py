@@ -19,9 +19,12 @@ _STEP_RANGE_S = (1e-6, 10.0)
 
 
 def _moved(estimate: float, sample: float, bounds: tuple[float, float]) -> float:
-    ratio = min(max(sample / estimate, 1 / _OUTLIER), _OUTLIER)
-    low, high = bounds
-    return min(max(estimate * math.exp(_WEIGHT * math.log(ratio)), low), high)
+    ratio = _within(sample / estimate, 1 / _OUTLIER, _OUTLIER)
+    return _within(estimate * math.exp(_WEIGHT * math.log(ratio)), *bounds)
+
+
+def _within(value: float, low: float, high: float) -> float:
+    return low if value < low else high if value > high else value
 
 
 class SpeedEstimator:

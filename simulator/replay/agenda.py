@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Any
 
 _RANK_SHIFT = 48  # serials below: more than any replay schedules
 
 
-class Rank(IntEnum):
+class Rank:
     """Who goes first at one instant: what ends before what begins.
 
     Steps end and their news travels; the router takes it in, answers first, as a reply and the
     events of the same step leave the engine in this order; then the pool changes, time is told,
     and new work comes in, so that a decision knows all that was to be known at its instant.
+    Plain numbers: looking up an enumeration's members would cost as much as the heap.
     """
 
     STEP = 0  # something visible ended in a worker
@@ -43,7 +43,7 @@ class Agenda:
         self._heap: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
         self._serial = 0
 
-    def at(self, time_ns: int, rank: Rank, do: Callable[[int, Any], None], what: Any) -> None:
+    def at(self, time_ns: int, rank: int, do: Callable[[int, Any], None], what: Any) -> None:
         """Plan `do(time_ns, what)`. `time_ns` is not before now."""
         self._serial += 1
         heappush(self._heap, (time_ns, rank << _RANK_SHIFT | self._serial, do, what))

@@ -1,19 +1,25 @@
 """How many requests a second of one core the replay carries, by policy, by length and by pool.
 
-    python -m tests.bench.replay [--policy round_robin ...] [--full] [--runs 3]
+    python -m tests.bench.replay [--policy round_robin ...] [--full] [--runs 3] [--dynamo PYTHON]
 
 First the tool-and-agent trace, where it lies beside the checkout, else a made-up one of its size
 (8 workers, qwen3-32b-h100-tp2, blocks of 512 tokens): median over the runs, and the ratio to the
-first policy. Where Dynamo's replay is installed, the same trace there in the same run. Then the
-cost of a request at growing numbers of requests and workers, at one load per worker, each in a
-process of its own that tells its peak memory; `--full` goes to a million requests. Seconds are
-CPU seconds: a replay runs on one core and waits for nothing, so on an idle machine they pass as
-fast as the wall's, and what else runs does not count.
+first policy. Beside it, in the same rounds, Dynamo's replay of the same trace with as many
+workers and blocks, by the PYTHON that has its wheel (`pip install ai-dynamo-runtime` and
+`pip install --no-deps ai-dynamo pydantic uvloop` in an environment of its own; without
+`--dynamo`, this Python if it has it). Both count the CPU seconds of one call, from the file to
+the report.
+
+Then the cost of a request at growing numbers of requests and workers, at one load per worker, each
+in a process of its own that tells its peak memory; `--full` goes to a million requests. Seconds
+are CPU seconds: a replay runs on one core and waits for nothing, so on an idle machine they pass
+as fast as the wall's, and what else runs does not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import resource
 import subprocess
 import sys
@@ -22,10 +28,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import process_time
 
 import numpy as np
 
+from engine.profiles import profile
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
 from simulator.traces.errors import ErrorLog
@@ -36,6 +44,18 @@ TRACE = Path(__file__).parents[3] / "shared" / "traces" / "toolagent_surrogate.j
 PROFILE, BLOCK, WORKERS = "qwen3-32b-h100-tp2", 512, 8
 TRACE_REQUESTS, TRACE_RATE_PER_S = 23_608, 6.7
 POLICIES = ("round_robin", "least_requests", "kv_prefix", "hybrid")
+DYNAMO_MODES = {"dynamo round_robin": "round_robin", "dynamo kv_router": "kv_router"}
+DYNAMO = """
+import sys, time
+from dynamo.replay import run_trace_replay
+trace, mode, workers, block, blocks = sys.argv[1:]
+engine = {"block_size": int(block), "num_gpu_blocks": int(blocks)}
+began_s = time.process_time()
+report = run_trace_replay([trace], extra_engine_args={"engine": engine}, num_workers=int(workers),
+    router_mode=mode, trace_block_size=int(block), capture_planner_details=False)
+seconds = time.process_time() - began_s
+print(report.summary["completed_requests"], seconds)
+"""
 
 
 def made_up(requests: int, rate_per_s: float) -> JobStream:
@@ -63,34 +83,45 @@ def requests_per_s(policy: str, requests: int, workers: int) -> float:
     return len(result.table) / result.wall_s
 
 
-def by_policy(policies: list[str], runs: int) -> None:
+def by_policy(policies: list[str], runs: int, dynamo: str | None) -> None:
     """The speed of each policy, round and round so that the machine's moods hit all alike."""
     requests = 0 if TRACE.exists() else TRACE_REQUESTS
     print(f"{TRACE.name if not requests else 'made-up trace'}, {WORKERS} workers, {PROFILE}")
-    speeds: dict[str, list[float]] = {policy: [] for policy in policies}
-    for _ in range(runs):
-        for policy in policies:
-            speeds[policy].append(requests_per_s(policy, requests, WORKERS))
+    modes = list(DYNAMO_MODES) if dynamo and not requests else []
+    speeds: dict[str, list[float]] = {name: [] for name in [*policies, *modes]}
+    with TemporaryDirectory() as folder:
+        plain = Path(folder) / "trace.jsonl"  # Dynamo reads no gzip
+        if modes:
+            plain.write_bytes(gzip.decompress(TRACE.read_bytes()))
+        for _ in range(runs):
+            for policy in policies:
+                speeds[policy].append(requests_per_s(policy, requests, WORKERS))
+            for mode in modes:
+                assert dynamo is not None
+                speeds[mode].append(dynamo_requests_per_s(dynamo, DYNAMO_MODES[mode], plain))
     first = median(speeds[policies[0]])
-    for policy, measured in speeds.items():
+    for name, measured in speeds.items():
         speed = median(measured)
-        print(f"  {policy:16s} {speed:8.0f} requests/s, {speed / first:5.2f} of {policies[0]}")
-    if not requests:
-        beside_dynamo(first)
+        print(f"  {name:20s} {speed:8.0f} requests/s, {speed / first:5.2f} of {policies[0]}")
+    if not modes:
+        print("  Dynamo's replay is not beside it: no wheel (--dynamo PYTHON), or no trace")
 
 
-def beside_dynamo(ours: float) -> None:
-    """Dynamo's replay of the same trace, where its wheel is installed."""
-    if find_spec("dynamo") is None or find_spec("dynamo.replay") is None:
-        print("  Dynamo's replay is not installed (pip install ai-dynamo): no ratio to it")
-        return
-    command = [sys.executable, "-m", "dynamo.replay", str(TRACE)]
-    command += ["--num-workers", str(WORKERS), "--router-mode", "round_robin"]
-    command += ["--trace-block-size", str(BLOCK), "--block-size", str(BLOCK)]
+def has_dynamo() -> bool:
+    """Whether this Python has Dynamo's replay."""
+    return find_spec("dynamo") is not None and find_spec("dynamo.replay") is not None
+
+
+def dynamo_requests_per_s(python: str, mode: str, trace: Path) -> float:
+    """Of one replay of the trace by Dynamo's `run_trace_replay`, from the file to its report."""
+    blocks = profile(PROFILE).kv_capacity_tokens // BLOCK
+    command = [python, "-c", DYNAMO, str(trace), mode, str(WORKERS), str(BLOCK), str(blocks)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
-    print("  Dynamo's own words:")
-    print("    " + "\n    ".join((done.stdout or done.stderr).splitlines()[-12:]))
-    print(f"  ours beside it: {ours:.0f} requests/s")
+    if done.returncode:
+        sys.exit(f"Dynamo's replay failed:\n{done.stderr[-2000:]}")
+    requests, seconds = done.stdout.split()[-2:]
+    assert int(requests) == TRACE_REQUESTS, f"it completed {requests} of {TRACE_REQUESTS}"
+    return TRACE_REQUESTS / float(seconds)
 
 
 def scaling(full: bool) -> None:
@@ -119,6 +150,8 @@ def main() -> None:
     parser.add_argument("--policy", nargs="+", default=list(POLICIES))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--full", action="store_true", help="up to a million requests")
+    parser.add_argument("--dynamo", metavar="PYTHON", help="an interpreter with Dynamo's wheel")
+    parser.add_argument("--only-policies", action="store_true", help="no scaling")
     parser.add_argument("--one", nargs=3, metavar=("POLICY", "REQUESTS", "WORKERS"))
     args = parser.parse_args()
     if args.one:
@@ -126,8 +159,9 @@ def main() -> None:
         speed = requests_per_s(policy, int(requests), int(workers))
         print(speed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
-    by_policy(args.policy, args.runs)
-    scaling(args.full)
+    by_policy(args.policy, args.runs, args.dynamo or (sys.executable if has_dynamo() else None))
+    if not args.only_policies:
+        scaling(args.full)
 
 
 if __name__ == "__main__":
