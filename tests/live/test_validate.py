@@ -41,10 +41,10 @@ async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
     )
     # By turns, nothing depends on times: every request must be where the replay has it.
     assert turns.placements.same_worker == 1.0
-    assert turns.placements.same_hit > 0.85
+    assert turns.placements.same_hit > 0.7
     for one in (turns, hybrid):
         figures = {metric.name: metric for metric in one.metrics}
-        assert abs(figures["hit rate"].difference or 0.0) < 10.0
+        assert abs(figures["hit rate"].difference or 0.0) < 15.0
         assert (figures["hit rate"].live or 0.0) > 0.5
         # A model's time is a floor: no machine makes an answer earlier than its steps end.
         assert (figures[MEAN_TTFT].difference or 0.0) < 15.0
