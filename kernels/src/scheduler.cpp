@@ -78,8 +78,7 @@ Refusal Scheduler::add(const NewRequest& fresh, double now_s) {
   request->serial = serial_++;
   // What waits behind one that cannot start changes nothing until that one can.
   if (waiting_.empty() || Request::before(request.get(), waiting_.front())) quiet_ = false;
-  put(waiting_, request.get());
-  requests_.emplace(fresh.id, std::move(request));
+  put(waiting_, requests_.emplace(fresh.id, std::move(request)).first->second.get());
   return Refusal::none;
 }
 

@@ -11,6 +11,7 @@ VirtualWorker::VirtualWorker(const WorkerSettings& settings)
       engine_(std::make_unique<Engine>(settings_, changes_, totals_)) {}
 
 void VirtualWorker::settle(std::int64_t now_ns) {
+  if (midway_) throw std::logic_error("the worker broke in an earlier call; make a new one");
   now_ns_ = now_ns;
   while (in_flight_ && flight_.end_ns <= now_ns) {
     skip_quiet(now_ns);
@@ -33,7 +34,7 @@ bool VirtualWorker::cancel(std::int64_t id) {
 std::int64_t VirtualWorker::next_ns() {
   const bool told = !outputs_.first.empty() || !outputs_.finished.empty() || changes_.has_told();
   if (told) return now_ns_;
-  if (!in_flight_) return -1;
+  if (!in_flight_ || midway_) return -1;
   plan_quiet();
   return last_quiet_.end_ns;
 }
@@ -78,6 +79,7 @@ std::vector<std::int64_t> VirtualWorker::abort() {
 }
 
 std::string VirtualWorker::check() const {
+  if (midway_) return "the worker broke in an earlier call";
   const std::string wrong = engine_->pool.check();
   if (!wrong.empty()) return wrong;
   if (!in_flight_ && !engine_->scheduler.empty()) return "requests, but no step";
@@ -86,12 +88,15 @@ std::string VirtualWorker::check() const {
 
 void VirtualWorker::start_step(std::int64_t now_ns) {
   planned_ = false;
+  midway_ = true;
   in_flight_ = engine_->scheduler.schedule(static_cast<double>(now_ns) / 1e9);
+  midway_ = false;
   if (!in_flight_) return;
   const Step& step = engine_->scheduler.step();
   const auto decodes = static_cast<std::int64_t>(step.decodes.size());
   const auto chunks = static_cast<std::int64_t>(step.chunks.size());
-  if (decodes + chunks == 0) throw std::logic_error("a step that computes nothing");
+  midway_ = decodes + chunks == 0;
+  if (midway_) throw std::logic_error("a step that computes nothing");
   price_.set_batch(step.prefill_tokens + decodes, decodes + chunks, step.attention_pairs);
   const std::int64_t length_ns = price_.step_ns(step.decode_ctx_tokens);
   flight_ = {now_ns, now_ns + length_ns, step.decode_ctx_tokens};
@@ -100,6 +105,7 @@ void VirtualWorker::start_step(std::int64_t now_ns) {
 void VirtualWorker::end_step() {
   const std::int64_t end_ns = flight_.end_ns;
   busy_ns_ += end_ns - flight_.start_ns;
+  midway_ = true;
   engine_->scheduler.complete(outputs_);
   changes_.tell();
   start_step(end_ns);

@@ -38,7 +38,9 @@ class VirtualWorker {
   std::int64_t last_ns() const { return now_ns_; }  // time must not go back before it
   bool in_use(std::int64_t id) const { return engine_->scheduler.in_use(id); }
 
-  // Takes in the steps that ended at or before `now_ns`. Every call below wants it done.
+  // Takes in the steps that ended at or before `now_ns`. Every call below wants it done. Once a
+  // call has thrown in the middle of a step, as it does for chains that name no prefixes, this one
+  // throws for good: queues may name requests that are no more.
   void settle(std::int64_t now_ns);
 
   Refusal add(const NewRequest& request);  // its id must not be in use
@@ -88,6 +90,7 @@ class VirtualWorker {
   std::int64_t busy_ns_ = 0;  // of ended steps
   std::uint64_t evicted_before_ = 0;
   bool in_flight_ = false;
+  bool midway_ = false;  // between two steps: after a call it means that the call threw
   Flight flight_{};
   // The last step of the quiet run that the step in flight belongs to, if `planned_` says so.
   bool planned_ = false;

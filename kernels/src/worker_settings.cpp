@@ -98,7 +98,9 @@ engine::WorkerSettings worker_settings(const WorkerOptions& options) {
   const auto blocks = in_range(options.blocks, "blocks", 1, INT32_MAX);
   settings.blocks = static_cast<std::uint32_t>(blocks);
   settings.block_size = in_range(options.block_size, "block_size", 1, INT32_MAX);
-  settings.record_events = PyObject_IsTrue(options.record_events.ptr()) == 1;
+  const int record_events = PyObject_IsTrue(options.record_events.ptr());
+  if (record_events < 0) throw nb::python_error();
+  settings.record_events = record_events == 1;
   settings.speed = positive(options.speed, "speed");
   return settings;
 }
