@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, console: Console) -> bool:
         options.html.write_text(render_page(rows, views, title=f"Replay of {name}"))
     print_report(console, rows)
     for note in dict.fromkeys(note for one in kept for note in one.notes):
-        console.print(note, style="dim", highlight=False, markup=False)
+        console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
     return any(row.completed for row in rows)
 
 

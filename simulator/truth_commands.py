@@ -99,7 +99,8 @@ async def calibrate(options: argparse.Namespace, console: Console) -> bool:
     console.print(constants_table(found), errors_table(found))
     if options.out is not None:
         write_profile(found.profile, options.out)
-        console.print(f"{options.out}: use it as --profile {options.out}", highlight=False)
+        told = f"{options.out}: use it as --profile {options.out}"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
     return True
 
 

@@ -17,4 +17,4 @@ def say_trace_errors(console: Console, total: int, first: Iterable[str]) -> None
         f"[bold red]{counted(total, 'wrong line')} left out[/] (--strict stops at the first):"
     )
     for message in first:
-        console.print(f"  {message}", highlight=False, markup=False)
+        console.print(f"  {message}", highlight=False, markup=False, soft_wrap=True)

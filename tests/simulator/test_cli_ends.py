@@ -1,0 +1,144 @@
+"""How a replay ends before its end: signals, closed pipes; no process is ever left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.cli_support import trace
+from tests.simulator.endpoint import until
+
+TIMEOUT_S = 60.0
+# Minutes of work, which no test waits for.
+LONG = ("replay", "gen:zipf?requests=3000000&rate=20", "--policy", "round_robin")
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+async def start(*arguments: object) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "simulator", *map(str, arguments)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+async def finish(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
+    async with asyncio.timeout(TIMEOUT_S):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def in_session(leader: int) -> dict[int, str]:
+    """Processes of a session that live, with the signals each one catches."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            status = (folder / "status").read_text()
+        except OSError:
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found[int(folder.name)] = status.partition("SigCgt:")[2].split()[0]
+    return found
+
+
+def caught(signals: str, number: int) -> bool:
+    return bool(int(signals, 16) >> (number - 1) & 1)
+
+
+@contextmanager
+def nobody_left(leader: int) -> Iterator[None]:
+    """Whatever a failed test left is ended here, after it has been said."""
+    try:
+        yield
+        assert in_session(leader) == {}
+    finally:
+        for process_id in in_session(leader):
+            os.kill(process_id, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_a_signal_ends_a_replay(number: signal.Signals) -> None:
+    process = await start(*LONG)
+    with nobody_left(process.pid):
+        await until(lambda: caught(in_session(process.pid).get(process.pid, "0"), signal.SIGTERM))
+        process.send_signal(number)
+        status, _, err = await finish(process)
+    assert status == 130
+    assert err == "warmroute-sim: stopped; everything it started has ended\n"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_a_signal_ends_all_processes_of_a_replay(number: signal.Signals) -> None:
+    process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
+    with nobody_left(process.pid):
+        # The two that replay, and the one by which Python tracks what processes share.
+        await until(lambda: len(in_session(process.pid)) == 4)
+        if number == signal.SIGINT:  # as a terminal does it: to all of them
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        status, _, err = await finish(process)
+        await until(lambda: not in_session(process.pid))
+    assert status == 130
+    assert err == "warmroute-sim: stopped; everything it started has ended\n"
+
+
+async def test_processes_end_with_one_that_was_killed() -> None:
+    process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
+    with nobody_left(process.pid):
+        await until(lambda: len(in_session(process.pid)) == 4)
+        process.kill()
+        await process.wait()
+        await until(lambda: not in_session(process.pid))
+
+
+async def test_a_process_that_is_killed_is_told_of() -> None:
+    process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
+    with nobody_left(process.pid):
+        await until(lambda: len(replaying(process.pid)) == 2)
+        os.kill(replaying(process.pid)[0], signal.SIGKILL)
+        status, _, err = await finish(process)
+        await until(lambda: not in_session(process.pid))
+    assert status == 1
+    assert "a process of this replay was killed; too little memory?" in err
+
+
+def replaying(leader: int) -> list[int]:
+    """The processes that replay: those started by the leader but Python's tracker."""
+    found = []
+    for process_id in in_session(leader):
+        try:
+            command = Path(f"/proc/{process_id}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"spawn_main" in command:
+            found.append(process_id)
+    return found
+
+
+async def test_a_reader_that_has_seen_enough_is_no_defect(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "simulator", "replay", str(trace(tmp_path)), "--workers", "2"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    transport = process._transport.get_pipe_transport(1)  # type: ignore[attr-defined]
+    transport.close()
+    async with asyncio.timeout(TIMEOUT_S):
+        assert process.stderr is not None
+        err = await process.stderr.read()
+        status = await process.wait()
+    assert (status, err) == (1, b"")

@@ -1,0 +1,165 @@
+"""`warmroute-sim replay` on good input: every format, every report, one process or several."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from simulator.report.figures import figure
+from tests.simulator.cli_support import (
+    FLEET,
+    FORMATS,
+    REQUESTS,
+    Run,
+    lines_of,
+    mooncake,
+    report,
+    run,
+    trace,
+)
+from tests.simulator.trace_lines import write
+
+__all__ = ["run"]
+FAULTS = """\
+- {at_s: 0.1, do: slow, worker: 0, factor: 2}
+- {at_s: 0.2, do: clear, worker: 1}
+- {at_s: 0.2, do: lose_events, worker: 1, for_s: 0.1}
+- {at_s: 0.3, do: join, group: 0}
+- {at_s: 0.4, do: die, worker: 0}
+- {at_s: 0.5, do: hang, worker: 1, for_s: 0.2}
+- {at_s: 0.8, do: restart, worker: 0}
+- {at_s: 0.9, do: drain, worker: 2}
+"""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_found_and_replayed(run: Run, tmp_path: Path, name: str) -> None:
+    found = tmp_path / "r.json"
+    said = run("replay", trace(tmp_path, name), *FLEET, "--policy", "hybrid", "--json", found)
+    assert said.status == 0, said.err
+    assert f"{REQUESTS} requests, 2 workers" in said.out
+    assert f"trace ({name})" in said.out
+    (row,) = report(found)
+    assert row["requests"] == row["completed"] == REQUESTS
+    assert bool(row["hit_rate_tokens"]) == (name not in ("azure", "burstgpt")), "what is shared"
+    named = run("replay", tmp_path / "trace", *FLEET, "--policy", "hybrid", "--format", name)
+    assert named.out == said.out
+
+
+@pytest.mark.parametrize("packed", ["gzip", "zstd"])
+def test_a_packed_file_gives_the_same(run: Run, tmp_path: Path, packed: str) -> None:
+    plain = run("replay", trace(tmp_path), *FLEET)
+    assert run("replay", trace(tmp_path, packed=packed), *FLEET) == plain
+
+
+def test_reports_tell_the_same(run: Run, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"r.{name}" for name in ("json", "csv", "html")}
+    wanted = [text for name, path in files.items() for text in (f"--{name}", path)]
+    said = run("replay", trace(tmp_path), *FLEET, "--policy", "hybrid", "--seed", "7", *wanted)
+    assert said.status == 0, said.err
+    (row,) = report(files["json"])
+    with files["csv"].open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == row["requests"] == REQUESTS
+    assert Counter(line["verdict"] for line in lines) == {"completed": row["completed"]}
+    assert row["ttft_ms"]["mean"] == pytest.approx(
+        sum(float(line["ttft_ms"]) for line in lines) / REQUESTS, abs=0.01
+    )
+    hits = sum(int(line["hit_tokens"]) for line in lines)
+    assert row["hit_rate_tokens"] == pytest.approx(hits / row["input_tokens"], abs=1e-5)
+    sent = Counter(int(line["worker"]) for line in lines)
+    assert row["requests_per_worker"] == [sent[0], sent[1]]
+    assert row["seed"] == 7
+    shown = figure("ttft_ms.mean").show(row["ttft_ms"]["mean"])
+    assert re.search(rf"hybrid +{re.escape(shown)} ", said.out)
+    page = files["html"].read_text()
+    assert f"{row['hit_rate_tokens']:.1%}" in page
+    assert "<img" in page
+
+
+def test_processes_change_no_figure(run: Run, tmp_path: Path) -> None:
+    path = trace(tmp_path)
+    asked = (*FLEET, "--policy", "random", "--policy", "hybrid", "--seed", "1", "--seed", "2")
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    page = tmp_path / "two.html"
+    alone = run("replay", path, *asked, "--json", one)
+    both = run("replay", path, *asked, "--jobs", "2", "--json", two, "--html", page)
+    assert (alone.status, both.status) == (0, 0), both.err
+    assert [row["report_hash"] for row in report(one)] == [r["report_hash"] for r in report(two)]
+    assert len({row["report_hash"] for row in report(one)}) == 4
+    assert "4 of 4: " in both.out
+    assert both.out.endswith(alone.out), "the same table below what tells of progress"
+    assert page.stat().st_size > 10_000
+
+
+def test_the_same_again_is_the_same_and_another_seed_is_not(run: Run, tmp_path: Path) -> None:
+    path, found = trace(tmp_path), tmp_path / "r.json"
+    hashes = []
+    for seed in (3, 3, 4):
+        run("replay", path, *FLEET, "--policy", "random", "--seed", seed, "--json", found)
+        hashes.append(report(found)[0]["report_hash"])
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_plain_scheduler_gives_the_same(run: Run, tmp_path: Path) -> None:
+    path, found = trace(tmp_path), tmp_path / "r.json"
+    hashes = []
+    for more in ((), ("--plain",)):
+        said = run("replay", path, *FLEET, "--policy", "hybrid", "--json", found, *more)
+        assert said.status == 0
+        hashes.append(report(found)[0]["report_hash"])
+    assert hashes[0] == hashes[1]
+
+
+def test_closed_loops_mixed_pools_and_faults(run: Run, tmp_path: Path) -> None:
+    faults = tmp_path / "faults.yaml"
+    faults.write_text(FAULTS)
+    found = tmp_path / "r.json"
+    group = "count={},profile=qwen3-32b-h100-tp2,kv_tokens=20k,speed=4"
+    said = run(
+        *("replay", trace(tmp_path, "requests"), "--closed-loop", "--faults", faults),
+        *("--group", group.format(1), "--group", group.format(1) + ",max_requests=9"),
+        *("--policy", "hybrid", "--json", found),
+    )
+    assert said.status == 0, said.err
+    (row,) = report(found)
+    assert len(row["workers"]) == 3, "one joined"
+    assert row["completed"] + row["failed"] == REQUESTS
+    assert said.out.splitlines()[0].startswith(f"{REQUESTS} requests, 3 workers")
+
+
+def test_one_request_is_enough(run: Run, tmp_path: Path) -> None:
+    said = run("replay", trace(tmp_path), *FLEET, "--requests", "1")
+    assert said.status == 0
+    assert said.out.startswith("1 request, 2 workers")
+
+
+def test_a_generator_needs_no_file(run: Run, tmp_path: Path) -> None:
+    found = tmp_path / "r.json"
+    source = "gen:sglang?groups=3&prompts=4&system=64&question=16&output=4"
+    said = run("replay", source, *FLEET, "--policy", "hybrid", "--json", found)
+    assert said.status == 0, said.err
+    assert report(found)[0]["requests"] == 12
+
+
+def test_what_no_worker_can_hold_is_turned_away_and_said(run: Run, tmp_path: Path) -> None:
+    large = mooncake(50, input_length=20_480, hash_ids=list(range(5000, 5040)))
+    path = write(tmp_path, *lines_of("mooncake"), large).source
+    said = run("replay", path, *FLEET, "--kv-tokens", "8k", "--policy", "hybrid")
+    assert said.status == 0
+    assert "hybrid turned away: kv_capacity 1" in said.out
+
+
+def test_the_world_around_is_as_asked(run: Run, tmp_path: Path) -> None:
+    path, found = trace(tmp_path), tmp_path / "r.json"
+    means = []
+    for more in ((), ("--network-ms", "20"), ("--no-events", "--report-every-ms", "0")):
+        said = run("replay", path, *FLEET, "--policy", "round_robin", "--json", found, *more)
+        assert said.status == 0, said.err
+        means.append(report(found)[0]["ttft_ms"]["mean"])
+    assert means[1] == pytest.approx(means[0] + 2 * 19.5, abs=5), "there and back"
+    assert means[2] == means[0], "round robin asks for no news"

@@ -1,0 +1,154 @@
+"""`plan`, `sweep`, `hits`, `bound`, `sources`, `check-facts`: good runs, and what they write."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from router.record.facts_file import framed, records
+from simulator.traces.formats import FORMATS
+from simulator.traces.generators.table import GENERATORS
+from tests.router.core_world import stored
+from tests.router.record_play_support import Desk
+from tests.simulator.cli_support import FLEET, REQUESTS, Run, run, trace
+
+__all__ = ["run"]
+SWEEP = """\
+workload: {{source: {trace}}}
+fleet: {{profile: llama-3.1-8b-h100, count: 2}}
+grid: {{policies: [round_robin, hybrid], workers: [1, 2]}}
+"""
+
+
+def test_a_plan_is_told_written_and_kept(run: Run, tmp_path: Path) -> None:
+    found, results = tmp_path / "plan.json", tmp_path / "results.jsonl"
+    wanted = ("--seed", "1", "--jobs", "1", "--json", found, "--results", results)
+    target = ("--ttft-p90-ms", "5000")
+    asked = ("plan", trace(tmp_path), *FLEET, "--policy", "hybrid", *target, *wanted)
+    said = run(*asked)
+    assert said.status == 0, said.err
+    assert "Take hybrid on 1 worker (1 GPUs)." in said.out
+    plan = json.loads(found.read_text())
+    assert plan["best"] == "hybrid"
+    assert plan["rows"][0]["answer"] == 1
+    kept = results.read_bytes()
+    again = run(*asked)
+    assert again.status == 0
+    assert results.read_bytes() == kept, "nothing was run again"
+
+
+def test_a_plan_without_an_answer_ends_with_1(run: Run, tmp_path: Path) -> None:
+    said = run(
+        *("plan", trace(tmp_path), "--profile", "llama-3.1-8b-h100", "--policy", "hybrid"),
+        *("--ttft-p90-ms", "0.1", "--most-workers", "2", "--seed", "1", "--jobs", "1"),
+    )
+    assert said.status == 1
+    assert "No policy keeps the targets" in said.out
+    assert "even 2 workers miss TTFT p90" in said.out
+
+
+def test_a_plan_finds_the_highest_rate(run: Run, tmp_path: Path) -> None:
+    said = run(
+        *("plan", trace(tmp_path), *FLEET, "--policy", "hybrid", "--ttft-p90-ms", "200"),
+        *("--max-rate", "--seed", "1", "--jobs", "1"),
+    )
+    assert said.status == 0, said.err
+    assert "hybrid takes " in said.out
+    assert "requests/s on 2 GPUs" in said.out
+
+
+def test_a_sweep_is_written_and_goes_on(run: Run, tmp_path: Path) -> None:
+    sheet = tmp_path / "sweep.yaml"
+    sheet.write_text(SWEEP.format(trace=trace(tmp_path)))
+    files = {name: tmp_path / f"s.{name}" for name in ("csv", "json", "html")}
+    wanted = [text for name, path in files.items() for text in (f"--{name}", path)]
+    said = run("sweep", sheet, "--jobs", "1", *wanted)
+    assert said.status == 0, said.err
+    runs = json.loads(files["json"].read_text())["runs"]
+    with files["csv"].open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(runs) == len(lines) == 4
+    assert {line["policy"] for line in lines} == {"round_robin", "hybrid"}
+    assert files["html"].stat().st_size > 10_000
+    kept = (tmp_path / "sweep.yaml.results.jsonl").read_bytes()
+    assert run("sweep", sheet, "--jobs", "1").status == 0
+    assert (tmp_path / "sweep.yaml.results.jsonl").read_bytes() == kept
+
+
+def test_hits_are_told_and_written(run: Run, tmp_path: Path) -> None:
+    found = tmp_path / "hits.json"
+    said = run("hits", trace(tmp_path), "--kv-tokens", "inf", "--workers", "2", "--json", found)
+    assert said.status == 0, said.err
+    rows = {row["rule"]: row for row in json.loads(found.read_text())}
+    # Three families share two blocks: all but each family's first request find 1,024 tokens.
+    share = (REQUESTS - 3) * 1024 / (REQUESTS * 1300)
+    assert rows["single_lru"]["hit_rate_tokens"] == pytest.approx(share, abs=1e-4)
+    assert f"{share:.4f}" in said.out
+
+
+def test_bounds_are_told_written_and_drawn(run: Run, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"b.{name}" for name in ("json", "svg")}
+    wanted = [text for name, path in files.items() for text in (f"--{name}", path)]
+    said = run("bound", trace(tmp_path), *FLEET, "--policy", "hybrid", *wanted)
+    assert said.status == 0, said.err
+    assert "no policy is better than" in said.out
+    assert json.loads(files["json"].read_text())["distances"][1]["policy"] == "hybrid"
+    assert files["svg"].read_text().lstrip().startswith("<?xml")
+
+
+def test_sources_lists_every_format_and_generator(run: Run) -> None:
+    said = run("sources")
+    assert said.status == 0
+    for one in (*FORMATS, *GENERATORS):
+        assert f"\n  {one.name} " in said.out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("replay", "plan", "sweep", "hits", "bound", "sources", "validate", "calibrate"),
+        *("check-facts", "demo", "load", "stack", "sample"),
+    ],
+)
+def test_every_command_has_help_that_fits(run: Run, command: str) -> None:
+    said = run(command, "--help")
+    assert said.status == 0
+    assert said.out.startswith(f"usage: warmroute-sim {command}")
+    assert "%" not in said.out.replace(" %", ""), "nothing is left to be filled in"
+    assert "%%" not in said.out
+    assert len(said.out.partition("\n\n")[0]) < 120, "a usage line, not a list of all options"
+
+
+def test_check_facts_of_a_good_a_changed_and_a_damaged_recording(run: Run, tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "facts")
+    for worker_id in range(3):
+        desk.join(worker_id)
+    desk.events(1, 0, stored([1, 2, 3]))
+    desk.arrive(0, [1, 2, 3])
+    desk.played()
+    good = run("check-facts", desk.path)
+    assert good.status == 0
+    assert good.out == (
+        "5 facts played, 1 answers compared, 0 differ (the recording ends: the router ended)\n"
+    )
+
+    kept = list(records(desk.path))
+    kept[4][2]["worker_id"] = 2  # another worker stored the blocks
+    desk.path.write_bytes(b"".join(map(framed, kept)))
+    changed = run("check-facts", desk.path)
+    assert changed.status == 1
+    assert "1 fact 4 (Arrival at 1000.000000 s): recorded [['Dispatch'" in changed.out
+    assert "1 differ" in changed.out
+
+    data = desk.path.read_bytes()
+    desk.path.write_bytes(data[:-9])
+    cut = run("check-facts", desk.path)
+    assert "(the recording ends: cut off)" in cut.out
+
+    desk.path.write_bytes(data[:8] + b"\xc1" * 40 + data[48:])
+    damaged = run("check-facts", desk.path)
+    assert damaged.status == 2
+    assert f"{desk.path}: record 0 is no msgpack" in damaged.err

@@ -1,0 +1,81 @@
+"""A real engine's step log becomes a profile, which replays and engines take by its name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from simulator.processes import Programs
+from tests.simulator.cli_support import Run, report, run, trace
+
+__all__ = ["run"]
+PROFILE = "llama-3.1-8b-h100"
+
+
+async def log_steps(folder: Path) -> Path:
+    """Puts some load on a timed engine; the log of its steps."""
+    log = folder / "steps.csv"
+    async with Programs(folder / "logs") as programs, aiohttp.ClientSession() as http:
+        arguments = ["--port", "0", "--timed", PROFILE, "--model-name", "m", "--speed", "2"]
+        engine = await programs.start("worker", "engine", [*arguments, "--step-log", str(log)])
+
+        async def ask(number: int, tokens: int, output: int) -> None:
+            prompt = [(97 * number + n) % 30_000 for n in range(tokens)]
+            body = {"model": "m", "prompt": prompt, "max_tokens": output}
+            async with http.post(f"{engine.url}/v1/completions", json=body) as reply:
+                assert reply.status == 200
+
+        for tokens in (300, 900, 2700, 8000):
+            await ask(tokens % 97, tokens, 2)
+        await asyncio.gather(*(ask(200 + n, 200 + 150 * n, 20 + n) for n in range(24)))
+    return log
+
+
+async def start_with(profile: Path, folder: Path) -> str:
+    """What an engine that is timed by `profile` says it holds."""
+    async with Programs(folder) as programs:
+        engine = await programs.start("worker", "engine", ["--port", "0", "--timed", str(profile)])
+        return engine.facts["kv_tokens"]
+
+
+def test_a_step_log_becomes_a_profile_for_all(run: Run, tmp_path: Path) -> None:
+    log, mine = asyncio.run(log_steps(tmp_path)), tmp_path / "mine.json"
+    without = run("calibrate", log, "--out", mine)
+    assert without.status == 2
+    assert "--kv-tokens is needed" in without.err
+    assert not mine.exists()
+
+    said = run("calibrate", log, "--kv-tokens", "30k", "--out", mine)
+    assert said.status == 0, said.err
+    assert f"{mine}: use it as --profile {mine}" in said.out
+    profile = json.loads(mine.read_text())
+    assert (profile["name"], profile["kv_capacity_tokens"]) == ("mine", 30_000)
+
+    found = tmp_path / "r.json"
+    asked = ("replay", trace(tmp_path), "--workers", "2", "--policy", "hybrid", "--json", found)
+    assert run(*asked, "--profile", mine).status == 0
+    measured = report(found)[0]["ttft_ms"]["mean"]
+    assert run(*asked, "--profile", PROFILE, "--kv-tokens", "30k").status == 0
+    # The engine ran at twice the profile's speed, and calibration has nothing else to go by.
+    assert measured == pytest.approx(report(found)[0]["ttft_ms"]["mean"] / 2, rel=0.5)
+
+    assert asyncio.run(start_with(mine, tmp_path / "again")) == "30000"
+
+
+def test_a_bad_profile_is_refused_by_all(run: Run, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"name": "x"}')
+    for command in (
+        ("replay", trace(tmp_path), "--profile", bad),
+        ("plan", trace(tmp_path), "--profile", bad, "--ttft-p90-ms", "9"),
+        ("bound", trace(tmp_path), "--profile", bad),
+        ("replay", trace(tmp_path), "--group", f"count=2,profile={bad}"),
+    ):
+        said = run(*command)
+        assert said.status == 2
+        assert f"profile {bad}: " in said.err
+        assert "step_time" in said.err
