@@ -78,16 +78,17 @@ class Station:
 
     def batch(self, changes: Sequence[tuple[int, int | None, Hashes]]) -> tuple[KvEvent, ...]:
         """Cache changes as the facts that an event batch brings."""
-        return tuple(self._event(kind, parent, hashes) for kind, parent, hashes in changes)
+        size = self.facts.block_size
+        return tuple([_event(kind, parent, hashes, size) for kind, parent, hashes in changes])
 
     def snapshot(self, now_ns: int) -> tuple[KvEvent, ...]:
         """The visible contents as facts, parents first."""
         contents = self.engine.snapshot(self.local_ns(now_ns))
-        return tuple(self._event(_STORED, parent, hashes) for parent, hashes in contents)
+        size = self.facts.block_size
+        return tuple([_event(_STORED, parent, hashes, size) for parent, hashes in contents])
 
-    def _event(self, kind: int, parent: int | None, hashes: Hashes) -> KvEvent:
-        if kind == _STORED:
-            return Stored(hashes, parent, (), self.facts.block_size, chain=hashes)
-        if kind == _REMOVED:
-            return Removed(hashes)
-        return Cleared()
+
+def _event(kind: int, parent: int | None, hashes: Hashes, block_size: int) -> KvEvent:
+    if kind == _STORED:
+        return Stored(hashes, parent, (), block_size, chain=hashes)
+    return Removed(hashes) if kind == _REMOVED else Cleared()
