@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Where nobody watches, lines are for a log: wide enough to stay lines.
     console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     try:
-        sound = _run(options.command, options, console)
+        sound = _run(options.command(), options, console)
     except WRONG_INPUT as error:
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_USAGE

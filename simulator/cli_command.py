@@ -41,11 +41,11 @@ def add_command(
     return parser
 
 
-def from_module(module: str, function: str) -> Command:
-    """Calls `function`, its module imported only then: what plots or fits takes a second."""
+def from_module(module: str, function: str) -> Callable[[], Command]:
+    """Gets `function` when called, its module imported only then: some take a second."""
 
-    def run(options: argparse.Namespace, console: Console) -> bool | Coroutine[Any, Any, bool]:
+    def get() -> Command:
         command: Command = getattr(import_module(module), function)
-        return command(options, console)
+        return command
 
-    return run
+    return get
