@@ -213,3 +213,41 @@ def test_a_step_has_a_longest_and_a_shortest_length(make: type[Twin]) -> None:
     worker = make(**(OPTIONS | {"step_time": (0.0,) * 8 + (1.0,)}))
     worker.add(1, NONE, 3, 3, 0, 0)
     assert run(worker) == [(1, [1], [0], []), (3, [], [], [1])]
+
+
+def test_who_makes_room_starts_again_in_a_later_step(make: type[Twin]) -> None:
+    """After a clear the second has published the first's prefix anew: what the first holds is all
+    its own, so that it would fit again the moment it is put out."""
+    worker = make(**(OPTIONS | {"blocks": 10, "watermark": 0.0, "prefix_wait_tokens": 0}))
+    chain = chain_of([1, 2])
+    worker.add(1, chain, 9, 20, 1, 0)
+    now_ns = worker.next_ns()
+    worker.advance(now_ns)
+    worker.clear(now_ns)
+    worker.add(2, chain, 9, 12, 0, now_ns)
+    while worker.stats(now_ns).preemptions == 0:
+        now_ns += 100_000
+    stats = worker.stats(now_ns)
+    assert (stats.running, stats.waiting, stats.used_blocks) == (1, 1, 5)
+    ended = run(worker)
+    assert [finished for *_, finished in ended if finished] == [[2], [1]]
+    stats = worker.stats(ended[-1][0])
+    assert (stats.steps, stats.preemptions, stats.recomputed_tokens) == (21, 1, 13)
+
+
+def test_a_worker_that_broke_stays_broken() -> None:
+    """Chains that name no prefixes may break the native one in the middle of a step."""
+    if not kvkernels.NATIVE:
+        pytest.skip("no native build of kvkernels")
+    worker = cast(type[Twin], kvkernels.VirtualWorker)(**OPTIONS)
+    worker.add(1, np.array([5, 6], dtype=np.uint64), 9, 1, 0, 0)
+    run(worker)
+    now_ns = 10**9
+    with pytest.raises(RuntimeError, match="chains must name prefixes"):
+        worker.add(2, np.array([7, 6, 6, 6], dtype=np.uint64), 17, 1, 0, now_ns)
+    for call in (worker.advance, worker.stats, worker.abort):
+        with pytest.raises(RuntimeError, match="broke in an earlier call; make a new one"):
+            call(now_ns)
+    assert worker.next_ns() == -1
+    with pytest.raises(AssertionError, match="broke in an earlier call"):
+        worker.check()
