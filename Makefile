@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 DEMO_FLAGS ?=
+SIM_FLAGS ?=
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
@@ -44,8 +45,8 @@ check: $(STAMP) ## format, lint, types, arrows, tidy
 bench: $(STAMP) ## benchmarks, as ratios within one run
 	@for bench in tests/bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
-sim: $(STAMP) ## put a trace on a live stack: make sim TRACE=FILE
-	$(BIN)/warmroute-sim stack --trace $(TRACE)
+sim: $(STAMP) ## which policy? a trace on virtual time: make sim TRACE=FILE SIM_FLAGS='--workers 4'
+	$(BIN)/warmroute-sim replay '$(TRACE)' $(SIM_FLAGS)
 
 sanitize: $(STAMP) ## random histories of the native code under address and undefined-behaviour sanitizers
 	$(BIN)/python -m pytest -q tests/kernels/test_sanitized.py
