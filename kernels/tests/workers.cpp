@@ -237,7 +237,9 @@ int main(int argc, char** argv) {
   const std::uint64_t first_seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   for (std::uint64_t i = 0; i < lives; ++i) Life(first_seed + i).live(120);
   std::uint64_t sound = 0;
-  for (std::uint64_t i = 0; i < lives; ++i) sound += static_cast<unsigned>(lives_on(first_seed + i));
+  for (std::uint64_t i = 0; i < lives; ++i) {
+    sound += static_cast<unsigned>(lives_on(first_seed + i));
+  }
   if (lives >= 100 && (sound == 0 || sound == lives)) fail("all hostile lives end alike", 0);
   std::printf("%llu lives, each told alike\n", static_cast<unsigned long long>(lives));
   return 0;

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from policies.contract import FleetView, RequestView
 from policies.facts import Failure, Finish, FirstToken, LoadReport, Progress, Tick, WorkerChange
 from policies.load import load
-from router.core.actions import Cancel, Dispatch, Hold, PutAside, Reject
+from router.core.actions import Cancel, Dispatch, PutAside, Reject
 from tests.router.core_world import BLOCK, World, stored
-
-
-def never(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """A policy that holds everything."""
-    return np.full(len(fleet), np.inf)
-
-
-def below_two(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """At most one request a worker."""
-    return np.where(fleet.requests < 1, fleet.requests.astype(float), np.inf)
-
-
-HOLD = f"{__name__}:never"
-ONE_EACH = f"{__name__}:below_two"
 
 
 def test_a_request_goes_where_its_prefix_is() -> None:
@@ -160,28 +144,6 @@ def test_with_all_workers_down_clients_are_told_when_to_come_back() -> None:
     assert (action.status, action.retry_after_s) == (503, 1.0)
 
 
-def test_held_requests_are_asked_again_in_order_when_room_appears() -> None:
-    world = World(workers=1, policy=ONE_EACH)
-    first, low, high = (world.arrival([i], priority=p) for i, p in ((1, 0), (2, 5), (3, -5)))
-    assert isinstance(world.core.on_arrival(first)[0], Dispatch)
-    assert isinstance(world.core.on_arrival(low)[0], Hold)
-    assert isinstance(world.core.on_arrival(high)[0], Hold)
-    (action,) = world.core.on_finish(Finish(1.0, first.request_id))
-    assert isinstance(action, Dispatch)
-    assert action.request_id == high.request_id
-    assert action.decision.reason == "held"
-    assert world.core.held_requests == 1
-
-
-def test_a_held_request_cannot_have_been_answered() -> None:
-    world = World(workers=1, policy=ONE_EACH)
-    world.core.on_arrival(world.arrival([1]))
-    held = world.arrival([2])
-    world.core.on_arrival(held)
-    with pytest.raises(AssertionError, match="while it was held"):
-        world.core.on_finish(Finish(1.0, held.request_id))
-
-
 def test_a_busy_worker_is_passed_over_and_not_put_aside() -> None:
     world = World(workers=2)
     for _ in range(10):
@@ -193,16 +155,6 @@ def test_a_busy_worker_is_passed_over_and_not_put_aside() -> None:
         assert second.worker_id != first.worker_id
         world.core.on_finish(Finish(world.now_s, first.request_id))
     assert world.core.counters.ejections == 0
-
-
-def test_holding_is_bounded_in_number_and_time() -> None:
-    world = World(policy=HOLD, hold_requests=2, hold_s=5.0)
-    actions = [world.core.on_arrival(world.arrival([i]))[0] for i in range(3)]
-    assert [type(a) for a in actions] == [Hold, Hold, Reject]
-    assert actions[2].code == "hold_queue_full"
-    late = world.core.on_tick(Tick(6.0))
-    assert [a.code for a in late] == ["hold_timeout", "hold_timeout"]
-    assert world.core.inflight_requests == 0
 
 
 def test_the_request_limit_turns_away_with_a_reason() -> None:
