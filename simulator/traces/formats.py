@@ -45,7 +45,8 @@ class Format:
     block_tokens: int  # prompt tokens an id stands for, where neither user nor file says
     recognizes: Callable[[bytes], bool]  # one of the file's first lines
     read: Callable[[Reading], Iterator[Job]]
-    block_size_of: Callable[[bytes], int | None] = lambda raw: None
+    # Of a line, where it says; given the options, too. None: no line ever does.
+    block_size_of: Callable[[bytes, Any], int | None] | None = None
     options: type[msgspec.Struct] = NoOptions
 
 
@@ -75,14 +76,28 @@ def find_format(spec: str, path: Path, block_tokens: int | None) -> Found:
     if not found:
         raise TraceError(f"{path}: its first lines are of no known format; name one of: {known}")
     one = found[0]
-    told = (size for raw in head if (size := one.block_size_of(raw)) is not None)
-    size = block_tokens or next(told, one.block_tokens)
-    return Found(one, parse_options(spec, one.options), size)
+    options = parse_options(spec, one.options)
+    return Found(one, options, block_tokens or _told_size(path, one, options))
 
 
 def file_jobs(reading: Reading, found: Found) -> Iterator[Job]:
     """The jobs of an open file, in order of arrival."""
     return found.format.read(reading)
+
+
+def _told_size(path: Path, form: Format, options: Any) -> int:
+    """As the first line says that says it, else as the format has it."""
+    if form.block_size_of is None:
+        return form.block_tokens
+    file = TraceFile(path)
+    try:
+        for _, raw in file.lines(ErrorLog(str(path))):
+            size = form.block_size_of(raw, options)
+            if size is not None:
+                return size
+    finally:
+        file.close()
+    return form.block_tokens
 
 
 def _head(path: Path) -> list[bytes]:

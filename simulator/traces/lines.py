@@ -12,6 +12,8 @@ from simulator.traces.job import Job
 
 Parse = Callable[[bytes], Job | None]  # None: a line that is no request, a heading for example
 MAX_HELD_JOBS = 100_000
+MAX_HELD_BYTES = 512 << 20
+_JOB_BYTES = 400  # of one that is held, besides its ids, roughly
 
 
 def read_jobs(
@@ -20,10 +22,11 @@ def read_jobs(
     """Yields the jobs of `lines` in order of arrival, those of one instant in the file's order.
 
     A line may be up to `slack_ns` older than the newest one before it (logs are written when a
-    request ends); older ones are wrong. At most `MAX_HELD_JOBS` are held to put them in order.
+    request ends); older ones are wrong. To put them in order at most `MAX_HELD_JOBS` are held, and
+    no more than make up `MAX_HELD_BYTES`.
     """
     held: list[tuple[int, int, Job]] = []
-    newest_ns, given_ns, count = -(1 << 62), -(1 << 62), 0
+    newest_ns, given_ns, count, held_bytes = -(1 << 62), -(1 << 62), 0, 0
     for number, raw in lines:
         if number == MIN_LINES_JUDGED:
             errors.judge(number)
@@ -43,8 +46,14 @@ def read_jobs(
             yield job
             continue
         heappush(held, (at_ns, number, job))
-        while held[0][0] < newest_ns - slack_ns or len(held) > MAX_HELD_JOBS:
+        held_bytes += job.ids.nbytes + _JOB_BYTES
+        while (
+            held[0][0] < newest_ns - slack_ns
+            or len(held) > MAX_HELD_JOBS
+            or (held_bytes > MAX_HELD_BYTES and len(held) > 1)
+        ):
             given_ns, _, ready = heappop(held)
+            held_bytes -= ready.ids.nbytes + _JOB_BYTES
             yield ready
     while held:
         yield heappop(held)[2]

@@ -32,7 +32,9 @@ MAX_UNIX_S = 1 << 34
 class RequestLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a request log can be asked for."""
 
-    model: Annotated[str | None, msgspec.Meta(description="requests of this model only")] = None
+    model: Annotated[
+        str | None, msgspec.Meta(description="requests of this model only; a replay has one pool")
+    ] = None
 
 
 class _Line(msgspec.Struct, frozen=True, gc=False):
@@ -51,12 +53,13 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
     priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)] = 0
 
 
-def block_size_of(raw: bytes) -> int | None:
-    """Tokens a block of this line's chain stands for, where it says."""
+def block_size_of(raw: bytes, options: RequestLogOptions) -> int | None:
+    """Tokens a block of this line's chain stands for, where it says and where it is asked for."""
     try:
-        return msgspec.json.decode(raw, type=_Line).block_size
+        line = msgspec.json.decode(raw, type=_Line)
     except DECODE_ERRORS:
         return None
+    return line.block_size if line.chain and options.model in (None, line.model) else None
 
 
 def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job | None]:
@@ -106,6 +109,9 @@ def _check_chain(line: _Line, blocks: int, block_tokens: int) -> None:
     if not blocks:
         return
     if line.block_size != block_tokens:
-        raise LineError(f"block_size: {line.block_size}; expected {block_tokens}, as before it")
+        raise LineError(
+            f"block_size: {line.block_size}; expected {block_tokens}, as before it; where models "
+            "have blocks of different sizes, choose one: --format 'requests?model=NAME'"
+        )
     if blocks > (line.prompt_tokens or 0) // block_tokens:
         raise LineError(f"chain: {blocks} blocks for prompt_tokens {line.prompt_tokens}")

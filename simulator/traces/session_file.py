@@ -70,7 +70,7 @@ class _Root(msgspec.Struct, frozen=True):
     times: list[tuple[float, int]]  # (recorded seconds, ns with long gaps cut), ascending
 
 
-def block_size_of(raw: bytes) -> int | None:
+def block_size_of(raw: bytes, _: SessionOptions) -> int | None:
     """Tokens an id stands for, where the line says."""
     try:
         return msgspec.json.decode(raw, type=_Session).block_size

@@ -27,6 +27,7 @@ from tests.simulator.trace_lines import (
     read,
     session,
     turn,
+    with_,
     write,
 )
 
@@ -107,6 +108,19 @@ def test_what_the_router_writes_is_read(tmp_path: Path) -> None:
     assert (stream.block_tokens, stream.errors.total) == (32, 0)
     assert ids(job) == [3, (1 << 64) - 1, 5]
     assert (job.prompt_tokens, job.output_tokens, job.priority) == (100, 1, -1)
+
+
+def test_a_log_of_pools_with_different_blocks_is_read_one_model_at_a_time(tmp_path: Path) -> None:
+    ones = [{**LOGGED, "at": 1_700_000_000 + n} for n in range(20)]
+    other = {**LOGGED, "at": 1_700_000_100, "model": "n", "block_size": 8}
+    spec = write(tmp_path, LOG_HEADING, *ones, other)
+    stream = open_jobs(with_(spec, format="requests?model=n"))
+    assert (stream.block_tokens, len(list(stream.jobs)), stream.errors.total) == (8, 1, 0)
+    stream = open_jobs(with_(spec, format="requests?model=m"))
+    assert (stream.block_tokens, len(list(stream.jobs)), stream.errors.total) == (16, 20, 0)
+    stream = open_jobs(spec)
+    assert len(list(stream.jobs)) == 20
+    assert "choose one: --format 'requests?model=NAME'" in stream.errors[0]
 
 
 def test_a_log_line_older_than_what_is_held_is_wrong(tmp_path: Path) -> None:

@@ -172,6 +172,21 @@ def test_a_month_without_a_request_is_no_workload(tmp_path: Path, change: dict[s
     assert len(read(write(tmp_path, MOONCAKE, {**MOONCAKE, "timestamp": 2_000_000_000}))) == 2
 
 
+def test_what_is_held_to_put_a_log_in_order_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{**LOGGED, "at": 1_700_000_000 + at} for at in (0, 2, 1, 4, 3, 6, 5, 0)]
+    spec = write(tmp_path, LOG_HEADING, *lines)
+    assert [job.at_ns for job in read(spec)] == [n * 10**9 for n in (0, 0, 1, 2, 3, 4, 5, 6)]
+    for bound, value in (("MAX_HELD_JOBS", 2), ("MAX_HELD_BYTES", 1000)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"simulator.traces.lines.{bound}", value)
+            stream = open_jobs(spec)
+            # The last line comes after all that it should have come before.
+            assert [job.at_ns for job in stream.jobs] == [n * 10**9 for n in range(7)]
+            assert "timestamp: goes back, 6 s" in stream.errors[0]
+
+
 @pytest.mark.parametrize(
     "change", [{"spread_s": 1e300}, {"seconds": 1e300}, {"block_tokens": 10**20}]
 )
