@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
@@ -62,6 +63,8 @@ class TraceFile:
         try:
             while line := self._stream.readline(MAX_LINE_BYTES + 1):
                 number += 1
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if len(line) > MAX_LINE_BYTES:
                     self._skip_line(line)
                     errors.add(number, f"longer than {MAX_LINE_BYTES} bytes")

@@ -70,8 +70,6 @@ def find_format(spec: str, path: Path, block_tokens: int | None) -> Found:
     if name != "auto" and not named:
         raise TraceError(f"format {name!r}: expected auto, {known}")
     head = _head(path)
-    if not head:
-        raise TraceError(f"{path}: holds no requests")
     found = named or [one for raw in head for one in FORMATS if one.recognizes(raw)]
     if not found:
         raise TraceError(f"{path}: its first lines are of no known format; name one of: {known}")
@@ -101,11 +99,15 @@ def _told_size(path: Path, form: Format, options: Any) -> int:
 
 
 def _head(path: Path) -> list[bytes]:
-    file = TraceFile(path)
+    """The first lines, one at least."""
+    file, errors = TraceFile(path), ErrorLog(str(path))
     try:
-        return [raw for _, raw in islice(file.lines(ErrorLog(str(path))), LOOKED_AT_LINES)]
+        head = [raw for _, raw in islice(file.lines(errors), LOOKED_AT_LINES)]
     finally:
         file.close()
+    if not head:
+        raise errors.nothing_read()
+    return head
 
 
 def _by_line(

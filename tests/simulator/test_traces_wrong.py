@@ -200,6 +200,19 @@ def test_a_line_without_end_is_left_out(tmp_path: Path, monkeypatch: pytest.Monk
     stream = open_jobs(write(tmp_path, MOONCAKE, "x" * 1050, MOONCAKE))
     assert len(list(stream.jobs)) == 2
     assert "line 2: longer than 100 bytes" in stream.errors[0]
+    with pytest.raises(TraceError, match=r"none of its lines is a request; .*longer than 100"):
+        open_jobs(write(tmp_path, "x" * 1050))
+
+
+def test_a_mark_before_the_first_line_is_none_of_it(tmp_path: Path) -> None:
+    for kind, good in GOOD.items():
+        spec = write(tmp_path, *good)
+        path = Path(spec.source)
+        plain = read(spec)
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+        marked = open_jobs(spec)
+        assert len(list(marked.jobs)) == len(plain), kind
+        assert marked.errors.total == 0
 
 
 @pytest.mark.parametrize(
