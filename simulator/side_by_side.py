@@ -11,10 +11,12 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from threading import Thread
+from types import FrameType
 from typing import TypeVar
 
 from simulator.processes import StartError
 
+ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -48,7 +50,7 @@ def _ended(pool: ProcessPoolExecutor) -> Iterator[None]:
         yield
     except BaseException:
         for process in list((pool._processes or {}).values()):
-            process.terminate()
+            process.kill()  # it has nothing to put away, and may not have begun to listen
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -56,22 +58,33 @@ def _ended(pool: ProcessPoolExecutor) -> Iterator[None]:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Ctrl-C in a terminal goes to all processes: ours ends the others.
+    """Nothing interrupts us half-way through starting a process: signals come a moment later.
 
-    Blocked while they start, which they inherit, they never see it; here it comes a moment later.
+    Blocked, which children inherit, so that they never see a Ctrl-C, which a terminal sends to all
+    processes; and put off, for other threads of ours may still take a signal. Main thread only.
     """
-    resource_tracker.ensure_running()  # it unblocks the signal when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+
+    def put_off(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    resource_tracker.ensure_running()  # it unblocks signals when it starts
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    handlers = {number: signal.signal(number, put_off) for number in ENDINGS}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _begin() -> None:
     """What a child does first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
     Thread(target=_end_with_parent, daemon=True).start()
 
 
