@@ -93,7 +93,7 @@ def ladder_plot(offered: Sequence[float], ladder: Ladders, ylabel: str, log: boo
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.grid(True, which="major", color=RULE, linewidth=0.5)
         canvas.subplots_adjust(
-            left=0.75 / WIDE_IN, top=1 - (0.12 + 0.2 * lines) / height, right=1 - 0.25 / WIDE_IN
+            left=0.9 / WIDE_IN, top=1 - (0.12 + 0.2 * lines) / height, right=1 - 0.25 / WIDE_IN
         )
         canvas.legend(frameon=False, loc="upper center", ncols=2, handlelength=3.6)
         return as_svg(canvas)
