@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 _ASK_AGAIN_S = 1.0  # between two tries at a worker that answers neither replay nor snapshot
 _BETWEEN_SYNCS_S = 0.1  # a worker whose stream has gap after gap must not be asked without end
 _REPLAY_MAX_S = 30.0  # for a whole replay, however long its batches keep coming
+# ZMQ does not say when a subscription has reached the publisher: what it published between our
+# first question and then is asked for once more, when that must be over.
+_SUBSCRIBED_S = 1.0
 _TURN_S = 0.005  # of batches that wait already, before others get a turn of the event loop
 
 
@@ -74,6 +77,7 @@ class EventFeed:
         zmq_context: zmq.asyncio.Context,
         timeout_s: float,
         backlog_batches: int,
+        subscribed_s: float = _SUBSCRIBED_S,
     ) -> None:
         self.counters = FeedCounters()
         self._worker_id = worker_id
@@ -85,6 +89,8 @@ class EventFeed:
         self._zmq = zmq_context
         self._timeout_s = timeout_s
         self._backlog_batches = backlog_batches
+        self._subscribed_s = subscribed_s
+        self._next_seq = 0  # after the last batch told
         self._wanted: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
 
     def resync(self, from_seq: int) -> None:
@@ -103,6 +109,7 @@ class EventFeed:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen(sub))
                 tasks.create_task(self._answer_resyncs())
+                tasks.create_task(self._look_again())
         finally:
             sub.close(linger=0)
 
@@ -118,6 +125,11 @@ class EventFeed:
                 self._malformed(error)
                 continue
             self._tell_batch(live.seq, batch, "live")
+
+    async def _look_again(self) -> None:
+        """Ask once for what was published before the subscription took hold."""
+        await asyncio.sleep(self._subscribed_s)
+        self.resync(self._next_seq)
 
     async def _answer_resyncs(self) -> None:
         while True:
@@ -157,6 +169,7 @@ class EventFeed:
             return False
         self.counters.snapshots += 1
         self.counters.skipped_events += skipped
+        self._next_seq = seq + 1
         self._tell(KvEvents(self._clock(), self._worker_id, seq, facts, "snapshot"))
         return True
 
@@ -194,6 +207,7 @@ class EventFeed:
     def _tell_batch(self, seq: int, batch: Batch, source: Literal["live", "replay"]) -> None:
         facts, skipped = facts_of(batch.events, self._model)
         self.counters.skipped_events += skipped + batch.skipped
+        self._next_seq = seq + 1
         self._tell(KvEvents(self._clock(), self._worker_id, seq, facts, source))
 
     def _malformed(self, error: WireError) -> None:

@@ -148,6 +148,7 @@ async def line(
     snapshot: bool = False,
     published: int = 0,
     timeout_s: float = 0.3,
+    subscribed_s: float = 60.0,
 ) -> AsyncIterator[Line]:
     context = zmq.asyncio.Context()
     pub, router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
@@ -182,7 +183,9 @@ async def line(
         f"http://127.0.0.1:{runner.addresses[0][1]}/kv_snapshot" if snapshot else None,
     )
     async with aiohttp.ClientSession() as http:
-        feed = EventFeed(0, "m", source, tell, time.monotonic, http, context, timeout_s, 1000)
+        feed = EventFeed(
+            0, "m", source, tell, time.monotonic, http, context, timeout_s, 1000, subscribed_s
+        )
         tasks = [asyncio.create_task(feed.run()), asyncio.create_task(publisher.serve())]
         try:
             yield Line(publisher, world, feed, told)

@@ -33,6 +33,18 @@ async def test_a_late_joiner_without_snapshots_replays_from_the_beginning(answer
         assert one.publisher.replays[0] == 0
 
 
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_what_was_published_before_the_subscription_took_hold_is_asked_for(
+    snapshot: bool,
+) -> None:
+    """No further batch shows the gap: the worker may be idle for hours."""
+    async with line(snapshot=snapshot, subscribed_s=0.3) as one:
+        await until(lambda: bool(one.told), "the first answer")
+        await one.publisher.publish(lost=True)
+        await one.settled()
+        assert one.holds(0)
+
+
 @pytest.mark.parametrize("answer", [in_five_frames, in_four_frames])
 async def test_a_gap_is_filled_by_a_replay(answer: Answer) -> None:
     async with line(answer) as one:
