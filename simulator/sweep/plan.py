@@ -151,7 +151,7 @@ class _PolicySearch:
     def _why(self, at: int, rows: Sequence[ReplayRow]) -> list[str]:
         ladder = self._ladder
         if at - 1 in self._trials:
-            notes = [f"{ladder.named(at - 1)} miss {'; '.join(self._trials[at - 1].reasons)}"]
+            notes = [f"{_missing(ladder.named(at - 1))} {'; '.join(self._trials[at - 1].reasons)}"]
         else:
             notes = [f"{ladder.named(at)} is the end of what was searched"]
         notes += self._luck()
@@ -176,7 +176,7 @@ class _PolicySearch:
         if self._notes or easiest is None:
             return self._notes
         reasons = "; ".join(self._trials[easiest].reasons)
-        return [f"even {self._ladder.named(easiest)} miss {reasons}", *self._luck()]
+        return [f"even {_missing(self._ladder.named(easiest))} {reasons}", *self._luck()]
 
 
 def _best(request: PlanRequest, rows: Sequence[PlanRow]) -> str | None:
@@ -188,3 +188,8 @@ def _best(request: PlanRequest, rows: Sequence[PlanRow]) -> str | None:
         if row.answer is not None and row.used is not None
     ]
     return min(able)[2] if able else None
+
+
+def _missing(named: str) -> str:
+    """The start of a reason: `7 workers miss`, `1 worker misses`."""
+    return f"{named} {'misses' if named == '1 worker' else 'miss'}"
