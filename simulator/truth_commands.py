@@ -37,7 +37,7 @@ from simulator.validate.validate import same_ranking
 from simulator.validate.validate import validate as validated
 from simulator.workload import opened
 
-TOKEN_BUDGET_S = 10.0  # for an engine to answer what it is
+METRICS_TIMEOUT_S = 10.0
 
 
 async def validate(options: argparse.Namespace, console: Console) -> bool:
@@ -130,7 +130,7 @@ async def _kv_tokens(url: str) -> int | None:
     """What the engine's metrics say of its KV cache; None where they do not."""
     try:
         async with aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=TOKEN_BUDGET_S)
+            timeout=aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
         ) as session:
             return parse_load(await fetch_text(session, url)).kv_capacity_tokens
     except (ScrapeError, WireError):

@@ -137,6 +137,7 @@ def _plain_value(value: Any) -> Any:
         return value.item()
     if isinstance(value, Mapping):
         return dict(value)
+    # How a hook tells msgspec that it does not know a type.
     raise NotImplementedError(f"no fact holds a {type(value).__name__}")
 
 

@@ -20,6 +20,7 @@ COLUMNS = (
     *("verdict", "code", "expected_hit_tokens", "hit_tokens", "ttft_ms", "tpot_ms", "e2e_ms"),
     *("chosen", "second", "third", "best_worker", "loss_ms"),
 )
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 class RequestsCsv:
@@ -56,7 +57,7 @@ class RequestsCsv:
             cells += _loss(times, self._book.worker[row])
         else:
             cells += ["", ""]
-        self._under_way[row] = (job.session or "", cells)
+        self._under_way[row] = (_text(job.session or ""), cells)
 
     def on_sample(self, now_ns: int, workers: Sequence[Station]) -> None:
         """Samples are of no request."""
@@ -103,3 +104,8 @@ def _span_ms(begin_ns: int, end_ns: int, parts: int = 1) -> str:
 
 def _unless_never(value: int) -> int | str:
     return "" if value == NEVER else value
+
+
+def _text(text: str) -> str:
+    """A name from a trace that no spreadsheet takes for a formula (OWASP, "CSV Injection")."""
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text

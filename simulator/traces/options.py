@@ -47,7 +47,7 @@ def parse_options(spec: str, kind: type[S]) -> S:
 
 
 def _size(kind: type, value: Any) -> Any:
-    if kind is not Size:
+    if kind is not Size:  # how a hook tells msgspec that it does not know a type
         raise NotImplementedError(kind)
     return Size.parse(str(value))
 

@@ -76,9 +76,16 @@ def test_those_turned_away_have_a_code_and_no_times() -> None:
     line = lines[1]
     assert (line["verdict"], line["code"]) == ("rejected", next(iter(result.rejections)))
     assert line["ttft_ms"] == line["tpot_ms"] == line["e2e_ms"] == line["hit_tokens"] == ""
-    assert line["session"] in ("", 'a,"b"')
+    assert line["session"] == 'a,"b"'
     # An answer of one token has no time per token.
     assert (lines[2]["output_tokens"], lines[2]["tpot_ms"]) == ("1", "")
+
+
+@pytest.mark.parametrize("name", ["=1+2", "+1", "-1", "@SUM(A1)", "\t=1"])
+def test_a_session_that_looks_like_a_formula_stays_text(name: str) -> None:
+    jobs = [job(0, 64, 5, session=name), job(1, 64, 5, own=1, session="a=1")]
+    lines, _ = written(jobs, setup=setup_of("round_robin", pool(2)))
+    assert [lines[serial]["session"] for serial in range(2)] == [f"'{name}", "a=1"]
 
 
 def test_watching_changes_nothing() -> None:
