@@ -1,0 +1,76 @@
+"""Endpoints of ranks, and what ZMQ can connect to or bind."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.events.source import PollSource, ZmqSource, at_rank, reachable, usable
+
+
+def test_rank_0_is_the_source_itself() -> None:
+    source = ZmqSource("ipc:///tmp/a", "tcp://h:5558", "http://h/kv_snapshot", "t")
+    assert at_rank(source, 0) == source
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ranked"),
+    [
+        ("tcp://10.0.0.5:5557", "tcp://10.0.0.5:5560"),
+        ("tcp://*:5557", "tcp://*:5560"),
+        ("tcp://[::1]:5557", "tcp://[::1]:5560"),
+        ("inproc://cache", "inproc://cache_dp3"),
+        ("ipc:///run/kv", "ipc:///run/kv_dp3"),
+    ],
+)
+def test_ranks_count_ports_up_or_append_to_names(endpoint: str, ranked: str) -> None:
+    source = ZmqSource(endpoint, endpoint, "http://h/kv_snapshot", "topic", bind=True)
+    assert at_rank(source, 3) == ZmqSource(
+        ranked, ranked, "http://h/kv_snapshot", "topic", bind=True
+    )
+
+
+def test_a_polled_source_filters_by_its_rank() -> None:
+    source = PollSource("http://h/kv_cache_events")
+    assert at_rank(source, 2) == PollSource("http://h/kv_cache_events", rank=2)
+
+
+@pytest.mark.parametrize(
+    ("source", "rank", "words"),
+    [
+        (ZmqSource("tcp://h:5557"), -1, "allowed: 0"),
+        (PollSource("http://h"), 4_096, "allowed: 0"),
+        (ZmqSource("tcp://h:65535"), 1, "no port 65536"),
+        (ZmqSource("tcp://h:5557", "tcp://h:65000"), 900, "no port 65900"),
+        (ZmqSource("tcp://h"), 1, "no tcp://host:port"),
+        (ZmqSource("tcp://h:x"), 1, "no tcp://host:port"),
+        (ZmqSource("tcp://h:²"), 1, "no tcp://host:port"),
+        (ZmqSource("pgm://h:5557"), 1, "no tcp://host:port"),
+    ],
+)
+def test_there_is_no_endpoint_for_every_rank(
+    source: ZmqSource | PollSource, rank: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        at_rank(source, rank)
+
+
+def test_what_can_be_connected_to_and_what_can_be_bound() -> None:
+    for endpoint in ("tcp://h:1", "tcp://[::1]:65535", "ipc:///run/kv"):
+        assert usable(endpoint)
+        assert usable(endpoint, bind=True)
+    assert not usable("tcp://*:5557")
+    assert usable("tcp://*:5557", bind=True)
+    for endpoint in ("", "tcp://h", "tcp://h:0", "tcp://h:65536", "udp://h:1", "tcp://h:1/x"):
+        assert not usable(endpoint)
+        assert not usable(endpoint, bind=True)
+
+
+@pytest.mark.parametrize("bound", ["*", "0.0.0.0", "[::]", "::"])
+def test_a_wildcard_is_seen_at_the_workers_host(bound: str) -> None:
+    assert reachable(f"tcp://{bound}:5557", "10.0.0.5") == "tcp://10.0.0.5:5557"
+    assert reachable(f"tcp://{bound}:5557", "fd00::1") == "tcp://[fd00::1]:5557"
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://10.0.0.9:5557", "ipc:///run/kv", "tcp://[::1]:5557"])
+def test_other_endpoints_stay_as_they_are(endpoint: str) -> None:
+    assert reachable(endpoint, "10.0.0.5") == endpoint
