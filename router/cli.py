@@ -13,6 +13,7 @@ from router.config import Config
 from router.config_command import add_config_command, add_flags, check_command
 from router.config_file import ConfigError
 from router.config_load import load_config
+from router.kv_command import ABOUT, add_kv_command, kv_command
 
 _SERVE = """\
 Route OpenAI requests to the worker whose KV cache is warm for them.
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog="Start with: warmroute serve --help",
     )
     parser.add_argument("--version", action="version", version=f"warmroute {_version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | config")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | config | kv")
     serving = commands.add_parser(
         "serve",
         help="run the router",
@@ -50,7 +51,16 @@ def main(argv: list[str] | None = None) -> int:
     add_flags(serving)
     configuring = commands.add_parser("config", help="check or print a configuration")
     add_config_command(configuring)
+    looking = commands.add_parser(
+        "kv",
+        help="what the router knows of a worker's cache",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_kv_command(looking)
     args = parser.parse_args(argv)
+    if args.command == "kv":
+        return kv_command(args)
     return check_command(args) if args.command == "config" else _serve(args)
 
 

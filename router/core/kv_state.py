@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
+import numpy.typing as npt
 
 from kvkernels import PrefixIndex, chain_hashes
 from policies.facts import KvEvent, KvEvents, Removed, Stored
@@ -81,6 +82,21 @@ class KvState:
     def parked_blocks(self) -> int:
         """Blocks waiting for their parent."""
         return len(self._parked)
+
+    @property
+    def next_seq(self) -> int:
+        """Number of the batch that continues what was applied."""
+        return self._next_seq
+
+    @property
+    def backlog_batches(self) -> int:
+        """Batches that wait for the ones missing before them."""
+        return len(self._backlog)
+
+    def chains(self, tier: int = 0) -> npt.NDArray[np.uint64]:
+        """Chain hashes of the blocks it is known to hold in a tier, in no order."""
+        held = self._chain_of.values() if tier == 0 else ()
+        return np.fromiter(held, dtype=np.uint64, count=len(held))
 
     def take(self, batch: KvEvents) -> int | None:
         """Apply a batch. Returns the sequence number to replay from when some are missing."""

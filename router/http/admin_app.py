@@ -16,6 +16,7 @@ from router.http.answers import Handler, errors_as_json, json_response
 from router.http.decisions import DecisionLog, Record
 from router.http.errors import ClientError
 from router.http.inference import Inference, explanation
+from router.kv_view import encode_kv_view, kv_view
 from router.metrics import RouterMetrics
 from router.switchboard import Switchboard
 from router.worker_spec import WorkerSpecError, worker_spec_of
@@ -52,6 +53,7 @@ class AdminApi:
         app.router.add_get("/workers/{id}", self.show_worker)
         app.router.add_delete("/workers/{id}", self.remove_worker)
         app.router.add_post("/workers/{id}/drain", self.drain_worker)
+        app.router.add_get("/kv", self.kv)
         app.router.add_get("/explain", self.latest_decisions)
         app.router.add_post("/explain", self.explain)
         app.router.add_get("/metrics", self.metrics)
@@ -64,7 +66,7 @@ class AdminApi:
 
     async def show_worker(self, request: web.Request) -> web.StreamResponse:
         """One worker."""
-        return json_response(self._shown(self._member(request)))
+        return json_response(self._shown(self._member(request.match_info["id"])))
 
     async def add_worker(self, request: web.Request) -> web.StreamResponse:
         """Begin to follow a worker: a JSON string `URL,key=value...` or an object of the keys."""
@@ -79,13 +81,13 @@ class AdminApi:
 
     async def drain_worker(self, request: web.Request) -> web.StreamResponse:
         """Send it nothing new; what runs there finishes."""
-        member = self._member(request)
+        member = self._member(request.match_info["id"])
         member.drain(_REQUEST)
         return json_response(self._shown(member))
 
     async def remove_worker(self, request: web.Request) -> web.StreamResponse:
         """Remove it once idle; with `?force=true` at once, what runs there being cut off."""
-        member = self._member(request)
+        member = self._member(request.match_info["id"])
         force = request.query.get("force", "false")
         if force not in ("true", "false"):
             raise ClientError(400, "`force` must be true or false", "force")
@@ -94,6 +96,15 @@ class AdminApi:
             return json_response({"id": member.worker_id, "state": "gone"})
         self._fleet.leave(member, _REQUEST)
         return json_response(self._shown(member), status=202)
+
+    async def kv(self, request: web.Request) -> web.StreamResponse:
+        """All blocks that one worker is believed to hold: `?worker=ID` (router.kv_view)."""
+        member = self._member(request.query.get("worker", ""))
+        worker = self._switchboard.core.workers.get(member.worker_id)
+        if worker is None:
+            raise ClientError(409, f"worker {member.worker_id} is not recognized yet")
+        view = kv_view(worker, self._switchboard.core.roster.index)
+        return web.Response(body=encode_kv_view(view), content_type="application/msgpack")
 
     async def latest_decisions(self, request: web.Request) -> web.StreamResponse:
         """The latest dispatches and their reasons, newest first: `?last=20`."""
@@ -133,8 +144,7 @@ class AdminApi:
             {"status": "ok", "ready_workers": ready, "workers": len(self._fleet.members)}
         )
 
-    def _member(self, request: web.Request) -> Member:
-        text = request.match_info["id"]
+    def _member(self, text: str) -> Member:
         known = text.isascii() and text.isdecimal() and len(text) < 10
         member = self._fleet.members.get(int(text)) if known else None
         if member is None:
