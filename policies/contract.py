@@ -55,7 +55,9 @@ class FleetView:
     """
 
     worker_id: Ints  # stable number of the worker, never reused while the process lives
-    hit_tokens: Ints  # prompt tokens on the GPU, or on their way by our own dispatches
+    # Prompt tokens on the GPU, or on their way by our own dispatches. Less than the prompt: its
+    # last token is computed even if all are resident, since its logits give the next one.
+    hit_tokens: Ints
     hit_tokens_host: Ints  # further prompt tokens in host memory
     hit_tokens_disk: Ints  # further prompt tokens on disk
     hits_unknown: Bools  # events were lost: `hit_tokens` is a lower bound
@@ -91,6 +93,12 @@ class FleetView:
         """Seconds each worker needs, at its own speed, for the prefill already sent to it."""
         seconds: Floats = self.queued_prefill_tokens / self.prefill_tokens_per_s
         return seconds
+
+    @property
+    def has_thresholds(self) -> bool:
+        """Whether any worker has a threshold of its own."""
+        own = (self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
+        return any(bool(np.count_nonzero(column == column)) for column in own)
 
     @property
     def kv_fraction(self) -> Floats:

@@ -68,28 +68,31 @@ def missing_tokens(request: RequestView, fleet: FleetView) -> Floats:
     demand. So once m workers hold a token, a further copy counts 1 / m of its prefill. What one
     worker alone holds, as it does a conversation, keeps its full price.
     """
-    # The last token is computed even if all are resident: its logits give the next one.
-    hit_tokens = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
+    hit_tokens = fleet.hit_tokens
     if len(hit_tokens) == 0:
         return np.zeros(0)
-    order = hit_tokens.argsort(kind="stable")
+    order = hit_tokens.argsort()
     depths = hit_tokens[order]
+    # The last token is computed even if all are resident: its logits give the next one.
+    if depths[-1] >= request.prompt_tokens:
+        depths = np.minimum(depths, request.prompt_tokens - 1)
     steps = depths.copy()
     steps[1:] -= depths[:-1]
     # Between the hits of neighbours in this order, the tokens are held by all further rows.
-    holders = np.arange(len(depths), 0, -1)
-    priced = (steps / holders).cumsum()
+    priced = np.add.accumulate(steps / np.arange(len(depths), 0, -1))
     missing = np.empty(len(depths))
-    missing[order] = priced[-1] - priced + (request.prompt_tokens - depths[-1])
+    # Plain numbers: a scalar of numpy's own makes an operation take half as long again.
+    missing[order] = (float(priced[-1]) - priced) + float(request.prompt_tokens - int(depths[-1]))
     return missing
 
 
 def _median(values: Floats) -> float:
-    """The median, 0 of no values: as numpy's own, but a fifth of its time on a few values."""
+    """The median, 0 of no values: as numpy's own, but a tenth of its time on a few values."""
     rows = len(values)
     if rows == 0:
         return 0.0
-    ordered = np.sort(values)  # NaN comes last
-    if np.isnan(ordered[-1]):
+    ordered = values.copy()
+    ordered.sort()  # NaN comes last
+    if ordered[-1] != ordered[-1]:
         return float("nan")
     return float(ordered[rows // 2] + ordered[(rows - 1) // 2]) / 2

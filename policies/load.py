@@ -42,7 +42,7 @@ class LoadedPolicy:
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         """The policy's costs, float64[rows]. Raises PolicyError when it answered anything else."""
         costs = self.policy.costs(request, fleet, state)
-        if not isinstance(costs, np.ndarray) or costs.dtype != np.float64:
+        if not isinstance(costs, np.ndarray) or costs.dtype.char != "d":
             kind = costs.dtype if isinstance(costs, np.ndarray) else type(costs).__name__
             raise PolicyError(f"policy {self.name} returned {kind}; return a float64 array")
         if costs.shape != (len(fleet),):

@@ -20,6 +20,8 @@ def reached_thresholds(
     its own. When all have, the thresholds say nothing about who suffers least, so none is
     excluded and the cost decides. An unknown KV fraction reaches no threshold.
     """
+    if not (max_requests or max_queued_tokens or max_kv_fraction or fleet.has_thresholds):
+        return None
     reached = _reaches(fleet.requests, fleet.max_requests, max_requests)
     reached |= _reaches(fleet.queued_prefill_tokens, fleet.max_queued_tokens, max_queued_tokens)
     own = fleet.max_kv_fraction

@@ -50,6 +50,7 @@ class WorkerColumns:
         self.max_kv_fraction = floats(np.nan)
         self.event_s = floats(-np.inf)
         self.hits_unknown = np.zeros(slots, dtype=np.bool_)
+        self._scratch = floats()
 
     def open(self, slot: int, worker_id: int) -> None:
         """Start a row afresh for a worker that joins."""
@@ -73,7 +74,7 @@ class WorkerColumns:
         Never more than the oldest prompt that still waits for its first token: a worker that is
         out of KV computes nothing, however long that takes, and its queue must not look empty.
         """
-        drained = self.prefill_tokens_per_s * elapsed_s
+        drained = np.multiply(self.prefill_tokens_per_s, elapsed_s, out=self._scratch)
         np.add(drained, self.drained_tokens, out=drained)
         np.minimum(drained, self.charged_tokens, out=drained)
         np.minimum(drained, self.drain_limit_tokens, out=drained)

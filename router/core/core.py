@@ -88,9 +88,9 @@ class RouterCore:
         """Waiting at the router."""
         return len(self._held)
 
-    def block_sizes(self, model: str) -> set[int]:
+    def block_sizes(self, model: str) -> frozenset[int]:
         """Block sizes of a model's pool: a request brings one chain for each."""
-        return {w.facts.block_size for w in self.workers.serving(model)}
+        return self.workers.block_sizes(model)
 
     # --- requests ---------------------------------------------------------------------------
 

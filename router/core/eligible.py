@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class Rows:
     slots: slice | Ints  # where their columns lie; a slice, where they lie side by side
     block_sizes: tuple[int, ...]  # each row's
     distinct_block_sizes: tuple[int, ...]  # ascending
+    have_thresholds: bool  # any of them, of its own
 
     @staticmethod
     def of(workers: Iterable[Worker]) -> Rows:
@@ -38,6 +40,7 @@ class Rows:
             slots=slice(slots[0], slots[0] + len(slots)) if beside else np.array(slots, np.int64),
             block_sizes=(sizes := tuple(w.facts.block_size for w in rows)),
             distinct_block_sizes=tuple(sorted(set(sizes))),
+            have_thresholds=any(map(_has_threshold, rows)),
         )
 
     def __len__(self) -> int:
@@ -144,6 +147,12 @@ def _fits(arrival: Arrival, worker: Worker) -> bool:
     """Whether the prompt leaves room for an answer. A guessed length proves nothing."""
     limit = worker.facts.max_model_tokens
     return limit is None or arrival.approximate or _longest(arrival) < limit
+
+
+def _has_threshold(worker: Worker) -> bool:
+    facts = worker.facts
+    limits = (facts.max_requests, facts.max_queued_tokens, facts.max_kv_fraction)
+    return not all(map(isnan, limits))
 
 
 def _longest(arrival: Arrival) -> int:

@@ -161,6 +161,10 @@ class LiveFleet(FleetView):
     def max_kv_fraction(self) -> Floats:
         return self._columns.max_kv_fraction[self._rows.slots]
 
+    @property
+    def has_thresholds(self) -> bool:
+        return self._rows.have_thresholds
+
     @asked
     def load_age_s(self) -> Floats:
         return self._now_s - self._columns.report_s[self._rows.slots]

@@ -56,6 +56,14 @@ class Worker:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """What is the same for all requests to one model. Lifetime: until a worker changes."""
+
+    identity: tuple[str, str | None]
+    block_sizes: frozenset[int]
+
+
 class WorkerTable:
     """All workers, by id; slots are reused, ids never. Lifetime: process."""
 
@@ -63,6 +71,7 @@ class WorkerTable:
         self._free = list(range(slots - 1, -1, -1))
         self._workers: dict[int, Worker] = {}
         self.version = 0  # of what is said of the workers: what was made of it before is stale
+        self._pools: dict[str, _Pool] = {}  # of models that are served; as old as `version`
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -77,6 +86,7 @@ class WorkerTable:
     def changed(self) -> None:
         """Say that a worker came, left, or is not what it was (state, facts, time aside)."""
         self.version += 1
+        self._pools.clear()
 
     def failed(self, worker: Worker, now_s: float, settings: CoreSettings) -> bool:
         """A worker failed a request; True when that puts it aside (`Worker.failed`)."""
@@ -109,9 +119,23 @@ class WorkerTable:
 
         A worker's first model is its base; further names are aliases of it or its adapters.
         """
-        for worker in self.serving(model):
-            return worker.facts.models[0], model if model in worker.facts.adapters else None
-        return model, None
+        pool = self._pool(model)
+        return (model, None) if pool is None else pool.identity
+
+    def block_sizes(self, model: str) -> frozenset[int]:
+        """Block sizes of a model's pool; none where it is not served."""
+        pool = self._pool(model)
+        return frozenset() if pool is None else pool.block_sizes
+
+    def _pool(self, model: str) -> _Pool | None:
+        """What every request to `model` asks, without a look at each worker; None: not served."""
+        pool = self._pools.get(model)
+        if pool is None and (serving := self.serving(model)):
+            first = serving[0].facts
+            adapter = model if model in first.adapters else None
+            sizes = frozenset(w.facts.block_size for w in serving)
+            pool = self._pools[model] = _Pool((first.models[0], adapter), sizes)
+        return pool
 
     def serving(self, model: str) -> list[Worker]:
         """Workers of a model's pool, whatever their state, in the order of their ids."""

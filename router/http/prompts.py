@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +19,7 @@ from engine.wire import PromptError, chain_seed
 from engine.wire.tokens import Chat, Tokenizer
 from kvkernels import chain_hashes
 from policies.contract import Hashes
+from policies.record import record
 from router.http.errors import ClientError
 from router.http.scan import Scanned, Tokens
 
@@ -29,7 +29,7 @@ BYTES_A_TOKEN = 4  # of UTF-8 text, roughly, for English and code with today's v
 _INLINE_TOKENS = 1 << 15  # shorter chains are hashed at once: a thread would cost more
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prompt:
     """A prompt as the decision core takes it. Lifetime: request."""
 

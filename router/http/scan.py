@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from policies.record import record
 from router.http.errors import ClientError
 from router.json_words import json_words
 
@@ -40,7 +41,7 @@ class ScanLimits:
     max_key_chars: int = 1_024  # of a session name or salt, which are kept in memory
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scanned:
     """One request's body. Lifetime: request.
 
