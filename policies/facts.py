@@ -7,9 +7,12 @@ facts and the same seed give the same decisions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from policies.contract import Hashes
 from policies.record import record
@@ -111,17 +114,24 @@ class Stored:
     """Blocks became resident; `hashes` are the engine's own names of them.
 
     `chain`: our own chain hashes of these blocks, where the source knows them (replays and
-    recordings); `tokens` and `seed` are not read then and may be left empty. Names may be equal to
-    chain hashes, and an array of names may be the array `chain` itself.
+    recordings); `tokens`, `seed` and `extras` are not read then and may be left empty. Names may
+    be equal to chain hashes, and an array of names may be the array `chain` itself. Neither
+    tokens nor a chain: blocks that are known already came to another tier.
+
+    A hybrid model tells the blocks of each of its cache groups. Those of one group count: of the
+    first that is told to be one of full attention, until then of group 0; None: there is one only.
     """
 
     hashes: BlockNames
     parent: int | bytes | None
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] | npt.NDArray[np.int32]
     block_size: int
     tier: Tier = "gpu"
     seed: int = 0  # chain seed of the LoRA adapter and salt the event names
     chain: Hashes | None = None
+    extras: tuple[bytes, ...] = ()  # hashed after the tokens of each block (images); or none
+    group: int | None = None
+    full_attention: bool = False
 
 
 @record
@@ -130,6 +140,7 @@ class Removed:
 
     hashes: BlockNames
     tier: Tier = "gpu"
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +156,18 @@ class KvEvents:
     """One numbered batch of a worker's KV events.
 
     `source`: "live" as published, "replay" asked for after a gap, or "snapshot": the worker's
-    whole cache as of `seq`, which replaces what was known.
+    whole cache as of `seq`, which replaces what was known. `events` is a tuple, or a sequence
+    that makes its events when it is gone through. `digest`: XXH3-64 of the payload as published,
+    which tells one publisher's batch from the equally numbered one of another; 0 where it is not
+    known.
     """
 
     now_s: float
     worker_id: int
     seq: int
-    events: tuple[KvEvent, ...]
+    events: Sequence[KvEvent]
     source: Literal["live", "replay", "snapshot"] = "live"
+    digest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +194,19 @@ class WorkerChange:
     worker_id: int
     state: Literal["ready", "draining", "down", "gone"]
     spec: WorkerFacts | None = None  # given when it joins or is recognized anew
+    saved: SavedStream | None = None  # what a router before this one knew of its cache
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStream:
+    """A worker's event stream and blocks as they were saved; to be believed once the worker's
+    replay shows that its publisher is still the same one.
+    """
+
+    next_seq: int  # number of the first batch that is not in `blocks`; at least 1
+    digest: int  # XXH3-64 of the payload of the batch before it
+    known: bool
+    blocks: bytes  # `WorkerBlocks.dump`
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,12 @@ def _event(kind: str, fields: dict[str, Any]) -> facts.KvEvent:
     if kind != "Stored":
         raise ValueError(f"{kind!r} is no kind of KV event")
     chain = fields["chain"]
-    known = {"hashes": names, "tokens": (), "chain": None if chain is None else hashes(chain)}
+    known = {
+        "hashes": names,
+        "tokens": (),
+        "extras": (),
+        "chain": None if chain is None else hashes(chain),
+    }
     return facts.Stored(**{**fields, **known})
 
 
@@ -185,7 +190,10 @@ def _worker_change(fields: dict[str, Any]) -> facts.WorkerChange:
     if spec is not None:
         lists = {"models": tuple(spec["models"]), "adapters": frozenset(spec["adapters"])}
         spec = facts.WorkerFacts(**{**spec, **lists})
-    return facts.WorkerChange(**{**fields, "spec": spec})
+    saved = fields.get("saved")
+    if saved is not None:
+        saved = facts.SavedStream(**saved)
+    return facts.WorkerChange(**{**fields, "spec": spec, "saved": saved})
 
 
 def _as_it_is(kind: type) -> Callable[[dict[str, Any]], Any]:
