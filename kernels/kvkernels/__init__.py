@@ -1,13 +1,15 @@
 """Native building blocks for prefix-aware routing.
 
-Owns: chain hashes (XXH3-64 over token blocks), the index of which worker holds which block, and
-the twin of the engine on virtual time.
-Gives: `chain_hashes`, `PrefixIndex`; `NATIVE` says whether the C++ build or the plain-Python
-twins (same answers, slower) are in use. `VirtualWorker` is None without the C++ build: its plain
-twin is `engine.virtual.VirtualWorker`, which drives the real scheduler.
+Owns: chain hashes (XXH3-64 over token blocks), the index of which worker holds which block, the
+decoding of KV events and what they say of one worker, and the twin of the engine on virtual time.
+Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`; `NATIVE` says whether the C++
+build or the plain-Python twins (same answers, slower) are in use. `VirtualWorker` is None without
+the C++ build: its plain twin is `engine.virtual.VirtualWorker`, which drives the real scheduler.
 Never imports: anything else of this project, torch.
 Start reading at: `twins.py`, which states in Python what the C++ in `kernels/src/` does fast.
 """
+
+from kvkernels.event_twins import EventBatch, WorkerBlocks
 
 try:
     from kvkernels._native import PrefixIndex, VirtualWorker, chain_hashes
@@ -19,4 +21,11 @@ except ImportError:  # no compiler at install time: the twins answer the same
     VirtualWorker = None  # type: ignore[assignment,misc]
     NATIVE = False
 
-__all__ = ["NATIVE", "PrefixIndex", "VirtualWorker", "chain_hashes"]
+__all__ = [
+    "NATIVE",
+    "EventBatch",
+    "PrefixIndex",
+    "VirtualWorker",
+    "WorkerBlocks",
+    "chain_hashes",
+]

@@ -1,0 +1,43 @@
+"""The recorded batches of tests/data/kv_events, and lists of events one can compare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvkernels import EventBatch, event_twins
+
+FOLDER = Path(__file__).parents[1] / "data" / "kv_events"
+DECODERS = {"native": EventBatch, "twin": event_twins.EventBatch}
+
+
+class Vector(NamedTuple):
+    payload: bytes
+    listed: list[Any]
+    skipped: int
+
+
+def vectors() -> dict[str, Vector]:
+    """By name."""
+    read = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+    return {
+        name: Vector(bytes.fromhex(each["payload_hex"]), each["listed"], each["skipped"])
+        for name, each in read.items()
+    }
+
+
+def plain(listed: list[tuple[Any, ...]]) -> list[Any]:
+    """Listed events in values of JSON. Arrays must be of the promised types."""
+    return [[_plain(value) for value in event] for event in listed]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        assert value.dtype in (np.uint64, np.int32)
+        return value.tolist()
+    if isinstance(value, bytes):
+        return value.hex()
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
