@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import operator
+from array import array
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvkernels.index_dump import TIERS, Header, read, write
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Hashes = npt.NDArray[np.uint64]
 Hits = npt.NDArray[np.int32]
+Bytes = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
 
 def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes:
@@ -42,88 +46,156 @@ def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes:
 
 
 class PrefixIndex:
-    """Exact membership of (worker, block); lifetime: process.
+    """Exact membership of (worker, block, tier); lifetime: process.
 
-    `workers` slots, numbered from 0. At most `max_entries` distinct blocks: beyond it the coldest
-    block is forgotten and counted in `evicted`; here that is the one whose last store or lookup
-    lies furthest back, the native index comes close to it with a clock. Hashes are C-contiguous
-    1-D buffers of uint64, every value of which is a legal block; a chain may repeat a hash.
-    Members raise TypeError and ValueError for hashes as `chain_hashes` does for tokens, and
-    IndexError for a worker that is not there.
+    `workers` slots, numbered from 0; tiers 0 gpu, 1 host, 2 disk. An entry is a block in a tier.
+    At most `max_entries` of them, in at most `max_bytes`: beyond it the coldest is forgotten and
+    counted in `evicted`; here that is the one whose last store or lookup lies furthest back, the
+    native index comes close to it with a clock. Hashes are C-contiguous 1-D buffers of uint64,
+    every value of which is a legal block; a chain may repeat a hash. Members raise TypeError and
+    ValueError for hashes as `chain_hashes` does for tokens, IndexError for a worker that is not
+    there and ValueError for a tier that is not.
     """
 
-    def __init__(self, workers: int, max_entries: int = 1 << 20) -> None:
+    def __init__(self, workers: int, max_entries: int = 1 << 20, max_bytes: int = 1 << 62) -> None:
         workers, max_entries = _integer(workers, "workers"), _integer(max_entries, "max_entries")
+        max_bytes = _integer(max_bytes, "max_bytes")
         if max_entries < 1:
             raise ValueError(f"max_entries must be at least 1, got {max_entries}")
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
         if not 1 <= workers <= 4096:
             raise ValueError(f"workers must be 1..4096, got {workers}")
         self.workers = workers
         self.max_entries = max_entries
+        self.max_bytes = max_bytes
         self.evicted = 0
-        self._holders: dict[int, set[int]] = {}  # insertion order = age of last use
+        # (tier, block) -> workers; insertion order = age of last use
+        self._holders: dict[tuple[int, int], set[int]] = {}
+        self._held = [[0] * workers for _ in range(TIERS)]
 
-    def store(self, worker: int, hashes: Buffer) -> int:
+    def store(self, worker: int, hashes: Buffer, tier: int = 0) -> int:
         """Say that `worker` holds these blocks; returns how many it did not hold before."""
-        blocks = _buffer(hashes, "hashes", "uint64").tolist()
-        worker = self._checked(worker)
-        fresh = 0
+        blocks, worker, tier = self._arguments(worker, hashes, tier)
+        before = self._held[tier][worker]
         for block in blocks:
-            holders = self._holders.pop(block, None)
+            holders = self._holders.pop((tier, block), None)
             if holders is None:
-                if len(self._holders) >= self.max_entries:
-                    del self._holders[next(iter(self._holders))]
-                    self.evicted += 1
+                self._make_room()
                 holders = set()
-            fresh += worker not in holders
+            self._held[tier][worker] += worker not in holders
             holders.add(worker)
-            self._holders[block] = holders
-        return fresh
+            self._holders[tier, block] = holders
+        return self._held[tier][worker] - before
 
-    def remove(self, worker: int, hashes: Buffer) -> int:
+    def remove(self, worker: int, hashes: Buffer, tier: int = 0) -> int:
         """Say that `worker` dropped these blocks; returns how many it held."""
-        blocks = _buffer(hashes, "hashes", "uint64").tolist()
-        worker = self._checked(worker)
-        return sum(self._drop(worker, block) for block in blocks)
+        blocks, worker, tier = self._arguments(worker, hashes, tier)
+        return sum(self._drop(worker, (tier, block)) for block in blocks)
 
     def clear_worker(self, worker: int) -> int:
-        """Forget everything of `worker`; returns how many blocks it held."""
+        """Forget everything of `worker`, in all tiers; returns how many blocks it held."""
         worker = self._checked(worker)
-        held = [block for block, holders in self._holders.items() if worker in holders]
-        return sum(self._drop(worker, block) for block in held)
+        held = [entry for entry, holders in self._holders.items() if worker in holders]
+        return sum(self._drop(worker, entry) for entry in held)
 
     def longest_prefix(self, hashes: Buffer) -> Hits:
-        """int32[workers]: how many leading blocks of the chain each worker holds."""
+        """int32[workers]: how many leading blocks of the chain each worker holds on the gpu."""
+        blocks = _buffer(hashes, "hashes", "uint64").tolist()
+        return self._depths([self._used(0, block) for block in blocks])
+
+    def longest_prefix_tiers(self, hashes: Buffer) -> Hits:
+        """int32[3, workers]: the same, row t counting tiers 0..t."""
+        blocks = _buffer(hashes, "hashes", "uint64").tolist()
+        held: list[set[int]] = [set() for _ in blocks]
+        rows = []
+        for tier in range(TIERS):
+            held = [
+                above | self._used(tier, block) for above, block in zip(held, blocks, strict=True)
+            ]
+            rows.append(self._depths(held))
+        return np.stack(rows)
+
+    def held(self, worker: int, tier: int = 0) -> int:
+        """How many blocks `worker` holds in the tier."""
+        return self._held[_tier(tier)][self._checked(worker)]
+
+    def contains(self, worker: int, hashes: Buffer, tier: int = 0) -> int:
+        """How many of these blocks `worker` holds in the tier."""
+        blocks, worker, tier = self._arguments(worker, hashes, tier)
+        return sum(worker in self._holders.get((tier, block), ()) for block in blocks)
+
+    def dump(self) -> bytes:
+        """Everything, in the format that `index_dump.py` tells, for `load`."""
+        header = Header(self.workers, self.max_entries, self.max_bytes, self.evicted)
+        return write(header, self._holders)
+
+    @staticmethod
+    def load(data: Bytes) -> PrefixIndex:
+        """The index that was dumped; ValueError for anything but a whole dump."""
+        header, holders = read(bytes(_buffer(data, "data", "uint8")))
+        index = PrefixIndex(header.workers, header.max_entries, header.max_bytes)
+        for (tier, block), workers in holders.items():
+            for worker in sorted(workers):
+                index.store(worker, array("Q", [block]), tier)
+        index.evicted = header.evicted
+        return index
+
+    def __len__(self) -> int:
+        """Distinct (block, tier) held by at least one worker."""
+        return len(self._holders)
+
+    @property
+    def tiers(self) -> int:
+        """1 + the highest tier that holds anything, at least 1."""
+        return 1 + max((tier for tier in range(TIERS) if any(self._held[tier])), default=0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in use: a rough estimate here, exact in the native index."""
+        return 160 * len(self._holders) + 32 * sum(map(sum, self._held))
+
+    def _make_room(self) -> None:
+        full = len(self._holders) >= self.max_entries or self.memory_bytes > self.max_bytes
+        if not full or not self._holders:
+            return
+        tier, block = next(iter(self._holders))
+        for worker in self._holders.pop((tier, block)):
+            self._held[tier][worker] -= 1
+        self.evicted += 1
+
+    def _used(self, tier: int, block: int) -> set[int]:
+        holders = self._holders.pop((tier, block), None)
+        if holders is None:
+            return set()
+        self._holders[tier, block] = holders
+        return holders
+
+    def _depths(self, held: list[set[int]]) -> Hits:
         hits = np.zeros(self.workers, dtype=np.int32)
         alive = set(range(self.workers))
-        for depth, block in enumerate(_buffer(hashes, "hashes", "uint64").tolist()):
-            holders = self._holders.pop(block, None)
-            if holders is None:
-                break
-            self._holders[block] = holders
+        for depth, holders in enumerate(held):
             alive &= holders
             if not alive:
                 break
             hits[list(alive)] = depth + 1
         return hits
 
-    def __len__(self) -> int:
-        """Distinct blocks held by at least one worker."""
-        return len(self._holders)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes in use: a rough estimate here, exact in the native index."""
-        return sum(160 + 32 * len(holders) for holders in self._holders.values())
-
-    def _drop(self, worker: int, block: int) -> bool:
-        holders = self._holders.get(block)
+    def _drop(self, worker: int, entry: tuple[int, int]) -> bool:
+        holders = self._holders.get(entry)
         if holders is None or worker not in holders:
             return False
         holders.discard(worker)
+        self._held[entry[0]][worker] -= 1
         if not holders:
-            del self._holders[block]
+            del self._holders[entry]
         return True
+
+    def _arguments(self, worker: int, hashes: Buffer, tier: int) -> tuple[list[int], int, int]:
+        blocks = _buffer(hashes, "hashes", "uint64").tolist()
+        worker = _integer(worker, "worker")
+        tier = _tier(tier)
+        return blocks, self._checked(worker), tier
 
     def _checked(self, worker: int) -> int:
         worker = _integer(worker, "worker")
@@ -132,10 +204,21 @@ class PrefixIndex:
         return worker
 
 
-_FORMATS = {"int32": ("il", 4), "uint64": ("QL", 8)}  # struct codes, bytes of one value
+def _tier(value: SupportsIndex) -> int:
+    tier = _integer(value, "tier")
+    if not 0 <= tier < TIERS:
+        raise ValueError(f"tier must be 0..{TIERS - 1}, got {tier}")
+    return tier
 
 
-def _buffer(values: Buffer, name: str, dtype: str) -> npt.NDArray[Any]:
+_FORMATS = {
+    "int32": ("il", 4),
+    "uint64": ("QL", 8),
+    "uint8": ("B", 1),
+}  # struct codes, bytes of one value
+
+
+def _buffer(values: Any, name: str, dtype: str) -> npt.NDArray[Any]:
     """`values` as an array without a copy, refused in the words of the native core."""
     formats, item_bytes = _FORMATS[dtype]
     try:

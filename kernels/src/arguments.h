@@ -52,6 +52,15 @@ class Hashes : public Buffer {
   }
 };
 
+// Bytes of a file or a message.
+class Bytes : public Buffer {
+ public:
+  Bytes(nanobind::handle object, const char* name) : Buffer(object, name, {"uint8", "B", 1}) {}
+  std::span<const std::uint8_t> span() const {
+    return {static_cast<const std::uint8_t*>(data()), size()};
+  }
+};
+
 // A Python int (or what has __index__), clamped to int64: no legal value lies beyond.
 std::int64_t integer(nanobind::handle object, const char* name);
 

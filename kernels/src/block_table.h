@@ -58,6 +58,7 @@ class BlockTable {
   std::uint64_t* set(std::size_t slot) { return &records_[slot * stride_ + 1]; }
   const std::uint64_t* set(std::size_t slot) const { return &records_[slot * stride_ + 1]; }
 
+  std::uint64_t key(std::size_t slot) const { return records_[slot * stride_]; }
   std::size_t size() const { return size_; }
   std::size_t slots() const { return control_.size(); }
   std::size_t memory_bytes() const;
@@ -72,7 +73,6 @@ class BlockTable {
   static std::uint8_t cold_control(std::uint64_t mixed);
   std::size_t home(std::uint64_t mixed) const;
   std::size_t next(std::size_t slot) const { return slot + 1 == slots() ? 0 : slot + 1; }
-  std::uint64_t key(std::size_t slot) const { return records_[slot * stride_]; }
   std::size_t coldest();
   void move_record(std::size_t from, std::size_t to);
   void rehash(std::size_t slots);

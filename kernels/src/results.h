@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <memory>
+#include <utility>
 
 namespace kv {
 
@@ -13,19 +14,30 @@ template <class T>
 class Result {
  public:
   using Array = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
+  using Table = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<2>>;
 
   explicit Result(std::size_t size) : size_(size), values_(new T[size]) {}
 
   T* data() { return values_.get(); }
 
   Array give() {
-    T* values = values_.release();
-    const auto free = [](void* memory) noexcept { delete[] static_cast<T*>(memory); };
-    nanobind::capsule owner(values, free);
+    const auto [values, owner] = release();
     return Array(values, {size_}, owner);
   }
 
+  // As a table of so many rows, row after row in memory.
+  Table give_rows(std::size_t rows) {
+    const auto [values, owner] = release();
+    return Table(values, {rows, size_ / rows}, owner);
+  }
+
  private:
+  std::pair<T*, nanobind::capsule> release() {
+    T* values = values_.release();
+    const auto free = [](void* memory) noexcept { delete[] static_cast<T*>(memory); };
+    return {values, nanobind::capsule(values, free)};
+  }
+
   std::size_t size_;
   std::unique_ptr<T[]> values_;
 };

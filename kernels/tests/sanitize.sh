@@ -15,7 +15,8 @@ then
     $src/request_blocks.cpp $src/block_pool.cpp $src/block_lookup.cpp"
 else
   program=build/sanitize/replay
-  sources="kernels/tests/replay.cpp $src/chain.cpp $src/block_table.cpp $src/prefix_index.cpp"
+  sources="kernels/tests/replay.cpp $src/chain.cpp $src/block_table.cpp $src/prefix_index.cpp
+    $src/index_dump.cpp"
 fi
 if [ -n "$(find kernels/src kernels/tests -newer "$program" -type f 2>/dev/null || echo missing)" ]
 then
