@@ -87,6 +87,7 @@ class _Body(msgspec.Struct):
 
 
 _BODY = msgspec.json.Decoder(_Body)
+_TEXT = msgspec.json.Decoder(str)
 _PROMPT = msgspec.json.Decoder(str | list[int | str | list[int]])
 _TOKEN_IDS = msgspec.json.Decoder(list[int])
 
@@ -135,13 +136,17 @@ def scan(body: bytes, path: str, limits: ScanLimits | None = None) -> Scanned:
 
 def _prompts(raw: bytes, limits: ScanLimits) -> tuple[str, ...] | tuple[Tokens, ...]:
     """Every prompt within the `prompt` field: text, token ids, or a list of either."""
+    if raw.startswith(b'"'):  # nearly always
+        text: str = _decode(_TEXT, raw, "prompt")
+        if not text:
+            raise _refused("the prompt is empty", "prompt", "empty_prompt")
+        return (text,)
     if raw == b"null":
         return ()
     if re.match(rb"\[\s*-?[0-9]", raw):
         return (_tokens(_decode(_TOKEN_IDS, raw, "prompt"), "prompt"),)
     value: str | list[int | str | list[int]] = _decode(_PROMPT, raw, "prompt")
-    if isinstance(value, str):
-        value = [value]
+    assert isinstance(value, list)  # texts were read above
     if not value or not all(item != "" and item != [] for item in value):
         raise _refused("the prompt is empty", "prompt", "empty_prompt")
     if len(value) > limits.max_prompts:
