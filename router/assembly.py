@@ -15,7 +15,7 @@ import msgspec
 import zmq.asyncio
 from aiohttp import web
 
-from engine.wire.tokens import Tokenizer
+from engine.wire.memo import MemoEncoder
 from policies.facts import Tick
 from policies.load import load
 from policies.parameters import PolicyError
@@ -67,7 +67,7 @@ class Router:
         self.switchboard.resync = self._resync
         decisions = DecisionLog()
         prompts = PromptReader(
-            _tokenizer(config), self._executor, time.time, config.limits.inflight_requests
+            _encoder(config), self._executor, time.time, config.limits.inflight_requests
         )
         self.metrics = RouterMetrics(core, self.fleet, prompts, self._request_log)
         self.inference = Inference(
@@ -187,15 +187,16 @@ def _recorder(config: Config, core: RouterCore) -> FactRecorder | None:
     return FactRecorder(path, config.record_facts_bytes, core, config.seed)
 
 
-def _tokenizer(config: Config) -> Tokenizer | None:
+def _encoder(config: Config) -> MemoEncoder | None:
     if config.tokenizer is None:
         return None
     from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only
 
     try:
-        return HfTokenizer(Path(config.tokenizer))
+        tokenizer = HfTokenizer(Path(config.tokenizer))
     except OSError as error:
         raise ValueError(f"tokenizer: {error}") from error
+    return MemoEncoder(tokenizer, tokenizer, config.limits.token_memo_bytes)
 
 
 def _tenants(config: Config) -> Tenants:

@@ -51,6 +51,9 @@ class Limits(_Section, frozen=True):
     speculative_entries: Annotated[
         int, Meta(ge=1_024, le=1 << 30, description="distinct blocks expected from own dispatches")
     ] = 1 << 20
+    token_memo_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="ids of known beginnings of chats, bytes; 0: none")
+    ] = 64 << 20
     events_backlog_batches: Annotated[
         int, Meta(ge=1, le=1_000_000, description="event batches of a worker kept during a replay")
     ] = 10_000

@@ -22,7 +22,13 @@ FIXED = MappingProxyType(
     {
         **dict.fromkeys(("host", "port", "admin_host", "admin_port"), _BOUND),
         **dict.fromkeys(
-            ("limits.workers", "limits.index_entries", "limits.speculative_entries"), _SIZED
+            (
+                "limits.workers",
+                "limits.index_entries",
+                "limits.speculative_entries",
+                "limits.token_memo_bytes",
+            ),
+            _SIZED,
         ),
         **dict.fromkeys(
             (

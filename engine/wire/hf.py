@@ -1,23 +1,26 @@
-"""A model's own tokenizer: `tokenizer.json` and its chat template, from a directory.
-
-Which file wins follows transformers 5 (`tokenization_utils_base.py`).
-"""
+"""A model's own tokenizer: `tokenizer.json` and its chat template, from a directory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
+from engine.wire.cuts import Cuts, cuts_of
 from engine.wire.errors import PromptError
+from engine.wire.model_dir import (
+    file_text,
+    json_object,
+    load_tokenizer,
+    special_tokens,
+    template_sources,
+)
 from engine.wire.template import ChatTemplate
 from engine.wire.tokens import Chat
 
-MAX_FILE_BYTES = 256 << 20
 MAX_HELD_IDS = 16  # a character has at most four bytes, and a token at least one of them
 
 
@@ -58,22 +61,39 @@ class HfTokenizer:
 
     def __init__(self, directory: Path) -> None:
         path = directory / "tokenizer.json"
-        text = _text(path)
+        text = file_text(path)
+        config = json_object(directory / "tokenizer_config.json")
+        special = special_tokens(json_object(directory / "special_tokens_map.json"))
+        special.update(special_tokens(config))
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # The library raises nothing narrower.
+            self._tokenizer = load_tokenizer(text, config, special)
+        except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        config = _json_object(directory / "tokenizer_config.json")
-        special = _special_tokens(_json_object(directory / "special_tokens_map.json"))
-        special.update(_special_tokens(config))
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._cuts = cuts_of(msgspec.json.decode(text), added)
         self._templates = {
             name: ChatTemplate(source, special)
-            for name, source in _template_sources(directory, config).items()
+            for name, source in template_sources(directory, config).items()
         }
 
     @property
     def vocab(self) -> int:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def cuts(self) -> Cuts | None:
+        """Where its texts may be cut and encoded in pieces; None: nowhere."""
+        return self._cuts
+
+    @property
+    def framing(self) -> tuple[list[int], list[int]]:
+        """The ids that `add_special_tokens` puts before and after a plain prompt."""
+        encoding = self._tokenizer.encode("a", add_special_tokens=True)
+        ids: list[int] = encoding.ids
+        own = [at for at, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
+        if not own:
+            return ids, []
+        return ids[: own[0]], ids[own[-1] + 1 :]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:
@@ -93,8 +113,7 @@ class HfTokenizer:
         return self._template(chat).render(chat, now_s)
 
     def encode_chat(self, chat: Chat, now_s: float) -> list[int]:
-        # The template writes the special tokens itself.
-        return self.encode(self.render(chat, now_s), add_special_tokens=False)
+        return self.encode(self.render(chat, now_s), chat.add_special_tokens)
 
     def _template(self, chat: Chat) -> ChatTemplate:
         if chat.tools and "tool_use" in self._templates:
@@ -102,50 +121,3 @@ class HfTokenizer:
         if "default" not in self._templates:
             raise PromptError("this model has no chat template; use /v1/completions", "messages")
         return self._templates["default"]
-
-
-def _template_sources(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Template sources by name: the files beside the tokenizer beat the configuration's key."""
-    sources: dict[str, str] = {}
-    key = config.get("chat_template")
-    if isinstance(key, str):
-        sources["default"] = key
-    elif isinstance(key, list):
-        for entry in key:
-            if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys():
-                raise ValueError(
-                    f"{directory}/tokenizer_config.json: chat_template entries need name, template"
-                )
-            sources[str(entry["name"])] = str(entry["template"])
-    for path in sorted(directory.glob("additional_chat_templates/*.jinja")):
-        sources[path.stem] = _text(path)
-    if (directory / "chat_template.jinja").exists():
-        sources["default"] = _text(directory / "chat_template.jinja")
-    return sources
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and its kind: a string, or an object with `content`."""
-    special = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            special[name] = text
-    return special
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        return msgspec.json.decode(_text(path), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _text(path: Path) -> str:
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ValueError(f"{path}: {size} bytes; at most {MAX_FILE_BYTES}")
-    return path.read_text(encoding="utf-8")

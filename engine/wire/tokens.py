@@ -31,6 +31,7 @@ class Chat(msgspec.Struct, frozen=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    add_special_tokens: bool = False  # the template writes them itself
 
 
 class Tokenizer(Protocol):

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from engine.wire import PromptError, chain_seed
-from engine.wire.tokens import Chat, Tokenizer
+from engine.wire.memo import MemoEncoder
+from engine.wire.tokens import Chat
 from kvkernels import chain_hashes
 from policies.contract import Hashes
 from policies.record import record
@@ -47,12 +48,12 @@ class PromptReader:
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
+        encoder: MemoEncoder | None,
         executor: Executor,
         now_s: Callable[[], float],
         waiting_max: int,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self._executor = executor
         self._now_s = now_s
         self._waiting_max = waiting_max
@@ -90,21 +91,22 @@ class PromptReader:
         first = scanned.prompts[0] if scanned.prompts else None
         if isinstance(first, np.ndarray):
             return first, [len(prompt) for prompt in scanned.prompts], False
-        if self._tokenizer is not None:
+        if self._encoder is not None:
             try:
-                lists = await self._in_thread(lambda: self._encode(scanned))
+                arrays = await self._in_thread(lambda: self._encode(scanned))
             except PromptError:
                 self.template_refusals += 1
             else:
-                return np.array(lists[0], dtype=np.int32), [len(ids) for ids in lists], False
+                return arrays[0], [len(ids) for ids in arrays], False
         texts = [t for t in scanned.prompts if isinstance(t, str)] or [_conversation(scanned)]
         blocks = [_text_tokens(text) for text in texts]
         return blocks[0], [max(len(b), 1) for b in blocks], True
 
-    def _encode(self, scanned: Scanned) -> list[list[int]]:
-        assert self._tokenizer is not None
+    def _encode(self, scanned: Scanned) -> list[Tokens]:
+        encoder, salt = self._encoder, scanned.cache_salt
+        assert encoder is not None
         if scanned.prompts:
-            return [self._tokenizer.encode(t) for t in scanned.prompts if isinstance(t, str)]
+            return [encoder.encode(t, salt=salt) for t in scanned.prompts if isinstance(t, str)]
         chat = Chat(
             messages=list(scanned.messages),
             tools=scanned.tools,
@@ -112,7 +114,7 @@ class PromptReader:
             continue_final_message=scanned.continue_final_message,
             chat_template_kwargs=scanned.chat_template_kwargs,
         )
-        return [self._tokenizer.encode_chat(chat, self._now_s())]
+        return [encoder.encode_chat(chat, self._now_s(), salt)]
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._waiting >= self._waiting_max:

@@ -222,6 +222,7 @@ def test_directories_that_cannot_be_used(model: Path) -> None:
     (model / "tokenizer_config.json").write_text("[")
     with pytest.raises(ValueError, match="tokenizer_config"):
         HfTokenizer(model)
+    (model / "tokenizer_config.json").write_text("{}")
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         HfTokenizer(model)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.wire import BlockStored, PromptError, chain_seed
+from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, WordTokenizer
 from kvkernels import chain_hashes
 from policies.facts import Stored
@@ -42,6 +43,11 @@ def chat(*messages: str, **fields: Any) -> Scanned:
     return scan(json.dumps(body).encode(), "/v1/chat/completions")
 
 
+def reader_of(tokenizer: Any, executor: ThreadPoolExecutor, waiting_max: int = 8) -> PromptReader:
+    encoder = None if tokenizer is None else MemoEncoder(tokenizer, None, 0)
+    return PromptReader(encoder, executor, lambda: NOW_S, waiting_max)
+
+
 async def read(
     scanned: Scanned,
     executor: ThreadPoolExecutor,
@@ -49,7 +55,7 @@ async def read(
     model: str = "m",
     sizes: tuple[int, ...] = (4,),
 ) -> Prompt:
-    return await PromptReader(tokenizer, executor, lambda: NOW_S, 8).read(scanned, model, sizes)
+    return await reader_of(tokenizer, executor).read(scanned, model, sizes)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -144,7 +150,7 @@ async def test_a_template_that_refuses_is_counted_and_the_text_stands_in(executo
         def encode_chat(self, chat: Chat, now_s: float) -> list[int]:
             raise PromptError("roles must alternate")
 
-    reader = PromptReader(Refusing(1000), executor, lambda: NOW_S, 8)
+    reader = reader_of(Refusing(1000), executor)
     prompt = await reader.read(chat("hello there, how are you"), "m", (4,))
     assert prompt.approximate
     assert reader.template_refusals == 1
@@ -180,7 +186,7 @@ async def test_a_full_line_before_the_tokenizer_is_told_to_come_back(executor) -
             release.wait(10)
             return [1]
 
-    reader = PromptReader(Slow(1000), executor, lambda: NOW_S, 3)
+    reader = reader_of(Slow(1000), executor, 3)
     waiting = [asyncio.create_task(reader.read(completion("x"), "m", (4,))) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(ClientError) as refused:
@@ -198,7 +204,7 @@ async def test_an_adapter_shares_nothing_with_its_base_and_starts_as_its_events_
     executor,
 ) -> None:
     ids = list(range(8))
-    reader = PromptReader(None, executor, lambda: NOW_S, 8)
+    reader = reader_of(None, executor)
     base = await reader.read(completion(ids), "m", (4,))
     adapted = await reader.read(completion(ids), "m", (4,), "tuned")
     tokens = np.array(ids, dtype=np.int32)

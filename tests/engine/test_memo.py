@@ -1,0 +1,200 @@
+"""Encoding through a memo: the same ids as from scratch, whatever the tokenizer and the order."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.wire import PromptError
+from engine.wire.cuts import MIN_PIECE_CHARS, Cuts, cuts_of
+from engine.wire.hf import HfTokenizer
+from engine.wire.memo import MemoEncoder
+from engine.wire.tokens import Chat, WordTokenizer
+from tests.effort import EFFORT
+from tests.engine.model_dirs import KINDS, ORDINARY, SPECIAL, tokenizer_text, write_model
+
+NOW_S = 1_700_000_000.0
+LARGE = 1 << 24
+
+
+@cache
+def tokenizer_of(kind: str) -> HfTokenizer:
+    with TemporaryDirectory() as folder:
+        return HfTokenizer(write_model(Path(folder), kind))
+
+
+words = st.text("ab Zß\n\u3000▁京<|>", max_size=12)
+texts = st.lists(
+    st.sampled_from([*SPECIAL, *ORDINARY, "<|im_start", " ", "x" * MIN_PIECE_CHARS]) | words,
+    max_size=24,
+).map("".join)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60 * EFFORT, deadline=None)
+@given(st.data())
+def test_ids_equal_those_from_scratch_for_every_kind_of_tokenizer(kind: str, data: Any) -> None:
+    tokenizer = tokenizer_of(kind)
+    assert tokenizer.cuts is not None
+    memo = MemoEncoder(tokenizer, tokenizer, data.draw(st.sampled_from([LARGE, 4_000])))
+    text = ""
+    for _ in range(data.draw(st.integers(1, 6))):
+        text = data.draw(st.sampled_from([text, text[: len(text) // 2], ""])) + data.draw(texts)
+        special = data.draw(st.booleans())
+        assert memo.encode(text, special).tolist() == tokenizer.encode(text, special)
+    assert 0 <= memo.bytes <= LARGE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_lies_before_a_token_only_and_pieces_encode_alone(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    cuts = tokenizer.cuts
+    assert cuts is not None
+    text = ("The dog  <|im_end|> \n<|im_start|>user\nBrown fox " * 9 + "<think>x ") * 9
+    ends = cuts.of(text)
+    assert len(ends) > 5
+    pieces = [text[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    assert all(piece.startswith(("<|im_end|>", "<|im_start|>")) for piece in pieces[1:])
+    assert min(map(len, pieces[:-1])) >= MIN_PIECE_CHARS
+    ids = [token for piece in pieces for token in tokenizer.encode(piece, False)]
+    assert ids == tokenizer.encode(text, False)
+
+
+def test_the_next_turn_encodes_only_what_is_new() -> None:
+    tokenizer = tokenizer_of("bytes")
+    memo = MemoEncoder(tokenizer, tokenizer, LARGE)
+    messages: list[dict[str, Any]] = []
+    for turn in range(12):
+        messages.append({"role": "user", "content": f"{turn} " + "the lazy dog " * 40})
+        chat = Chat(messages=list(messages))
+        before = memo.encoded_chars
+        assert memo.encode_chat(chat, NOW_S).tolist() == tokenizer.encode_chat(chat, NOW_S)
+        assert memo.encoded_chars - before < 2 * (len(messages[-1]["content"]) + MIN_PIECE_CHARS)
+        messages.append({"role": "assistant", "content": "quick brown fox " * 20})
+    assert memo.reused_chars > 5 * memo.encoded_chars / 2
+
+
+def test_salts_and_other_beginnings_share_nothing() -> None:
+    tokenizer = tokenizer_of("bytes")
+    memo = MemoEncoder(tokenizer, tokenizer, LARGE)
+    text = ("<|im_start|>" + "secret " * 60) * 4
+    for number, salt in enumerate([None, "a", "b", ""]):
+        memo.encode(text, salt=salt)
+        assert memo.reused_chars == (len(text) if number == 3 else 0)  # "" is no salt
+    before = memo.reused_chars
+    memo.encode("x" + text, salt="a")
+    assert memo.reused_chars == before
+    memo.encode(text, salt="a")
+    assert memo.reused_chars == before + len(text)
+
+
+def test_it_stays_within_its_bytes_and_forgets_the_oldest_first() -> None:
+    tokenizer = tokenizer_of("bytes")
+    memo = MemoEncoder(tokenizer, tokenizer, 20_000)
+    for number in range(100):
+        memo.encode(f"{number} " * 200)
+        assert memo.bytes <= 20_000
+    before = memo.reused_chars
+    memo.encode("0 " * 200)
+    assert memo.reused_chars == before
+    memo.encode("99 " * 200)
+    assert memo.reused_chars > before
+    huge = "<|im_end|>" + "dog " * 30_000
+    assert memo.encode(huge).tolist() == tokenizer.encode(huge)
+    assert memo.bytes <= 20_000
+
+
+def test_without_bytes_or_cuts_it_is_the_bare_tokenizer() -> None:
+    tokenizer = tokenizer_of("bytes")
+    words = WordTokenizer(100)
+    for memo, plain in (
+        (MemoEncoder(tokenizer, tokenizer, 0), tokenizer),
+        (MemoEncoder(words, None, LARGE), words),
+    ):
+        text = "one two <|im_end|> " * 100
+        assert memo.encode(text).tolist() == plain.encode(text)
+        chat = Chat(messages=[{"role": "user", "content": "hello"}])
+        assert memo.encode_chat(chat, NOW_S).tolist() == plain.encode_chat(chat, NOW_S)
+        assert memo.bytes == 0
+    assert MemoEncoder(tokenizer, tokenizer, LARGE).encode("", False).tolist() == []
+
+
+def test_text_that_is_no_unicode_is_refused_as_ever() -> None:
+    tokenizer = tokenizer_of("bytes")
+    memo = MemoEncoder(tokenizer, tokenizer, LARGE)
+    for salt in (None, "\ud800"):
+        with pytest.raises(PromptError, match="Unicode"):
+            memo.encode("a<|im_end|>\ud800", salt=salt)
+
+
+def token(content: str, **flags: bool) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(content, **({"normalized": False} | flags))
+
+
+def test_tokens_that_reach_across_are_no_cuts() -> None:
+    long = "y" * MIN_PIECE_CHARS
+    unfit = [
+        token("<l>", lstrip=True),
+        token("<w>", single_word=True),
+        token("<n>", normalized=True),
+        token("word"),
+        token(" <b>"),
+    ]
+    for one in unfit:
+        assert cuts_of({}, [one]) is None
+    cuts = cuts_of({}, [*unfit, token("<c>"), token("<c>d<c>")])
+    assert cuts is not None
+    assert cuts.of(f"{long}<l>{long}<c>{long}") == [259 + 256, 2 * 256 + 256 + 6]
+    # The longer token is found where both would be: inside of it is no cut.
+    assert cuts.of(f"{long}<c>d<c>{long}<c>") == [256, 2 * 256 + 7, 2 * 256 + 10]
+    with pytest.raises(ValueError, match="no added token"):
+        Cuts([])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"type": "BPE", "dropout": 0.1}},
+        {"model": {"type": "Neural"}},
+        {"normalizer": {"type": "Unheard"}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Unheard"}]}},
+        {"pre_tokenizer": 5},
+    ],
+)
+def test_tokenizers_made_of_unknown_parts_are_never_cut(change: dict[str, Any]) -> None:
+    described = json.loads(tokenizer_text("bytes"))
+    tokens = [token("<|im_end|>")]
+    assert cuts_of(described, tokens) is not None
+    assert cuts_of(described | change, tokens) is None
+
+
+def test_single_word_and_stripping_neighbours_do_not_notice_a_cut(tmp_path: Path) -> None:
+    described = json.loads(tokenizer_text("bytes"))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": True}
+    extra = {"<sw>": {"single_word": True}, "w": {"single_word": True}, "<r>": {"rstrip": True}}
+    extra["<l>"] = {"lstrip": True}
+    for number, (content, more) in enumerate(extra.items()):
+        row = {"id": 5_000 + number, "content": content, "normalized": False}
+        described["added_tokens"].append(row | flags | more)
+    write_model(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    tokenizer = HfTokenizer(tmp_path)
+    cuts = tokenizer.cuts
+    assert cuts is not None
+    for middle in ("<sw>", "w", "a w", "<r> ", "<r>", "x<l>", " <l>", "<r> <l> w"):
+        for filler in ("dog ", "dog"):
+            text = (filler * 70 + middle + "<|im_end|>" + middle + filler) * 3
+            ends = cuts.of(text)
+            assert len(ends) >= 2
+            pieces = [text[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+            ids = [token for piece in pieces for token in tokenizer.encode(piece, False)]
+            assert ids == tokenizer.encode(text, False), re.escape(text[-300:])
