@@ -62,6 +62,8 @@ def kv_command(args: argparse.Namespace) -> int:
     ours = view.chains()
     equal = len(np.intersect1d(ours, held, assume_unique=True))
     print(f"engine: as of batch {seq}, {len(held)} blocks")
+    if not view.index_agrees:
+        print("the index holds other blocks for it than its events told of")
     print(f"equal {equal}, missing here {len(held) - equal}, only here {len(ours) - equal}")
     if (apart := abs(view.next_seq - 1 - seq)) != 0:
         print(f"{apart} batches apart: the difference may be on its way; try again without load")

@@ -27,6 +27,8 @@ class TierView(msgspec.Struct, frozen=True):
 
     tier: str
     chains: bytes  # chain hashes of its blocks as little-endian uint64, each once, ascending
+    indexed: int  # how many of these the index holds for the worker
+    index_held: int  # blocks that the index holds for the worker, these or others
 
 
 class KvView(msgspec.Struct, frozen=True):
@@ -45,6 +47,11 @@ class KvView(msgspec.Struct, frozen=True):
     counters: dict[str, int]
     tiers: list[TierView]
 
+    @property
+    def index_agrees(self) -> bool:
+        """Whether the index holds exactly these blocks for the worker, in every tier."""
+        return all(t.indexed == t.index_held == len(t.chains) // 8 for t in self.tiers)
+
     def chains(self, tier: str = "gpu") -> Chains:
         """Chain hashes of the blocks in a tier, each once, ascending; none for one not shown."""
         held = [view.chains for view in self.tiers if view.tier == tier]
@@ -61,8 +68,9 @@ def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
     tiers = []
     for tier, name in enumerate(TIERS):
         chains = np.unique(kv.chains(tier))
-        if tier == 0 or len(chains):
-            tiers.append(TierView(name, chains.astype("<u8").tobytes()))
+        indexed, held = index.contains(worker.slot, chains, tier), index.held(worker.slot, tier)
+        if tier == 0 or len(chains) or held:
+            tiers.append(TierView(name, chains.astype("<u8").tobytes(), indexed, held))
     return KvView(
         version=VERSION,
         worker=worker.worker_id,

@@ -42,6 +42,9 @@ async def test_all_blocks_of_a_worker_are_told_with_how_well_they_are_known() ->
         assert (view.next_seq, view.backlog_batches, view.resyncing) == (1, 1, True)
         assert (view.known, view.block_size, view.url) == (False, BLOCK, URL)
         assert view.counters["gaps"] == 1
+        assert view.index_agrees
+        one.router.switchboard.core.roster.index.remove(worker.slot, expected[:1])
+        assert not decode_kv_view(await view_of(one, worker_id)).index_agrees
         assert len(view.chains("disk")) == 0
 
 
@@ -66,7 +69,7 @@ async def test_bytes_that_are_no_view_are_refused() -> None:
     async with admin() as one:
         body = await view_of(one, await joined(one))
     fields = msgspec.msgpack.decode(body)
-    odd = {"tier": "gpu", "chains": b"1234567"}
+    odd = {"tier": "gpu", "chains": b"1234567", "indexed": 0, "index_held": 0}
     for wrong in (
         b"",
         body[:-1],
