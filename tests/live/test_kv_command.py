@@ -1,0 +1,88 @@
+"""`warmroute kv`: a worker's blocks beside the worker's own account, for people."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+from tests.live.stack import Stack, running, until
+from tests.live.test_events import explained, until_resident
+
+
+async def kv(stack: Stack, *arguments: str) -> tuple[int, str]:
+    """(exit status, what it said)."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "kv", "--admin", stack.admin, *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def test_it_says_what_is_equal_what_lacks_and_what_is_wrong(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=2, router=["--policy", "round_robin"]) as stack:
+        held = {}
+        for n in range(2):
+            met = await explained(stack, [n * 10_000 + i for i in range(641 + 320 * n)])
+            held[met["worker"]] = 40 + 20 * n
+        for worker_id, blocks in held.items():
+            await until_resident(stack, worker_id, blocks)
+        status, said = await kv(stack, "--worker", "0", "--compare", stack.workers[0].url)
+        assert status == 0, said
+        assert f"equal {held[0]}, missing here 0, only here 0" in said
+        assert re.search(r"worker 0 \(http://\S+\): known, next batch \d+, ", said)
+        # Another worker's blocks are not this one's.
+        status, said = await kv(stack, "--worker", "0", "--compare", stack.workers[1].url)
+        assert status == 1, said
+        assert f"equal 0, missing here {held[1]}, only here {held[0]}" in said
+        assert (await kv(stack, "--worker", "1"))[0] == 0
+
+
+async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        for arguments, says in (
+            (["--worker", "7"], "there is no worker '7'; ids: 0"),
+            (["--worker", "0", "--compare", "http://127.0.0.1:9"], "GET http://127.0.0.1:9/kv_sn"),
+            (["--worker", "0", "--compare", stack.admin], "404"),
+            (["--worker", "0", "--compare", f"{stack.admin}/kv?worker=0&x="], "snapshot"),
+            (["--worker", "0", "--compare", "no address"], "no address"),
+            (["--worker", "0", "--admin", stack.workers[0].url], "404"),
+        ):
+            status, said = await kv(stack, *arguments)
+            assert (status, said.count("\n")) == (2, 1), said
+            assert said.startswith("error: ")
+            assert says in said
+        # A router that is gone.
+        admin = stack.admin
+        stack.router.process.terminate()
+        await stack.router.process.wait()
+        status, said = await kv(stack, "--worker", "0")
+        assert (status, admin in said) == (2, True), said
+
+
+async def test_under_load_it_waits_for_one_moment_of_both(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        await explained(stack, list(range(641)))
+        await until_resident(stack, 0, 40)
+        stop = asyncio.Event()
+
+        async def load() -> None:
+            n = 0
+            while not stop.is_set():
+                n += 1
+                await stack.complete([n] * 100, max_tokens=4)
+
+        asking = asyncio.create_task(load())
+        try:
+
+            async def equal() -> bool:
+                return (await kv(stack, "--worker", "0", "--compare", stack.workers[0].url))[0] == 0
+
+            await until(equal, "both sides as of one batch")
+        finally:
+            stop.set()
+            await asking
