@@ -1,7 +1,9 @@
 """KV events from engines to the decision core.
 
-Owns: the ZMQ sockets of each worker's event stream, replay and snapshot requests.
-Gives: `feed.EventFeed`, one per worker; `translate.facts_of`, wire batches as the core's facts.
+Owns: where events are to be had, the ZMQ sockets and HTTP polls of each worker's event stream,
+replay and snapshot requests.
+Gives: `feed.open_feed` and `feed.Feed`, one per worker; `source.EventSource` and its ranks;
+`discovery`, what engines say of their endpoints; `translate.facts_of`, wire batches as facts.
 Never imports: the HTTP front, policies' formulas, torch.
 Start reading at: `feed.py`.
 """

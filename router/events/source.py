@@ -33,6 +33,11 @@ class ZmqSource:
     topic: str = ""
     bind: bool = False
 
+    @property
+    def address(self) -> str:
+        """For people."""
+        return f"bind:{self.live}" if self.bind else self.live
+
 
 @dataclass(frozen=True, slots=True)
 class PollSource:
@@ -44,6 +49,11 @@ class PollSource:
 
     url: str
     rank: int = 0
+
+    @property
+    def address(self) -> str:
+        """For people."""
+        return self.url
 
 
 EventSource = ZmqSource | PollSource

@@ -15,7 +15,9 @@ import zmq.asyncio
 
 from engine.wire import WireError
 from policies.facts import KvEvents, LoadReport, ReplayEnd, WorkerChange
-from router.events.feed import EventFeed
+from router.events.feed import Feed, open_feed
+from router.events.hub import Hubs
+from router.events.telling import FeedContext
 from router.fleet_io.recognize import (
     Recognized,
     UnrecognizedError,
@@ -57,6 +59,7 @@ class FleetContext:
     clock: Callable[[], float]
     tell: Callable[[WorkerFact], None]
     terms: FleetTerms
+    hubs: Hubs = field(default_factory=Hubs)  # of event addresses that members share
     members: dict[int, Member] = field(default_factory=dict)
 
     @property
@@ -72,7 +75,7 @@ class Member:
         self.worker_id = worker_id
         self.spec = spec
         self.recognized: Recognized | None = None
-        self.feed: EventFeed | None = None
+        self.feed: Feed | None = None
         self.trouble = ""  # why it is not ready, for people
         self.draining = False
         self.leaving = False  # to be removed once idle
@@ -174,20 +177,19 @@ class Member:
         line = joined if self.recognized is None else back
         log.info(line, self.worker_id, self.spec.url, recognized)
 
-    def _open_feed(self, recognized: Recognized) -> EventFeed:
+    def _open_feed(self, recognized: Recognized) -> Feed:
         assert recognized.source is not None
         context = self._context
-        return EventFeed(
-            worker_id=self.worker_id,
-            model=recognized.facts.models[0],
-            source=recognized.source,
-            tell=context.tell,
-            clock=context.clock,
+        shared = FeedContext(
             http=context.http,
-            zmq_context=context.zmq,
+            zmq=context.zmq,
+            clock=context.clock,
+            tell=context.tell,
+            hubs=context.hubs,
             timeout_s=context.terms.probe_s,
             backlog_batches=context.terms.backlog_batches,
         )
+        return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], shared)
 
     async def _until_down(self) -> End:
         failures = 0
@@ -246,7 +248,7 @@ class Member:
         self._context.tell(WorkerChange(self._context.clock(), self.worker_id, state, facts))
 
 
-async def _endless(feed: EventFeed) -> End:
+async def _endless(feed: Feed) -> End:
     await feed.run()
     return "broken"
 

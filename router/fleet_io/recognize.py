@@ -17,7 +17,7 @@ import msgspec
 
 from engine.wire import EngineLoad, WireError, parse_load
 from policies.facts import WorkerFacts
-from router.events.feed import EventSource
+from router.events.source import EventSource, ZmqSource
 from router.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ async def _source(
         for name, endpoint in (("events", spec.events), ("replay", spec.replay)):
             if endpoint is not None and not usable(endpoint):
                 raise UnrecognizedError(f"{name} is {endpoint!r}; allowed: tcp://host:port, ipc://")
-        return EventSource(spec.events, spec.replay, snapshot)
+        return ZmqSource(spec.events, spec.replay, snapshot)
     status, body = await _get(http, f"{spec.url}/kv_event_sources", timeout)
     if status != 200:
         return None
@@ -189,7 +189,7 @@ async def _source(
             # It can serve all the same; its cache is then guessed from our own dispatches.
             log.warning("%s: unusable event endpoint %.200r; no events", spec.url, endpoint)
             return None
-    return EventSource(live, replay, snapshot, rank.topic)
+    return ZmqSource(live, replay, snapshot, rank.topic)
 
 
 def usable(endpoint: str) -> bool:

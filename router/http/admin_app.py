@@ -179,7 +179,7 @@ class AdminApi:
             "block_size": facts.block_size,
             "kv_capacity_tokens": _number(facts.kv_capacity_tokens),
             "max_model_tokens": facts.max_model_tokens,
-            "events": member.recognized.source and member.recognized.source.live,
+            "events": member.recognized.source and member.recognized.source.address,
             "inflight_requests": int(columns.requests[slot]),
             "waiting_requests": int(columns.waiting[slot]),
             "queued_prefill_tokens": _number(

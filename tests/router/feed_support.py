@@ -24,7 +24,10 @@ from engine.wire import (
 )
 from policies.facts import KvEvents, ReplayEnd
 from router.core.actions import Resync
-from router.events.feed import EventFeed, EventSource
+from router.events.feed import Feed, open_feed
+from router.events.hub import Hubs
+from router.events.source import ZmqSource
+from router.events.telling import FeedContext
 from tests.router.core_world import BLOCK, World, stored
 
 DEADLINE_S = 10.0
@@ -108,7 +111,7 @@ class Line:
 
     publisher: Publisher
     world: World
-    feed: EventFeed
+    feed: Feed
     told: list[KvEvents | ReplayEnd]
 
     @property
@@ -177,15 +180,16 @@ async def line(
             assert isinstance(action, Resync)
             feed.resync(action.from_seq)
 
-    source = EventSource(
+    source = ZmqSource(
         f"tcp://127.0.0.1:{live_port}",
         f"tcp://127.0.0.1:{replay_port}" if replay else None,
         f"http://127.0.0.1:{runner.addresses[0][1]}/kv_snapshot" if snapshot else None,
     )
     async with aiohttp.ClientSession() as http:
-        feed = EventFeed(
-            0, "m", source, tell, time.monotonic, http, context, timeout_s, 1000, subscribed_s
+        shared = FeedContext(
+            http, context, time.monotonic, tell, Hubs(), timeout_s, 1000, subscribed_s
         )
+        feed = open_feed(source, 0, "m", shared)
         tasks = [asyncio.create_task(feed.run()), asyncio.create_task(publisher.serve())]
         try:
             yield Line(publisher, world, feed, told)

@@ -9,7 +9,7 @@ import pytest
 
 from engine.wire import BlockStored, encode_batch, live_frames, replay_end, replay_frames
 from policies.facts import KvEvents
-from router.events import feed as feed_module
+from router.events import missed as missed_module
 from tests.router.core_world import BLOCK, names_of, tokens_of
 from tests.router.feed_support import (
     DEADLINE_S,
@@ -100,7 +100,7 @@ async def test_where_nobody_answers_hits_stay_a_lower_bound() -> None:
 async def test_a_replay_without_end_is_cut_off_and_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feed_module, "_REPLAY_MAX_S", 0.3)
+    monkeypatch.setattr(missed_module, "_REPLAY_MAX_S", 0.3)
     async with line(without_end, published=3) as one:
         await until(lambda: one.feed.counters.failed_syncs >= 1, "the replay to be given up")
         assert not one.kv.resyncing
@@ -110,7 +110,7 @@ async def test_a_replay_without_end_is_cut_off_and_holds_nobody_up(
 async def test_a_worker_that_was_silent_at_first_is_asked_for_its_snapshot_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feed_module, "_ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(missed_module, "_ASK_AGAIN_S", 0.05)
     async with line(replay=False, snapshot=True, published=4) as one:
         refusals = iter(range(3))
 

@@ -17,7 +17,8 @@ import zmq.asyncio
 from engine.wire import EngineLoad
 from policies.facts import WorkerChange, WorkerFacts
 from router.core.roster import TableFullError
-from router.events.feed import EventFeed, EventSource
+from router.events.source import ZmqSource
+from router.events.zmq_feed import ZmqFeed
 from router.fleet_io import member as member_module
 from router.fleet_io.manager import DuplicateWorkerError, FleetManager
 from router.fleet_io.member import FleetContext, FleetTerms, WorkerFact
@@ -79,7 +80,7 @@ def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     async def known(http: object, spec: WorkerSpec, timeout_s: float) -> Recognized:
         await asyncio.sleep(0)
         facts = WorkerFacts(name=spec.url, models=("m",), block_size=16)
-        source = EventSource("tcp://127.0.0.1:9")
+        source = ZmqSource("tcp://127.0.0.1:9")
         return with_thresholds(Recognized("vllm", facts, source, False), spec)
 
     monkeypatch.setattr(member_module, "recognize", known)
@@ -91,14 +92,14 @@ async def test_a_defect_in_a_follower_costs_one_round_not_the_worker(
 ) -> None:
     rounds = 0
 
-    async def breaks(feed: EventFeed) -> None:
+    async def breaks(feed: ZmqFeed) -> None:
         nonlocal rounds
         rounds += 1
         if rounds < 3:
             raise zmq.ZMQError(22, "broken on purpose")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(EventFeed, "run", breaks)
+    monkeypatch.setattr(ZmqFeed, "run", breaks)
     async with fleet() as one:
         one.manager.add(parse_worker_spec(URL))
         await until(lambda: rounds == 3, "the third round")

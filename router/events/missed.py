@@ -1,0 +1,141 @@
+"""What a publisher sent while we were not listening: asked for by snapshot and by replay.
+
+A snapshot serves a late joiner best, a replay a gap; where the first is not to be had, the other
+one is asked for. The core keeps live batches meanwhile and puts everything in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import aiohttp
+import zmq
+import zmq.asyncio
+
+from engine.wire import WireError, decode_snapshot, parse_replay, replay_request
+from engine.wire.snapshot import MAX_SNAPSHOT_BYTES
+from policies.facts import KvEvent
+from router.events.answers import read_bounded
+from router.events.sockets import opened
+from router.events.source import ZmqSource
+from router.events.telling import FeedContext, Teller, Turn
+from router.events.translate import facts_of
+
+log = logging.getLogger(__name__)
+
+_ASK_AGAIN_S = 1.0  # between two tries at a worker that answers neither replay nor snapshot
+_BETWEEN_SYNCS_S = 0.1  # a worker whose stream has gap after gap must not be asked without end
+_REPLAY_BATCHES = 20_000  # that may wait for us: twice what vLLM keeps
+_REPLAY_MAX_S = 30.0  # for a whole replay, however long its batches keep coming
+
+
+class Missed:
+    """Asks one publisher for what was missed. Lifetime: feed."""
+
+    def __init__(self, source: ZmqSource, teller: Teller, context: FeedContext) -> None:
+        self._source = source
+        self._teller = teller
+        self._context = context
+        self._wanted: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
+
+    def ask(self, from_seq: int) -> None:
+        """Ask for everything from `from_seq` on. While one request waits, no second one."""
+        if not self._wanted.full():
+            self._wanted.put_nowait(from_seq)
+
+    async def run(self) -> None:
+        """Answer what is asked, until cancelled."""
+        while True:
+            from_seq = await self._wanted.get()
+            answered = await self._sync(from_seq)
+            if not answered:
+                self._teller.counters.failed_syncs += 1
+            if self._wanted.empty():  # else the next one speaks for the gap that is open now
+                self._teller.replay_end(answered)
+            await asyncio.sleep(_BETWEEN_SYNCS_S if answered else _ASK_AGAIN_S)
+            if not answered and self._source.snapshot is not None:
+                self.ask(0)  # its whole cache mends what no replay can
+
+    async def _sync(self, from_seq: int) -> bool:
+        """Whether somebody answered."""
+        if from_seq == 0 and await self._snapshot():
+            return True
+        if await self._replay(from_seq):
+            return True
+        return from_seq != 0 and await self._snapshot()
+
+    async def _snapshot(self) -> bool:
+        url = self._source.snapshot
+        if url is None:
+            return False
+        try:
+            timeout = aiohttp.ClientTimeout(total=self._context.timeout_s * 5)
+            async with self._context.http.get(url, timeout=timeout, allow_redirects=False) as reply:
+                if reply.status != 200:
+                    raise WireError(f"GET {url} answered {reply.status}")
+                body = await read_bounded(reply, MAX_SNAPSHOT_BYTES)
+            # In a thread: 2 million tokens take 0.1 s to decode.
+            seq, facts, skipped = await asyncio.to_thread(
+                _facts_of_snapshot, body, self._teller.model
+            )
+        except (aiohttp.ClientError, TimeoutError, WireError) as error:
+            log.info("worker %d: no snapshot: %s", self._teller.worker_id, error)
+            return False
+        self._teller.snapshot(seq, facts, skipped)
+        return True
+
+    async def _replay(self, from_seq: int) -> bool:
+        if self._source.replay is None:
+            return False
+        try:
+            async with asyncio.timeout(_REPLAY_MAX_S):
+                while (again := await self._read_replay(self._source.replay, from_seq)) is not None:
+                    from_seq = again
+        except (TimeoutError, WireError, zmq.ZMQError) as error:
+            if isinstance(error, WireError):
+                self._teller.malformed(error)
+            worker_id = self._teller.worker_id
+            log.info("worker %d: replay from %d failed: %r", worker_id, from_seq, error)
+            return False
+        self._teller.counters.replays += 1
+        return True
+
+    async def _read_replay(self, endpoint: str, from_seq: int) -> int | None:
+        """Tell the core what is replayed; None at its end, else where to ask again.
+
+        A publisher that replays faster than we read drops what its socket has no room for (vLLM
+        before 0.33), the end mark too: what is left is asked for as long as some of it comes.
+        Raises TimeoutError, WireError or zmq.ZMQError.
+        """
+        turn = Turn(self._context.clock)
+        next_seq = None
+        with opened(self._context, zmq.DEALER, _REPLAY_BATCHES) as dealer:
+            dealer.connect(endpoint)
+            await dealer.send_multipart(replay_request(from_seq))
+            while True:
+                try:
+                    async with asyncio.timeout(self._context.timeout_s):
+                        frames = await dealer.recv_multipart()
+                except TimeoutError:
+                    if next_seq is None:
+                        raise
+                    return next_seq
+                await turn.over()
+                live = parse_replay(frames)
+                if live is None:
+                    return None
+                if next_seq is not None and live.seq > next_seq:
+                    return next_seq
+                await self._teller.batch(live.seq, live.payload, "replay")
+                next_seq = live.seq + 1
+
+
+def _facts_of_snapshot(body: bytes, model: str) -> tuple[int, tuple[KvEvent, ...], int]:
+    """(seq, facts, events skipped) of a snapshot. Raises WireError."""
+    snapshot = decode_snapshot(body)
+    if not -1 <= snapshot.seq < 1 << 63:
+        raise WireError(f"snapshot as of batch {snapshot.seq}")
+    events = tuple(event for batch in snapshot.batches for event in batch.events)
+    facts, skipped = facts_of(events, model)
+    return snapshot.seq, facts, skipped + sum(batch.skipped for batch in snapshot.batches)

@@ -1,0 +1,23 @@
+"""Events of a publisher that we connect to: vLLM, SGLang, TensorRT-LLM's push, our engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import zmq
+
+from router.events.sockets import opened
+from router.events.source import ZmqSource
+from router.events.telling import FeedContext
+
+Receive = Callable[[], Awaitable[Sequence[bytes]]]  # the frames of the next message
+
+
+@asynccontextmanager
+async def subscribed(source: ZmqSource, context: FeedContext) -> AsyncIterator[Receive]:
+    """A socket of our own, connected to the publisher. Raises zmq.ZMQError."""
+    with opened(context, zmq.SUB, context.backlog_batches) as sub:
+        sub.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
+        sub.connect(source.live)
+        yield sub.recv_multipart

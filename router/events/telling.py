@@ -1,0 +1,132 @@
+"""What all feeds share: batches told to the core, counters, complaints, turns of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import aiohttp
+import zmq.asyncio
+
+from engine.wire import WireError, decode_batch
+from policies.facts import KvEvent, KvEvents, ReplayEnd
+from router.events.hub import Hubs
+from router.events.lines import worth_a_line
+from router.events.translate import facts_of
+
+log = logging.getLogger(__name__)
+
+_TURN_S = 0.005  # of batches that wait already, before others get a turn of the event loop
+_LARGE_BYTES = 256 << 10  # of a payload: decoded beside the event loop
+
+
+@dataclass(frozen=True, slots=True)
+class FeedContext:
+    """What the feeds of all workers are given. Lifetime: feed; `hubs` and sockets: process."""
+
+    http: aiohttp.ClientSession
+    zmq: zmq.asyncio.Context
+    clock: Callable[[], float]
+    tell: Callable[[KvEvents | ReplayEnd], None]  # a fact for the core
+    hubs: Hubs
+    timeout_s: float  # for one answer: a snapshot's begin, a replayed batch
+    backlog_batches: int  # that may wait in front of a feed
+    # ZMQ does not say when a subscription has reached the publisher: what it published between
+    # our first question and then is asked for once more, when that must be over.
+    subscribed_s: float = 1.0
+
+
+@dataclass(slots=True)
+class FeedCounters:
+    """Lifetime: worker. Only ever grow."""
+
+    malformed_frames: int = 0
+    skipped_events: int = 0
+    replays: int = 0
+    snapshots: int = 0
+    failed_syncs: int = 0  # neither a replay nor a snapshot could be had
+    failed_polls: int = 0
+    dropped_frames: int = 0  # that waited in front of this feed, beyond its backlog
+
+
+class Teller:
+    """One worker's batches on their way to the core. Lifetime: worker."""
+
+    def __init__(self, worker_id: int, model: str, context: FeedContext) -> None:
+        self.worker_id = worker_id
+        self.model = model
+        self.counters = FeedCounters()
+        self.next_seq = 0  # after the last batch told
+        self._tell = context.tell
+        self._clock = context.clock
+
+    async def batch(self, seq: int, payload: bytes, source: Literal["live", "replay"]) -> None:
+        """Tell a batch of wire events. Raises WireError where it is none."""
+        if len(payload) > _LARGE_BYTES:
+            facts, skipped = await asyncio.to_thread(_facts_of_payload, payload, self.model)
+        else:
+            facts, skipped = _facts_of_payload(payload, self.model)
+        self.counters.skipped_events += skipped
+        self.next_seq = seq + 1
+        self._tell(KvEvents(self._clock(), self.worker_id, seq, facts, source))
+
+    def snapshot(self, seq: int, facts: tuple[KvEvent, ...], skipped: int) -> None:
+        """Tell the worker's whole cache as of `seq`."""
+        self.counters.snapshots += 1
+        self.counters.skipped_events += skipped
+        self.next_seq = seq + 1
+        self._tell(KvEvents(self._clock(), self.worker_id, seq, facts, "snapshot"))
+
+    def replay_end(self, answered: bool) -> None:
+        """Tell that no more of what was missed will come."""
+        self._tell(ReplayEnd(self._clock(), self.worker_id, answered))
+
+    def malformed(self, error: WireError) -> None:
+        """Count a message that cannot be read."""
+        self.counters.malformed_frames += 1
+        total = self.counters.malformed_frames
+        if worth_a_line(total):  # a broken publisher must not fill the log
+            log.warning("worker %d: %d malformed event frames: %s", self.worker_id, total, error)
+
+    def failed_poll(self, error: Exception) -> None:
+        """Count a question that was not answered."""
+        self.counters.failed_polls += 1
+        total = self.counters.failed_polls
+        if worth_a_line(total):
+            log.warning("worker %d: %d polls for events failed: %r", self.worker_id, total, error)
+
+    def dropped(self) -> None:
+        """Count a message for which there was no room in front of this feed."""
+        self.counters.dropped_frames += 1
+        total = self.counters.dropped_frames
+        if worth_a_line(total):
+            log.warning(
+                "worker %d: %d event frames dropped, its backlog is full", self.worker_id, total
+            )
+
+
+class Turn:
+    """Gives others a turn of the event loop while messages wait without end.
+
+    Receiving a message that is there already does not wait, so a flood of events would keep
+    the loop to itself. Lifetime: one loop of a feed.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_s = clock()
+
+    async def over(self) -> None:
+        """Called between two messages."""
+        if self._clock() - self._began_s >= _TURN_S:
+            await asyncio.sleep(0)
+            self._began_s = self._clock()
+
+
+def _facts_of_payload(payload: bytes, model: str) -> tuple[tuple[KvEvent, ...], int]:
+    batch = decode_batch(payload)
+    facts, skipped = facts_of(batch.events, model)
+    return facts, skipped + batch.skipped

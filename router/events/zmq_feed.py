@@ -1,0 +1,66 @@
+"""One worker's event stream by ZMQ: live batches, and what is missing asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+
+from engine.wire import WireError, parse_live
+from router.events.bound import joined
+from router.events.missed import Missed
+from router.events.source import ZmqSource
+from router.events.subscription import Receive, subscribed
+from router.events.telling import FeedContext, FeedCounters, Teller, Turn
+
+
+class ZmqFeed:
+    """Lifetime: worker. `run` ends when cancelled."""
+
+    def __init__(self, source: ZmqSource, worker_id: int, model: str, context: FeedContext) -> None:
+        self._source = source
+        self._context = context
+        self._teller = Teller(worker_id, model, context)
+        self._missed = Missed(source, self._teller, context)
+
+    @property
+    def counters(self) -> FeedCounters:
+        """What happened so far."""
+        return self._teller.counters
+
+    def resync(self, from_seq: int) -> None:
+        """Ask for what was missed from `from_seq` on. While one request runs, no second one."""
+        self._missed.ask(from_seq)
+
+    async def run(self) -> None:
+        """Follow the stream until cancelled.
+
+        Raises zmq.ZMQError where we cannot connect, ValueError where another worker has the same
+        topic of an endpoint that we bind.
+        """
+        async with self._messages() as receive:
+            self.resync(0)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen(receive))
+                tasks.create_task(self._missed.run())
+                tasks.create_task(self._look_again())
+
+    def _messages(self) -> AbstractAsyncContextManager[Receive]:
+        if self._source.bind:
+            return joined(self._source, self._context, self._teller.dropped)
+        return subscribed(self._source, self._context)
+
+    async def _listen(self, receive: Receive) -> None:
+        turn = Turn(self._context.clock)
+        while True:
+            frames = await receive()
+            await turn.over()
+            try:
+                live = parse_live(frames)
+                await self._teller.batch(live.seq, live.payload, "live")
+            except WireError as error:
+                self._teller.malformed(error)
+
+    async def _look_again(self) -> None:
+        """Ask once for what was published before the subscription took hold."""
+        await asyncio.sleep(self._context.subscribed_s)
+        self.resync(self._teller.next_seq)
