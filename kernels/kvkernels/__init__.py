@@ -1,10 +1,12 @@
 """Native building blocks for prefix-aware routing.
 
 Owns: chain hashes (XXH3-64 over token blocks), the index of which worker holds which block, the
-decoding of KV events and what they say of one worker, and the twin of the engine on virtual time.
-Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`; `NATIVE` says whether the C++
-build or the plain-Python twins (same answers, slower) are in use. `VirtualWorker` is None without
-the C++ build: its plain twin is `engine.virtual.VirtualWorker`, which drives the real scheduler.
+decoding of KV events and what they say of one worker, the mirror of workers that tell nothing, and
+the twin of the engine on virtual time.
+Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`; `NATIVE` says whether
+the C++ build or the plain-Python twins (same answers, slower) are in use. `VirtualWorker` is None
+without the C++ build: its plain twin is `engine.virtual.VirtualWorker`, which drives the real
+scheduler.
 Never imports: anything else of this project, torch.
 Start reading at: `twins.py`, which states in Python what the C++ in `kernels/src/` does fast.
 """
@@ -12,10 +14,11 @@ Start reading at: `twins.py`, which states in Python what the C++ in `kernels/sr
 from kvkernels.event_twins import EventBatch, WorkerBlocks
 
 try:
-    from kvkernels._native import PrefixIndex, VirtualWorker, chain_hashes
+    from kvkernels._native import Mirror, PrefixIndex, VirtualWorker, chain_hashes
 
     NATIVE = True
 except ImportError:  # no compiler at install time: the twins answer the same
+    from kvkernels.mirror_twin import Mirror  # type: ignore[assignment]
     from kvkernels.twins import PrefixIndex, chain_hashes  # type: ignore[assignment]
 
     VirtualWorker = None  # type: ignore[assignment,misc]
@@ -24,6 +27,7 @@ except ImportError:  # no compiler at install time: the twins answer the same
 __all__ = [
     "NATIVE",
     "EventBatch",
+    "Mirror",
     "PrefixIndex",
     "VirtualWorker",
     "WorkerBlocks",

@@ -6,6 +6,7 @@
 #include "arguments.h"
 #include "chain.h"
 #include "index_bindings.h"
+#include "mirror_bindings.h"
 #include "results.h"
 #include "worker_bindings.h"
 
@@ -48,5 +49,6 @@ NB_MODULE(_native, module) {
              "Chain hashes of the full blocks of `tokens` (int32), first block first.");
 
   kv::bind_prefix_index(module);
+  kv::bind_mirror(module);
   kv::bind_virtual_worker(module);
 }

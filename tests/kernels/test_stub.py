@@ -7,7 +7,7 @@ from typing import Any
 
 import kvkernels
 from engine import virtual
-from kvkernels import _native, twins
+from kvkernels import _native, mirror_twin, twins
 
 STUB = ast.parse((Path(kvkernels.__file__).parent / "_native.pyi").read_text())
 
@@ -16,7 +16,8 @@ Scope = ast.Module | ast.ClassDef
 
 def twin_of(name: str) -> Any:
     """The plain class of the same name; the virtual worker's drives the engine's scheduler."""
-    return getattr(virtual if name == "VirtualWorker" else twins, name)
+    module = {"VirtualWorker": virtual, "Mirror": mirror_twin}.get(name, twins)
+    return getattr(module, name)
 
 
 def functions(scope: Scope) -> dict[str, ast.FunctionDef]:
@@ -88,7 +89,7 @@ def test_the_twin_has_the_same_properties() -> None:
     for node in classes():
         if not any(is_property(function) for function in functions(node).values()):
             continue
-        twin = getattr(twins, node.name)(1)
+        twin = twin_of(node.name)(1)
         native = getattr(_native, node.name)(1)
         for name, function in functions(node).items():
             if is_property(function):

@@ -1,0 +1,282 @@
+"""The native mirror and its twin live through the same random histories; what both promise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from kvkernels import Mirror, mirror_twin
+from tests.effort import EFFORT
+
+# As of the prefix index: hashes that all want the table's first or last places.
+CLUSTER = 0xF1DE83E19937733D
+MAX_BLOCKS = 60
+WORKERS = 3
+
+Either = type[Mirror] | type[mirror_twin.Mirror]
+both = pytest.mark.parametrize("kind", [Mirror, mirror_twin.Mirror], ids=["native", "twin"])
+
+
+def hashes(blocks: list[int]) -> np.ndarray:
+    return np.array(blocks, dtype=np.uint64)
+
+
+def tree_chain(path: list[int]) -> list[int]:
+    """A chain as prompts make them: each block's name is that of its whole prefix."""
+    names, name = [], 1
+    for branch in path:
+        name = name * 4 + branch
+        names.append(name * CLUSTER % 2**64)
+    return names
+
+
+paths = st.lists(st.integers(0, 3), max_size=12).map(tree_chain)
+# Not what chains are: repeated blocks, children without their parents.
+garbage = st.lists(st.integers(0, 20).map(lambda n: n * CLUSTER % 2**64), max_size=12)
+workers = st.integers(0, WORKERS - 1)
+
+
+class SameHistory(RuleBasedStateMachine):
+    """Every answer of the native mirror is the twin's, whatever it is told."""
+
+    @initialize()
+    def start(self) -> None:
+        self.pair: tuple[Any, Any] = (
+            Mirror(WORKERS, MAX_BLOCKS),
+            mirror_twin.Mirror(WORKERS, MAX_BLOCKS),
+        )
+        self.touches: list[tuple[int, list[int], int]] = []
+        self.seen: list[list[int]] = []
+
+    def alike(self, ask: Callable[[Any], Any]) -> Any:
+        native, twin = (ask(mirror) for mirror in self.pair)
+        assert native == twin
+        return native
+
+    @rule(worker=workers, resident=st.integers(0, 20), more=st.integers(0, 20))
+    def resize(self, worker: int, resident: int, more: int) -> None:
+        def resized(mirror: Any) -> int | str:
+            try:
+                return int(mirror.resize(worker, resident, resident + more))
+            except ValueError as error:
+                return str(error)
+
+        self.alike(resized)
+
+    @rule(worker=workers, chain=paths | garbage)
+    def touch(self, worker: int, chain: list[int]) -> None:
+        _, stamp, _ = self.alike(lambda mirror: mirror.touch(worker, hashes(chain)))
+        self.touches.append((worker, chain, stamp))
+        self.seen.append(chain)
+
+    @precondition(lambda self: self.touches)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        worker, chain, stamp = data.draw(st.sampled_from(self.touches))
+        self.alike(lambda mirror: mirror.forget(worker, hashes(chain), stamp))
+
+    @precondition(lambda self: self.touches)
+    @rule(worker=workers, data=st.data())
+    def drop_colder(self, worker: int, data: st.DataObject) -> None:
+        stamp = data.draw(st.sampled_from(self.touches))[2]
+        self.alike(lambda mirror: mirror.drop_colder(worker, stamp))
+
+    @precondition(lambda self: self.touches)
+    @rule(worker=workers, data=st.data())
+    def revive_warmer(self, worker: int, data: st.DataObject) -> None:
+        stamp = data.draw(st.sampled_from(self.touches))[2]
+        self.alike(lambda mirror: mirror.revive_warmer(worker, stamp))
+
+    @rule(worker=workers)
+    def clear_worker(self, worker: int) -> None:
+        self.alike(lambda mirror: mirror.clear_worker(worker))
+
+    @precondition(lambda self: hasattr(self, "pair"))
+    @invariant()
+    def same_state(self) -> None:
+        self.alike(len)
+        for worker in range(WORKERS):
+            held = self.alike(lambda mirror: mirror.held(worker))
+            remembered = self.alike(lambda mirror: mirror.remembered(worker))
+            assert held <= remembered <= MAX_BLOCKS
+        asked = self.seen + [[block] for chain in self.seen for block in set(chain)]
+        for chain in asked:
+            self.alike(lambda mirror: mirror.longest_prefix(hashes(chain)).tolist())
+
+
+SameHistory.TestCase.settings = settings(
+    max_examples=60 * EFFORT, stateful_step_count=30, deadline=None
+)
+TestSameHistory = SameHistory.TestCase
+
+
+def sized(kind: Either, resident: int, remembered: int | None = None, workers: int = 1) -> Any:
+    mirror = kind(workers, 1 << 16)
+    for worker in range(workers):
+        mirror.resize(worker, resident, remembered or 2 * resident)
+    return mirror
+
+
+@both
+def test_leaves_go_before_their_parents_and_the_coldest_chain_first(kind: Either) -> None:
+    mirror = sized(kind, 6)
+    mirror.touch(0, hashes([1, 2, 3]))
+    mirror.touch(0, hashes([1, 12, 13]))
+    mirror.touch(0, hashes([21, 22]))
+    assert mirror.longest_prefix(hashes([1, 2, 3])).tolist() == [2]
+    assert mirror.longest_prefix(hashes([1, 12, 13])).tolist() == [3]
+    mirror.touch(0, hashes([31, 32, 33]))
+    assert mirror.longest_prefix(hashes([1, 2, 3])).tolist() == [1]
+    assert mirror.longest_prefix(hashes([1, 12, 13])).tolist() == [1]
+    assert (mirror.held(0), mirror.remembered(0)) == (6, 10)
+
+
+@both
+def test_a_touch_tells_when_each_part_was_used_last(kind: Either) -> None:
+    mirror = sized(kind, 10)
+    mirror.touch(0, hashes([1, 2, 3, 4]))
+    mirror.touch(0, hashes([1, 2]))
+    assert mirror.touch(0, hashes([1, 2, 3, 4, 5])) == (4, 3, [(2, 2), (4, 1)])
+    assert mirror.touch(0, hashes([9, 8])) == (0, 4, [])
+    assert mirror.touch(0, hashes([])) == (0, 5, [])
+
+
+@both
+def test_runs_beyond_the_thirty_second_are_not_told(kind: Either) -> None:
+    mirror = sized(kind, 100)
+    chain = hashes(list(range(1, 51)))
+    for depth in range(50, 0, -1):
+        mirror.touch(0, chain[:depth])
+    hit_blocks, _, runs = mirror.touch(0, chain)
+    assert hit_blocks == 50
+    assert runs == [(depth, 51 - depth) for depth in range(1, 33)]
+
+
+@both
+def test_a_chain_longer_than_the_cache_leaves_its_head(kind: Either) -> None:
+    mirror = sized(kind, 4)
+    mirror.touch(0, hashes([9]))
+    mirror.touch(0, hashes([1, 2, 3, 4, 5, 6]))
+    assert mirror.longest_prefix(hashes([1, 2, 3, 4, 5, 6])).tolist() == [4]
+    assert mirror.longest_prefix(hashes([9])).tolist() == [0]
+
+
+@both
+def test_a_touch_is_taken_back_but_not_what_others_use(kind: Either) -> None:
+    mirror = sized(kind, 10)
+    mirror.touch(0, hashes([1, 2]))
+    _, failed, _ = mirror.touch(0, hashes([1, 2, 3, 4, 5]))
+    mirror.touch(0, hashes([1, 2, 3]))
+    assert mirror.forget(0, hashes([3, 4, 5]), failed) == 2
+    assert mirror.longest_prefix(hashes([1, 2, 3, 4])).tolist() == [3]
+    assert mirror.remembered(0) == 3
+
+
+@both
+def test_what_was_dropped_is_remembered_and_comes_back_in_order(kind: Either) -> None:
+    mirror = sized(kind, 10)
+    stamps = [mirror.touch(0, hashes([n, n + 1]))[1] for n in (10, 20, 30)]
+    assert mirror.drop_colder(0, stamps[1]) == 4
+    assert (mirror.held(0), mirror.remembered(0)) == (2, 6)
+    assert mirror.revive_warmer(0, stamps[0]) == 2
+    assert mirror.longest_prefix(hashes([20, 21])).tolist() == [2]
+    assert mirror.longest_prefix(hashes([10, 11])).tolist() == [0]
+    mirror.resize(0, 5, 20)
+    assert mirror.revive_warmer(0, 0) == 1
+
+
+@both
+def test_what_all_may_remember_is_bounded(kind: Either) -> None:
+    mirror = kind(2, 100)
+    mirror.resize(0, 30, 60)
+    with pytest.raises(ValueError, match="remembered must be at most 40"):
+        mirror.resize(1, 30, 41)
+    mirror.resize(0, 30, 30)
+    mirror.resize(1, 70, 70)
+
+
+@both
+def test_workers_are_looked_up_in_one_pass(kind: Either) -> None:
+    mirror = sized(kind, 50, workers=70)
+    chain = hashes(list(range(1, 41)))
+    for worker in range(70):
+        mirror.touch(worker, chain[: worker % 41])
+    wanted = [worker % 41 for worker in range(70)]
+    assert mirror.longest_prefix(chain).tolist() == wanted
+    assert len(mirror) == 40
+    assert mirror.clear_worker(40) == 40
+    assert mirror.longest_prefix(chain)[40] == 0
+    mirror.touch(40, chain[:3])  # the slot may be used again at once
+    assert mirror.longest_prefix(chain)[40] == 3
+
+
+@both
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda m: m.touch(7, hashes([1])), IndexError, "worker must be 0..1, got 7"),
+        (lambda m: m.held(-1), IndexError, "worker must be 0..1, got -1"),
+        (lambda m: m.touch(0, [1, 2]), TypeError, "chain must be a buffer of uint64, got list"),
+        (lambda m: m.resize(0, 5, 4), ValueError, "resident must be 0..remembered, got 5 of 4"),
+        (lambda m: m.resize(0, "5", 4), TypeError, "resident must be an int, got str"),
+        (lambda m: m.drop_colder(0, -1), ValueError, "stamp must be a uint64, got -1"),
+        (lambda m: type(m)(1, 0), ValueError, "max_blocks must be 1..2147483648, got 0"),
+        (lambda m: type(m)(0, 1), ValueError, "workers must be 1..4096, got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    kind: Either, call: Callable[[Any], Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        call(kind(2, 100))
+    assert words in str(caught.value)
+
+
+def test_memory_is_counted_bounded_and_given_back() -> None:
+    mirror = Mirror(64, 1 << 18)
+    empty = mirror.memory_bytes
+    assert empty < 16_384
+    mirror.resize(0, 50_000, 100_000)
+    for start in range(0, 1_000_000, 1000):
+        mirror.touch(0, np.arange(start, start + 1000, dtype=np.uint64))
+    assert (mirror.held(0), mirror.remembered(0)) == (50_000, 100_000)
+    # A vector that doubles may have half of its places free.
+    assert mirror.memory_bytes - empty < 100_000 * (2 * 24 + 8) + 50_000 * 64
+    mirror.clear_worker(0)
+    assert mirror.remembered(0) == 0
+
+
+def test_threads_share_one_mirror() -> None:
+    mirror = sized(Mirror, 3000, workers=8)
+    errors: list[str] = []
+
+    def live(worker: int) -> None:
+        chain = np.random.default_rng(worker).integers(1, 2**63, 2000).astype(np.uint64)
+        for _ in range(40):
+            _, stamp, _ = mirror.touch(worker, chain)
+            if mirror.longest_prefix(chain)[worker] != 2000:
+                errors.append(f"worker {worker} lost its own chain")
+            mirror.forget(worker, chain[500:], stamp)
+            if mirror.longest_prefix(chain)[worker] != 500:
+                errors.append(f"worker {worker} holds more than 500 blocks")
+
+    threads = [threading.Thread(target=live, args=(worker,)) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(mirror) == 8 * 500
