@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from kvkernels.twins import Hashes, Hits, PrefixIndex, _buffer, _integer
+from kvkernels.twins import Hits, PrefixIndex, _buffer, _integer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -186,8 +185,8 @@ class Mirror:
         return gone
 
 
-def _array(hashes: list[int]) -> Hashes:
-    return np.array(hashes, dtype=np.uint64)
+def _array(hashes: list[int]) -> array[int]:
+    return array("Q", hashes)
 
 
 def _uint64(stamp: int) -> int:

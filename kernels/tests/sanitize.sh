@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the C++ core and its tests with the address and undefined-behaviour sanitizers and all
 # warnings as errors, then runs one. Arguments go to the program: `histories N SEED`, or `hashes`,
-# which prints a hash for each message length; `workers N SEED` is the virtual worker's. Needs a
-# C++20 compiler ($CXX, else g++).
+# which prints a hash for each message length; `workers N SEED` is the virtual worker's, `mirrors N
+# SEED` the mirror's. Needs a C++20 compiler ($CXX, else g++).
 set -eu
 cd "$(dirname "$0")/../.."
 mkdir -p build/sanitize
@@ -13,6 +13,12 @@ then
   program=build/sanitize/workers
   sources="kernels/tests/workers.cpp $src/virtual_worker.cpp $src/scheduler.cpp $src/schedule.cpp
     $src/request_blocks.cpp $src/block_pool.cpp $src/block_lookup.cpp"
+elif [ "${1:-histories}" = mirrors ]
+then
+  shift
+  program=build/sanitize/mirrors
+  sources="kernels/tests/mirrors.cpp $src/mirror.cpp $src/recency.cpp $src/block_table.cpp
+    $src/prefix_index.cpp $src/index_dump.cpp $src/chain.cpp"
 else
   program=build/sanitize/replay
   sources="kernels/tests/replay.cpp $src/chain.cpp $src/block_table.cpp $src/prefix_index.cpp

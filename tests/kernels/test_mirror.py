@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -109,12 +110,13 @@ class SameHistory(RuleBasedStateMachine):
     def same_state(self) -> None:
         self.alike(len)
         for worker in range(WORKERS):
-            held = self.alike(lambda mirror: mirror.held(worker))
-            remembered = self.alike(lambda mirror: mirror.remembered(worker))
+            held = self.alike(methodcaller("held", worker))
+            remembered = self.alike(methodcaller("remembered", worker))
             assert held <= remembered <= MAX_BLOCKS
         asked = self.seen + [[block] for chain in self.seen for block in set(chain)]
         for chain in asked:
-            self.alike(lambda mirror: mirror.longest_prefix(hashes(chain)).tolist())
+            native, twin = (mirror.longest_prefix(hashes(chain)) for mirror in self.pair)
+            assert native.tolist() == twin.tolist()
 
 
 SameHistory.TestCase.settings = settings(

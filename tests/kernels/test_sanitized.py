@@ -17,3 +17,10 @@ def test_lives_of_virtual_workers_run_clean(sanitized_replay: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "each told alike" in done.stdout
+
+
+def test_histories_of_mirrors_run_clean(sanitized_replay: Path) -> None:
+    command = ["sh", str(sanitized_replay), "mirrors", str(1000 * EFFORT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "as the list says" in done.stdout
