@@ -4,7 +4,8 @@
 //
 // One record a block in a flat array, linked by 32-bit numbers; an open-addressing table of such
 // numbers, each beside 32 bits of the mixed hash, finds it. Probing, and shifting followers back
-// when one goes, thus looks at the table only. Emptied records are used again before the array grows.
+// when one goes, thus looks at the table only. Emptied records are used again before the array
+// grows.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,7 @@ class Recency {
   // What a chain met when it was touched.
   struct Met {
     std::size_t hit_blocks;  // leading blocks that were resident
-    std::vector<Run> runs;   // of the leading blocks; at most kRuns, none for unseen ones at the end
+    std::vector<Run> runs;   // of the leading blocks, at most kRuns; unseen ones end the last one
   };
 
   static constexpr std::size_t kRuns = 32;
