@@ -112,13 +112,14 @@ def check_together(config: Config) -> list[str]:
 
 def _workers(value: Any) -> tuple[str, ...]:
     """Canonical texts of the workers given."""
-    seen: set[str] = set()
+    seen: dict[str, set[int | None]] = {}
 
     def text_of(one: object) -> str:
         spec = worker_spec_of(one)
-        if spec.url in seen:
-            raise WorkerSpecError(f"{spec.url} is given twice")
-        seen.add(spec.url)
+        ranks = seen.setdefault(spec.url, set())
+        if ranks and (spec.rank in ranks or None in ranks or spec.rank is None):
+            raise WorkerSpecError(f"{spec.name} is given twice")
+        ranks.add(spec.rank)
         return str(spec)
 
     return _each(value, text_of)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.config import Config
 from router.core.settings import CoreSettings
-from router.fleet_io.member import FleetTerms
+from router.fleet_io.context import FleetTerms
 from router.http.inference import InferenceTerms
 from router.http.relay.reply import RelayLimits, Timeouts
 from router.http.scan import ScanLimits
