@@ -23,8 +23,8 @@ from router.config import Config
 from router.config_keys import value_at
 from router.config_load import reloadable
 from router.core.core import RouterCore
+from router.fleet_io.context import FleetContext
 from router.fleet_io.manager import FleetManager
-from router.fleet_io.member import FleetContext
 from router.http.admin_app import AdminApi
 from router.http.client_app import client_app
 from router.http.decisions import DecisionLog

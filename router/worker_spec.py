@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from policies.facts import Role
+from router.events.source import MAX_RANK, endpoint_at_rank
 
-KINDS = ("warmroute", "vllm", "openai")
+KINDS = ("warmroute", "vllm", "sglang", "trtllm", "triton", "openai")
 ROLES = ("both", "prefill", "decode")
 MAX_SPEC_CHARACTERS = 4_096
+MAX_KV_TOKENS = 10**12
+BIND = "bind:"  # before an endpoint that the router binds and engines connect to
+POLL = "poll"  # events are asked for by HTTP
 _ENDPOINTS = ("tcp://", "ipc://")
 
 
@@ -31,9 +35,13 @@ class WorkerSpec:
     url: str  # http(s)://host[:port][/path], without a slash at its end
     kind: str | None = None  # one of KINDS
     model: str | None = None  # the only model to use it for
+    rank: int | None = None  # the only data-parallel rank of its engine to use
     block_size: int | None = None  # tokens, 1..4096
-    events: str | None = None  # ZMQ endpoint of its KV events, or "none"
+    kv_tokens: float | None = None  # its whole KV cache, of one rank
+    events: str | None = None  # ZMQ endpoint of its KV events, "bind:" one, "poll" or "none"
     replay: str | None = None  # ZMQ endpoint that replays them
+    topic: str | None = None  # of its events: a prefix, or with "bind:" the whole of it
+    metrics: str | None = None  # URL of its load figures, where it is not the usual one
     role: Role = "both"
     max_requests: float | None = None  # unfinished requests, at least 1
     max_queued_tokens: float | None = None  # prefill tokens not yet computed, at least 1
@@ -41,21 +49,37 @@ class WorkerSpec:
     weight: float = 1.0  # its speed relative to the default before it is measured, 0.01..100
 
     def __post_init__(self) -> None:
-        _check_url(self.url)
+        _check_url("url", self.url)
         _one_of("kind", self.kind, (None, *KINDS))
         _one_of("role", self.role, ROLES)
         if self.model is not None and not self.model:
             raise WorkerSpecError("model is empty")
-        for name in ("url", "model", "events", "replay"):
+        for name in ("url", "model", "events", "replay", "topic", "metrics"):
             if "," in (getattr(self, name) or ""):
                 raise WorkerSpecError(f"{name} has a comma, which separates options")
+        if self.rank is not None and not 0 <= self.rank <= MAX_RANK:
+            raise WorkerSpecError(f"rank is {self.rank}; allowed: 0..{MAX_RANK}")
+        if self.metrics is not None:
+            _check_url("metrics", self.metrics)
+        self._check_events()
+        self._check_numbers()
+
+    def _check_events(self) -> None:
+        if self.events not in ("none", POLL):
+            bound = (self.events or "").removeprefix(BIND) if self.events else None
+            _check_endpoint("events", self.events, bound, f', {BIND}tcp://..., "{POLL}" or "none"')
+        _check_endpoint("replay", self.replay, self.replay, "")
+        for name in ("replay", "topic"):
+            if getattr(self, name) is not None and self.events in ("none", POLL):
+                raise WorkerSpecError(f"{name} is given, but events={self.events}")
+        if len((self.topic or "").encode()) > 1024:
+            raise WorkerSpecError("topic is longer than 1024 bytes")
+
+    def _check_numbers(self) -> None:
         if self.block_size is not None and not 1 <= self.block_size <= 4096:
             raise WorkerSpecError(f"block_size is {self.block_size}; allowed: 1..4096 tokens")
-        if self.events != "none":
-            _check_endpoint("events", self.events, 'or "none"')
-        _check_endpoint("replay", self.replay, "")
-        if self.replay is not None and self.events == "none":
-            raise WorkerSpecError("replay is given, but events=none")
+        if self.kv_tokens is not None and not 1.0 <= self.kv_tokens <= MAX_KV_TOKENS:
+            raise WorkerSpecError(f"kv_tokens is {self.kv_tokens:g}; allowed: 1..1e12 tokens")
         for name in ("max_requests", "max_queued_tokens"):
             limit = getattr(self, name)
             if limit is not None and not 1.0 <= limit < math.inf:
@@ -64,6 +88,11 @@ class WorkerSpec:
             raise WorkerSpecError(f"max_kv_fraction is {self.max_kv_fraction:g}; allowed: (0, 1]")
         if not 0.01 <= self.weight <= 100.0:
             raise WorkerSpecError(f"weight is {self.weight:g}; allowed: 0.01..100")
+
+    @property
+    def name(self) -> str:
+        """What people call it: its URL, of a rank `URL#rank`."""
+        return self.url if self.rank is None else f"{self.url}#{self.rank}"
 
     def __str__(self) -> str:
         """The specification that `parse_worker_spec` reads back as this one."""
@@ -76,8 +105,26 @@ class WorkerSpec:
 
 
 KEYS = tuple(entry.name for entry in fields(WorkerSpec))
-_INTEGERS = ("block_size",)
-_NUMBERS = ("max_requests", "max_queued_tokens", "max_kv_fraction", "weight")
+_INTEGERS = ("block_size", "rank")
+_NUMBERS = ("kv_tokens", "max_requests", "max_queued_tokens", "max_kv_fraction", "weight")
+
+
+def of_rank(spec: WorkerSpec, rank: int) -> WorkerSpec:
+    """The options of data-parallel rank `rank` of the engine that `spec` names as a whole.
+
+    Its event endpoints are those of rank 0, the others' are counted up from there
+    (`events.source.at_rank`). Raises WorkerSpecError where there are none.
+    """
+    events, replay = spec.events, spec.replay
+    try:
+        if events is not None and events not in ("none", POLL):
+            bind = BIND if events.startswith(BIND) else ""
+            events = bind + endpoint_at_rank(events.removeprefix(BIND), rank)
+        if replay is not None:
+            replay = endpoint_at_rank(replay, rank)
+    except ValueError as error:
+        raise WorkerSpecError(f"events of rank {rank}: {error}") from error
+    return replace(spec, rank=rank, events=events, replay=replay)
 
 
 def parse_worker_spec(text: str) -> WorkerSpec:
@@ -136,26 +183,27 @@ def _coerce(key: str, value: object) -> str | int | float:
     return int(number)
 
 
-def _check_url(url: str) -> None:
+def _check_url(name: str, url: str) -> None:
+    shown = repr(url) if name == "url" else f"{name} {url!r}"
     try:
         parts = urlsplit(url)
         port = parts.port
         (parts.hostname or "").encode("idna")
     except ValueError as error:
-        raise WorkerSpecError(f"url: {error}") from error
+        raise WorkerSpecError(f"{name}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise WorkerSpecError(f"{url!r} is not of the form http(s)://host[:port][/path]")
+        raise WorkerSpecError(f"{shown} is not of the form http(s)://host[:port][/path]")
     if parts.username is not None or parts.password is not None:
         # It would be shown in lists and logs. The text is not repeated for the same reason.
-        raise WorkerSpecError("the url carries a user or password; a worker's address may not")
+        raise WorkerSpecError(f"the {name} carries a user or password; a worker's address may not")
     if parts.query or parts.fragment or any(c.isspace() or not c.isprintable() for c in url):
-        raise WorkerSpecError(f"{url!r} has a query, a fragment or a blank")
+        raise WorkerSpecError(f"{shown} has a query, a fragment or a blank")
 
 
-def _check_endpoint(name: str, endpoint: str | None, other: str) -> None:
+def _check_endpoint(name: str, given: str | None, endpoint: str | None, other: str) -> None:
     if endpoint is None or (endpoint.startswith(_ENDPOINTS) and len(endpoint) > len("tcp://")):
         return
-    raise WorkerSpecError(f"{name} is {endpoint!r}; allowed: tcp://host:port, ipc://path {other}")
+    raise WorkerSpecError(f"{name} is {given!r}; allowed: tcp://host:port, ipc://path{other}")
 
 
 def _one_of(name: str, value: str | None, allowed: tuple[str | None, ...]) -> None:

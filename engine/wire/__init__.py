@@ -29,7 +29,7 @@ from engine.wire.frames import (
     replay_frames,
     replay_request,
 )
-from engine.wire.metrics import EngineLoad, parse_load
+from engine.wire.metrics import EngineLoad, parse_load, parse_loads
 from engine.wire.seeds import chain_seed
 from engine.wire.snapshot import Snapshot, decode_snapshot, encode_snapshot
 
@@ -53,6 +53,7 @@ __all__ = [
     "live_frames",
     "parse_live",
     "parse_load",
+    "parse_loads",
     "parse_replay",
     "parse_replay_request",
     "replay_end",

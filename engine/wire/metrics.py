@@ -1,19 +1,18 @@
 """vLLM's metric names, and a small parser of the load figures a router wants from them.
 
 Names and meanings: vLLM `v1/metrics/loggers.py`, 0.9 to 0.33. Counters carry `_total` in the
-text. Series of several data-parallel ranks (label `engine`) are added up, fractions averaged.
+text. The label `engine` is the data-parallel rank; `parse_load` adds ranks up and averages
+fractions.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 
 import msgspec
 
 from engine.wire.errors import WireError
-
-MAX_TEXT_BYTES = 8 << 20
-MAX_VALUE = 1e18  # of a series: no count of anything is larger
+from engine.wire.prometheus import Sample, label_count, samples
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -31,19 +30,14 @@ TTFT = "vllm:time_to_first_token_seconds"
 INTER_TOKEN = "vllm:inter_token_latency_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
 CACHE_CONFIG = "vllm:cache_config_info"
+SLEEP_STATE = "vllm:engine_sleep_state"  # label `sleep_state`; one of its series is 1
 
-_WANTED = {
-    RUNNING: "running",
-    WAITING: "waiting",
-    KV_USAGE: "kv_usage",
-    KV_USAGE_OLD: "kv_usage_old",
-    PREFIX_QUERIES: "queries",
-    PREFIX_HITS: "hits",
-    PREFIX_QUERIES_OLD: "queries_old",
-    PREFIX_HITS_OLD: "hits_old",
-    CACHE_CONFIG: "config",
-}
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+MAX_RANKS = 4_096
+_RANK = "engine"  # the label
+_WANTED = (
+    *(RUNNING, WAITING, KV_USAGE, KV_USAGE_OLD, CACHE_CONFIG, SLEEP_STATE),
+    *(PREFIX_QUERIES, PREFIX_HITS, PREFIX_QUERIES_OLD, PREFIX_HITS_OLD),
+)
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
@@ -57,6 +51,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     prefix_query_tokens: int | None = None  # since start
     prefix_hit_tokens: int | None = None  # since start
     model_name: str | None = None
+    asleep: bool = False  # its weights are put away; it answers health probes all the same
 
     @property
     def kv_capacity_tokens(self) -> int | None:
@@ -67,78 +62,57 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
 
 def parse_load(text: str) -> EngineLoad:
-    """The load in a Prometheus exposition; raises WireError naming the bad line."""
-    if len(text) > MAX_TEXT_BYTES:
-        raise WireError(f"metrics of {len(text)} characters; at most {MAX_TEXT_BYTES}")
+    """The load in a Prometheus exposition, ranks added up; raises WireError naming the bad line."""
+    return _load_of(list(samples(text, _WANTED)))
+
+
+def parse_loads(text: str) -> dict[int, EngineLoad]:
+    """The load of each rank, at least one. Series that name no rank count for each of them.
+
+    Raises WireError, also where a rank lacks its requests.
+    """
+    by_rank: dict[int, list[Sample]] = {}
+    of_all: list[Sample] = []
+    for sample in samples(text, _WANTED):
+        rank = label_count(sample, _RANK)
+        (of_all if rank is None else by_rank.setdefault(rank, [])).append(sample)
+    if len(by_rank) > MAX_RANKS:
+        raise WireError(f"metrics of {len(by_rank)} ranks; at most {MAX_RANKS}")
+    return {rank: _load_of([*own, *of_all]) for rank, own in (by_rank or {0: []}).items()}
+
+
+def _load_of(found: Iterable[Sample]) -> EngineLoad:
     values: dict[str, list[float]] = {}
     model_name: str | None = None
     block_size: int | None = None
-    blocks: list[int] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.startswith("vllm:"):
-            continue
-        key = _WANTED.get(_base_name(line))
-        if key is None:
-            continue
-        labels, value = _sample(line, number)
-        if key == "config":
-            block_size = _config_int(labels, "block_size", number) or block_size
-            blocks.append(_config_int(labels, "num_gpu_blocks", number) or 0)
+    blocks = 0
+    awake: list[bool] = []
+    for sample in found:
+        if sample.name == CACHE_CONFIG:
+            block_size = label_count(sample, "block_size") or block_size
+            blocks += label_count(sample, "num_gpu_blocks") or 0
+        elif sample.name == SLEEP_STATE:
+            if sample.value == 1:
+                awake.append(sample.labels.get("sleep_state") == "awake")
         else:
-            values.setdefault(key, []).append(value)
-            model_name = model_name or labels.get("model_name")
-    if "running" not in values or "waiting" not in values:
+            values.setdefault(sample.name, []).append(sample.value)
+            model_name = model_name or sample.labels.get("model_name")
+    if RUNNING not in values or WAITING not in values:
         raise WireError(f"metrics without {RUNNING} and {WAITING}: not a vLLM-like engine")
-    usage = values.get("kv_usage") or values.get("kv_usage_old")
+    usage = values.get(KV_USAGE) or values.get(KV_USAGE_OLD)
     return EngineLoad(
-        running=int(sum(values["running"])),
-        waiting=int(sum(values["waiting"])),
+        running=int(sum(values[RUNNING])),
+        waiting=int(sum(values[WAITING])),
         kv_usage=sum(usage) / len(usage) if usage else None,
         block_size=block_size,
-        num_gpu_blocks=sum(blocks) or None,
-        prefix_query_tokens=_total(values, "queries"),
-        prefix_hit_tokens=_total(values, "hits"),
+        num_gpu_blocks=blocks or None,
+        prefix_query_tokens=_total(values, PREFIX_QUERIES, PREFIX_QUERIES_OLD),
+        prefix_hit_tokens=_total(values, PREFIX_HITS, PREFIX_HITS_OLD),
         model_name=model_name,
+        asleep=bool(awake) and not any(awake),
     )
 
 
-def _base_name(line: str) -> str:
-    """The metric's name without labels and without a counter's suffix."""
-    return line.split("{", 1)[0].split(" ", 1)[0].removesuffix("_total")
-
-
-def _sample(line: str, number: int) -> tuple[dict[str, str], float]:
-    labels: dict[str, str] = {}
-    rest = line.partition(" ")[2]
-    if "{" in line:
-        inside, brace, rest = line.partition("{")[2].rpartition("}")
-        if not brace:
-            raise WireError(f"metrics line {number}: labels are not closed")
-        labels = {name: _unescaped(value) for name, value in _LABEL.findall(inside)}
-    try:
-        value = float(rest.split()[0])
-    except (IndexError, ValueError) as error:
-        raise WireError(f"metrics line {number}: no number after the name") from error
-    if not 0 <= value <= MAX_VALUE:
-        raise WireError(f"metrics line {number}: {value} is not a load")
-    return labels, value
-
-
-def _unescaped(value: str) -> str:
-    if "\\" not in value:
-        return value
-    return re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], value)
-
-
-def _config_int(labels: dict[str, str], name: str, number: int) -> int | None:
-    text = labels.get(name)
-    if text is None or text == "None":
-        return None
-    if not text.isascii() or not text.isdecimal() or len(text) > 12:
-        raise WireError(f"metrics line {number}: {name}={text[:40]!r} is not a count")
-    return int(text)
-
-
-def _total(values: dict[str, list[float]], key: str) -> int | None:
-    series = values.get(key) or values.get(key + "_old")
+def _total(values: dict[str, list[float]], name: str, old: str) -> int | None:
+    series = values.get(name) or values.get(old)
     return None if series is None else int(sum(series))

@@ -1,4 +1,8 @@
-"""The fleet: workers join, drain and leave; each is followed by one task."""
+"""The fleet: workers join, drain and leave; each is followed by one task.
+
+An operator names an engine by its URL; where it has several data-parallel ranks, each becomes a
+worker of its own (`URL#rank`), as soon as the engine says so.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,18 @@ from dataclasses import replace
 
 from policies.facts import WorkerChange
 from router.core.roster import TableFullError
-from router.fleet_io.member import FleetContext, Member
-from router.worker_spec import WorkerSpec
+from router.fleet_io.context import FleetContext
+from router.fleet_io.member import Member, Named
+from router.worker_spec import WorkerSpec, WorkerSpecError, of_rank
 
 log = logging.getLogger(__name__)
 
 _RELOAD = "configuration reload"
+_RANKS = "its engine's ranks"
 
 
 class DuplicateWorkerError(Exception):
-    """The URL is in the fleet already."""
+    """The URL, or this rank of it, is in the fleet already."""
 
 
 class FleetManager:
@@ -47,23 +53,63 @@ class FleetManager:
         Raises DuplicateWorkerError or TableFullError.
         """
         for member in self.members.values():
-            if member.spec.url == spec.url and not member.leaving:
-                raise DuplicateWorkerError(f"{spec.url} is worker {member.worker_id} already")
+            ranks = (spec.rank, member.named.spec.rank)
+            clash = None in ranks or spec.rank == member.spec.rank
+            if member.spec.url == spec.url and clash and not member.leaving:
+                raise DuplicateWorkerError(f"{spec.name} is worker {member.worker_id} already")
+        return self._add(spec, Named(spec), by)
+
+    def _add(self, spec: WorkerSpec, named: Named, by: str) -> Member:
         if len(self.members) >= self._max_workers:
             raise TableFullError(f"all {self._max_workers} worker slots are taken (limits.workers)")
-        member = Member(self._next_id, spec, self._context)
+        member = Member(self._next_id, spec, named, self._context, self._fits)
         self._next_id += 1
         self.members[member.worker_id] = member
         task = asyncio.create_task(member.run(), name=f"worker {member.worker_id}")
         task.add_done_callback(_shout)
         self._tasks[member.worker_id] = task
-        log.info("worker %d (%s) added, by %s", member.worker_id, spec.url, by)
+        log.info("worker %d (%s) added, by %s", member.worker_id, spec.name, by)
         return member
 
+    def at_url(self, url: str) -> list[Member]:
+        """All workers there, ranks of one engine, but those that are gone."""
+        return [member for member in self.members.values() if member.spec.url == url]
+
     def leave(self, member: Member, by: str) -> None:
-        """Drain it, and remove it once idle (`sweep`); `by` says in the log who asked for it."""
+        """Drain it, and remove it once idle (`sweep`); `by` says in the log who asked for it.
+
+        A rank does not come back by itself, even if its engine begins anew.
+        """
+        _without(member)
+        self._leave(member, by)
+
+    def _leave(self, member: Member, by: str) -> None:
         member.leaving = True
         member.drain(f"{by}, to be removed when idle")
+
+    def _fits(self, member: Member, ranks: tuple[int, ...]) -> bool:
+        """Whether it stands for what it should, now that its engine has these `ranks`.
+
+        Adds a member for each rank that has none. One whose rank is gone takes one that nobody
+        has, else it leaves.
+        """
+        named = member.named
+        if named.spec.rank is not None or member.leaving:
+            return True
+        wanted: tuple[int | None, ...] = ranks if len(ranks) > 1 else (None,)
+        has = {m.spec.rank for m in self.members.values() if m.named is named and not m.leaving}
+        missing = [rank for rank in wanted if rank not in has and rank not in named.without]
+        fits = member.spec.rank in wanted
+        try:
+            if not fits and missing:
+                member.spec = _spec_of(named, missing.pop(0))
+            elif not fits:
+                self._leave(member, _RANKS)
+            for rank in missing:
+                self._add(_spec_of(named, rank), named, _RANKS)
+        except (TableFullError, WorkerSpecError) as error:
+            log.warning("%s: not all of its %d ranks: %s", named.spec.url, len(ranks), error)
+        return fits
 
     async def remove(self, member: Member, how: str) -> None:
         """Remove it now: what runs there is cut off and retried elsewhere where possible.
@@ -71,7 +117,8 @@ class FleetManager:
         `how` goes to the log. Cancelling this stops the waiting only; the removal goes on.
         """
         if member.worker_id in self._tasks:
-            log.info("worker %d (%s) removed, %s", member.worker_id, member.spec.url, how)
+            _without(member)
+            log.info("worker %d (%s) removed, %s", member.worker_id, member.spec.name, how)
         await self._part_from(member)
 
     async def _part_from(self, member: Member) -> None:
@@ -100,24 +147,30 @@ class FleetManager:
         Other thresholds or another weight change a worker in place. Returns what could not be
         done, and why.
         """
-        wanted = {spec.url: spec for spec in specs}
-        for member in list(self.members.values()):
-            if member.leaving:
-                continue
-            spec = wanted.get(member.spec.url)
-            if spec is None or not _same_but_thresholds(spec, member.spec):
-                self.leave(member, _RELOAD)
-                continue
-            del wanted[spec.url]
-            if spec != member.spec:
-                member.respec(spec)
+        wanted = {(spec.url, spec.rank): spec for spec in specs}
+        for named in {id(m.named): m.named for m in self.members.values()}.values():
+            staying = [m for m in self.members.values() if m.named is named and not m.leaving]
+            spec = wanted.get((named.spec.url, named.spec.rank))
+            if spec is None or not _same_but_thresholds(spec, named.spec):
+                for member in staying:
+                    self._leave(member, _RELOAD)
+            elif staying:
+                del wanted[spec.url, spec.rank]
+                self._respec(named, spec, staying)
         refused = []
         for spec in wanted.values():
             try:
                 self.add(spec, _RELOAD)
-            except TableFullError as error:
-                refused.append(f"worker {spec.url}: {error}")
+            except (TableFullError, DuplicateWorkerError) as error:
+                refused.append(f"worker {spec.name}: {error}")
         return refused
+
+    def _respec(self, named: Named, spec: WorkerSpec, members: Iterable[Member]) -> None:
+        if spec == named.spec:
+            return
+        named.spec = spec
+        for member in members:
+            member.respec(_spec_of(named, member.spec.rank))
 
     async def aclose(self) -> None:
         """Stop following everybody."""
@@ -131,6 +184,19 @@ async def _close(member: Member, task: asyncio.Task[None]) -> None:
     """Wait for its follower's end, and close its connections."""
     await asyncio.wait([task])
     await member.upstream.aclose()
+
+
+def _spec_of(named: Named, rank: int | None) -> WorkerSpec:
+    """The options of one member of `named`. Raises WorkerSpecError."""
+    if rank is None or named.spec.rank is not None:
+        return named.spec
+    return of_rank(named.spec, rank)
+
+
+def _without(member: Member) -> None:
+    """An operator takes one rank out."""
+    if member.named.spec.rank is None and member.spec.rank is not None:
+        member.named.without.add(member.spec.rank)
 
 
 def _same_but_thresholds(one: WorkerSpec, other: WorkerSpec) -> bool:

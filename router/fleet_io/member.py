@@ -7,81 +7,69 @@ import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
 import aiohttp
-import zmq.asyncio
 
 from engine.wire import WireError
-from policies.facts import KvEvents, LoadReport, ReplayEnd, WorkerChange
+from policies.facts import WorkerChange
 from router.events.feed import Feed, open_feed
-from router.events.hub import Hubs
 from router.events.telling import FeedContext
-from router.fleet_io.recognize import (
-    Recognized,
-    UnrecognizedError,
-    recognize,
-    scrape,
-    with_thresholds,
-)
-from router.http.relay.reply import RelayLimits
+from router.fleet_io.context import FRESH, End, FleetContext, refused
+from router.fleet_io.context import FleetTerms as FleetTerms
+from router.fleet_io.engines.adapter import UnrecognizedError
+from router.fleet_io.loads import report_loads
+from router.fleet_io.recognize import NoSuchRankError, Recognized, recognize, with_thresholds
 from router.http.relay.upstream import Upstream
 from router.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
 _DOWN_AFTER = 2  # health probes in a row that fail
-_SCRAPES_PER_S_MAX = 200.0  # of the whole fleet; a larger fleet is scraped less often
 
 State = Literal["ready", "draining", "down"]
-End = Literal["down", "anew", "broken"]
-WorkerFact = WorkerChange | LoadReport | KvEvents | ReplayEnd
-
-
-@dataclass(frozen=True, slots=True)
-class FleetTerms:
-    """Times and bounds of following workers. Lifetime: process, replaced on reload."""
-
-    probe_s: float  # one health probe, scrape or recognition
-    load_report_s: float  # between two scrapes of one worker
-    health_s: float  # between two health probes of one worker
-    backlog_batches: int
-    relay: RelayLimits
 
 
 @dataclass(slots=True)
-class FleetContext:
-    """What all members share. Lifetime: process."""
+class Named:
+    """A worker as its operator named it: one member, or one for each rank of its engine."""
 
-    http: aiohttp.ClientSession
-    zmq: zmq.asyncio.Context
-    clock: Callable[[], float]
-    tell: Callable[[WorkerFact], None]
-    terms: FleetTerms
-    hubs: Hubs = field(default_factory=Hubs)  # of event addresses that members share
-    members: dict[int, Member] = field(default_factory=dict)
+    spec: WorkerSpec
+    without: set[int] = field(default_factory=set)  # ranks that the operator took out again
 
-    @property
-    def scrape_interval_s(self) -> float:
-        """Seconds between two scrapes of one worker."""
-        return max(self.terms.load_report_s, len(self.members) / _SCRAPES_PER_S_MAX)
+
+Fits = Callable[["Member", tuple[int, ...]], bool]
 
 
 class Member:
     """Lifetime: worker. `run` ends when cancelled."""
 
-    def __init__(self, worker_id: int, spec: WorkerSpec, context: FleetContext) -> None:
+    def __init__(
+        self, worker_id: int, spec: WorkerSpec, named: Named, context: FleetContext, fits: Fits
+    ) -> None:
+        """`fits` is asked whether `spec` is right for an engine of these ranks; it may change
+        it, or let the member leave.
+        """
         self.worker_id = worker_id
         self.spec = spec
+        self.named = named
         self.recognized: Recognized | None = None
         self.feed: Feed | None = None
         self.trouble = ""  # why it is not ready, for people
         self.draining = False
         self.leaving = False  # to be removed once idle
         self._state: State = "down"  # as last told; before that nobody knows of it
+        self._advice = ""  # as last given
         self._context = context
+        self._fits = fits
         self.upstream = _upstream(spec.url, context)
+
+    @property
+    def rank(self) -> int | None:
+        """What its engine calls its data-parallel rank; None: it is not one of several."""
+        return None if self.recognized is None else self.recognized.address
 
     async def run(self) -> None:
         """Recognize it, follow it until it is down, and begin again."""
@@ -89,7 +77,7 @@ class Member:
             recognized = with_thresholds(await self._recognized(), self.spec)
             self._tell_state("draining" if self.draining else "ready", recognized)
             end = await self._follow(recognized)
-            log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.url, self.trouble)
+            log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.name, self.trouble)
             self._tell_state("down", None)
             if end == "anew":  # it serves, though not with the cache we knew
                 self._tell_state("draining" if self.draining else "ready", None)
@@ -109,9 +97,9 @@ class Member:
 
         A defect in one must not end the worker's life here: it is told, and all begin again.
         """
-        tasks: list[asyncio.Task[End]] = [asyncio.create_task(self._until_down())]
-        if recognized.reports_load:
-            tasks.append(asyncio.create_task(self._scrape_loads()))
+        tasks: list[asyncio.Task[End]] = [asyncio.create_task(self._until_down(recognized))]
+        if recognized.loads is not None:
+            tasks.append(asyncio.create_task(self._report_loads(recognized)))
         if recognized.source is not None:
             self.feed = self._open_feed(recognized)
             tasks.append(asyncio.create_task(_endless(self.feed)))
@@ -144,7 +132,7 @@ class Member:
 
     def drain(self, by: str) -> None:
         """Send it nothing new; what runs there finishes. `by` says in the log who asked for it."""
-        log.info("worker %d (%s) is draining, by %s", self.worker_id, self.spec.url, by)
+        log.info("worker %d (%s) is draining, by %s", self.worker_id, self.spec.name, by)
         self.draining = True
         if self._state == "ready":
             self._tell_state("draining", None)
@@ -152,35 +140,45 @@ class Member:
     async def _recognized(self) -> Recognized:
         terms = self._context.terms
         while True:
+            spec = self.spec
             try:
-                recognized = await recognize(self._context.http, self.spec, terms.probe_s)
+                recognized = await recognize(self._context.http, spec, terms.probe_s)
+                fits = self._fits(self, recognized.ranks)
+            except NoSuchRankError as error:
+                fits = self._fits(self, error.ranks)
+                self._not_recognized(str(error))
             except (UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError) as error:
-                trouble = str(error) or type(error).__name__
-                if trouble != self.trouble:
-                    log.info(
-                        "worker %d (%s) is not recognized: %s",
-                        self.worker_id,
-                        self.spec.url,
-                        trouble,
-                    )
-                self.trouble = trouble
-                await asyncio.sleep(terms.health_s)
+                fits = False
+                self._not_recognized(str(error) or type(error).__name__)
             else:
-                self._announce(recognized)
-                self.recognized = recognized
-                self.trouble = ""
-                return recognized
+                if fits:
+                    self._announce(recognized)
+                    self.recognized = recognized
+                    self.trouble = ""
+                    return recognized
+            if fits or self.spec == spec:  # else it is asked anew, with other options, at once
+                await asyncio.sleep(terms.health_s)
+
+    def _not_recognized(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            log.info(
+                "worker %d (%s) is not recognized: %s", self.worker_id, self.spec.name, trouble
+            )
+        self.trouble = trouble
 
     def _announce(self, recognized: Recognized) -> None:
         back = "worker %d (%s) is back: %s"
         joined = "worker %d (%s) joined: %s"
         line = joined if self.recognized is None else back
-        log.info(line, self.worker_id, self.spec.url, recognized)
+        log.info(line, self.worker_id, self.spec.name, recognized)
+        if recognized.advice not in ("", self._advice):
+            self._advice = recognized.advice
+            log.warning("worker %d (%s): %s", self.worker_id, self.spec.name, self._advice)
 
     def _open_feed(self, recognized: Recognized) -> Feed:
         assert recognized.source is not None
         context = self._context
-        shared = FeedContext(
+        feeds = FeedContext(
             http=context.http,
             zmq=context.zmq,
             clock=context.clock,
@@ -189,58 +187,37 @@ class Member:
             timeout_s=context.terms.probe_s,
             backlog_batches=context.terms.backlog_batches,
         )
-        return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], shared)
+        return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
 
-    async def _until_down(self) -> End:
+    async def _until_down(self, recognized: Recognized) -> End:
         failures = 0
+        where = f"GET {recognized.health.path}"
         while failures < _DOWN_AFTER:
             await asyncio.sleep(self._context.terms.health_s)
             try:
                 self.trouble = await self._complaint()
             except (aiohttp.ClientError, TimeoutError) as error:
-                self.trouble = f"GET /health: {str(error) or type(error).__name__}"
-                if _refused(error):
+                self.trouble = f"{where}: {str(error) or type(error).__name__}"
+                if refused(error):
                     return "down"
             failures = failures + 1 if self.trouble else 0
         return "down"
 
     async def _complaint(self) -> str:
         """What is wrong by its own account; empty when nothing is."""
-        timeout = aiohttp.ClientTimeout(total=self._context.terms.probe_s)
-        url = f"{self.spec.url}/health"
-        async with self._context.http.get(url, timeout=timeout, allow_redirects=False) as reply:
-            return "" if reply.status < 500 else f"GET /health answered {reply.status}"
+        assert self.recognized is not None
+        context, health = self._context, self.recognized.health
+        url = f"{self.spec.url}{health.path}"
+        ask = partial(_status, context.http, url, max(context.terms.probe_s, health.least_s))
+        fresh_s = context.terms.health_s * FRESH
+        status: int = await context.answers.to(url).get(ask, context.clock, fresh_s)
+        return "" if status < health.below else f"GET {health.path} answered {status}"
 
-    async def _scrape_loads(self) -> End:
-        """Tell the core its load, until the figures show that its engine began anew or is gone."""
-        context = self._context
-        queried_tokens = 0
-        timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
-        while True:
-            try:
-                load = await scrape(context.http, self.spec.url, timeout)
-            except (WireError, aiohttp.ClientError, TimeoutError) as error:
-                log.debug("worker %d: no load report: %r", self.worker_id, error)
-                if _refused(error):
-                    self.trouble = f"GET /metrics: {error}"
-                    return "down"
-            else:
-                if (load.prefix_query_tokens or 0) < queried_tokens:
-                    self.trouble = "its engine was started anew: its counters went back"
-                    return "anew"
-                queried_tokens = load.prefix_query_tokens or 0
-                capacity = load.kv_capacity_tokens
-                used = load.kv_usage * capacity if load.kv_usage is not None and capacity else None
-                context.tell(
-                    LoadReport(
-                        now_s=context.clock(),
-                        worker_id=self.worker_id,
-                        running=load.running,
-                        waiting=load.waiting,
-                        kv_used_tokens=float("nan") if used is None else used,
-                    )
-                )
-            await asyncio.sleep(context.scrape_interval_s)
+    async def _report_loads(self, recognized: Recognized) -> End:
+        end, self.trouble = await report_loads(
+            self.worker_id, self.spec.rank, recognized, self._context
+        )
+        return end
 
     def _tell_state(self, state: State, recognized: Recognized | None) -> None:
         self._state = state
@@ -248,16 +225,15 @@ class Member:
         self._context.tell(WorkerChange(self._context.clock(), self.worker_id, state, facts))
 
 
+async def _status(http: aiohttp.ClientSession, url: str, timeout_s: float) -> int:
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with http.get(url, timeout=timeout, allow_redirects=False) as reply:
+        return reply.status
+
+
 async def _endless(feed: Feed) -> End:
     await feed.run()
     return "broken"
-
-
-def _refused(error: Exception) -> bool:
-    """Nobody listens at its port: there is no engine any more, and no need to ask again."""
-    return isinstance(error, aiohttp.ClientConnectorError) and isinstance(
-        error.os_error, ConnectionRefusedError
-    )
 
 
 def _upstream(url: str, context: FleetContext) -> Upstream:

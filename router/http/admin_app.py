@@ -53,6 +53,8 @@ class AdminApi:
         app.router.add_get("/workers/{id}", self.show_worker)
         app.router.add_delete("/workers/{id}", self.remove_worker)
         app.router.add_post("/workers/{id}/drain", self.drain_worker)
+        app.router.add_delete("/workers", self.remove_ranks)
+        app.router.add_post("/workers/drain", self.drain_ranks)
         app.router.add_get("/kv", self.kv)
         app.router.add_get("/explain", self.latest_decisions)
         app.router.add_post("/explain", self.explain)
@@ -85,17 +87,31 @@ class AdminApi:
         member.drain(_REQUEST)
         return json_response(self._shown(member))
 
+    async def drain_ranks(self, request: web.Request) -> web.StreamResponse:
+        """The same for all workers at one URL, the ranks of one engine: `?url=URL`."""
+        members = self._at_url(request)
+        for member in members:
+            member.drain(_REQUEST)
+        return json_response({"workers": [self._shown(member) for member in members]})
+
     async def remove_worker(self, request: web.Request) -> web.StreamResponse:
         """Remove it once idle; with `?force=true` at once, what runs there being cut off."""
         member = self._member(request.match_info["id"])
-        force = request.query.get("force", "false")
-        if force not in ("true", "false"):
-            raise ClientError(400, "`force` must be true or false", "force")
-        if force == "true":
+        shown = await self._remove(member, _forced(request))
+        return json_response(shown, status=200 if shown["state"] == "gone" else 202)
+
+    async def remove_ranks(self, request: web.Request) -> web.StreamResponse:
+        """The same for all workers at one URL, the ranks of one engine: `?url=URL`."""
+        force = _forced(request)
+        shown = [await self._remove(member, force) for member in self._at_url(request)]
+        return json_response({"workers": shown}, status=200 if force else 202)
+
+    async def _remove(self, member: Member, force: bool) -> dict[str, Any]:
+        if force:
             await self._fleet.remove(member, f"forced by {_REQUEST}")
-            return json_response({"id": member.worker_id, "state": "gone"})
+            return {"id": member.worker_id, "state": "gone"}
         self._fleet.leave(member, _REQUEST)
-        return json_response(self._shown(member), status=202)
+        return self._shown(member)
 
     async def kv(self, request: web.Request) -> web.StreamResponse:
         """All blocks that one worker is believed to hold: `?worker=ID` (router.kv_view)."""
@@ -152,6 +168,13 @@ class AdminApi:
             raise ClientError(404, f"there is no worker {text[:20]!r}; ids: {ids}")
         return member
 
+    def _at_url(self, request: web.Request) -> list[Member]:
+        url = request.query.get("url", "").rstrip("/")
+        members = self._fleet.at_url(url)
+        if not members:
+            raise ClientError(404, f"there is no worker at {url[:200]!r}; ask as ?url=URL", "url")
+        return members
+
     def _shown(self, member: Member) -> dict[str, Any]:
         core, spec = self._switchboard.core, member.spec
         worker = core.workers.get(member.worker_id)
@@ -159,6 +182,7 @@ class AdminApi:
         shown: dict[str, Any] = {
             "id": member.worker_id,
             "url": spec.url,
+            "rank": spec.rank,
             "state": "joining" if worker is None else worker.shown_state(now_s),
             "leaving": member.leaving,
             "trouble": member.trouble or None,
@@ -194,6 +218,13 @@ class AdminApi:
             "kv_known": worker.kv.known,
             "failures": worker.failures,
         }
+
+
+def _forced(request: web.Request) -> bool:
+    force = request.query.get("force", "false")
+    if force not in ("true", "false"):
+        raise ClientError(400, "`force` must be true or false", "force")
+    return force == "true"
 
 
 def _number(value: float) -> float | None:

@@ -25,6 +25,7 @@ from router.http.relay.reply import Framing, Header, ReplyHead, UpstreamRequest
 SERVER_OPTIONS: Mapping[str, Any] = MappingProxyType(
     {"handler_cancellation": True, "auto_decompress": False}
 )
+RANK_HEADER = b"x-data-parallel-rank"  # vLLM from 0.14, SGLang
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
 
 
@@ -33,10 +34,12 @@ def upstream_request(
     body: bytes,
     internal_headers: tuple[Header, ...] = (),
     keep_authorization: bool = True,
+    rank: int | None = None,
 ) -> UpstreamRequest:
     """The client's request as it came, ready for `Upstream.send`.
 
-    `keep_authorization`: False where the client's key is for this router alone.
+    `keep_authorization`: False where the client's key is for this router alone. `rank`: of the
+    worker's engine that shall answer; a client's own wish does not count then.
     """
     target = request.raw_path
     if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
@@ -44,6 +47,9 @@ def upstream_request(
     headers = tuple(request.raw_headers)
     if not keep_authorization:
         headers = tuple(h for h in headers if h[0].lower() != b"authorization")
+    if rank is not None:
+        headers = tuple(h for h in headers if h[0].lower() != RANK_HEADER)
+        internal_headers = (*internal_headers, (RANK_HEADER, b"%d" % rank))
     return UpstreamRequest(request.method, target, headers, body, internal_headers)
 
 

@@ -157,7 +157,12 @@ class Inference:
             headers = _reply_headers(action, explain)
             reply = ClientReply(request, terms.client_buffer_bytes, headers)
             outcome = await member.upstream.send(
-                upstream_request(request, body, keep_authorization=not self._tenants.asks_keys),
+                upstream_request(
+                    request,
+                    body,
+                    keep_authorization=not self._tenants.asks_keys,
+                    rank=member.rank,
+                ),
                 reply,
                 terms.timeouts,
                 ticket.first_token if arrival.stream else None,

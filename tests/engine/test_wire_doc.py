@@ -29,7 +29,7 @@ from engine.wire import (
     snapshot,
 )
 from kvkernels import chain_hashes
-from router.fleet_io import recognize
+from router.fleet_io.engines import cards, interview
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
 TOKENS = np.arange(1, 10, dtype=np.int32)
@@ -99,17 +99,17 @@ def test_the_bounds() -> None:
         ("block size", f"{events.MAX_BLOCK_SIZE:,} tokens"),
         ("raw block hash", f"{events.MAX_HASH_BYTES} bytes"),
         ("snapshot", f"{snapshot.MAX_SNAPSHOT_BYTES >> 20} MiB"),
-        ("metrics text", f"{recognize.MAX_METRICS_BYTES >> 20} MiB"),
-        ("any other answer of a worker", f"{recognize.MAX_REPLY_BYTES >> 20} MiB"),
+        ("metrics text", f"{interview.MAX_METRICS_BYTES >> 20} MiB"),
+        ("any other answer of a worker", f"{interview.MAX_REPLY_BYTES >> 20} MiB"),
     ):
         assert f"| {name} | {value} |" in PAGE
-    assert f"1 to {recognize.MAX_MODELS:,} models" in PAGE
+    assert f"1 to {cards.MAX_MODELS:,} models" in PAGE
 
 
 def test_the_names_of_the_load() -> None:
     section = PAGE.partition("## Load")[2].partition("## ")[0]
     needed = {metrics.RUNNING, metrics.WAITING}
-    others = {metrics.KV_USAGE, metrics.KV_USAGE_OLD, metrics.CACHE_CONFIG}
+    others = {metrics.KV_USAGE, metrics.KV_USAGE_OLD, metrics.CACHE_CONFIG, metrics.SLEEP_STATE}
     assert set(re.findall(r"`(vllm:\w+)`", section)) == needed | others
     yes = {row for row in section.splitlines() if row.endswith("| yes |")}
     assert {re.findall(r"`(vllm:\w+)`", row)[0] for row in yes} == needed

@@ -14,15 +14,15 @@ import aiohttp
 import pytest
 import zmq.asyncio
 
-from engine.wire import EngineLoad
 from policies.facts import WorkerChange, WorkerFacts
 from router.core.roster import TableFullError
 from router.events.source import ZmqSource
 from router.events.zmq_feed import ZmqFeed
 from router.fleet_io import member as member_module
+from router.fleet_io.context import FleetContext, FleetTerms, WorkerFact
+from router.fleet_io.engines.adapter import RankLoad, UnrecognizedError
 from router.fleet_io.manager import DuplicateWorkerError, FleetManager
-from router.fleet_io.member import FleetContext, FleetTerms, WorkerFact
-from router.fleet_io.recognize import Recognized, UnrecognizedError, with_thresholds
+from router.fleet_io.recognize import Recognized, with_thresholds
 from router.http.relay.reply import RelayLimits
 from router.worker_spec import WorkerSpec, parse_worker_spec
 
@@ -81,7 +81,7 @@ def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(0)
         facts = WorkerFacts(name=spec.url, models=("m",), block_size=16)
         source = ZmqSource("tcp://127.0.0.1:9")
-        return with_thresholds(Recognized("vllm", facts, source, False), spec)
+        return with_thresholds(Recognized("vllm", facts, source), spec)
 
     monkeypatch.setattr(member_module, "recognize", known)
     monkeypatch.setattr(member_module.Member, "_complaint", silence)
@@ -271,17 +271,17 @@ async def test_an_engine_that_began_anew_is_forgotten_without_a_moment_out_of_se
     recognitions = 0
     real = member_module.recognize
 
+    class Reader:
+        async def read(self, http: object, timeout: object) -> dict[int, RankLoad]:
+            return {0: RankLoad(running=0, waiting=0, grown=next(counters, 3))}
+
     async def known(http: object, spec: WorkerSpec, timeout_s: float) -> Recognized:
         nonlocal recognitions
         recognitions += 1
         one = await real(http, spec, timeout_s)  # type: ignore[arg-type]
-        return Recognized(one.kind, one.facts, None, reports_load=True)
-
-    async def load(http: object, url: str, timeout: object) -> EngineLoad:
-        return EngineLoad(running=0, waiting=0, prefix_query_tokens=next(counters, 3))
+        return Recognized(one.kind, one.facts, None, loads=Reader())
 
     monkeypatch.setattr(member_module, "recognize", known)
-    monkeypatch.setattr(member_module, "scrape", load)
     async with fleet() as one:
         one.manager.add(parse_worker_spec(URL))
         await until(lambda: recognitions == 2, "another recognition")

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from engine.wire import WireError
 from policies.facts import WorkerFacts
-from router.fleet_io.recognize import (
-    MAX_METRICS_BYTES,
-    MAX_REPLY_BYTES,
-    Recognized,
-    UnrecognizedError,
-    recognize,
-    scrape,
-    usable,
-)
-from router.worker_spec import parse_worker_spec
+from router.events.source import PollSource, ZmqSource
+from router.fleet_io.engines.adapter import UnrecognizedError
+from router.fleet_io.engines.interview import MAX_METRICS_BYTES, MAX_REPLY_BYTES
+from router.fleet_io.engines.vllm import VllmLoads
+from router.fleet_io.recognize import NoSuchRankError, Recognized
 from tests.router.core_world import World
+from tests.router.engine_pages import CUT, HANGS, MODELS, Pages, engine, loads_of, recognized
 
-MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 8192}]}
 METRICS = """\
 # HELP vllm:num_requests_running Running.
 vllm:num_requests_running{engine="0",model_name="m"} 2.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5
 vllm:cache_config_info{block_size="32",num_gpu_blocks="1000",engine="0"} 1.0
-"""
-SGLANG_METRICS = """\
-sglang:num_running_reqs{model_name="m"} 2.0
-sglang:token_usage{model_name="m"} 0.28
 """
 SOURCES = {
     "0": {
@@ -46,45 +32,13 @@ SOURCES = {
         "buffer_steps": 10_000,
     }
 }
-Pages = Mapping[str, Any]
-
-
-@asynccontextmanager
-async def engine(pages: Pages) -> AsyncIterator[str]:
-    """An engine that serves `pages`: JSON, text, bytes, or a status alone."""
-
-    async def answer(request: web.Request) -> web.Response:
-        page = pages.get(request.path)
-        if page is None:
-            return web.Response(status=404)
-        if isinstance(page, int):
-            return web.Response(status=page, headers={"Location": "/v1/models"})
-        if isinstance(page, str | bytes):
-            return web.Response(body=page)
-        return web.json_response(page)
-
-    app = web.Application()
-    app.router.add_get("/{tail:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-async def recognized(pages: Pages, options: str = "") -> Recognized:
-    async with engine(pages) as url, aiohttp.ClientSession() as http:
-        return await recognize(http, parse_worker_spec(url + options), 5.0)
-
-
 VLLM: Pages = {"/v1/models": MODELS, "/metrics": METRICS}
 
 
 async def test_a_vllm_without_event_sources_is_served_without_events() -> None:
     one = await recognized(VLLM)
-    assert (one.kind, one.source, one.reports_load) == ("vllm", None, True)
+    assert (one.kind, one.source, one.ranks, one.address) == ("vllm", None, (0,), None)
+    assert isinstance(one.loads, VllmLoads)
     facts = one.facts
     assert (facts.models, facts.block_size, facts.has_events) == (("m",), 32, False)
     assert (facts.kv_capacity_tokens, facts.max_model_tokens) == (32_000, 8192)
@@ -92,7 +46,7 @@ async def test_a_vllm_without_event_sources_is_served_without_events() -> None:
 
 async def test_endpoints_bound_to_every_address_are_reached_at_the_workers_own() -> None:
     one = await recognized({**VLLM, "/kv_event_sources": SOURCES})
-    assert one.source is not None
+    assert isinstance(one.source, ZmqSource)
     assert one.source.live == "tcp://127.0.0.1:5557"
     assert one.source.replay == "tcp://127.0.0.1:5558"
     assert (one.source.topic, one.source.snapshot) == ("kv", None)
@@ -100,9 +54,9 @@ async def test_endpoints_bound_to_every_address_are_reached_at_the_workers_own()
 
 
 async def test_an_engine_without_vllms_metrics_is_served_without_load_reports() -> None:
-    for metrics in (SGLANG_METRICS, 404, "", "vllm:num_requests_running nonsense\n"):
+    for metrics in ("other:load 2\n", 404, "", "vllm:num_requests_running nonsense\n"):
         one = await recognized({"/v1/models": MODELS, "/metrics": metrics})
-        assert (one.kind, one.reports_load, one.facts.block_size) == ("openai", False, 16)
+        assert (one.kind, one.loads, one.facts.block_size) == ("openai", None, 16)
         assert math.isnan(one.facts.kv_capacity_tokens)
 
 
@@ -111,7 +65,7 @@ async def test_our_own_engine_has_a_snapshot() -> None:
     pages = {**VLLM, "/v1/models": models, "/kv_event_sources": SOURCES}
     one = await recognized(pages)
     assert one.kind == "warmroute"
-    assert one.source is not None
+    assert isinstance(one.source, ZmqSource)
     assert str(one.source.snapshot).endswith("/kv_snapshot")
 
 
@@ -133,14 +87,15 @@ async def test_adapters_are_told_from_their_base_and_from_its_other_names() -> N
 
 async def test_what_the_operator_wrote_wins() -> None:
     options = (
-        ",kind=vllm,model=only,block_size=64,events=tcp://h:1,replay=tcp://h:2,role=decode"
-        ",max_requests=7,max_queued_tokens=9000,max_kv_fraction=0.9,weight=2"
+        ",kind=vllm,model=only,block_size=64,events=bind:tcp://h:1,replay=tcp://h:2,topic=kv"
+        ",role=decode,kv_tokens=5000,max_requests=7,max_queued_tokens=9000"
+        ",max_kv_fraction=0.9,weight=2"
     )
     one = await recognized({**VLLM, "/kv_event_sources": SOURCES}, options)
     facts = one.facts
-    assert one.source is not None
-    assert (one.source.live, one.source.replay) == ("tcp://h:1", "tcp://h:2")
+    assert one.source == ZmqSource("tcp://h:1", "tcp://h:2", topic="kv", bind=True)
     assert (facts.models, facts.block_size, facts.role) == (("only",), 64, "decode")
+    assert facts.kv_capacity_tokens == 5000
     assert (facts.max_requests, facts.max_queued_tokens) == (7, 9000)
     assert (facts.max_kv_fraction, facts.weight) == (0.9, 2)
     without = await recognized({**VLLM, "/kv_event_sources": SOURCES}, ",events=none")
@@ -181,11 +136,6 @@ async def test_event_endpoints_that_cannot_be_used_cost_the_events_only(endpoint
             await recognized(VLLM, f",events={endpoint}")
 
 
-def test_usable_endpoints() -> None:
-    for endpoint in ("tcp://h:1", "tcp://[::1]:65535", "tcp://10.0.0.1:5557", "ipc:///run/x.sock"):
-        assert usable(endpoint), endpoint
-
-
 @pytest.mark.parametrize(
     "metrics",
     [
@@ -200,20 +150,80 @@ def test_usable_endpoints() -> None:
 async def test_hostile_metrics_are_one_kind_of_error(metrics: str | bytes) -> None:
     async with engine({"/metrics": metrics}) as url, aiohttp.ClientSession() as http:
         with pytest.raises(WireError):
-            await scrape(http, url, aiohttp.ClientTimeout(total=5))
+            await VllmLoads(f"{url}/metrics").read(http, aiohttp.ClientTimeout(total=5))
 
 
 async def test_a_load_report_is_read_whole() -> None:
-    async with engine(VLLM) as url, aiohttp.ClientSession() as http:
-        load = await scrape(http, url, aiohttp.ClientTimeout(total=5))
-    assert (load.running, load.waiting, load.kv_usage) == (2, 1, 0.5)
-    assert json.dumps(load.kv_capacity_tokens) == "32000"
+    (load,) = (await loads_of(VLLM)).values()
+    assert (load.running, load.waiting, load.kv_usage, load.kv_used_tokens) == (2, 1, 0.5, 16_000)
+
+
+RANKS = METRICS + METRICS.replace('engine="0"', 'engine="1"').replace(" 2.0", " 5.0")
+
+
+async def test_a_rank_has_its_own_events_load_and_capacity() -> None:
+    sources = SOURCES | {"1": {"endpoint": "tcp://*:5557", "topic": "other"}}
+    pages = {"/v1/models": MODELS, "/metrics": RANKS, "/kv_event_sources": sources}
+    both = await recognized(pages)
+    assert (both.ranks, both.address, both.source) == ((0, 1), None, None)
+    assert both.facts.kv_capacity_tokens == 64_000
+    one = await recognized(pages, ",rank=1")
+    assert (one.ranks, one.address) == ((0, 1), 1)
+    assert one.source == ZmqSource("tcp://127.0.0.1:5557", topic="other")
+    assert one.facts.kv_capacity_tokens == 32_000
+    assert one.facts.name.endswith("#1")
+    assert {rank: load.running for rank, load in (await loads_of(pages)).items()} == {0: 2, 1: 5}
+    with pytest.raises(NoSuchRankError, match="no rank 7; its ranks: 0, 1"):
+        await recognized(pages, ",rank=7")
+
+
+async def test_ranks_that_do_not_begin_at_zero_are_addressed_by_their_place() -> None:
+    """vLLM with hybrid balancing: this server has the ranks 2 and 3 of four."""
+    metrics = RANKS.replace('engine="0"', 'engine="2"').replace('engine="1"', 'engine="3"')
+    pages = {"/v1/models": MODELS, "/metrics": metrics}
+    assert (await recognized(pages)).ranks == (2, 3)
+    assert (await recognized(pages, ",rank=3")).address == 1
+
+
+async def test_the_one_rank_of_an_external_balancer_is_a_worker_like_others() -> None:
+    sources = {"3": {"endpoint": "tcp://*:5560"}}
+    metrics = METRICS.replace('engine="0"', 'engine="3"')
+    pages = {"/v1/models": MODELS, "/metrics": metrics, "/kv_event_sources": sources}
+    one = await recognized(pages)
+    assert (one.ranks, one.address) == ((3,), None)
+    assert one.source == ZmqSource("tcp://127.0.0.1:5560")
+    assert one.facts.kv_capacity_tokens == 32_000
+
+
+async def test_an_engine_that_sleeps_is_no_worker_until_it_wakes() -> None:
+    state = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} %d\n'
+    awake = METRICS + state % ("awake", 1) + state % ("discard_all", 0)
+    asleep = METRICS + state % ("awake", 0) + state % ("weights_offloaded", 1)
+    assert (await recognized({**VLLM, "/metrics": awake})).kind == "vllm"
+    with pytest.raises(UnrecognizedError, match="sleeps"):
+        await recognized({**VLLM, "/metrics": asleep})
+
+
+async def test_events_may_be_polled_where_the_operator_says_so() -> None:
+    one = await recognized(VLLM, ",kind=openai,events=poll")
+    assert isinstance(one.source, PollSource)
+    assert one.source.url.endswith("/kv_cache_events")
+
+
+@pytest.mark.parametrize("page", [HANGS, CUT], ids=["hangs", "cut"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/kv_event_sources"])
+async def test_answers_that_do_not_come_or_do_not_end_are_errors_in_time(
+    path: str, page: object
+) -> None:
+    pages = {**VLLM, "/kv_event_sources": SOURCES, path: page}
+    with pytest.raises((TimeoutError, aiohttp.ClientError)):
+        await recognized(pages, timeout_s=0.2 if page is HANGS else 5.0)
 
 
 def test_the_line_of_a_worker_stays_one_line_whatever_its_models_are_called():
     names = ("tiny", "bad\nname", *(f"adapter-{n}" for n in range(9)))
     facts = WorkerFacts(name="w", models=names, block_size=16, has_events=False)
-    assert str(Recognized("vllm", facts, None, True)) == (
+    assert str(Recognized("vllm", facts, None)) == (
         "kind vllm, models tiny bad\\nname adapter-0 adapter-1 adapter-2 6 more, "
         "block size 16, KV tokens unknown, events no"
     )

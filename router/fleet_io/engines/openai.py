@@ -1,0 +1,13 @@
+"""Any OpenAI-compatible server: a list of models, and nothing else that we know of."""
+
+from __future__ import annotations
+
+from router.fleet_io.engines.adapter import Adapter, Profile
+from router.fleet_io.engines.interview import Interview
+
+
+async def _recognize(talk: Interview, named: bool) -> Profile | None:
+    return Profile(ranks=())
+
+
+ADAPTER = Adapter("openai", _recognize)

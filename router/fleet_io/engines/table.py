@@ -1,0 +1,24 @@
+"""All adapters, in the order in which an engine that nobody named is tried.
+
+Those come first that know theirs from the list of models alone, last the one that takes anybody.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from router.fleet_io.engines import openai, sglang, triton, trtllm, vllm, warmroute
+
+ADAPTERS = MappingProxyType(
+    {
+        adapter.kind: adapter
+        for adapter in (
+            warmroute.ADAPTER,
+            trtllm.ADAPTER,
+            vllm.ADAPTER,
+            sglang.ADAPTER,
+            triton.ADAPTER,
+            openai.ADAPTER,
+        )
+    }
+)

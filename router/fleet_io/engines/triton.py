@@ -1,0 +1,95 @@
+"""Triton with the TensorRT-LLM backend, behind its OpenAI frontend.
+
+Load: `nv_trt_llm_...` at the frontend's `/metrics`, or at port 8002 (worker option `metrics`).
+No KV events, so its cache is mirrored from what we send it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from engine.wire import WireError
+from engine.wire.prometheus import samples
+from router.fleet_io.engines.adapter import Adapter, Health, Profile, RankLoad, total
+from router.fleet_io.engines.figures import share
+from router.fleet_io.engines.interview import Interview, ask_text
+
+_REQUESTS, _BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
+_TYPES = {_REQUESTS: "request_type", _BLOCKS: "kv_cache_block_type"}  # label that says what
+_READY = ("/v2/health/ready", "/health/ready")  # Triton's own port, its OpenAI frontend
+_BLOCK_SIZE = 32  # tokens, where it has not said yet
+
+Figures = dict[tuple[str, str], float]  # (series, type) -> value
+
+
+@dataclass(frozen=True, slots=True)
+class TritonMetrics:
+    """Reads `nv_trt_llm_...` gauges; models of one server are added up."""
+
+    url: str
+
+    async def read(
+        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
+    ) -> Mapping[int, RankLoad]:
+        """Its load. See `LoadReader.read`."""
+        models = figures_in(await ask_text(http, self.url, timeout))
+        return {0: total([_load_of(figures) for figures in models])}
+
+
+def figures_in(text: str) -> list[Figures]:
+    """The figures of each model that has a batch. Raises WireError where there is none."""
+    models: dict[tuple[str | None, str | None], Figures] = {}
+    for sample in samples(text, _TYPES):
+        model = sample.labels.get("model"), sample.labels.get("version")
+        kind = sample.labels.get(_TYPES[sample.name], "")
+        models.setdefault(model, {})[sample.name, kind] = sample.value
+    found = [figures for figures in models.values() if (_REQUESTS, "scheduled") in figures]
+    if not found:
+        raise WireError(f"metrics without {_REQUESTS}")
+    return found
+
+
+def _load_of(figures: Figures) -> RankLoad:
+    running = figures[_REQUESTS, "scheduled"]
+    active = figures.get((_REQUESTS, "active"), running)
+    used = figures.get((_BLOCKS, "used"), math.nan)
+    return RankLoad(
+        running=int(running),
+        waiting=int(figures.get((_REQUESTS, "waiting"), max(active - running, 0.0))),
+        kv_used_tokens=used * figures.get((_BLOCKS, "tokens_per"), math.nan),
+        kv_usage=share(figures.get((_BLOCKS, "fraction")), "the KV cache's fraction"),
+    )
+
+
+async def _recognize(talk: Interview, named: bool) -> Profile | None:
+    text = await talk.metrics()
+    if not named and "\nnv_inference_" not in text and "\nnv_trt_llm_" not in f"\n{text}":
+        return None
+    try:
+        models = figures_in(text)
+    except WireError:
+        models = []
+    sizes = [int(figures.get((_BLOCKS, "tokens_per"), 0)) for figures in models]
+    blocks = [int(figures.get((_BLOCKS, "max"), 0)) for figures in models]
+    capacity = sum(map(int.__mul__, sizes, blocks))
+    return Profile(
+        block_size=next(filter(None, sizes), _BLOCK_SIZE),
+        kv_tokens={0: capacity} if capacity else {},
+        loads=TritonMetrics(talk.metrics_url) if models else None,
+        health=await _health(talk),
+        advice="" if models else "no load figures: give metrics=http://HOST:8002/metrics",
+    )
+
+
+async def _health(talk: Interview) -> Health:
+    for path in _READY:
+        if (await talk.get(path)).status == 200:
+            return Health(path, below=300)  # it answers 400 while it is not ready
+    return Health()
+
+
+ADAPTER = Adapter("triton", _recognize)

@@ -1,0 +1,20 @@
+"""Our own engine: vLLM's surface, and a snapshot of its cache at `/kv_snapshot`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router.fleet_io.engines.adapter import Adapter, Profile
+from router.fleet_io.engines.cards import cards
+from router.fleet_io.engines.interview import Interview
+from router.fleet_io.engines.vllm import profile_of
+
+
+async def _recognize(talk: Interview, named: bool) -> Profile | None:
+    if not named and (await cards(talk))[0].owned_by != "warmroute":
+        return None
+    profile = await profile_of(talk, named=True)
+    return profile and replace(profile, snapshot=f"{talk.spec.url}/kv_snapshot")
+
+
+ADAPTER = Adapter("warmroute", _recognize)

@@ -1,0 +1,79 @@
+"""An engine's HTTP surface, page by page: a real server that answers as documented, or badly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from router.fleet_io.engines.adapter import RankLoad
+from router.fleet_io.recognize import Recognized, recognize
+from router.worker_spec import parse_worker_spec
+
+MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 8192}]}
+HANGS = object()  # a page that never comes
+CUT = object()  # a page whose connection is closed in the middle
+Pages = Mapping[str, Any]  # path, or "POST path" -> JSON, text, bytes, a status alone, or these two
+
+
+@asynccontextmanager
+async def engine(pages: Pages, asked: list[str] | None = None) -> AsyncIterator[str]:
+    """An engine that serves `pages` and notes what it is `asked`; its URL."""
+    over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        key = request.path if request.method == "GET" else f"{request.method} {request.path}"
+        if asked is not None:
+            asked.append(key)
+        page = pages.get(key)
+        if page is HANGS:
+            await over.wait()
+        if page is CUT:
+            return await _cut(request)
+        if page is None or page is HANGS:
+            return web.Response(status=404)
+        if isinstance(page, int):
+            return web.Response(status=page, headers={"Location": "/v1/models"})
+        if isinstance(page, str | bytes):
+            return web.Response(body=page)
+        return web.json_response(page)
+
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        over.set()
+        await runner.cleanup()
+
+
+async def _cut(request: web.Request) -> web.StreamResponse:
+    reply = web.StreamResponse(headers={"Content-Length": "1000"})
+    await reply.prepare(request)
+    await reply.write(b'{"data": [')
+    assert request.transport is not None
+    request.transport.close()
+    return reply
+
+
+async def recognized(
+    pages: Pages, options: str = "", asked: list[str] | None = None, timeout_s: float = 5.0
+) -> Recognized:
+    """What is made of an engine with these pages and of these options."""
+    async with engine(pages, asked) as url, aiohttp.ClientSession() as http:
+        return await recognize(http, parse_worker_spec(url + options), timeout_s)
+
+
+async def loads_of(pages: Pages, options: str = "") -> Mapping[int, RankLoad]:
+    """The engine's load, read as recognition found it to be read."""
+    async with engine(pages) as url, aiohttp.ClientSession() as http:
+        one = await recognize(http, parse_worker_spec(url + options), 5.0)
+        assert one.loads is not None
+        return await one.loads.read(http, aiohttp.ClientTimeout(total=5.0))
