@@ -16,9 +16,9 @@ REJECTIONS = (
 )
 STATES = ("ready", "joining", "draining", "ejected", "down")
 FLOW = ("batches", "stored_blocks", "removed_blocks")
-SYNC = ("gaps", "replays", "snapshots", "failed_syncs", "restarts", "clears")
+SYNC = ("gaps", "replays", "snapshots", "failed_syncs", "failed_polls", "restarts", "clears")
 LOST = (
-    *("malformed_frames", "skipped_events", "dropped_batches"),
+    *("malformed_frames", "skipped_events", "dropped_batches", "dropped_frames"),
     *("overflows", "orphans", "duplicates"),
 )
 
@@ -128,6 +128,7 @@ KV = Row(
         Panel(
             "Gaps and how they were closed",
             "A gap is followed by a replay or a snapshot; failed_syncs: neither could be had. "
+            "failed_polls: a worker that is asked for its events did not answer. "
             "restarts: the worker's stream began anew. clears: its cache was reset.",
             "suffix: per s",
             kv_events(SYNC),
@@ -136,11 +137,28 @@ KV = Row(
         Panel(
             "Events that told nothing",
             "malformed_frames: bytes that are no event. skipped_events: of no use here. "
-            "dropped_batches, overflows: beyond a bound. orphans: blocks that waited for their "
-            "parent. duplicates: known already, harmless.",
+            "dropped_batches, dropped_frames, overflows: beyond a bound. orphans: blocks that "
+            "waited for their parent. duplicates: known already, harmless.",
             "suffix: per s",
             kv_events(LOST),
             names=LOST,
+        ),
+        Panel(
+            "Events that wait",
+            "Batches that wait for missing ones before them, and stored blocks whose parent never "
+            "came. Both are near 0 when all is known.",
+            "short",
+            (
+                (f"sum({selected('warmroute_worker_kv_backlog_batches')})", "waiting"),
+                (f"sum({selected('warmroute_worker_kv_parked_blocks')})", "parked"),
+            ),
+        ),
+        Panel(
+            "Age of events",
+            "How old the latest KV events were when they came: the worker's time stamp against "
+            "the router's clock. Negative: the clocks differ.",
+            "s",
+            per_worker("warmroute_worker_event_lag_seconds"),
         ),
         Panel(
             "Event flow",

@@ -22,6 +22,7 @@ from router.http.errors import WorkerError
 from router.http.prompts import PromptReader
 from router.http.relay.reply import Outcome
 from router.record.request_log import RequestLog
+from router.worker_metrics import worker_metrics
 
 Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
 
@@ -119,7 +120,7 @@ class _CoreCollector(Collector):
         yield from self._decisions()
         yield from self._requests()
         yield from self._index()
-        yield from self._workers()
+        yield from worker_metrics(self._core, self._fleet)
         yield self._worker_replies()
 
     def _decisions(self) -> Iterator[Metric]:
@@ -173,46 +174,6 @@ class _CoreCollector(Collector):
             "warmroute_index_evicted_blocks", "Blocks forgotten at the bound", index.evicted
         )
 
-    def _workers(self) -> Iterator[Metric]:
-        core, columns = self._core, self._core.columns
-        gauges = {name: _per_worker(name, text) for name, text in _WORKER_GAUGES.items()}
-        events = CounterMetricFamily(
-            "warmroute_kv_events", "KV events of a worker, by kind", labels=["worker", "kind"]
-        )
-        up = GaugeMetricFamily(
-            "warmroute_worker_state", "1 for the state a worker is in", labels=["worker", "state"]
-        )
-        for member in self._fleet.members.values():
-            label = str(member.worker_id)
-            worker = core.workers.get(member.worker_id)
-            state = "joining" if worker is None else worker.shown_state(self._fleet.now_s)
-            up.add_metric([label, state], 1)
-            if member.feed is not None:
-                for kind in ("malformed_frames", "replays", "snapshots", "failed_syncs"):
-                    events.add_metric([label, kind], getattr(member.feed.counters, kind))
-            if worker is None:
-                continue
-            slot = worker.slot
-            values = (
-                columns.requests[slot],
-                columns.charged_tokens[slot] - columns.drained_tokens[slot],
-                columns.context_tokens[slot],
-                columns.prefill_tokens_per_s[slot],
-                columns.step_s[slot],
-                worker.kv.resident_blocks,
-                1 if worker.kv.known else 0,
-            )
-            for gauge, value in zip(gauges.values(), values, strict=True):
-                gauge.add_metric([label], float(value))
-            counters = worker.kv.counters
-            for kind in ("batches", "stored_blocks", "removed_blocks", "clears", "gaps"):
-                events.add_metric([label, kind], getattr(counters, kind))
-            for kind in ("restarts", "duplicates", "orphans", "dropped_batches", "overflows"):
-                events.add_metric([label, kind], getattr(counters, kind))
-            skipped = member.feed.counters.skipped_events if member.feed is not None else 0
-            events.add_metric([label, "skipped_events"], counters.skipped_events + skipped)
-        yield from (up, events, *gauges.values())
-
     def _worker_replies(self) -> Metric:
         """A worker that left takes its series along, or they would grow with every change."""
         for gone in self._replies.keys() - self._fleet.members.keys():
@@ -246,24 +207,9 @@ class _LogCollector(Collector):
         yield lines
 
 
-_WORKER_GAUGES = {
-    "warmroute_worker_requests": "Requests dispatched to a worker and unfinished",
-    "warmroute_worker_queued_prefill_tokens": "Uncached prompt tokens a worker has yet to compute",
-    "warmroute_worker_context_tokens": "KV tokens of requests past their first token",
-    "warmroute_worker_prefill_tokens_per_second": "Calibrated prefill rate",
-    "warmroute_worker_step_seconds": "Calibrated time of one decode step",
-    "warmroute_worker_resident_blocks": "Blocks a worker is known to hold",
-    "warmroute_worker_kv_known": "1 while no KV event of the worker is missing",
-}
-
-
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
     return CounterMetricFamily(name, text, value=value)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
-
-
-def _per_worker(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=["worker"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import tokenizers
@@ -18,7 +19,7 @@ from engine.wire.model_dir import (
     special_tokens,
     template_sources,
 )
-from engine.wire.template import ChatTemplate
+from engine.wire.template import ChatTemplate, ContentFormat
 from engine.wire.tokens import Chat
 
 MAX_HELD_IDS = 16  # a character has at most four bytes, and a token at least one of them
@@ -56,10 +57,17 @@ class _Stream:
 class HfTokenizer:
     """The tokenizer in a model directory. Lifetime: process; read once, then only used.
 
+    `content_format` and `template_defaults` are the engine's, where it was told any.
+
     Raises OSError if `tokenizer.json` cannot be read, ValueError if a file does not parse.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        content_format: ContentFormat = "auto",
+        template_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         path = directory / "tokenizer.json"
         text = file_text(path)
         config = json_object(directory / "tokenizer_config.json")
@@ -72,7 +80,7 @@ class HfTokenizer:
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._cuts = cuts_of(msgspec.json.decode(text), added)
         self._templates = {
-            name: ChatTemplate(source, special)
+            name: ChatTemplate(source, special, content_format, template_defaults)
             for name, source in template_sources(directory, config).items()
         }
 
@@ -116,7 +124,7 @@ class HfTokenizer:
         return self.encode(self.render(chat, now_s), chat.add_special_tokens)
 
     def _template(self, chat: Chat) -> ChatTemplate:
-        if chat.tools and "tool_use" in self._templates:
+        if chat.tools is not None and "tool_use" in self._templates:
             return self._templates["tool_use"]
         if "default" not in self._templates:
             raise PromptError("this model has no chat template; use /v1/completions", "messages")

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers import processors
 
 MAX_FILE_BYTES = 256 << 20
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -23,6 +22,7 @@ def load_tokenizer(
 ) -> tokenizers.Tokenizer:
     """The tokenizer of `tokenizer.json`'s `text`, completed by `tokenizer_config.json`'s object.
 
+    What is put around plain prompts stays the file's own; `add_bos_token` changes nothing.
     Raises ValueError where it does not parse.
     """
     try:
@@ -38,8 +38,6 @@ def load_tokenizer(
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     named = dict.fromkeys(content for content in special.values() if content not in known)
     tokenizer.add_tokens([tokenizers.AddedToken(content, special=True) for content in named])
-    if "add_bos_token" in config or "add_eos_token" in config:
-        _frame(tokenizer, config, special)
     return tokenizer
 
 
@@ -56,17 +54,6 @@ def _listed_tokens(config: Mapping[str, Any]) -> list[tokenizers.AddedToken]:
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"added_tokens_decoder: {error!r}") from error
-
-
-def _frame(
-    tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]
-) -> None:
-    """Plain prompts begin and end as `add_bos_token` and `add_eos_token` say."""
-    bos = special.get("bos_token") if config.get("add_bos_token") else None
-    eos = special.get("eos_token") if config.get("add_eos_token") else None
-    pieces = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    tokens = [(text, tokenizer.token_to_id(text)) for text in (bos, eos) if text]
-    tokenizer.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=tokens)
 
 
 def template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Chat templates, rendered as transformers and vLLM render them.
 
-The environment's settings are those of transformers 5 (`utils/chat_template_utils.py`); what
-is done to messages before is vLLM 0.33's (`renderers/hf.py`). Each of them changes tokens.
+The environment's settings are those of transformers 5 (`utils/chat_template_utils.py`); which
+variables a template sees is vLLM 0.33's (`renderers/hf.py`). Each of them changes tokens.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jinja2
 import jinja2.ext
-import msgspec
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from engine.wire.content_shape import loops_over_content
 from engine.wire.errors import PromptError
-from engine.wire.tokens import Chat, Message, checked, message_text, part_text
+from engine.wire.messages import declared, developer_as_system, prepared
+from engine.wire.tokens import Chat, Message, checked
+
+ContentFormat = Literal["auto", "string", "openai"]
 
 MAX_RENDERED_CHARS = 16 << 20
+_CUT_HERE = "CUT_AT_THE_END_OF_THE_FINAL_MESSAGE "
+_NOT_KWARGS = frozenset({"chat_template", "tokenize"})
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -38,11 +43,18 @@ class _GenerationTag(jinja2.ext.Extension):
 class ChatTemplate:
     """One compiled chat template. Lifetime: process; holds no state between renderings.
 
-    `special` are the tokenizer's special tokens by name (`bos_token`, ...). Raises ValueError
-    if the source is not a Jinja template.
+    `special` are the tokenizer's special tokens by name (`bos_token`, ...). `content_format`
+    and `defaults` are vLLM's --chat-template-content-format and --default-chat-template-kwargs.
+    Raises ValueError if the source is not a Jinja template.
     """
 
-    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        special: Mapping[str, str],
+        content_format: ContentFormat = "auto",
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -53,33 +65,49 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         try:
             self._template = environment.from_string(source)
-            self._wants_parts = _iterates_content(environment.parse(source))
+            loops = loops_over_content(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"chat template, line {error.lineno}: {error.message}") from error
-        self._names_developer = "developer" in source
+        self._wants_parts = loops if content_format == "auto" else content_format == "openai"
+        self._knows_developer = "'developer'" in source or '"developer"' in source
+        self._reads_content = "content" in source
         self._special = dict(special)
+        self._defaults = dict(defaults or {})
 
     def render(self, chat: Chat, now_s: float) -> str:
         """The prompt text. Raises PromptError where the template refuses the messages."""
-        messages = [self._prepared(message) for message in checked(chat)]
-        if not self._names_developer:
-            messages = _developer_as_system(messages)
-        now = datetime.fromtimestamp(now_s)
-        variables: dict[str, Any] = {
-            **self._special,
-            "strftime_now": now.strftime,
-            "messages": messages,
-            "tools": chat.tools,
-            "documents": chat.documents,
-            "add_generation_prompt": chat.add_generation_prompt,
-        }
+        messages = prepared(checked(chat), self._wants_parts)
+        if not self._knows_developer:
+            messages = developer_as_system(messages)
+        final = ""
+        if chat.continue_final_message:
+            if not self._reads_content:
+                raise PromptError("continue_final_message: the template reads no content")
+            messages, final = _marked(messages)
+        text = self._render(self._variables(chat, messages, now_s))
+        return _cut_at_mark(text, final) if chat.continue_final_message else text
+
+    def _variables(self, chat: Chat, messages: list[Message], now_s: float) -> dict[str, Any]:
+        """What the template sees; of two of one name the later here counts."""
+        given = chat.chat_template_kwargs or {}
+        if unknown := _NOT_KWARGS & given.keys():
+            names = ", ".join(sorted(unknown))
+            raise PromptError(f"not among chat_template_kwargs: {names}", "chat_template_kwargs")
+        if self._defaults:  # then these values mean that a request leaves it to them
+            given = {key: value for key, value in given.items() if value not in (None, "auto")}
+        variables = self._special | self._defaults | given
         if chat.reasoning_effort is not None:
             variables["reasoning_effort"] = chat.reasoning_effort
-        reserved = {"messages", "tools", "documents", "strftime_now"}
-        kwargs = chat.chat_template_kwargs or {}
-        variables.update((name, value) for name, value in kwargs.items() if name not in reserved)
-        text = self._render(variables)
-        return _cut_after_final(text, messages[-1]) if chat.continue_final_message else text
+            if "enable_thinking" not in (chat.chat_template_kwargs or {}):
+                variables["enable_thinking"] = chat.reasoning_effort != "none"
+        for name, value in (("tools", declared(chat.tools)), ("documents", chat.documents)):
+            if value is not None or name not in variables:
+                variables[name] = value
+        return variables | {
+            "strftime_now": datetime.fromtimestamp(now_s).strftime,
+            "messages": messages,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
 
     def _render(self, variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
@@ -102,79 +130,32 @@ class ChatTemplate:
             raise PromptError(f"chat template: {reason}", "messages") from error
         return "".join(pieces)
 
-    def _prepared(self, message: Message) -> Message:
-        prepared = dict(message)
-        content = message.get("content")
-        if isinstance(content, list):
-            if self._wants_parts:
-                prepared["content"] = [{"type": "text", "text": part_text(p)} for p in content]
-            else:
-                prepared["content"] = message_text(message)
-        elif isinstance(content, str) and self._wants_parts:
-            prepared["content"] = [{"type": "text", "text": content}]
-        if message.get("tool_calls") is not None:
-            prepared["tool_calls"] = _parsed_calls(message["tool_calls"])
-        return prepared
 
-
-def _parsed_calls(calls: object) -> list[Any]:
-    """Tool calls with their arguments as objects: clients send them as JSON text."""
-    if not isinstance(calls, list):
-        raise PromptError("tool_calls must be an array", "messages")
-    parsed = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
-            raise PromptError("each tool call must be an object with a function", "messages")
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                arguments = msgspec.json.decode(arguments) if arguments.strip() else {}
-            except msgspec.DecodeError as error:
-                raise PromptError(f"tool call arguments: {error}", "messages") from error
-        parsed.append({**call, "function": {**function, "arguments": arguments}})
-    return parsed
-
-
-def _developer_as_system(messages: list[Message]) -> list[Message]:
-    """Where a template does not know `developer`, it and `system` become one first message."""
-    if all(message["role"] != "developer" for message in messages):
-        return messages
-    leading = [m for m in messages if m["role"] in ("developer", "system")]
-    others = [m for m in messages if m["role"] not in ("developer", "system")]
-    text = "\n\n".join(message_text(message) for message in leading)
-    return [{"role": "system", "content": text}, *others]
-
-
-def _cut_after_final(text: str, final: Message) -> str:
-    """The text up to the end of the final message, which the model is to continue."""
-    content = message_text(final)
-    for candidate in (content, content.strip()):
-        start = text.rfind(candidate) if candidate else -1
-        if start >= 0:
-            return text[: start + len(candidate)]
+def _marked(messages: list[Message]) -> tuple[list[Message], str]:
+    """The messages with a mark after the final one's last text; and that text."""
+    *others, final = messages
+    content = final["content"]
+    if isinstance(content, str):
+        return [*others, final | {"content": content + _CUT_HERE}], content
+    for at in reversed(range(len(content))):
+        if "text" in content[at]:
+            text = content[at]["text"]
+            parts = [*content[:at], content[at] | {"text": text + _CUT_HERE}, *content[at + 1 :]]
+            return [*others, final | {"content": parts}], text
     raise PromptError("continue_final_message: the final message has no text", "messages")
 
 
-def _iterates_content(tree: nodes.Template) -> bool:
-    """True if the template loops over a message's content: then it wants parts, not a string."""
-    names = {
-        assignment.target.name
-        for assignment in tree.find_all(nodes.Assign)
-        if isinstance(assignment.target, nodes.Name) and _is_content(assignment.node)
-    }
-    return any(
-        _is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in names)
-        for loop in tree.find_all(nodes.For)
-    )
+def _cut_at_mark(text: str, final: str) -> str:
+    """The text up to the end of the final message, which the model is to continue.
 
-
-def _is_content(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return False
+    The mark ends in white space: a template that trims the message trims the mark too, and what
+    the message ended in then has to go as well.
+    """
+    at = text.rfind(_CUT_HERE.rstrip())
+    if at < 0 or final.strip() not in text:
+        raise PromptError("continue_final_message: the template changes the message", "messages")
+    kept = text[:at]
+    return kept if text.startswith(_CUT_HERE, at) else kept.rstrip()
 
 
 def _tojson(

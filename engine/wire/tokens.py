@@ -163,10 +163,10 @@ def part_text(part: Any) -> Any:
 
 
 def message_text(message: Message) -> str:
-    """Content as one string: parts joined by newlines, as vLLM's "string" format does."""
+    """Content as one string: parts that are not empty, joined by newlines, as vLLM does it."""
     content = message.get("content")
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    return "\n".join(part_text(part) for part in content)
+    return "\n".join(filter(None, map(part_text, content)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -37,11 +39,12 @@ class FeedContext:
     # ZMQ does not say when a subscription has reached the publisher: what it published between
     # our first question and then is asked for once more, when that must be over.
     subscribed_s: float = 1.0
+    wall: Callable[[], float] = time.time  # seconds since the epoch, as batches are stamped
 
 
 @dataclass(slots=True)
 class FeedCounters:
-    """Lifetime: worker. Only ever grow."""
+    """Lifetime: worker. Counts only ever grow."""
 
     malformed_frames: int = 0
     skipped_events: int = 0
@@ -50,6 +53,8 @@ class FeedCounters:
     failed_syncs: int = 0  # neither a replay nor a snapshot could be had
     failed_polls: int = 0
     dropped_frames: int = 0  # that waited in front of this feed, beyond its backlog
+    # Not a count: how old the latest live batch was when it came, by its publisher's stamp.
+    lag_s: float | None = None
 
 
 class Teller:
@@ -62,13 +67,16 @@ class Teller:
         self.next_seq = 0  # after the last batch told
         self._tell = context.tell
         self._clock = context.clock
+        self._wall = context.wall
 
     async def batch(self, seq: int, payload: bytes, source: Literal["live", "replay"]) -> None:
         """Tell a batch of wire events. Raises WireError where it is none."""
         if len(payload) > _LARGE_BYTES:
-            facts, skipped = await asyncio.to_thread(_facts_of_payload, payload, self.model)
+            ts_s, facts, skipped = await asyncio.to_thread(_facts_of_payload, payload, self.model)
         else:
-            facts, skipped = _facts_of_payload(payload, self.model)
+            ts_s, facts, skipped = _facts_of_payload(payload, self.model)
+        if source == "live" and math.isfinite(ts_s):
+            self.counters.lag_s = self._wall() - ts_s
         self.counters.skipped_events += skipped
         self.next_seq = seq + 1
         self._tell(KvEvents(self._clock(), self.worker_id, seq, facts, source))
@@ -126,7 +134,8 @@ class Turn:
             self._began_s = self._clock()
 
 
-def _facts_of_payload(payload: bytes, model: str) -> tuple[tuple[KvEvent, ...], int]:
+def _facts_of_payload(payload: bytes, model: str) -> tuple[float, tuple[KvEvent, ...], int]:
+    """(its stamp, facts, events skipped) of a batch. Raises WireError."""
     batch = decode_batch(payload)
     facts, skipped = facts_of(batch.events, model)
-    return facts, skipped + batch.skipped
+    return batch.ts_s, facts, skipped + batch.skipped

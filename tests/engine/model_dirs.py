@@ -195,7 +195,7 @@ def write_model(
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
-        "eos_token": {"content": "</s>", "lstrip": False, "special": True},
+        "eos_token": {"__type": "AddedToken", "content": "</s>", "special": True},
         "chat_template": TEMPLATES[template],
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings | config))

@@ -104,7 +104,7 @@ def test_blocks_are_trimmed_and_html_is_left_alone() -> None:
 def test_parts_are_joined_unless_the_template_loops_over_them() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert "a\nb" in ChatTemplate(CHATML, {}).render(user(parts), NOW_S)
-    loops = "{% for m in messages %}{% set c = m['content'] %}{% for p in c %}[{{ p.text }}]"
+    loops = "{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]"
     loops += "{% endfor %}{% endfor %}"
     assert ChatTemplate(loops, {}).render(user(parts), NOW_S) == "[a][b]"
     assert ChatTemplate(loops, {}).render(user("ab"), NOW_S) == "[ab]"
@@ -127,7 +127,7 @@ def test_tool_arguments_are_parsed() -> None:
     chat = Chat(messages=[{"role": "assistant", "tool_calls": [call]}])
     source = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.a }}{% endfor %}"
     assert ChatTemplate(source, {}).render(chat, NOW_S) == "1"
-    for calls in (5, [5], [{"function": {"arguments": "{"}}]):
+    for calls in (5, [5], [{"function": 5}]):
         broken = Chat(messages=[{"role": "assistant", "tool_calls": calls}])
         with pytest.raises(PromptError, match="tool"):
             ChatTemplate(source, {}).render(broken, NOW_S)

@@ -125,16 +125,18 @@ async def test_the_example_of_an_explanation_has_its_shape(stack) -> None:
 
 async def test_each_alert_fires_for_the_router_in_trouble_and_no_other(tmp_path) -> None:
     alerts = "".join(blocks("promql")).splitlines()
-    assert len(alerts) == 5
+    assert len(alerts) == 7
     series = {
         # Router a has no worker; b is well; in c one of four workers does nearly everything,
-        # expectations are wrong and the index is full.
+        # expectations are wrong, the index is full, and one's events are old and incomplete.
         'warmroute_inflight_requests{instance="a"}': "0x20",
         'warmroute_rejections_total{instance="a", code="no_worker_available"}': "0+10x20",
         'warmroute_rejections_total{instance="b", code="model_not_found"}': "0+10x20",
         **healthy("b", workers=2, hits=50, evicted=0),
         **healthy("c", workers=4, hits=10, evicted=5),
         'warmroute_replies_total{instance="c", worker="0", status="200"}': "0+9000x20",
+        'warmroute_worker_kv_known{instance="c", worker="0"}': "0x20",
+        'warmroute_worker_event_lag_seconds{instance="c", worker="0"}': "9x20",
     }
     unit = {
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -169,6 +171,9 @@ def healthy(router: str, workers: int, hits: int, evicted: int) -> dict[str, str
         here = f'instance="{router}", worker="{worker}"'
         found[f'warmroute_worker_state{{{here}, state="ready"}}'] = "1x20"
         found[f'warmroute_replies_total{{{here}, status="200"}}'] = "0+100x20"
+        found[f'warmroute_kv_events_total{{{here}, kind="batches"}}'] = "0+100x20"
+        found[f"warmroute_worker_kv_known{{{here}}}"] = "1x20" if worker else "0 1x19"
+        found[f"warmroute_worker_event_lag_seconds{{{here}}}"] = "0.02x20"
     return found
 
 
