@@ -194,10 +194,12 @@ class RouterCore:
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_replay_end(self, fact: facts.ReplayEnd) -> list[Action]:
-        """A replay is over; a hole that is left is accepted, and the worker's hits unknown."""
+        """A replay is over; a hole that is left is asked for once more where that promises
+        something, else accepted, and the worker's hits are unknown.
+        """
         self._observe(fact)
-        self.roster.replay_end(fact)
-        return []
+        from_seq = self.roster.replay_end(fact)
+        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_tick(self, fact: facts.Tick) -> list[Action]:
         """Time passed: expire, drain, ask held requests again."""

@@ -1,25 +1,27 @@
-"""What one worker's KV events say: sequence rules, and its block names mapped onto ours.
+"""One worker's KV events in order: what is missing, what is late, what began anew.
 
 The stream of a worker is numbered from 0. In order, it makes the index exact ("known"). After a
 gap the missed batches are asked for again and later ones wait; when they cannot be had, all that
 was known is dropped and rebuilt from what follows, and the hits are a lower bound ("unknown")
 until a snapshot or a reset, or until as many blocks were stored as the worker holds: then
 whatever was missed has been turned over.
+
+A number says which batch it is only within one life of its publisher; the payload's digest says
+it for good. A replay is therefore asked for from one batch before the first missing one: where
+that comes with another digest, the publisher began anew unseen. Where digests are not told, the
+numbers alone decide.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
-import numpy as np
-import numpy.typing as npt
-
-from kvkernels import PrefixIndex, chain_hashes
-from policies.facts import KvEvent, KvEvents, Removed, Stored
-from router.core.parked import BlockName, ParkedBlocks, names_of
+from kvkernels import PrefixIndex, WorkerBlocks
+from policies.contract import Hashes
+from policies.facts import KvEvents, SavedStream
+from router.core.apply_events import apply_events
+from router.core.backlog import Backlog
+from router.core.publisher import Publisher
 
 
 @dataclass(slots=True)
@@ -27,7 +29,7 @@ class KvCounters:
     """What happened to a worker's events, for metrics. Lifetime: worker."""
 
     batches: int = 0
-    stored_blocks: int = 0
+    stored_blocks: int = 0  # on the GPU
     removed_blocks: int = 0
     clears: int = 0
     gaps: int = 0
@@ -36,12 +38,7 @@ class KvCounters:
     orphans: int = 0  # stored blocks that waited for their parent
     dropped_batches: int = 0  # beyond the backlog while a gap was open
     overflows: int = 0  # more blocks stored than any cache holds: evictions must have been missed
-    skipped_events: int = 0  # other tiers, partial blocks, foreign block sizes, parked too long
-
-    @property
-    def emptied(self) -> int:
-        """How often the worker's cache began anew."""
-        return self.restarts + self.clears
+    skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
 
 
 class KvState:
@@ -52,36 +49,59 @@ class KvState:
         index: PrefixIndex,
         slot: int,
         block_size: int,
+        model: str,
         capacity_blocks: float,
         parked_blocks: int,
         backlog_batches: int,
         resident_blocks: int,
     ) -> None:
-        self._index = index
-        self._slot = slot
+        self.blocks = WorkerBlocks(index, slot, block_size, model, parked_blocks)
         self._block_size = block_size
         self._capacity_blocks = capacity_blocks
-        self._backlog_max = backlog_batches
         self._resident_blocks_max = resident_blocks
-        self.counters = KvCounters()
-        self.known = False
+        self._counters = KvCounters()
         self.resyncing = False  # a replay was asked for and has not ended
+        self._exact = False  # all before `_next_seq` was seen
+        self._doubtful = False  # what we hold was saved by another router, and is unproven
         self._next_seq = 0
-        self._last_live_seq = -1
-        self._stored_since_loss = 0
-        self._chain_of: dict[BlockName, int] = {}
-        self._parked = ParkedBlocks(parked_blocks)
-        self._backlog: dict[int, KvEvents] = {}
+        self._progressed = False  # the replay brought something new
+        self._stored_at_loss = 0
+        self._skipped_facts = 0
+        self._backlog = Backlog(backlog_batches)
+        self._publisher = Publisher()
+
+    # --- what is known ----------------------------------------------------------------------
+
+    @property
+    def known(self) -> bool:
+        """Whether the index is exact for this worker; else what it says is a lower bound."""
+        seen_all = not self._backlog and self._next_seq > self._publisher.live_seq
+        return self._exact and seen_all and not self.resyncing
+
+    @property
+    def counters(self) -> KvCounters:
+        """What happened until now."""
+        blocks, counters = self.blocks, self._counters
+        counters.stored_blocks = blocks.stored_blocks
+        counters.removed_blocks = blocks.removed_blocks
+        counters.orphans = blocks.orphans
+        counters.skipped_events = self._skipped_facts + blocks.skipped_events
+        return counters
+
+    @property
+    def emptied(self) -> int:
+        """How often the worker's cache began anew."""
+        return self._counters.restarts + self._counters.clears
 
     @property
     def resident_blocks(self) -> int:
-        """Blocks the worker is known to hold."""
-        return len(self._chain_of)
+        """Blocks the worker is known to hold, in any tier."""
+        return len(self.blocks)
 
     @property
     def parked_blocks(self) -> int:
         """Blocks waiting for their parent."""
-        return len(self._parked)
+        return self.blocks.parked
 
     @property
     def next_seq(self) -> int:
@@ -93,49 +113,68 @@ class KvState:
         """Batches that wait for the ones missing before them."""
         return len(self._backlog)
 
-    def chains(self, tier: int = 0) -> npt.NDArray[np.uint64]:
+    def chains(self, tier: int = 0) -> Hashes:
         """Chain hashes of the blocks it is known to hold in a tier, in no order."""
-        held = self._chain_of.values() if tier == 0 else ()
-        return np.fromiter(held, dtype=np.uint64, count=len(held))
+        return self.blocks.chains(tier)
+
+    @property
+    def first_question(self) -> int:
+        """Number from which a replay must be asked for when a feed begins."""
+        return self._from_seq() if self._doubtful else 0
+
+    # --- what it tells ----------------------------------------------------------------------
 
     def take(self, batch: KvEvents) -> int | None:
         """Apply a batch. Returns the sequence number to replay from when some are missing."""
-        self.counters.batches += 1
+        self._counters.batches += 1
         if batch.source == "snapshot":
             return self._take_snapshot(batch)
-        if batch.source == "live":
-            if batch.seq <= self._last_live_seq:
-                self._restart(batch.seq)
-            self._last_live_seq = batch.seq
-        if batch.seq < self._next_seq:
-            self.counters.duplicates += 1
+        if batch.source == "replay" and self._publisher.is_outdated(batch.seq):
+            self._counters.duplicates += 1
             return None
-        if batch.seq == self._next_seq:
+        kept = self._backlog.has(batch)
+        anew = self._publisher.began_anew(batch, kept)
+        if anew:
+            self._restart(batch)
+        self._publisher.heard(batch)
+        if batch.seq < self._next_seq or kept:
+            self._counters.duplicates += 1
+            self._believe(batch)
+            return None
+        if batch.seq == self._next_seq and not self._doubtful:
+            self._progressed |= batch.source == "replay"
             self._apply(batch)
             self._catch_up()
             return None
-        self._keep(batch)
-        if self.resyncing or batch.source == "replay":
+        self._counters.dropped_batches += self._backlog.keep(batch)
+        if self.resyncing or (batch.source == "replay" and not anew):
             return None
-        self.counters.gaps += 1
-        self.known = False
-        self.resyncing = True
-        return self._next_seq
+        self._counters.gaps += 1
+        return self._ask()
 
-    def end_replay(self, answered: bool) -> None:
+    def end_replay(self, answered: bool) -> int | None:
         """No more of the missing batches will come: go on from what there is.
 
         `answered`: the publisher served the replay, so an empty one means that it never
-        published, and the worker holds nothing.
+        published, and the worker holds nothing. Returns the sequence number to replay from where
+        it is worth asking once more.
         """
-        self.resyncing = False
+        self._publisher.replay_ended()
+        if self._doubtful:  # nobody has the batch that would prove it
+            self._disown()
+            if answered:
+                return self._ask()
+        if self._backlog and self._progressed:
+            return self._ask()
+        self.resyncing = self._progressed = False
         if answered and self._next_seq == 0 and not self._backlog:
-            self.known = True
+            self._exact = True
         while self._backlog:  # the hole stays: what lies behind it is all there is to build on
             self._forget()
-            self.known = False
-            self._next_seq = min(self._backlog)
+            self._exact = False
+            self._next_seq = self._backlog.first_seq
             self._catch_up()
+        return None
 
     def close(self) -> None:
         """The worker left: it holds nothing any more."""
@@ -144,133 +183,118 @@ class KvState:
 
     def reset(self) -> None:
         """The worker came back from the dead: trust nothing, expect its stream from 0."""
-        self.close()
-        self.known = False
-        self.resyncing = False
-        self._next_seq = 0
-        self._last_live_seq = -1
+        self._empty()
+        self._publisher.begin_anew()
 
-    def _restart(self, seq: int) -> None:
-        """Its publisher began anew, so its cache did too."""
-        self.counters.restarts += 1
+    # --- from one router to the next --------------------------------------------------------
+
+    def saved(self) -> SavedStream | None:
+        """All that the next router needs to go on from here; None where that is nothing."""
+        digest = self._publisher.digest(self._next_seq - 1)
+        if not digest or self._doubtful:
+            return None
+        return SavedStream(self._next_seq, digest, self._exact, self.blocks.dump())
+
+    def take_over(self, saved: SavedStream) -> bool:
+        """Go on from what a router before this one saved, once its last batch is replayed.
+
+        Until then it is a lower bound, and what comes live waits. False for blocks that are
+        damaged, or of another version: nothing is known then.
+        """
         self.reset()
-        self.known = seq == 0
+        try:
+            self.blocks.load(saved.blocks)
+        except ValueError:
+            return False
+        self._next_seq = saved.next_seq
+        self._publisher.applied(saved.next_seq - 1, saved.digest)
+        self._exact = saved.known
+        self._doubtful = self.resyncing = True
+        self._stored_at_loss = self.blocks.stored_blocks
+        return True
+
+    def _believe(self, batch: KvEvents) -> None:
+        """The batch before the first missing one came once more, and is the same."""
+        if self._doubtful and batch.seq == self._next_seq - 1 and self._publisher.is_known(batch):
+            self._doubtful = False
+            self._progressed = True
+            self._catch_up()
+
+    def _disown(self) -> None:
+        self._doubtful = self._exact = False
+        self._forget()
+        self._next_seq = 0
+        self._publisher.begin_anew()
+
+    # --- order ------------------------------------------------------------------------------
+
+    def _restart(self, batch: KvEvents) -> None:
+        """Its publisher began anew, so its cache did too."""
+        self._counters.restarts += 1
+        self._empty()
+        self._publisher.begin_anew(batch)
+
+    def _ask(self) -> int:
+        self.resyncing = True
+        self._progressed = False
+        return self._from_seq()
+
+    def _from_seq(self) -> int:
+        """One batch before the first missing one, where we would know it again."""
+        last = self._next_seq - 1
+        return last if self._publisher.digest(last) else self._next_seq
 
     def _take_snapshot(self, batch: KvEvents) -> int | None:
         older = batch.seq + 1 < self._next_seq  # taken before what we already applied
-        if older and self.known:
-            self.counters.duplicates += 1
+        if older and self._exact and not self._doubtful:
+            self._counters.duplicates += 1
             return None
+        self._doubtful = False
         self._forget()
         self._next_seq = batch.seq + 1
-        for event in batch.events:
-            self._apply_event(event)
-        self._backlog = {s: b for s, b in self._backlog.items() if s >= self._next_seq}
-        self.known = not older
+        self._apply_events(batch)
+        self._backlog.drop_before(self._next_seq)
+        self._exact = True
         self.resyncing = False
         self._catch_up()
         if self._backlog or older:  # what came between is in a replay
-            self.resyncing = True
-            return self._next_seq
+            return self._ask()
         return None
 
-    def _keep(self, batch: KvEvents) -> None:
-        if len(self._backlog) >= self._backlog_max:
-            self.counters.dropped_batches += 1
-            self._backlog.pop(min(self._backlog))
-        self._backlog[batch.seq] = batch
-
     def _catch_up(self) -> None:
-        while (batch := self._backlog.pop(self._next_seq, None)) is not None:
+        while (batch := self._backlog.pop(self._next_seq)) is not None:
             self._apply(batch)
-        if not self._backlog and self.resyncing:
+        if not self._backlog:
             self.resyncing = False
-            self.known = True
 
     def _apply(self, batch: KvEvents) -> None:
         if batch.seq == 0:
-            self.known = True  # seen from its first batch on: nothing was missed
+            self._exact = True  # seen from its first batch on: nothing was missed
         self._next_seq = batch.seq + 1
-        for event in batch.events:
-            self._apply_event(event)
+        self._publisher.applied(batch.seq, batch.digest)
+        self._apply_events(batch)
 
-    def _apply_event(self, event: KvEvent) -> None:
-        if isinstance(event, Stored):
-            self._store(event)
-        elif isinstance(event, Removed):
-            self._remove(event)
-        else:
-            self.counters.clears += 1
+    def _apply_events(self, batch: KvEvents) -> None:
+        blocks = self.blocks
+        applied = apply_events(batch.events, blocks, self._block_size)
+        self._skipped_facts += applied.skipped
+        if applied.clears:
+            self._counters.clears += applied.clears
+            self._exact = True
+            self._stored_at_loss = blocks.stored_blocks
+        if len(blocks) > self._resident_blocks_max:
+            self._counters.overflows += 1
             self._forget()
-            self.known = True
+            self._exact = False
+        elif not self._exact:
+            turned_over = blocks.stored_blocks - self._stored_at_loss >= self._capacity_blocks
+            self._exact = turned_over and not self.resyncing
 
-    def _store(self, event: Stored) -> None:
-        whole = event.block_size == self._block_size
-        if event.tier != "gpu" or not whole or not _fits(event):
-            self.counters.skipped_events += 1
-            return
-        if self._parked:
-            self._parked.revive(names_of(event.hashes))
-        queue = [event]
-        while queue:  # a parent that arrives late brings its parked descendants along
-            stored = queue.pop()
-            seed = stored.seed if stored.parent is None else self._chain_of.get(stored.parent)
-            if seed is None:
-                self._park(stored)
-                continue
-            names = names_of(stored.hashes)
-            self._place(stored, names, seed)
-            if self._parked:
-                queue += self._parked.wake(names)
-                self._drop(self._parked.take_dead(names))
-
-    def _place(self, stored: Stored, names: Sequence[BlockName], seed: int) -> None:
-        chain = stored.chain
-        if chain is None:
-            tokens = np.array(stored.tokens, dtype=np.int32)
-            chain = chain_hashes(tokens, self._block_size, seed)
-        self._index.store(self._slot, chain)
-        self._chain_of.update(zip(names, chain.tolist(), strict=True))
-        self.counters.stored_blocks += len(chain)
-        self._stored_since_loss += len(chain)
-        if not self.known and not self.resyncing:
-            self.known = self._stored_since_loss >= self._capacity_blocks
-        if len(self._chain_of) > self._resident_blocks_max:
-            self.counters.overflows += 1
-            self._forget()
-            self.known = False
-
-    def _park(self, event: Stored) -> None:
-        if self._parked.park(event):
-            self.counters.orphans += len(event.hashes)
-        else:
-            self.counters.skipped_events += 1
-
-    def _remove(self, event: Removed) -> None:
-        if event.tier != "gpu":
-            self.counters.skipped_events += 1
-            return
-        names = names_of(event.hashes)
-        if self._parked:
-            self._parked.evict(names)
-        self._drop(names)
-
-    def _drop(self, names: Sequence[BlockName]) -> None:
-        known = map(self._chain_of.pop, names, repeat(None))
-        chain = [c for c in known if c is not None]
-        self.counters.removed_blocks += len(chain)
-        if chain:
-            self._index.remove(self._slot, array("Q", chain))
+    def _empty(self) -> None:
+        self.close()
+        self._exact = self._doubtful = self.resyncing = self._progressed = False
+        self._next_seq = 0
 
     def _forget(self) -> None:
-        self._index.clear_worker(self._slot)
-        self._chain_of.clear()
-        self._parked.clear()
-        self._stored_since_loss = 0
-
-
-def _fits(event: Stored) -> bool:
-    """Whether it tells of each block it names what its chain hash is, or its tokens."""
-    if event.chain is not None:
-        return len(event.chain) == len(event.hashes)
-    return len(event.tokens) == len(event.hashes) * event.block_size
+        self.blocks.clear()
+        self._stored_at_loss = self.blocks.stored_blocks

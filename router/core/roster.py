@@ -73,6 +73,8 @@ class Roster:
         self._columns.describe(slot, facts, calibrate=True)
         self._columns.hits_unknown[slot] = facts.has_events
         kv = self._kv_state(slot, facts)
+        if fact.saved is not None and facts.has_events:
+            kv.take_over(fact.saved)
         self._workers.add(Worker(fact.worker_id, slot, facts, kv, state=fact.state))
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
@@ -107,6 +109,7 @@ class Roster:
             self.index,
             slot,
             facts.block_size,
+            facts.models[0],
             capacity_tokens / facts.block_size if known else math.inf,
             self._settings.parked_blocks,
             self._settings.backlog_batches,
@@ -139,20 +142,22 @@ class Roster:
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
-        emptied = worker.kv.counters.emptied
+        emptied = worker.kv.emptied
         from_seq = worker.kv.take(fact)
-        if worker.kv.counters.emptied > emptied:  # its cache began anew: nothing is on its way
+        if worker.kv.emptied > emptied:  # its cache began anew: nothing is on its way
             self.speculative.clear_worker(worker.slot)
         self._columns.event_s[worker.slot] = fact.now_s
         self._columns.hits_unknown[worker.slot] = not worker.kv.known
         return from_seq
 
-    def replay_end(self, fact: ReplayEnd) -> None:
-        """A replay is over, complete or not."""
+    def replay_end(self, fact: ReplayEnd) -> int | None:
+        """A replay is over, complete or not: the sequence number to go on from, if any."""
         worker = self._workers.get(fact.worker_id)
-        if worker is not None:
-            worker.kv.end_replay(fact.answered)
-            self._columns.hits_unknown[worker.slot] = not worker.kv.known
+        if worker is None:
+            return None
+        from_seq = worker.kv.end_replay(fact.answered)
+        self._columns.hits_unknown[worker.slot] = not worker.kv.known
+        return from_seq
 
     # --- what they hold ---------------------------------------------------------------------
 

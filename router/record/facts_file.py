@@ -30,7 +30,6 @@ import numpy as np
 
 from policies import facts
 from policies.contract import Hashes
-from router.core.parked import names_of
 
 FORMAT = "warmroute-facts"
 VERSION = 1
@@ -120,7 +119,7 @@ def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (int, float, str, bytes)):
         return value
     if name == "hashes":  # names of blocks; they may come as an array
-        return names_of(value)
+        return value.tolist() if isinstance(value, np.ndarray) else value
     if name == "events":
         return [plain(event) for event in value]
     if isinstance(value, tuple) and value and not isinstance(value[0], (int, str, bytes)):

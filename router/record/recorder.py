@@ -18,6 +18,7 @@ from typing import Any
 from policies.facts import Arrival, Fact, KvEvents, Stored, WorkerChange
 from router.core.actions import Action, Reject
 from router.core.core import RouterCore
+from router.core.wire_events import WireEvents
 from router.record.background import Background
 from router.record.facts_file import Preamble, fields_of, framed, plain
 from router.record.log_file import LogFile
@@ -31,6 +32,7 @@ Told = tuple[str, Any, Any]  # "fact", "explain", "advance" or "policy"; what; w
 _WAITING_ITEMS = 65_536
 _WAITING_BYTES = 256 << 20
 _ITEM_BYTES = 512  # what a fact keeps alive besides its arrays and tokens, roughly
+_WIRE_BLOCK_BYTES = 256  # a name and the tokens of a block as they came
 _END_BYTES = 1_024  # kept free for the last record
 _CLOSE_S = 5.0
 
@@ -206,6 +208,10 @@ def _size_of(what: Any) -> int:
     if isinstance(what, Arrival):
         for chain in what.chains.values():
             size_bytes += chain.nbytes
+    elif isinstance(what, WorkerChange):
+        size_bytes += 0 if what.saved is None else len(what.saved.blocks)
+    elif isinstance(what, KvEvents) and isinstance(what.events, WireEvents):
+        size_bytes += _ITEM_BYTES * len(what.events) + _WIRE_BLOCK_BYTES * what.events.blocks
     elif isinstance(what, KvEvents):
         for event in what.events:
             size_bytes += _ITEM_BYTES

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policies.facts import Cleared, ReplayEnd, WorkerChange
 from router.core.actions import Resync
 from tests.effort import EFFORT
-from tests.router.core_world import World, removed, stored
+from tests.router.core_world import BLOCK, World, removed, stored
 
 
 def test_stored_blocks_are_found_and_removed_ones_are_not() -> None:
@@ -123,14 +123,19 @@ def test_the_backlog_is_bounded() -> None:
     assert (world.hits([8]), world.hits([9])) == ([1], [1])
 
 
-def test_foreign_block_sizes_and_other_tiers_are_counted_not_indexed() -> None:
+def test_foreign_block_sizes_are_counted_and_other_tiers_kept_apart() -> None:
     world = World(workers=1)
     event = stored([1])
     partial = type(event)(event.hashes, None, event.tokens[:2], 2)
     on_host = type(event)(event.hashes, None, event.tokens, event.block_size, tier="host")
     world.events(0, 0, partial, on_host)
+    kv = world.core.workers.get(0).kv
     assert world.hits([1]) == [0]
-    assert world.core.workers.get(0).kv.counters.skipped_events == 2
+    assert (kv.counters.skipped_events, len(kv.chains(0)), len(kv.chains(1))) == (1, 0, 1)
+    world.events(0, 1, type(event)(event.hashes, None, (), BLOCK))  # loaded back: known by name
+    assert world.hits([1]) == [1]
+    world.events(0, 2, removed([1]))
+    assert (len(kv.chains(0)), len(kv.chains(1))) == (0, 1)
 
 
 _history = st.lists(
