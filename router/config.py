@@ -51,6 +51,9 @@ class Limits(_Section, frozen=True):
     speculative_entries: Annotated[
         int, Meta(ge=1_024, le=1 << 30, description="distinct blocks expected from own dispatches")
     ] = 1 << 20
+    mirrored_blocks: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="blocks remembered of workers without events")
+    ] = 1 << 22
     token_memo_bytes: Annotated[
         int, Meta(ge=0, le=1 << 40, description="ids of known beginnings of chats, bytes; 0: none")
     ] = 64 << 20
@@ -83,9 +86,6 @@ class Timeouts(_Section, frozen=True):
     speculative_s: Annotated[
         float, Meta(ge=0.1, le=600.0, description="an expected block no event confirms, seconds")
     ] = 10.0
-    approximate_s: Annotated[
-        float, Meta(ge=1.0, le=86_400.0, description="an expected block none can confirm, seconds")
-    ] = 300.0
 
 
 class Intervals(_Section, frozen=True):
@@ -100,6 +100,10 @@ class Intervals(_Section, frozen=True):
     tick_s: Annotated[
         float, Meta(ge=0.005, le=5.0, description="between expiries of held requests, seconds")
     ] = 0.05
+    token_recheck_s: Annotated[
+        float,
+        Meta(ge=1.0, le=3_600.0, description="until a model with differing tokens is checked anew"),
+    ] = 300.0
 
 
 class Ejection(_Section, frozen=True):
@@ -136,6 +140,19 @@ class Config(_Section, frozen=True):
     tokenizer: Annotated[
         str | None, Meta(description="folder with tokenizer.json; none: text blocks, approximate")
     ] = None
+    chat_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Meta(description="shape of content that templates get, as the workers are told"),
+    ] = "auto"
+    chat_template_kwargs: Annotated[
+        str, Meta(description="JSON object: templates' default variables, as the workers are told")
+    ] = "{}"
+    chat_drops_unused_tools: Annotated[
+        bool, Meta(description="tool_choice none leaves the tools out of the prompt, as at workers")
+    ] = False
+    forward_token_ids: Annotated[
+        bool, Meta(description="send exact ids instead of text to workers that take them")
+    ] = False
     seed: Annotated[
         int, Meta(ge=0, le=(1 << 63) - 1, description="seed of all draws: same facts, same routes")
     ] = 0

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import msgspec
+
 from policies.load import load
 from router.config import Config
 from router.config_keys import Key
@@ -26,6 +28,7 @@ FIXED = MappingProxyType(
                 "limits.workers",
                 "limits.index_entries",
                 "limits.speculative_entries",
+                "limits.mirrored_blocks",
                 "limits.token_memo_bytes",
             ),
             _SIZED,
@@ -34,6 +37,9 @@ FIXED = MappingProxyType(
             (
                 "seed",
                 "tokenizer",
+                "chat_content_format",
+                "chat_template_kwargs",
+                "chat_drops_unused_tools",
                 "tenant_header",
                 "trusted_peers",
                 "api_keys_file",
@@ -50,7 +56,6 @@ FIXED = MappingProxyType(
                 "timeouts.keep_alive_s",
                 "timeouts.shutdown_s",
                 "timeouts.speculative_s",
-                "timeouts.approximate_s",
                 "ejection.failures",
                 "ejection.recover_s",
             ),
@@ -88,6 +93,8 @@ def check_value(key: Key, value: Any) -> Any:
     elif key.path == "tokenizer" and read is not None:
         if not (Path(read) / "tokenizer.json").is_file():
             raise ValueError(f"{read} is not a folder with a tokenizer.json")
+    elif key.path == "chat_template_kwargs":
+        _check_object(read)
     elif key.path == "api_keys_file" and read is not None and not Path(read).is_file():
         raise ValueError(f"{read} is not a file")
     elif key.path in ("request_log", "record_facts") and read is not None:
@@ -130,6 +137,13 @@ def _check_place(path: Path) -> None:
         raise ValueError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is not a folder; create it first")
+
+
+def _check_object(text: str) -> None:
+    try:
+        msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ValueError(f"{error}; give a JSON object such as {{}}") from error
 
 
 def _check_peer(peer: str) -> None:

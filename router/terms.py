@@ -17,11 +17,11 @@ def core_settings(config: Config) -> CoreSettings:
         max_workers=limits.workers,
         index_entries=limits.index_entries,
         speculative_entries=limits.speculative_entries,
+        mirrored_blocks=limits.mirrored_blocks,
         inflight_requests=limits.inflight_requests,
         hold_requests=limits.hold_requests,
         hold_s=limits.hold_s,
         speculative_s=timeouts.speculative_s,
-        approximate_s=timeouts.approximate_s,
         ejection_failures=config.ejection.failures,
         recover_s=config.ejection.recover_s,
         backlog_batches=limits.events_backlog_batches,
@@ -53,4 +53,5 @@ def inference_terms(config: Config) -> InferenceTerms:
         client_buffer_bytes=config.limits.client_buffer_bytes,
         session_header=config.session_header,
         explain=config.explain,
+        forward_token_ids=config.forward_token_ids,
     )

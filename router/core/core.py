@@ -129,7 +129,7 @@ class RouterCore:
         if pending is None:
             return []
         assert not pending.held, f"request {fact.request_id} finished while it was held"
-        worker = self._release(pending)
+        worker = self._release(pending, fact)
         if worker is not None:
             worker.succeeded()
         return self._ask_held(fact.now_s)
@@ -239,7 +239,7 @@ class RouterCore:
             arrival.request_id, worker.slot, arrival.prompt_tokens, uncached, arrival.stream, now_s
         )
         chain = arrival.chains[worker.facts.block_size]
-        self.roster.expect(worker, chain, arrival.approximate, now_s)
+        pending.prediction = self.roster.expect(worker, arrival, now_s)
         pending.worker_id = worker.worker_id
         self.counters.dispatched(choice.decision)
         if self._chooser.remembers:
@@ -265,8 +265,9 @@ class RouterCore:
 
     # --- endings ----------------------------------------------------------------------------
 
-    def _release(self, pending: Pending) -> Worker | None:
+    def _release(self, pending: Pending, finish: facts.Finish | None = None) -> Worker | None:
         """Take its charge off its worker; the worker, if there still is one."""
+        self.roster.ended(pending, self.ledger.get(pending.arrival.request_id), finish)
         charge = self.ledger.release(pending.arrival.request_id)
         pending.worker_id = None
         return None if charge is None else self.workers.get(charge.worker_id)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from policies.facts import Arrival
+from router.core.mirror import Prediction
 
 _REFUSED_MAX = 8  # of one model in one sweep
 
@@ -22,6 +23,7 @@ class Pending:
     tried: set[int] = field(default_factory=set)  # workers that failed it
     worker_id: int | None = None  # where it is dispatched
     held: bool = False
+    prediction: Prediction | None = None  # of its worker's cache, where that is mirrored
 
 
 class HoldQueue:

@@ -9,13 +9,23 @@ import numpy as np
 
 from kvkernels import PrefixIndex
 from policies.contract import Hashes, Ints
-from policies.facts import KvEvents, LoadReport, ReplayEnd, WorkerChange, WorkerFacts
+from policies.facts import (
+    Arrival,
+    Finish,
+    KvEvents,
+    LoadReport,
+    ReplayEnd,
+    WorkerChange,
+    WorkerFacts,
+)
 from router.core.actions import Action
 from router.core.columns import Cells, WorkerColumns
 from router.core.eligible import Rows
 from router.core.expected import Blocks, ExpectedBlocks
+from router.core.hold_queue import Pending
 from router.core.kv_state import KvState
-from router.core.ledger import Ledger
+from router.core.ledger import Charge, Ledger
+from router.core.mirror import Mirrors, Prediction, found_by
 from router.core.settings import CoreSettings
 from router.core.workers import Worker, WorkerTable
 
@@ -39,7 +49,7 @@ class Roster:
         self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
         self.others_s = -math.inf  # when a worker last reported load that we did not send it
         # Blocks that no events will ever tell of: text blocks, and workers without events.
-        self.mirrored = ExpectedBlocks(slots, entries, settings.approximate_s)
+        self.mirrors = Mirrors(slots, settings.mirrored_blocks)
 
     # --- workers ----------------------------------------------------------------------------
 
@@ -92,13 +102,13 @@ class Roster:
         """The cache we knew may be gone with its engine: expect nothing of it until it tells."""
         worker.kv.reset()
         self.speculative.clear_worker(worker.slot)
-        self.mirrored.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
         self._columns.hits_unknown[worker.slot] = worker.facts.has_events
 
     def _close(self, worker: Worker) -> None:
         worker.kv.close()
         self.speculative.clear_worker(worker.slot)
-        self.mirrored.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
         self._columns.open(worker.slot, -1)
         self._workers.remove(worker.worker_id)
 
@@ -161,15 +171,33 @@ class Roster:
 
     # --- what they hold ---------------------------------------------------------------------
 
-    def expect(self, worker: Worker, chain: Hashes, approximate: bool, now_s: float) -> None:
-        """A dispatch will leave these blocks on the worker."""
-        by_events = worker.facts.has_events and not approximate
-        (self.speculative if by_events else self.mirrored).expect(worker.slot, chain, now_s)
+    def expect(self, worker: Worker, arrival: Arrival, now_s: float) -> Prediction | None:
+        """A dispatch will leave these blocks there; of a mirrored worker, what it will find."""
+        facts, chain = worker.facts, arrival.chains[worker.facts.block_size]
+        if facts.has_events and not arrival.approximate:
+            self.speculative.expect(worker.slot, chain, now_s)
+            return None
+        told_blocks = facts.kv_capacity_tokens / facts.block_size
+        return self.mirrors.expect(worker.slot, chain, told_blocks)
+
+    def ended(self, pending: Pending, charge: Charge | None, finish: Finish | None) -> None:
+        """A dispatch is over, with an answer where there is a `finish`."""
+        prediction, pending.prediction = pending.prediction, None
+        worker = None if charge is None else self._workers.get(charge.worker_id)
+        if prediction is None or charge is None or worker is None:
+            return
+        counted = finish is not None and finish.prompt_tokens is not None
+        if charge.waiting and not counted:  # refused, or given up on before its prefill was over
+            self.mirrors.failed(prediction)
+            return
+        found, size = None, worker.facts.block_size
+        if finish is not None:
+            found = found_by(pending.arrival, finish, size, prediction.chain)
+        self.mirrors.answered(prediction, found)
 
     def expire(self, now_s: float) -> None:
         """Forget expectations nobody confirmed."""
         self.speculative.expire(now_s)
-        self.mirrored.expire(now_s)
 
     def hit_tokens(self, rows: Rows, chains: Mapping[int, Hashes], prompt_tokens: int) -> Ints:
         """int64[rows]: prompt tokens each holds or will soon; at least one is left."""
@@ -191,7 +219,7 @@ class Roster:
         """int32[slots]: leading blocks by events, by our dispatches, by what no event tells."""
         blocks = self.index.longest_prefix(chain)
         self.speculative.raise_prefix(blocks, chain)
-        self.mirrored.raise_prefix(blocks, chain)
+        self.mirrors.raise_prefix(blocks, chain)
         return blocks
 
 

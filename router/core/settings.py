@@ -12,11 +12,11 @@ class CoreSettings:
     max_workers: int = 256  # worker slots of the index; at most 4,096
     index_entries: int = 1 << 21  # distinct blocks the index remembers
     speculative_entries: int = 1 << 20  # distinct blocks each generation of expectations remembers
+    mirrored_blocks: int = 1 << 22  # remembered of workers without events, all together
     inflight_requests: int = 16_384  # dispatched and held together
     hold_requests: int = 1_024
     hold_s: float = 30.0
     speculative_s: float = 10.0  # an expected block nobody confirmed is forgotten after this
-    approximate_s: float = 300.0  # the same where no events will ever confirm it
     max_attempts: int = 3  # workers tried for one request
     ejection_failures: int = 3  # failures in a row that put a worker aside
     recover_s: float = 2.0  # shortest time aside; doubles up to 16 times while it keeps failing

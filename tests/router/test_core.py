@@ -40,7 +40,7 @@ def test_what_nobody_confirms_is_forgotten() -> None:
 
 
 def test_text_blocks_are_believed_for_longer() -> None:
-    world = World(policy="kv_prefix", speculative_s=10.0, approximate_s=300.0)
+    world = World(policy="kv_prefix", speculative_s=10.0)
     world.core.on_arrival(world.arrival([1, 2, 3], approximate=True))
     world.now_s = 60.0
     world.core.on_tick(Tick(world.now_s))

@@ -100,13 +100,13 @@ def test_a_worker_without_events_is_mirrored_until_it_goes_down() -> None:
     world.join(0, has_events=False)
     arrival = world.arrival([1, 2, 3])
     world.core.on_arrival(arrival)
-    world.core.on_finish(Finish(0.0, arrival.request_id))
+    world.core.on_finish(Finish(0.0, arrival.request_id, prompt_tokens=12))
     assert expected_hit(world, [1, 2, 3, 4], 0) == 12
-    world.now_s = 60.0  # long after an unconfirmed block of a worker with events would be gone
-    world.core.on_tick(Tick(60.0))
+    world.now_s = 3600.0  # long after an unconfirmed block of a worker with events would be gone
+    world.core.on_tick(Tick(3600.0))
     assert expected_hit(world, [1, 2, 3, 4], 0) == 12
-    world.core.on_worker(WorkerChange(61.0, 0, "down"))
-    world.core.on_worker(WorkerChange(62.0, 0, "ready"))
+    world.core.on_worker(WorkerChange(3601.0, 0, "down"))
+    world.core.on_worker(WorkerChange(3602.0, 0, "ready"))
     assert expected_hit(world, [1, 2, 3, 4], 0) == 0
 
 

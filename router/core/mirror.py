@@ -1,0 +1,211 @@
+"""What a worker holds where no events tell: engines that publish none, and prompts read as text.
+
+Each such worker is mirrored as what its cache is, an LRU of blocks, of the size it told; see
+`kvkernels.mirror_twin` for what that leaves out. An engine has less room for prompts than it told,
+as answers live there too, and others may use it. So its answers are held against what was
+expected at dispatch, by two facts of every LRU cache:
+
+* a block that was found gone took all that was used before it along: that is dropped, and the
+  room shrinks half way to what is left;
+* a block that was found resident, though believed gone, proves the same of all that was used
+  after it: that is believed again, and the room grows to hold it, at most to twice what was told.
+
+Half way, because one odd answer (another router's traffic, a reset cache) is no proof of a small
+cache; and it grows again by itself, by a sixteenth of what comes in, since a worker of which little
+is expected may be sent too little to prove more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvkernels import Mirror
+from policies.contract import Hashes
+from policies.facts import Arrival, Finish
+from router.core.expected import Blocks
+
+BLOCKS_UNTOLD = 16_384  # room of a worker that does not tell: 262,144 tokens in blocks of 16
+
+_SHRINK = 0.5  # of the way down to what was proven
+_REGROW = 1 / 16  # of a block, for each that comes in, up to what was told
+_REMEMBERED = 2  # blocks remembered for each that the worker told to have room for
+
+
+@dataclass(slots=True)
+class _Room:
+    """How much one worker is believed to hold. Lifetime: until its cache begins anew."""
+
+    told_blocks: float
+    blocks: float  # as corrected
+    most_blocks: int = 0  # it may ever be, bounded by what all mirrors share
+    running: set[int] = field(default_factory=set)  # touches of requests that have not ended
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What was expected of a worker when a request was dispatched to it. Lifetime: dispatch."""
+
+    slot: int
+    chain: Hashes
+    stamp: int  # of the mirror's touch
+    hit_blocks: int
+    runs: list[tuple[int, int]]  # (depth, when last used before; 0: unseen, or still in the making)
+    room: _Room
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the worker found: leading blocks of the chain, give or take `slack` fewer."""
+
+    blocks: int
+    slack: int
+
+
+@dataclass(slots=True)
+class MirrorCounters:
+    """Lifetime: process. Only ever grow."""
+
+    fewer: int = 0  # answers that proved blocks gone which were believed resident
+    more: int = 0  # answers that proved blocks resident which were believed gone
+
+
+class Mirrors:
+    """All mirrors. At most `max_blocks` are remembered of all of them. Lifetime: process."""
+
+    def __init__(self, slots: int, max_blocks: int) -> None:
+        self.counters = MirrorCounters()
+        self._mirror = Mirror(slots, max_blocks)
+        self._max_blocks = max_blocks
+        self._share = max_blocks
+        self._rooms: dict[int, _Room] = {}
+
+    def expect(self, slot: int, chain: Hashes, told_blocks: float) -> Prediction:
+        """A dispatch will leave this chain on the worker in `slot`; what it will find there.
+
+        `told_blocks`: room the worker told to have, NaN where it did not. From now on the chain
+        is resident: siblings that follow will share it.
+        """
+        room = self._rooms.get(slot) or self._open(slot, told_blocks)
+        hit_blocks, stamp, runs = self._mirror.touch(slot, chain)
+        # What a running request has yet to compute may be missing without having been evicted.
+        runs = [(end, 0 if used in room.running else used) for end, used in runs]
+        prediction = Prediction(slot, chain, stamp, hit_blocks, runs, room)
+        room.running.add(stamp)
+        if room.blocks < room.told_blocks:
+            came = len(chain) - hit_blocks
+            self._resize(slot, room, min(room.blocks + came * _REGROW, room.told_blocks))
+        return prediction
+
+    def answered(self, prediction: Prediction, found: Found | None) -> None:
+        """The worker computed the prompt; `found`: what it said of its hit, if it did."""
+        room, slot = prediction.room, prediction.slot
+        room.running.discard(prediction.stamp)
+        if room is not self._rooms.get(slot):  # its cache began anew meanwhile
+            return
+        if found is not None:
+            self._correct(prediction, found)
+        self._mirror.touch(slot, prediction.chain)  # an engine's order: as requests let go
+
+    def failed(self, prediction: Prediction) -> None:
+        """The worker never computed the prompt: what only it was to bring is not there."""
+        room = prediction.room
+        room.running.discard(prediction.stamp)
+        if room is self._rooms.get(prediction.slot):
+            new = prediction.chain[prediction.hit_blocks :]
+            self._mirror.forget(prediction.slot, new, prediction.stamp)
+
+    def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
+        """Raise `blocks`, int32[slots], to the leading blocks mirrored on each worker."""
+        if len(self._mirror):
+            np.maximum(blocks, self._mirror.longest_prefix(chain), out=blocks)
+
+    def clear_worker(self, slot: int) -> None:
+        """The worker's cache began anew, or the worker left: nothing is known of it."""
+        if self._rooms.pop(slot, None) is not None:
+            self._mirror.clear_worker(slot)
+            self._mirror.resize(slot, 0, 0)
+            self._divide()
+
+    def room_blocks(self, slot: int) -> float:
+        """Blocks the worker is believed to have room for; NaN where nothing is mirrored."""
+        room = self._rooms.get(slot)
+        return math.nan if room is None else room.blocks
+
+    def __len__(self) -> int:
+        """Distinct blocks believed resident."""
+        return len(self._mirror)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in use."""
+        return self._mirror.memory_bytes
+
+    def _correct(self, prediction: Prediction, found: Found) -> None:
+        slot, room, expected = prediction.slot, prediction.room, prediction.hit_blocks
+        if found.blocks + found.slack < expected:
+            used = _used(prediction, found.blocks)
+            if not used:
+                return
+            self.counters.fewer += 1
+            self._mirror.drop_colder(slot, used)
+            # Not less than it held when it looked: what came in since is counted as well.
+            excess = room.blocks - max(self._mirror.held(slot), len(prediction.chain))
+            self._resize(slot, room, room.blocks - max(excess, 0) * _SHRINK)
+        elif found.blocks > expected and (used := _used(prediction, found.blocks - 1)):
+            self.counters.more += 1
+            self._mirror.resize(slot, room.most_blocks, self._remembered(room))
+            self._mirror.revive_warmer(slot, used)
+            self._resize(slot, room, max(room.blocks, self._mirror.held(slot)))
+
+    def _open(self, slot: int, told_blocks: float) -> _Room:
+        told_blocks = told_blocks if math.isfinite(told_blocks) else BLOCKS_UNTOLD
+        room = self._rooms[slot] = _Room(told_blocks, told_blocks)
+        self._divide()
+        self._resize(slot, room, room.blocks)
+        return room
+
+    def _divide(self) -> None:
+        """Give each mirror its share; by powers of two, so that it seldom changes."""
+        share = max(self._max_blocks >> max(len(self._rooms) - 1, 0).bit_length(), 1)
+        if share == self._share:
+            return
+        self._share = share
+        for slot, room in self._rooms.items():
+            if room.most_blocks:  # else it is being opened
+                self._resize(slot, room, room.blocks)
+
+    def _remembered(self, room: _Room) -> int:
+        return max(min(int(room.told_blocks * _REMEMBERED), self._share), 1)
+
+    def _resize(self, slot: int, room: _Room, blocks: float) -> None:
+        room.most_blocks = remembered = self._remembered(room)
+        room.blocks = min(max(blocks, 1.0), remembered)
+        self._mirror.resize(slot, int(room.blocks), remembered)
+
+
+def _used(prediction: Prediction, depth: int) -> int:
+    """When the block at `depth` of the chain had been used last; 0 where that proves nothing."""
+    return next((used for end, used in prediction.runs if depth < end), 0)
+
+
+def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -> Found | None:
+    """What an answer says of the hit; None where it does not.
+
+    Of text only the share is known: its blocks are guessed at four bytes a token, and templates
+    add tokens. So the share of the engine's prompt tokens that were cached is taken for the share
+    of our blocks, within an eighth. Otherwise one block fewer than expected proves nothing: an
+    engine computes at least one token anew, and with speculative decoding its last full block.
+    Of several prompts in one request only the sum is told, so nothing is known of the first.
+    """
+    cached, longest = finish.cached_tokens, arrival.longest_prompt_tokens
+    if cached is None or longest not in (None, arrival.prompt_tokens):
+        return None
+    if not arrival.approximate:
+        return Found(min(cached // block_size, len(chain)), 1)
+    if not finish.prompt_tokens:
+        return None
+    share = min(cached / finish.prompt_tokens, 1.0)
+    return Found(round(share * len(chain)), 1 + len(chain) // 8)
