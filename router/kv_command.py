@@ -95,6 +95,8 @@ def truth_of(snapshot: bytes) -> tuple[int, Chains]:
 
 def _shown(view: KvView) -> str:
     state = "known" if view.known else "unknown: a lower bound"
+    if view.known and not view.exact:
+        state = "known, for its cache has turned over since events were missed"
     tiers = ", ".join(f"{len(t.chains) // 8} blocks on tier {t.tier}" for t in view.tiers)
     waiting = f"{view.backlog_batches} batches and {view.parked_blocks} blocks wait"
     asked = "; missing events were asked for" if view.resyncing else ""

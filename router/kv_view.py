@@ -38,7 +38,8 @@ class KvView(msgspec.Struct, frozen=True):
     worker: int
     url: str
     block_size: int  # tokens
-    known: bool  # no event is missing
+    known: bool  # no event is missing, or as much was stored since as the worker holds
+    exact: bool  # no event is missing
     resyncing: bool  # missing events were asked for
     next_seq: int  # number of the batch that continues this
     backlog_batches: int  # wait for the ones missing before them
@@ -77,6 +78,7 @@ def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
         url=worker.facts.name,
         block_size=worker.facts.block_size,
         known=kv.known,
+        exact=kv.exact,
         resyncing=kv.resyncing,
         next_seq=kv.next_seq,
         backlog_batches=kv.backlog_batches,

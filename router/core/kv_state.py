@@ -14,31 +14,13 @@ numbers alone decide.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvkernels import PrefixIndex, WorkerBlocks
 from policies.contract import Hashes
 from policies.facts import KvEvents, SavedStream
 from router.core.apply_events import apply_events
 from router.core.backlog import Backlog
+from router.core.kv_counters import KvCounters
 from router.core.publisher import Publisher
-
-
-@dataclass(slots=True)
-class KvCounters:
-    """What happened to a worker's events, for metrics. Lifetime: worker."""
-
-    batches: int = 0
-    stored_blocks: int = 0  # on the GPU
-    removed_blocks: int = 0
-    clears: int = 0
-    gaps: int = 0
-    restarts: int = 0
-    duplicates: int = 0
-    orphans: int = 0  # stored blocks that waited for their parent
-    dropped_batches: int = 0  # beyond the backlog while a gap was open
-    overflows: int = 0  # more blocks stored than any cache holds: evictions must have been missed
-    skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
 
 
 class KvState:
@@ -62,6 +44,7 @@ class KvState:
         self._counters = KvCounters()
         self.resyncing = False  # a replay was asked for and has not ended
         self._exact = False  # all before `_next_seq` was seen
+        self._turned_over = False  # not all was, but as much was stored since as it holds
         self._doubtful = False  # what we hold was saved by another router, and is unproven
         self._next_seq = 0
         self._progressed = False  # the replay brought something new
@@ -74,9 +57,17 @@ class KvState:
 
     @property
     def known(self) -> bool:
-        """Whether the index is exact for this worker; else what it says is a lower bound."""
+        """Whether the index tells all that this worker holds; else it tells a lower bound."""
         seen_all = not self._backlog and self._next_seq > self._publisher.live_seq
-        return self._exact and seen_all and not self.resyncing
+        return (self._exact or self._turned_over) and seen_all and not self.resyncing
+
+    @property
+    def exact(self) -> bool:
+        """Known from events alone, not because as much was stored as the worker holds.
+
+        Such a turnover takes for gone what was missed; what hits kept alive all along is not.
+        """
+        return self._exact and self.known
 
     @property
     def counters(self) -> KvCounters:
@@ -286,9 +277,9 @@ class KvState:
             self._counters.overflows += 1
             self._forget()
             self._exact = False
-        elif not self._exact:
-            turned_over = blocks.stored_blocks - self._stored_at_loss >= self._capacity_blocks
-            self._exact = turned_over and not self.resyncing
+        elif not self._exact and not self.resyncing:
+            stored = blocks.stored_blocks - self._stored_at_loss
+            self._turned_over |= stored >= self._capacity_blocks
 
     def _empty(self) -> None:
         self.close()
@@ -297,4 +288,5 @@ class KvState:
 
     def _forget(self) -> None:
         self.blocks.clear()
+        self._turned_over = False
         self._stored_at_loss = self.blocks.stored_blocks

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
+from typing import Literal
 
 import aiohttp
 import zmq
@@ -24,10 +26,37 @@ from router.events.translate import facts_of
 
 log = logging.getLogger(__name__)
 
+_MORE_TRIES = 2
 _ASK_AGAIN_S = 1.0  # between two tries at a worker that answers neither replay nor snapshot
 _BETWEEN_SYNCS_S = 0.1  # a worker whose stream has gap after gap must not be asked without end
 _REPLAY_BATCHES = 20_000  # that may wait for us: twice what vLLM keeps
 _REPLAY_MAX_S = 30.0  # for a whole replay, however long its batches keep coming
+
+
+Answer = Literal["all", "some", "none"]  # of what was missed
+
+
+@dataclass(slots=True)
+class _Span:
+    """What a replay brought, of what it had to. Lifetime: answer."""
+
+    from_seq: int  # wanted from here
+    live_seq: int  # was published before the replay was asked for, so that it must be in there
+    first_seq: int | None = None
+    last_seq: int = -1
+
+    def add(self, seq: int) -> None:
+        """One more batch came."""
+        if self.first_seq is None:
+            self.first_seq = seq
+        self.last_seq = seq
+
+    @property
+    def covered(self) -> bool:
+        """Whether nothing can be missing of what was published when it was asked for."""
+        if self.first_seq is None:
+            return self.live_seq < self.from_seq
+        return self.first_seq <= self.from_seq and self.live_seq <= self.last_seq
 
 
 class Missed:
@@ -48,22 +77,32 @@ class Missed:
         """Answer what is asked, until cancelled."""
         while True:
             from_seq = await self._wanted.get()
-            answered = await self._sync(from_seq)
-            if not answered:
+            answer = await self._sync(from_seq)
+            for _ in range(self._tries_left):
+                if answer != "none":
+                    break
+                await asyncio.sleep(_ASK_AGAIN_S)
+                answer = await self._sync(from_seq)
+            if answer == "none":
                 self._teller.counters.failed_syncs += 1
             if self._wanted.empty():  # else the next one speaks for the gap that is open now
-                self._teller.replay_end(answered)
-            await asyncio.sleep(_BETWEEN_SYNCS_S if answered else _ASK_AGAIN_S)
-            if not answered and self._source.snapshot is not None:
+                self._teller.replay_end(answer != "none")
+            await asyncio.sleep(_BETWEEN_SYNCS_S if answer == "all" else _ASK_AGAIN_S)
+            if answer != "all" and self._source.snapshot is not None:
                 self.ask(0)  # its whole cache mends what no replay can
 
-    async def _sync(self, from_seq: int) -> bool:
-        """Whether somebody answered."""
+    @property
+    def _tries_left(self) -> int:
+        """How often to ask once more what nobody answered, before all that is known is given up."""
+        return _MORE_TRIES if self._source.snapshot is None and self._source.replay else 0
+
+    async def _sync(self, from_seq: int) -> Answer:
         if from_seq == 0 and await self._snapshot():
-            return True
-        if await self._replay(from_seq):
-            return True
-        return from_seq != 0 and await self._snapshot()
+            return "all"
+        answer = await self._replay(from_seq)
+        if answer != "all" and from_seq != 0 and await self._snapshot():
+            return "all"
+        return answer
 
     async def _snapshot(self) -> bool:
         url = self._source.snapshot
@@ -85,23 +124,25 @@ class Missed:
         self._teller.snapshot(seq, facts, skipped)
         return True
 
-    async def _replay(self, from_seq: int) -> bool:
+    async def _replay(self, from_seq: int) -> Answer:
         if self._source.replay is None:
-            return False
+            return "none"
+        span = _Span(from_seq, self._teller.live_seq)
         try:
             async with asyncio.timeout(_REPLAY_MAX_S):
-                while (again := await self._read_replay(self._source.replay, from_seq)) is not None:
-                    from_seq = again
+                again: int | None = from_seq
+                while again is not None:
+                    again = await self._read_replay(self._source.replay, again, span)
         except (TimeoutError, WireError, zmq.ZMQError) as error:
             if isinstance(error, WireError):
                 self._teller.malformed(error)
             worker_id = self._teller.worker_id
             log.info("worker %d: replay from %d failed: %r", worker_id, from_seq, error)
-            return False
+            return "none"
         self._teller.counters.replays += 1
-        return True
+        return "all" if span.covered else "some"
 
-    async def _read_replay(self, endpoint: str, from_seq: int) -> int | None:
+    async def _read_replay(self, endpoint: str, from_seq: int, span: _Span) -> int | None:
         """Tell the core what is replayed; None at its end, else where to ask again.
 
         A publisher that replays faster than we read drops what its socket has no room for (vLLM
@@ -127,6 +168,7 @@ class Missed:
                     return None
                 if next_seq is not None and live.seq > next_seq:
                     return next_seq
+                span.add(live.seq)
                 await self._teller.batch(live.seq, live.payload, "replay")
                 next_seq = live.seq + 1
 

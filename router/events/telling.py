@@ -65,6 +65,7 @@ class Teller:
         self.model = model
         self.counters = FeedCounters()
         self.next_seq = 0  # after the last batch told
+        self.live_seq = -1  # of the last live batch
         self._tell = context.tell
         self._clock = context.clock
         self._wall = context.wall
@@ -79,6 +80,8 @@ class Teller:
             self.counters.lag_s = self._wall() - ts_s
         self.counters.skipped_events += skipped
         self.next_seq = seq + 1
+        if source == "live":
+            self.live_seq = seq
         self._tell(KvEvents(self._clock(), self.worker_id, seq, facts, source))
 
     def snapshot(self, seq: int, facts: tuple[KvEvent, ...], skipped: int) -> None:

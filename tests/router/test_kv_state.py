@@ -81,8 +81,14 @@ def test_a_gap_nobody_can_fill_drops_what_was_known_until_it_has_turned_over() -
     assert (kv.known, world.hits([1, 2]), world.hits([7])) == (False, [0], [1])
     assert world.core.columns.hits_unknown[world.core.workers.get(0).slot]
     world.events(0, 6, stored([20, 21, 22]))
-    assert kv.known
+    assert (kv.known, kv.exact) == (True, False)  # 1 and 2 may be there, had they been hit
     assert not world.core.columns.hits_unknown[world.core.workers.get(0).slot]
+    world.events(0, 9, stored([30]))
+    assert not kv.known
+    world.core.on_replay_end(ReplayEnd(1.0, 0, answered=False))
+    assert not kv.known
+    world.events(0, 10, Cleared())
+    assert (kv.known, kv.exact) == (True, True)
 
 
 def test_a_late_joiner_takes_a_snapshot_and_what_follows_it() -> None:
