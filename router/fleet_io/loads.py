@@ -20,11 +20,17 @@ log = logging.getLogger(__name__)
 
 
 async def report_loads(
-    worker_id: int, rank: int | None, worker: Recognized, context: FleetContext
+    worker_id: int,
+    rank: int | None,
+    worker: Recognized,
+    told_ranks: set[int],
+    context: FleetContext,
 ) -> tuple[End, str]:
     """Report until the figures show that its engine began anew, sleeps or is gone: how, and why.
 
-    Ranks of one engine share its answers. `rank` None: all ranks together.
+    Ranks of one engine share its answers. `rank` None: all ranks together. `told_ranks`: those in
+    the latest answer, kept between two calls for the same worker: an engine whose figures are
+    always of other ranks than it says it has is looked at again once, not for ever.
     """
     assert worker.loads is not None
     shared = context.answers.to(worker.loads)
@@ -32,15 +38,19 @@ async def report_loads(
     while True:
         timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
         ask = partial(worker.loads.read, context.http, timeout)
-        load = None
+        answer: Mapping[int, RankLoad] = {}
         try:
             answer = await shared.get(ask, context.clock, context.scrape_interval_s * FRESH)
-            load = _own(answer, rank)
         except (WireError, aiohttp.ClientError, TimeoutError) as error:
             log.debug("worker %d: no load report: %r", worker_id, error)
             if refused(error):
                 return "down", f"load: {error}"
-        if load is not None:
+        if answer and told_ranks != answer.keys():
+            told_ranks.clear()
+            told_ranks.update(answer)
+            if told_ranks != set(worker.ranks):
+                return "anew", "its engine was started anew: it has other ranks"
+        if (load := _own(answer, rank)) is not None:
             if load.grown < grown:
                 return "anew", "its engine was started anew: its counters went back"
             if load.asleep:

@@ -18,7 +18,6 @@ from policies.facts import WorkerChange
 from router.events.feed import Feed, open_feed
 from router.events.telling import FeedContext
 from router.fleet_io.context import FRESH, End, FleetContext, refused
-from router.fleet_io.context import FleetTerms as FleetTerms
 from router.fleet_io.engines.adapter import UnrecognizedError
 from router.fleet_io.loads import report_loads
 from router.fleet_io.recognize import NoSuchRankError, Recognized, recognize, with_thresholds
@@ -61,6 +60,7 @@ class Member:
         self.draining = False
         self.leaving = False  # to be removed once idle
         self._state: State = "down"  # as last told; before that nobody knows of it
+        self._told_ranks: set[int] = set()  # those in its latest load figures
         self._advice = ""  # as last given
         self._context = context
         self._fits = fits
@@ -215,7 +215,7 @@ class Member:
 
     async def _report_loads(self, recognized: Recognized) -> End:
         end, self.trouble = await report_loads(
-            self.worker_id, self.spec.rank, recognized, self._context
+            self.worker_id, self.spec.rank, recognized, self._told_ranks, self._context
         )
         return end
 

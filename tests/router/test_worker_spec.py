@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.worker_spec import KEYS, WorkerSpec, WorkerSpecError, parse_worker_spec, worker_spec_of
+from router.worker_spec import (
+    KEYS,
+    WorkerSpec,
+    WorkerSpecError,
+    of_rank,
+    parse_worker_spec,
+    worker_spec_of,
+)
 
 URL = "http://127.0.0.1:8000"
 
@@ -22,16 +29,20 @@ def test_a_url_alone_leaves_everything_to_be_asked():
 
 def test_every_key_as_text_and_as_mapping():
     text = (
-        f"{URL},kind=vllm,model=org/m:1,block_size=32,events=tcp://h:5557,replay=tcp://h:5558,"
-        "role=decode,max_requests=64,max_queued_tokens=8192,max_kv_fraction=0.9,weight=2.5"
+        f"{URL},kind=vllm,model=org/m:1,rank=3,block_size=32,kv_tokens=400000,events=tcp://h:5557,"
+        "replay=tcp://h:5558,topic=kv@h,metrics=http://h:8002/metrics,role=decode,max_requests=64,max_queued_tokens=8192,max_kv_fraction=0.9,weight=2.5"
     )
     spec = WorkerSpec(
         URL,
         kind="vllm",
         model="org/m:1",
+        rank=3,
         block_size=32,
+        kv_tokens=400_000.0,
         events="tcp://h:5557",
         replay="tcp://h:5558",
+        topic="kv@h",
+        metrics="http://h:8002/metrics",
         role="decode",
         max_requests=64.0,
         max_queued_tokens=8192.0,
@@ -73,6 +84,18 @@ def test_every_key_as_text_and_as_mapping():
         (f"{URL},weight=0", "0.01..100"),
         (f"{URL},events=h:5557", "tcp://host:port"),
         (f"{URL},events=none,replay=tcp://h:1", "events=none"),
+        (f"{URL},events=poll,topic=kv", "events=poll"),
+        (f"{URL},events=bind:h:5557", "tcp://host:port, ipc://path, bind:tcp"),
+        (f"{URL},replay=bind:tcp://h:1", "replay is 'bind:tcp://h:1'"),
+        (f"{URL},topic=" + "k" * 1_025, "1024 bytes"),
+        (f"{URL},rank=-1", "0..4095"),
+        (f"{URL},rank=4096", "0..4095"),
+        (f"{URL},rank=0.5", "whole number"),
+        (f"{URL},kv_tokens=0", "1..1e12"),
+        (f"{URL},kv_tokens=nan", "1..1e12"),
+        (f"{URL},kv_tokens=1e13", "1..1e12"),
+        (f"{URL},metrics=h:8002/metrics", "metrics 'h:8002/metrics' is not of the form"),
+        (f"{URL},metrics=http://me:secret@h/metrics", "the metrics carries a user"),
         (f"{URL},model=", "model is empty"),
         (URL + ",model=" + "m" * 5_000, "longer than"),
         ({"kind": "vllm"}, "url is missing"),
@@ -90,6 +113,19 @@ def test_refusals_say_what_is_allowed(value, says):
         worker_spec_of(value)
 
 
+def test_a_rank_has_its_own_name_and_endpoints():
+    whole = parse_worker_spec(f"{URL},events=bind:tcp://*:5557,replay=tcp://h:5600,weight=2")
+    assert whole.name == URL
+    assert of_rank(whole, 0).events == whole.events
+    one = of_rank(whole, 2)
+    assert (one.name, one.rank, one.weight) == (f"{URL}#2", 2, 2.0)
+    assert (one.events, one.replay) == ("bind:tcp://*:5559", "tcp://h:5602")
+    for kept in ("none", "poll"):
+        assert of_rank(WorkerSpec(URL, events=kept), 5).events == kept
+    with pytest.raises(WorkerSpecError, match=r"rank 9: .* no port 65536"):
+        of_rank(WorkerSpec(URL, events="tcp://h:65527"), 9)
+
+
 def test_a_password_is_never_repeated():
     with pytest.raises(WorkerSpecError) as caught:
         parse_worker_spec("http://me:secret@h:1")
@@ -103,6 +139,9 @@ def test_a_password_is_never_repeated():
         kind=st.sampled_from([None, "vllm", "openai"]),
         model=st.one_of(st.none(), st.text(string.ascii_letters + "/-=.", min_size=1)),
         block_size=st.one_of(st.none(), st.integers(1, 4096)),
+        rank=st.one_of(st.none(), st.integers(0, 4095)),
+        kv_tokens=st.one_of(st.none(), st.floats(1.0, 1e12)),
+        events=st.sampled_from([None, "none", "poll", "tcp://h:1", "bind:tcp://*:1", "ipc://a"]),
         max_requests=st.one_of(st.none(), st.floats(1.0, 1e9)),
         max_kv_fraction=st.one_of(st.none(), st.floats(0.001, 1.0)),
         weight=st.floats(0.01, 100.0),

@@ -1,0 +1,95 @@
+"""Triton with the TensorRT-LLM backend behind its OpenAI frontend."""
+
+from __future__ import annotations
+
+import math
+
+import aiohttp
+import pytest
+
+from engine.wire import WireError
+from router.fleet_io.engines.triton import TritonMetrics
+from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
+
+CORE = """\
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="ensemble",version="1"} 12
+nv_inference_pending_request_count{model="ensemble",version="1"} 0
+"""
+_OF = 'model="tensorrt_llm",version="1"'
+BACKEND = f"""\
+{CORE}nv_trt_llm_request_metrics{{{_OF},request_type="active"}} 5
+nv_trt_llm_request_metrics{{{_OF},request_type="scheduled"}} 3
+nv_trt_llm_request_metrics{{{_OF},request_type="context"}} 1
+nv_trt_llm_request_metrics{{{_OF},request_type="max"}} 512
+nv_trt_llm_kv_cache_block_metrics{{{_OF},kv_cache_block_type="max"}} 1000
+nv_trt_llm_kv_cache_block_metrics{{{_OF},kv_cache_block_type="used"}} 100
+nv_trt_llm_kv_cache_block_metrics{{{_OF},kv_cache_block_type="tokens_per"}} 64
+"""
+NEWER = f"""\
+{BACKEND}nv_trt_llm_request_metrics{{{_OF},request_type="waiting"}} 4
+nv_trt_llm_kv_cache_block_metrics{{{_OF},kv_cache_block_type="fraction"}} 0.1
+"""
+TRITON: Pages = {"/v1/models": MODELS, "/metrics": BACKEND, "/health/ready": "ok"}
+
+
+async def test_it_is_known_by_the_names_of_its_metrics() -> None:
+    one = await recognized(TRITON)
+    assert (one.kind, one.source, one.ranks) == ("triton", None, (0,))
+    assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 64_000)
+    assert (one.facts.has_events, one.advice) == (False, "")
+
+
+async def test_without_its_backends_figures_the_operator_is_told_where_to_find_them() -> None:
+    one = await recognized({**TRITON, "/metrics": CORE})
+    assert (one.kind, one.loads) == ("triton", None)
+    assert math.isnan(one.facts.kv_capacity_tokens)
+    assert "metrics=" in one.advice
+
+
+async def test_its_metrics_may_be_at_another_port() -> None:
+    async with engine({"/metrics": BACKEND}) as url:
+        one = await recognized({"/v1/models": MODELS}, f",metrics={url}/metrics")
+    assert (one.kind, one.loads) == ("triton", TritonMetrics(f"{url}/metrics"))
+    assert one.facts.kv_capacity_tokens == 64_000
+
+
+@pytest.mark.parametrize(
+    ("pages", "path", "below"),
+    [
+        ({"/v2/health/ready": "", "/health/ready": ""}, "/v2/health/ready", 300),
+        ({"/v2/health/ready": 404, "/health/ready": ""}, "/health/ready", 300),
+        ({"/health/ready": 404}, "/health", 500),
+    ],
+)
+async def test_it_is_asked_for_readiness_where_it_answers(
+    pages: Pages, path: str, below: int
+) -> None:
+    one = await recognized({**TRITON, **pages})
+    assert (one.health.path, one.health.below) == (path, below)
+
+
+@pytest.mark.parametrize(("text", "waiting"), [(BACKEND, 2), (NEWER, 4)], ids=["old", "new"])
+async def test_load_of_both_generations(text: str, waiting: int) -> None:
+    (load,) = (await loads_of({**TRITON, "/metrics": text})).values()
+    assert (load.running, load.waiting, load.kv_used_tokens) == (3, waiting, 6_400)
+
+
+async def test_models_of_one_server_are_added_up() -> None:
+    second = BACKEND.replace("tensorrt_llm", "second")
+    pages = {**TRITON, "/metrics": BACKEND + second}
+    (load,) = (await loads_of(pages)).values()
+    assert (load.running, load.waiting, load.kv_used_tokens) == (6, 4, 12_800)
+    assert (await recognized(pages)).facts.kv_capacity_tokens == 128_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(" 3\n", " -3\n"), (" 3\n", " NaN\n"), (" 100\n", " inf\n"), (" 0.1\n", " 9\n"), (NEWER, "")],
+    ids=["negative", "nan", "infinite", "share", "nothing"],
+)
+async def test_impossible_figures_are_refused(old: str, new: str) -> None:
+    pages = {"/metrics": NEWER.replace(old, new)}
+    async with engine(pages) as url, aiohttp.ClientSession() as http:
+        with pytest.raises(WireError):
+            await TritonMetrics(f"{url}/metrics").read(http, aiohttp.ClientTimeout(total=5.0))

@@ -1,0 +1,81 @@
+"""One answer for all who ask at about the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from router.fleet_io.shared import Answers, Shared
+
+
+class Engine:
+    """Answers with the number of the question; by hand, or at once. Lifetime: test."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.asked = 0
+        self.open = asyncio.Event()
+        self.open.set()
+
+    def clock(self) -> float:
+        return self.now_s
+
+    async def answer(self) -> int:
+        self.asked += 1
+        number = self.asked
+        await self.open.wait()
+        if number == 3:
+            raise TimeoutError("the third question is one too many")
+        return number
+
+
+async def test_who_comes_meanwhile_waits_for_the_same_answer() -> None:
+    engine, shared = Engine(), Shared[int]()
+    engine.open.clear()
+    asking = [asyncio.create_task(shared.get(engine.answer, engine.clock, 1.0)) for _ in range(5)]
+    await asyncio.sleep(0)
+    engine.open.set()
+    assert await asyncio.gather(*asking) == [1] * 5
+
+
+async def test_an_answer_is_good_for_a_while_and_a_failure_is_an_answer() -> None:
+    engine, shared = Engine(), Shared[int]()
+    assert await shared.get(engine.answer, engine.clock, 1.0) == 1
+    engine.now_s = 1.0
+    assert await shared.get(engine.answer, engine.clock, 1.0) == 1
+    engine.now_s = 1.1
+    assert await shared.get(engine.answer, engine.clock, 1.0) == 2
+    engine.now_s = 3.0
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match="third"):
+            await shared.get(engine.answer, engine.clock, 1.0)
+    assert engine.asked == 3
+    engine.now_s = 5.0
+    assert await shared.get(engine.answer, engine.clock, 1.0) == 4
+
+
+async def test_when_the_one_who_asked_leaves_the_next_one_asks() -> None:
+    engine, shared = Engine(), Shared[int]()
+    engine.open.clear()
+    first, second = (
+        asyncio.create_task(shared.get(engine.answer, engine.clock, 1.0)) for _ in range(2)
+    )
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    engine.open.set()
+    assert await second == 2
+
+
+async def test_a_question_is_forgotten_with_the_last_who_asks_it() -> None:
+    answers = Answers()
+    one = answers.to("url")
+    assert answers.to("url") is one
+    assert answers.to("other") is not one
+    engine = Engine()
+    await one.get(engine.answer, engine.clock, 1.0)
+    del one
+    gc.collect()
+    assert await answers.to("url").get(engine.answer, engine.clock, 1.0) == 2
