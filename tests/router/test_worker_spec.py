@@ -30,7 +30,8 @@ def test_a_url_alone_leaves_everything_to_be_asked():
 def test_every_key_as_text_and_as_mapping():
     text = (
         f"{URL},kind=vllm,model=org/m:1,rank=3,block_size=32,kv_tokens=400000,events=tcp://h:5557,"
-        "replay=tcp://h:5558,topic=kv@h,metrics=http://h:8002/metrics,role=decode,max_requests=64,max_queued_tokens=8192,max_kv_fraction=0.9,weight=2.5"
+        "replay=tcp://h:5558,topic=kv@h,metrics=http://h:8002/metrics,role=decode,"
+        "max_requests=64,max_queued_tokens=8192,max_kv_fraction=0.9,weight=2.5"
     )
     spec = WorkerSpec(
         URL,
