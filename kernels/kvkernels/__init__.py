@@ -11,13 +11,19 @@ Never imports: anything else of this project, torch.
 Start reading at: `twins.py`, which states in Python what the C++ in `kernels/src/` does fast.
 """
 
-from kvkernels.event_twins import EventBatch, WorkerBlocks
-
 try:
-    from kvkernels._native import Mirror, PrefixIndex, VirtualWorker, chain_hashes
+    from kvkernels._native import (
+        EventBatch,
+        Mirror,
+        PrefixIndex,
+        VirtualWorker,
+        WorkerBlocks,
+        chain_hashes,
+    )
 
     NATIVE = True
 except ImportError:  # no compiler at install time: the twins answer the same
+    from kvkernels.event_twins import EventBatch, WorkerBlocks  # type: ignore[assignment]
     from kvkernels.mirror_twin import Mirror  # type: ignore[assignment]
     from kvkernels.twins import PrefixIndex, chain_hashes  # type: ignore[assignment]
 

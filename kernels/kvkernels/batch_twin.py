@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
+from kvkernels.arguments_twin import data_bytes
 from kvkernels.event_fields_twin import FIELDS, Fields
 from kvkernels.msgpack_twin import Reader
 
@@ -37,7 +38,7 @@ class EventBatch:
     """
 
     def __init__(self, payload: Buffer) -> None:
-        data = _bytes(payload)
+        data = data_bytes(payload, "payload")
         if len(data) > MAX_PAYLOAD_BYTES:
             raise ValueError(f"event batch: {len(data)} bytes, at most {MAX_PAYLOAD_BYTES}")
         self.ts_s = 0.0
@@ -157,12 +158,3 @@ def _rank(reader: Reader) -> int:
 def _float(value: bytes) -> float:
     (number,) = struct.unpack(">f" if len(value) == 5 else ">d", value[1:])
     return float(number)
-
-
-def _bytes(payload: Buffer) -> bytes:
-    try:
-        return bytes(memoryview(payload))
-    except TypeError:
-        raise TypeError(
-            f"payload must be a buffer of bytes, got {type(payload).__name__}"
-        ) from None

@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 from kvkernels.msgpack_twin import Header, Reader
 
-MAX_BLOCKS = 1 << 20  # of one batch, as the tokens
+MAX_BLOCKS = 1 << 20  # of one batch, as the next two
 MAX_TOKENS = 1 << 23
+MAX_EXTRA_BYTES = 1 << 22
 MAX_HASH_BYTES = 64
 
 _TIERS = {
@@ -48,6 +49,7 @@ class Fields:
         self._at: dict[bytes, int] = {}
         self._blocks = 0
         self._tokens = 0
+        self._extra_bytes = 0
 
     def open(self) -> bytes:
         """The tag of the event here; goes past the event. Of a key given twice, the last counts."""
@@ -76,9 +78,9 @@ class Fields:
             reader.skip()
         end = reader.at
         reader.at = self._at.get(b"type", end)
-        tag = self._tag() if b"type" in self._at else b""
-        if not tag:
+        if b"type" not in self._at:
             raise ValueError("must be an array or a map with its type")
+        tag = self._tag()
         reader.at = end
         return tag
 
@@ -204,7 +206,7 @@ class Fields:
                     lora_name = None
                     continue
                 bare = len(parts)
-                parts.append(text + bytes(4))
+                parts.append(self._counted(text + bytes(4)))
                 continue
             part = self._identified(item)
             if part is None:
@@ -212,7 +214,7 @@ class Fields:
                 reader.at = start
                 reader.skip()
             else:
-                parts.append(part)
+                parts.append(self._counted(part))
         return parts, bare, odd
 
     def _identified(self, item: Header) -> bytes | None:
@@ -232,6 +234,12 @@ class Fields:
         if offset.kind != "int" or not -(2**31) <= offset.value < 2**31:
             return None
         return part + offset.value.to_bytes(4, "little", signed=True)
+
+    def _counted(self, part: bytes) -> bytes:
+        self._extra_bytes += len(part)
+        if self._extra_bytes > MAX_EXTRA_BYTES:
+            raise ValueError(f"extra_keys: more than {MAX_EXTRA_BYTES} bytes in one batch")
+        return part
 
     def _tag(self) -> bytes:
         header = self._reader.header()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvkernels.arguments_twin import data_bytes, in_range, names_of, parent_of, uint64
 from kvkernels.batch_twin import MAX_BLOCK_SIZE, EventBatch
+from kvkernels.blocks_file_twin import TIERS, Contents, read, written
 from kvkernels.parked_twin import ParkedBlocks, Run
 from kvkernels.seeds import chain_seed
 from kvkernels.twins import _buffer, _integer, chain_hashes
@@ -20,22 +22,20 @@ if TYPE_CHECKING:
 
     from kvkernels import PrefixIndex
 
-TIERS = 3  # 0 gpu, 1 host, 2 disk
-
-__all__ = ["EventBatch", "WorkerBlocks", "chain_seed"]
+__all__ = ["EventBatch", "WorkerBlocks"]
 
 
 class Known(NamedTuple):
-    """What a name stands for."""
+    """What a name stands for: a chain hash, and as bit t whether tier t holds it."""
 
-    chain: int  # chain hash
-    tiers: int  # bit t: held in tier t
+    chain: int
+    tiers: int
 
 
 class WorkerBlocks:
     """What one worker's KV events say, told to the index; lifetime: worker.
 
-    Events name blocks as the engine does (uint64, opaque); `names` and chain hashes are buffers of
+    Blocks have the names that the engine gives them; `names` and chain hashes are buffers of
     uint64, `tokens` of int32. The index gets chain hashes: those given, or those computed from the
     tokens, on from the parent's. A run of blocks whose parent is unknown is parked until the parent
     comes (at most `max_parked` blocks); a parked block that is removed meanwhile never comes to
@@ -46,8 +46,8 @@ class WorkerBlocks:
     capacity says when a cache has turned over. `orphans`: blocks that were parked. `clears`: clear
     events in batches. `skipped_events`: events of other cache groups or block sizes, names without
     tokens that mean nothing, orphans for which there was no room.
-    Of a hybrid model's cache groups the first that is told to be one of full attention counts,
-    until then group 0; blocks told without a group count always.
+    Of a hybrid model's cache groups the first told to be one of full attention counts, until then
+    group 0; blocks told without a group count always.
     Raises IndexError for a worker the index does not have, ValueError for other bad arguments.
     """
 
@@ -63,9 +63,9 @@ class WorkerBlocks:
         if not 0 <= self._worker < index.workers:
             raise IndexError(f"worker must be 0..{index.workers - 1}, got {worker}")
         self._index = index
-        self._block_size = _in_range(block_size, "block_size", 1, MAX_BLOCK_SIZE)
+        self._block_size = in_range(block_size, "block_size", 1, MAX_BLOCK_SIZE)
         self._model = model
-        self._parked = ParkedBlocks(_in_range(max_parked, "max_parked", 0, 2**31 - 1))
+        self._parked = ParkedBlocks(in_range(max_parked, "max_parked", 0, 2**31 - 1))
         self._known: dict[int, Known] = {}
         self._group = 0
         self._full_attention = False  # somebody told of such a group: it is `_group`
@@ -88,12 +88,11 @@ class WorkerBlocks:
 
     def store(self, names: Buffer, parent: int | None, chain: Buffer, tier: int = 0) -> None:
         """Blocks whose chain hashes are known (replays, recordings), in order."""
-        blocks = _names(names)
-        hashes = _buffer(chain, "chain", "uint64").copy()
-        tier = _in_range(tier, "tier", 0, TIERS - 1)
+        blocks, hashes = names_of(names), _buffer(chain, "chain", "uint64").copy()
+        tier = in_range(tier, "tier", 0, TIERS - 1)
         if len(hashes) != len(blocks):
-            raise ValueError(f"chain must have {len(blocks)} hashes, one a name, not {len(hashes)}")
-        self._store(Run(blocks, _parent(parent), tier, chain=hashes), seed=0)
+            raise ValueError(f"chain must be {len(blocks)} hashes, one a name, not {len(hashes)}")
+        self._store(Run(blocks, parent_of(parent), tier, chain=hashes), seed=0)
 
     def store_tokens(
         self,
@@ -109,20 +108,20 @@ class WorkerBlocks:
         No tokens: the names are known already, from another tier. `extras`: bytes to hash after
         the tokens of each block, one a block, or none at all.
         """
-        blocks, ids = _names(names), _buffer(tokens, "tokens", "int32").copy()
-        tier, seed = _in_range(tier, "tier", 0, TIERS - 1), _in_range(seed, "seed", 0, 2**64 - 1)
-        wanted = len(blocks) * self._block_size
-        if len(ids) not in (0, wanted):
-            raise ValueError(f"tokens must be {wanted} or none at all, not {len(ids)}")
-        if len(extras) not in (0, len(blocks)):
-            raise ValueError(f"extras must be {len(blocks)} or none at all, not {len(extras)}")
-        run = Run(blocks, _parent(parent), tier, tokens=ids, extras=tuple(extras))
+        blocks, ids = names_of(names), _buffer(tokens, "tokens", "int32").copy()
+        tier, seed = in_range(tier, "tier", 0, TIERS - 1), uint64(seed, "seed")
+        for what, got, wanted in (
+            ("tokens", len(ids), len(blocks) * self._block_size),
+            ("extras", len(extras), len(blocks)),
+        ):
+            if got not in (0, wanted):
+                raise ValueError(f"{what} must be {wanted} or none at all, not {got}")
+        run = Run(blocks, parent_of(parent), tier, tokens=ids, extras=tuple(extras))
         self._store_told(run, seed)
 
     def remove(self, names: Buffer, tier: int = 0) -> None:
         """These blocks left a tier; those that are not known there change nothing."""
-        blocks = _names(names)
-        self._remove(blocks, _in_range(tier, "tier", 0, TIERS - 1))
+        self._remove(names_of(names), in_range(tier, "tier", 0, TIERS - 1))
 
     def clear(self) -> None:
         """Forget all, in the index too. Counts nothing."""
@@ -132,9 +131,37 @@ class WorkerBlocks:
 
     def chains(self, tier: int = 0) -> npt.NDArray[np.uint64]:
         """uint64, ascending, each once: the chain hashes held in a tier."""
-        bit = 1 << _in_range(tier, "tier", 0, TIERS - 1)
+        bit = 1 << in_range(tier, "tier", 0, TIERS - 1)
         held = {known.chain for known in self._known.values() if known.tiers & bit}
         return np.array(sorted(held), dtype=np.uint64)
+
+    def dump(self) -> bytes:
+        """Everything but the counters, as bytes (`blocks_file_twin.py`)."""
+        known = sorted(self._known.items())
+        contents = Contents(
+            self._group,
+            self._full_attention,
+            np.array([name for name, _ in known], dtype=np.uint64),
+            np.array([each.chain for _, each in known], dtype=np.uint64),
+            np.array([each.tiers for _, each in known], dtype=np.uint8),
+            self._parked,
+        )
+        return written(self._block_size, self._model, contents)
+
+    def load(self, data: Buffer) -> None:
+        """Replace everything by what `dump` gave, in the index too; the counters go on.
+
+        ValueError, and nothing is changed, for bytes that `dump` did not write for a worker of the
+        same model and block size.
+        """
+        contents = read(data_bytes(data, "data"), self._block_size, self._model, self._parked.limit)
+        self.clear()
+        self._group, self._full_attention = contents.group, contents.full_attention
+        self._parked = contents.parked
+        columns = (column.tolist() for column in contents[2:5])
+        self._known = {name: Known(c, t) for name, c, t in zip(*columns, strict=True)}
+        for tier in range(TIERS):
+            self._tell_stored(contents.chains[contents.tiers >> tier & 1 > 0].tolist(), tier)
 
     def __len__(self) -> int:
         """Names known in any tier."""
@@ -224,8 +251,7 @@ class WorkerBlocks:
             self._known[name] = Known(block, known.tiers | 1 << tier)
             pending.append(block)
         self._tell_stored(pending, tier)
-        if tier == 0:
-            self.stored_blocks += len(names)
+        self.stored_blocks += 0 if tier else len(names)
 
     def _leave(self, known: Known) -> None:
         for tier in range(TIERS):
@@ -244,53 +270,31 @@ class WorkerBlocks:
                 continue
             gone.append(known.chain)
             left = known.tiers & ~(1 << tier)
-            if left:
-                self._known[name] = Known(known.chain, left)
-            else:
+            self._known[name] = Known(known.chain, left)
+            if not left:
                 del self._known[name]
         self._tell_removed(gone, tier)
 
     def _tell_stored(self, chain: Sequence[int], tier: int) -> None:
         if chain:
-            self._index.store(self._worker, array("Q", chain), *_tiers(tier))
+            self._index.store(self._worker, array("Q", chain), tier)
 
     def _tell_removed(self, chain: Sequence[int], tier: int) -> None:
         if chain:
-            self._index.remove(self._worker, array("Q", chain), *_tiers(tier))
+            self._index.remove(self._worker, array("Q", chain), tier)
         if tier == 0:
             self.removed_blocks += len(chain)
 
 
 def _chain(run: Run, block_size: int, seed: int) -> list[int]:
+    chain: list[int] = []
     if run.chain is not None:
         return [int(block) for block in run.chain]
     assert run.tokens is not None
     if not run.extras:
-        chain: list[int] = chain_hashes(run.tokens.data, block_size, seed).tolist()
-        return chain
-    chain = []
+        return [int(block) for block in chain_hashes(run.tokens.data, block_size, seed)]
     for i, extra in enumerate(run.extras):
         tokens = run.tokens[i * block_size : (i + 1) * block_size].tobytes()
         seed = xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little") + tokens + extra)
         chain.append(seed)
     return chain
-
-
-def _tiers(tier: int) -> tuple[Any, ...]:
-    return (tier,) if tier else ()
-
-
-def _names(names: Buffer) -> list[int]:
-    blocks: list[int] = _buffer(names, "names", "uint64").tolist()
-    return blocks
-
-
-def _parent(parent: int | None) -> int | None:
-    return None if parent is None else _in_range(parent, "parent", 0, 2**64 - 1)
-
-
-def _in_range(value: int, name: str, least: int, most: int) -> int:
-    number = _integer(value, name)
-    if not least <= number <= most:
-        raise ValueError(f"{name} must be {least}..{most}, got {value}")
-    return number

@@ -38,7 +38,7 @@ class ParkedBlocks:
     """Orphans of one worker, at most `limit` blocks. Lifetime: worker."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self.runs: dict[int, list[Run]] = {}  # by the parent they wait for
         self.dead: set[Name] = set()  # parked, and evicted before their parent came
         self._blocks = 0
@@ -92,7 +92,7 @@ class ParkedBlocks:
 
     def _has_room(self, run: Run) -> bool:
         return (
-            self._blocks + len(run.names) <= self._limit
+            self._blocks + len(run.names) <= self.limit
             and self._tokens + run.cost_tokens <= MAX_PARKED_TOKENS
         )
 

@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "chain.h"
+#include "event_bindings.h"
 #include "index_bindings.h"
 #include "mirror_bindings.h"
 #include "results.h"
@@ -49,6 +50,7 @@ NB_MODULE(_native, module) {
              "Chain hashes of the full blocks of `tokens` (int32), first block first.");
 
   kv::bind_prefix_index(module);
+  kv::bind_events(module);
   kv::bind_mirror(module);
   kv::bind_virtual_worker(module);
 }

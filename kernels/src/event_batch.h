@@ -1,0 +1,96 @@
+// One decoded batch of an engine's KV events. `kvkernels/batch_twin.py` says what each part means
+// and where the formats come from; both refuse the same payloads in the same words.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kv {
+
+// Where a piece of a batch's text lies.
+struct Piece {
+  std::uint32_t at = 0;
+  std::uint32_t size = 0;
+};
+
+struct Event {
+  enum class Kind : std::uint8_t { stored, removed, cleared };
+
+  Kind kind = Kind::cleared;
+  std::uint8_t tier = 0;  // 0 gpu, 1 host, 2 disk
+  bool has_parent = false;
+  bool has_lora = false;
+  bool has_salt = false;
+  bool full_attention = false;
+  bool has_extras = false;     // then one piece a block, from `extras_at` on
+  std::int32_t group = -1;     // cache group of a hybrid model; -1: none was told
+  std::uint32_t block_size = 1;
+  std::uint32_t names_at = 0;
+  std::uint32_t names = 0;
+  std::uint32_t tokens_at = 0;
+  std::uint32_t tokens = 0;
+  std::uint32_t extras_at = 0;
+  std::uint64_t parent = 0;
+  Piece lora;
+  Piece salt;
+};
+
+// Lifetime: call to feed.
+class EventBatch {
+ public:
+  static constexpr std::size_t kMaxPayloadBytes = 32U << 20;
+  static constexpr std::size_t kMaxEvents = 1U << 16;  // of one batch, as the next three
+  static constexpr std::size_t kMaxBlocks = 1U << 20;
+  static constexpr std::size_t kMaxTokens = 1U << 23;
+  static constexpr std::size_t kMaxExtraBytes = 1U << 22;
+  static constexpr std::size_t kMaxHashBytes = 64;
+  static constexpr std::uint32_t kMaxBlockSize = 1U << 16;
+  static constexpr std::uint32_t kMaxRank = (1U << 16) - 1;
+
+  // Throws std::invalid_argument with the reason.
+  explicit EventBatch(std::span<const std::uint8_t> payload);
+
+  double ts_s() const { return ts_s_; }
+  std::uint32_t rank() const { return rank_; }
+  std::size_t skipped() const { return skipped_; }
+  std::size_t blocks() const { return blocks_; }
+  std::span<const Event> events() const { return events_; }
+
+  // Names of all events, one event's after the other's.
+  std::span<const std::uint64_t> names() const { return names_; }
+  std::span<const std::uint64_t> names(const Event& event) const {
+    return names().subspan(event.names_at, event.names);
+  }
+  std::span<const std::int32_t> tokens(const Event& event) const {
+    return std::span(tokens_).subspan(event.tokens_at, event.tokens);
+  }
+  std::string_view text(Piece piece) const {
+    return std::string_view(text_).substr(piece.at, piece.size);
+  }
+  std::string_view lora(const Event& event) const { return text(event.lora); }
+  std::string_view salt(const Event& event) const { return text(event.salt); }
+
+  // What block `block` of the event is hashed with besides its tokens.
+  std::string_view extra(const Event& event, std::size_t block) const {
+    return event.has_extras ? text(extras_[event.extras_at + block]) : std::string_view();
+  }
+
+ private:
+  friend class EventReader;
+
+  double ts_s_ = 0;
+  std::uint32_t rank_ = 0;
+  std::size_t skipped_ = 0;
+  std::size_t blocks_ = 0;
+  std::vector<Event> events_;
+  std::vector<std::uint64_t> names_;
+  std::vector<std::int32_t> tokens_;
+  std::vector<Piece> extras_;
+  std::string text_;
+};
+
+}  // namespace kv

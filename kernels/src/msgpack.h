@@ -1,0 +1,158 @@
+// A pull parser of msgpack: one header at a time, nothing is made that nobody asked for, so hostile
+// bytes cost no more than their length. `kvkernels/msgpack_twin.py` refuses the same bytes for the
+// same reason. Format: msgpack specification, 2017.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string_view>
+
+namespace kv::msgpack {
+
+// The bytes are not what they should be; what() says why.
+class Malformed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+enum class Kind : std::uint8_t { integer, nil, boolean, real, text, binary, array, map, ext };
+
+// What begins at a place. `value`: an integer modulo 2^64, or the bits of a double. `size`: bytes
+// that follow, or elements, or pairs of a map; at least a byte each was seen to be there.
+struct Header {
+  Kind kind;
+  bool negative = false;
+  std::uint64_t value = 0;
+  std::size_t size = 0;
+
+  bool within(std::uint64_t least, std::uint64_t most) const {
+    return kind == Kind::integer && !negative && value >= least && value <= most;
+  }
+};
+
+// Throws Malformed where the bytes end early or are no msgpack. Lifetime: the bytes'.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::uint8_t> bytes)
+      : at_(bytes.data()), end_(bytes.data() + bytes.size()) {}
+
+  const std::uint8_t* at() const { return at_; }
+  void go(const std::uint8_t* at) { at_ = at; }
+  std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
+
+  // The header here; goes past it, and past a number that it brings.
+  Header header() {
+    const std::uint8_t first = *take(1);
+    if (first < 0x80) return {Kind::integer, false, first};
+    if (first >= 0xE0) return {Kind::integer, true, first | ~std::uint64_t{0xFF}};
+    if (first < 0x90) return sized(Kind::map, first & 0x0FU);
+    if (first < 0xA0) return sized(Kind::array, first & 0x0FU);
+    if (first < 0xC0) return sized(Kind::text, first & 0x1FU);
+    return marked(first);
+  }
+
+  // The next `size` bytes.
+  const std::uint8_t* take(std::size_t size) {
+    if (size > left()) early();
+    const std::uint8_t* taken = at_;
+    at_ += size;
+    return taken;
+  }
+
+  std::string_view take_text(std::size_t size) {
+    return {reinterpret_cast<const char*>(take(size)), size};
+  }
+
+  // Goes past one value, whatever it holds. No recursion: it counts what is still to come.
+  void skip() {
+    for (std::uint64_t values = 1; values > 0;) {
+      --values;
+      if (at_ != end_ && (*at_ < 0x80 || *at_ >= 0xE0)) {  // token ids: most of all there is
+        ++at_;
+        continue;
+      }
+      const Header next = header();
+      if (next.kind == Kind::text || next.kind == Kind::binary || next.kind == Kind::ext) {
+        take(next.size);
+      } else if (next.kind == Kind::array || next.kind == Kind::map) {
+        values += next.kind == Kind::map ? 2 * std::uint64_t{next.size} : next.size;
+        if (values > left()) early();
+      }
+    }
+  }
+
+ private:
+  [[noreturn]] static void early() { throw Malformed("it ends within a value"); }
+
+  Header sized(Kind kind, std::size_t size) const {
+    if ((kind == Kind::map ? 2 * size : size) > left()) early();
+    return {kind, false, 0, size};
+  }
+
+  template <class Number>
+  Number number() {
+    static_assert(std::endian::native == std::endian::little);
+    std::uint8_t bytes[sizeof(Number)];
+    const std::uint8_t* from = take(sizeof bytes);
+    for (std::size_t i = 0; i < sizeof bytes; ++i) bytes[i] = from[sizeof bytes - 1 - i];
+    Number value;
+    std::memcpy(&value, bytes, sizeof value);
+    return value;
+  }
+
+  template <class Number>
+  Header integer() {
+    const Number value = number<Number>();
+    return {Kind::integer, value < Number{0},
+            static_cast<std::uint64_t>(static_cast<std::int64_t>(value))};
+  }
+
+  Header marked(std::uint8_t first) {
+    switch (first) {
+      case 0xC0: return {Kind::nil};
+      case 0xC2:
+      case 0xC3: return {Kind::boolean};
+      case 0xC4: return sized(Kind::binary, number<std::uint8_t>());
+      case 0xC5: return sized(Kind::binary, number<std::uint16_t>());
+      case 0xC6: return sized(Kind::binary, number<std::uint32_t>());
+      case 0xC7: return sized(Kind::ext, number<std::uint8_t>() + std::size_t{1});
+      case 0xC8: return sized(Kind::ext, number<std::uint16_t>() + std::size_t{1});
+      case 0xC9: return sized(Kind::ext, number<std::uint32_t>() + std::size_t{1});
+      case 0xCA: return {Kind::real, false, std::bit_cast<std::uint64_t>(double{number<float>()})};
+      case 0xCB: return {Kind::real, false, number<std::uint64_t>()};
+      case 0xCC: return {Kind::integer, false, number<std::uint8_t>()};
+      case 0xCD: return {Kind::integer, false, number<std::uint16_t>()};
+      case 0xCE: return {Kind::integer, false, number<std::uint32_t>()};
+      case 0xCF: return {Kind::integer, false, number<std::uint64_t>()};
+      case 0xD0: return integer<std::int8_t>();
+      case 0xD1: return integer<std::int16_t>();
+      case 0xD2: return integer<std::int32_t>();
+      case 0xD3: return integer<std::int64_t>();
+      case 0xD4:
+      case 0xD5:
+      case 0xD6:
+      case 0xD7:
+      case 0xD8: return sized(Kind::ext, (std::size_t{1} << (first - 0xD4)) + 1);
+      case 0xD9: return sized(Kind::text, number<std::uint8_t>());
+      case 0xDA: return sized(Kind::text, number<std::uint16_t>());
+      case 0xDB: return sized(Kind::text, number<std::uint32_t>());
+      case 0xDC: return sized(Kind::array, number<std::uint16_t>());
+      case 0xDD: return sized(Kind::array, number<std::uint32_t>());
+      case 0xDE: return sized(Kind::map, number<std::uint16_t>());
+      case 0xDF: return sized(Kind::map, number<std::uint32_t>());
+      default: throw Malformed("byte 0xc1 begins no msgpack value");
+    }
+  }
+
+  const std::uint8_t* at_;
+  const std::uint8_t* end_;
+};
+
+// Whether these bytes are UTF-8 as Python reads it: no surrogates, nothing longer than needed.
+bool is_utf8(std::string_view text);
+
+}  // namespace kv::msgpack

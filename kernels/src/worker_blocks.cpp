@@ -1,0 +1,300 @@
+#include "worker_blocks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "chain.h"
+#include "chain_seed.h"
+
+namespace kv {
+namespace {
+
+constexpr std::size_t kAhead = 12;       // names whose slots are fetched before they are wanted
+constexpr std::size_t kMostPending = 4096;
+
+}  // namespace
+
+WorkerBlocks::WorkerBlocks(PrefixIndex& index, std::int64_t worker, std::uint32_t block_size,
+                           std::string_view model, std::size_t max_parked)
+    : index_(index),
+      worker_(worker),
+      block_size_(block_size),
+      model_(model),
+      parked_(max_parked) {
+  if (worker < 0 || static_cast<std::size_t>(worker) >= index.workers()) {
+    throw std::out_of_range("worker must be 0.." + std::to_string(index.workers() - 1) + ", got " +
+                            std::to_string(worker));
+  }
+}
+
+void WorkerBlocks::apply(const EventBatch& batch) {
+  const std::lock_guard lock(mutex_);
+  const auto all = batch.names();
+  for (std::size_t i = 0; i < std::min(kAhead, all.size()); ++i) names_.prefetch(all[i]);
+  for (const Event& event : batch.events()) {
+    // Single blocks find their slots fetched by the events before them.
+    const std::size_t ahead = event.names_at + kAhead;
+    if (event.names == 1 && ahead < all.size()) names_.prefetch(all[ahead]);
+    if (event.kind == Event::Kind::stored) {
+      take_stored(batch, event);
+    } else if (event.kind == Event::Kind::removed) {
+      if (event.group < 0 || static_cast<std::uint32_t>(event.group) == group_) {
+        remove_named(batch.names(event), event.tier);
+      }
+    } else {
+      ++counters_.clears;
+      forget();
+    }
+  }
+  tell_all();
+}
+
+void WorkerBlocks::store(const Stored& run) {
+  const std::lock_guard lock(mutex_);
+  store_run(run, 0);
+  tell_all();
+}
+
+void WorkerBlocks::store_tokens(const Stored& run, std::uint64_t seed) {
+  const std::lock_guard lock(mutex_);
+  store_told(run, seed);
+  tell_all();
+}
+
+void WorkerBlocks::remove(Names names, std::uint8_t tier) {
+  const std::lock_guard lock(mutex_);
+  remove_named(names, tier);
+  tell_all();
+}
+
+void WorkerBlocks::clear() {
+  const std::lock_guard lock(mutex_);
+  forget();
+}
+
+std::vector<std::uint64_t> WorkerBlocks::chains(int tier) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> held;
+  names_.each([&](const BlockNames::Known& known) {
+    if ((known.tiers >> tier & 1) != 0) held.push_back(known.chain);
+  });
+  std::sort(held.begin(), held.end());
+  held.erase(std::unique(held.begin(), held.end()), held.end());
+  return held;
+}
+
+std::size_t WorkerBlocks::size() const {
+  const std::lock_guard lock(mutex_);
+  return names_.size();
+}
+
+std::size_t WorkerBlocks::parked() const {
+  const std::lock_guard lock(mutex_);
+  return parked_.blocks();
+}
+
+std::size_t WorkerBlocks::memory_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return sizeof *this + names_.memory_bytes() + parked_.memory_bytes() + bytes_.capacity() +
+         (pending_.capacity() + chain_.capacity()) * sizeof(std::uint64_t) +
+         woken_.capacity() * sizeof(Run);
+}
+
+WorkerBlocks::Counters WorkerBlocks::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
+  if (event.full_attention && !full_attention_) {
+    full_attention_ = true;
+    const std::uint32_t group = event.group < 0 ? 0 : static_cast<std::uint32_t>(event.group);
+    if (group != group_) {  // what came before was another group's
+      group_ = group;
+      forget();
+    }
+  }
+  const bool counts = event.group < 0 || static_cast<std::uint32_t>(event.group) == group_;
+  if (!counts || (event.tokens > 0 && event.block_size != block_size_)) {
+    ++counters_.skipped_events;
+    return;
+  }
+  std::vector<std::string_view> extras;
+  for (std::size_t i = 0; event.has_extras && i < event.names; ++i) {
+    extras.push_back(batch.extra(event, i));
+  }
+  Stored run{batch.names(event), std::nullopt, event.tier, std::nullopt, batch.tokens(event),
+             extras};
+  std::uint64_t seed = 0;
+  if (event.has_parent) {
+    run.parent = event.parent;
+  } else {
+    seed = chain_seed(model_, batch.lora(event), batch.salt(event));
+  }
+  store_told(run, seed);
+}
+
+void WorkerBlocks::store_told(const Stored& run, std::uint64_t seed) {
+  if (run.tokens.empty()) {
+    resolve(run);
+  } else {
+    store_run(run, seed);
+  }
+}
+
+// Names without tokens mean what they mean in another tier.
+void WorkerBlocks::resolve(const Stored& run) {
+  std::vector<std::uint64_t> known;
+  std::vector<std::uint64_t> chain;
+  for (const std::uint64_t name : run.names) {
+    const BlockNames::Known* entry = names_.find(name);
+    if (entry == nullptr) continue;
+    known.push_back(name);
+    chain.push_back(entry->chain);
+  }
+  if (known.size() < run.names.size()) ++counters_.skipped_events;
+  hold(known, chain, run.tier);
+}
+
+// A parent that arrives late brings its parked descendants along.
+void WorkerBlocks::store_run(const Stored& run, std::uint64_t seed) {
+  if (run.names.empty()) return;
+  if (parked_.any()) parked_.revive(run.names, run.tier);
+  if (!place(run, seed)) return;
+  while (!woken_.empty()) {
+    const Run woken = std::move(woken_.back());
+    woken_.pop_back();
+    const std::vector<std::string_view> extras(woken.extras.begin(), woken.extras.end());
+    Stored next{woken.names, woken.parent, woken.tier, std::nullopt, woken.tokens, extras};
+    if (woken.chain) next.chain = *woken.chain;
+    place(next, 0);
+  }
+}
+
+// Stores a run whose parent is known, or parks it and says false.
+bool WorkerBlocks::place(const Stored& run, std::uint64_t seed) {
+  if (run.parent) {
+    const BlockNames::Known* parent = names_.find(*run.parent);
+    if (parent == nullptr) {
+      Run orphan{{run.names.begin(), run.names.end()},
+                 run.parent,
+                 run.tier,
+                 std::nullopt,
+                 {run.tokens.begin(), run.tokens.end()},
+                 {run.extras.begin(), run.extras.end()}};
+      if (run.chain) orphan.chain.emplace(run.chain->begin(), run.chain->end());
+      if (parked_.park(std::move(orphan))) {
+        counters_.orphans += run.names.size();
+      } else {
+        ++counters_.skipped_events;
+      }
+      return false;
+    }
+    seed = parent->chain;
+  }
+  hold(run.names, chain_of(run, seed), run.tier);
+  if (parked_.any()) {
+    parked_.wake(run.names, woken_);
+    drop(parked_.take_dead(run.names, run.tier), run.tier);
+  }
+  return true;
+}
+
+WorkerBlocks::Names WorkerBlocks::chain_of(const Stored& run, std::uint64_t seed) {
+  if (run.chain) return *run.chain;
+  const std::size_t blocks = run.names.size();
+  chain_.resize(blocks);
+  if (run.extras.empty()) {
+    chain_hashes(run.tokens.data(), block_size_, blocks, seed, chain_.data());
+    return chain_;
+  }
+  const std::size_t token_bytes = block_size_ * sizeof(std::int32_t);
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const std::string_view extra = run.extras[i];
+    bytes_.resize(sizeof seed + token_bytes + extra.size());
+    std::memcpy(bytes_.data(), &seed, sizeof seed);
+    std::memcpy(bytes_.data() + sizeof seed, run.tokens.data() + i * block_size_, token_bytes);
+    if (!extra.empty()) {
+      std::memcpy(bytes_.data() + sizeof seed + token_bytes, extra.data(), extra.size());
+    }
+    seed = hash_bytes(bytes_.data(), bytes_.size());
+    chain_[i] = seed;
+  }
+  return chain_;
+}
+
+// One block after another: stored, once what its name stood for before was dropped.
+void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier) {
+  const auto bit = static_cast<std::uint8_t>(1U << tier);
+  for (std::size_t i = 0; i < std::min(kAhead, names.size()); ++i) names_.prefetch(names[i]);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
+    BlockNames::Known& known = names_.at(names[i]);
+    if (known.tiers != 0 && known.chain != chain[i]) {
+      leave(known.chain, known.tiers);
+      known.tiers = 0;
+    }
+    known.chain = chain[i];
+    known.tiers = static_cast<std::uint8_t>(known.tiers | bit);
+    tell(Told::stored, tier, chain[i]);
+  }
+  if (tier == 0) counters_.stored_blocks += names.size();
+}
+
+void WorkerBlocks::leave(std::uint64_t chain, std::uint8_t tiers) {
+  for (std::uint8_t tier = 0; tier < kTiers; ++tier) {
+    if ((tiers >> tier & 1) == 0) continue;
+    tell(Told::removed, tier, chain);
+    if (tier == 0) ++counters_.removed_blocks;
+  }
+}
+
+void WorkerBlocks::remove_named(Names names, std::uint8_t tier) {
+  if (parked_.any()) parked_.evict(names, tier);
+  drop(names, tier);
+}
+
+void WorkerBlocks::drop(Names names, std::uint8_t tier) {
+  const auto bit = static_cast<std::uint8_t>(1U << tier);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
+    BlockNames::Known* known = names_.find(names[i]);
+    if (known == nullptr || (known->tiers & bit) == 0) continue;
+    tell(Told::removed, tier, known->chain);
+    if (tier == 0) ++counters_.removed_blocks;
+    if (known->tiers == bit) {
+      names_.erase(known);
+    } else {
+      known->tiers = static_cast<std::uint8_t>(known->tiers & ~bit);
+    }
+  }
+}
+
+void WorkerBlocks::forget() {
+  pending_.clear();  // all of it is this worker's
+  index_.clear_worker(worker_);
+  names_.clear();
+  parked_.clear();
+}
+
+void WorkerBlocks::tell(Told told, std::uint8_t tier, std::uint64_t chain) {
+  if (told != pending_told_ || tier != pending_tier_ || pending_.size() >= kMostPending) {
+    tell_all();
+    pending_told_ = told;
+    pending_tier_ = tier;
+  }
+  pending_.push_back(chain);
+}
+
+void WorkerBlocks::tell_all() {
+  if (pending_.empty()) return;
+  if (pending_told_ == Told::stored) {
+    index_.store(worker_, pending_, pending_tier_);
+  } else {
+    index_.remove(worker_, pending_, pending_tier_);
+  }
+  pending_.clear();
+}
+
+}  // namespace kv

@@ -1,0 +1,224 @@
+// One worker's blocks as bytes and back: `kvkernels/blocks_file_twin.py` has the layout.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+#include "chain.h"
+#include "worker_blocks.h"
+
+namespace kv {
+namespace {
+
+constexpr std::string_view kMagic = "kvwb";
+constexpr std::uint32_t kVersion = 1;
+
+std::uint64_t hash_text(std::string_view text) {
+  return hash_bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+}
+
+class Writer {
+ public:
+  template <class Value>
+  void put(Value value) {
+    static_assert(std::is_integral_v<Value>);
+    const std::size_t at = bytes.size();
+    bytes.resize(at + sizeof value);
+    std::memcpy(bytes.data() + at, &value, sizeof value);
+  }
+
+  template <class Value>
+  void put_all(const std::vector<Value>& values) {
+    bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Value));
+  }
+
+  std::string bytes;
+};
+
+class Parts {
+ public:
+  explicit Parts(std::string_view data) : data_(data) {}
+
+  std::string_view take(std::uint64_t size) {
+    if (size > data_.size()) refuse("it ends early");
+    const std::string_view taken = data_.substr(0, size);
+    data_.remove_prefix(size);
+    return taken;
+  }
+
+  template <class Value>
+  Value get() {
+    Value value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+
+  template <class Value>
+  std::vector<Value> get_all(std::uint64_t count) {
+    if (count > data_.size() / sizeof(Value)) refuse("it ends early");
+    std::vector<Value> values(count);
+    const std::string_view bytes = take(count * sizeof(Value));
+    if (count > 0) std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+
+  bool empty() const { return data_.empty(); }
+
+  [[noreturn]] static void refuse(const std::string& why) {
+    throw std::invalid_argument("dump of blocks: " + why);
+  }
+
+ private:
+  std::string_view data_;
+};
+
+void put_run(Writer& out, const Run& run) {
+  out.put(run.parent.value());
+  out.put(run.tier);
+  out.put(static_cast<std::uint8_t>(run.chain.has_value()));
+  out.put(static_cast<std::uint8_t>(!run.extras.empty()));
+  out.put(static_cast<std::uint32_t>(run.names.size()));
+  out.put_all(run.names);
+  if (run.chain) {
+    out.put_all(*run.chain);
+  } else {
+    out.put_all(run.tokens);
+  }
+  for (const std::string& extra : run.extras) {
+    out.put(static_cast<std::uint32_t>(extra.size()));
+    out.bytes += extra;
+  }
+}
+
+Run get_run(Parts& parts, std::uint32_t block_size) {
+  Run run;
+  run.parent = parts.get<std::uint64_t>();
+  run.tier = parts.get<std::uint8_t>();
+  const auto has_chain = parts.get<std::uint8_t>();
+  const auto has_extras = parts.get<std::uint8_t>();
+  const auto blocks = parts.get<std::uint32_t>();
+  if (run.tier >= WorkerBlocks::kTiers || has_chain > 1 || has_extras > 1 || blocks == 0) {
+    Parts::refuse("a parked run is malformed");
+  }
+  run.names = parts.get_all<std::uint64_t>(blocks);
+  if (has_chain != 0) {
+    run.chain = parts.get_all<std::uint64_t>(blocks);
+  } else {
+    run.tokens = parts.get_all<std::int32_t>(std::uint64_t{blocks} * block_size);
+  }
+  for (std::uint32_t i = 0; has_extras != 0 && i < blocks; ++i) {
+    run.extras.emplace_back(parts.take(parts.get<std::uint32_t>()));
+  }
+  return run;
+}
+
+void get_parked(Parts& parts, std::uint32_t block_size, ParkedBlocks& parked) {
+  for (auto runs = parts.get<std::uint32_t>(); runs > 0; --runs) {
+    if (!parked.park(get_run(parts, block_size))) Parts::refuse("more is parked than may be");
+  }
+  for (auto dead = parts.get<std::uint32_t>(); dead > 0; --dead) {
+    const auto name = parts.get<std::uint64_t>();
+    const auto tier = parts.get<std::uint8_t>();
+    parked.evict(std::span(&name, 1), tier);
+    if (!parked.dead().contains({name, tier})) Parts::refuse("a dead block was not parked");
+  }
+}
+
+}  // namespace
+
+std::string WorkerBlocks::dump() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> names;
+  names.reserve(names_.size());
+  names_.each([&](const BlockNames::Known& known) { names.push_back(known.name); });
+  std::sort(names.begin(), names.end());
+  std::vector<std::uint64_t> chains;
+  std::vector<std::uint8_t> tiers;
+  chains.reserve(names.size());
+  tiers.reserve(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i + 16 < names.size()) names_.prefetch(names[i + 16]);
+    const BlockNames::Known known = *names_.find(names[i]);
+    chains.push_back(known.chain);
+    tiers.push_back(known.tiers);
+  }
+  Writer out;
+  out.bytes.reserve(64 + 17 * names.size());
+  out.bytes = kMagic;
+  out.put(kVersion);
+  out.put(block_size_);
+  out.put(hash_text(model_));
+  out.put(group_);
+  out.put(static_cast<std::uint8_t>(full_attention_));
+  out.put(static_cast<std::uint64_t>(names.size()));
+  out.put_all(names);
+  out.put_all(chains);
+  out.put_all(tiers);
+  std::uint32_t runs = 0;
+  for (const auto& [parent, waiting] : parked_.runs()) {
+    runs += static_cast<std::uint32_t>(waiting.size());
+  }
+  out.put(runs);
+  for (const auto& [parent, waiting] : parked_.runs()) {
+    for (const Run& run : waiting) put_run(out, run);
+  }
+  out.put(static_cast<std::uint32_t>(parked_.dead().size()));
+  for (const auto& [name, tier] : parked_.dead()) {
+    out.put(name);
+    out.put(tier);
+  }
+  out.put(hash_text(out.bytes));
+  return std::move(out.bytes);
+}
+
+void WorkerBlocks::load(std::string_view data) {
+  const std::lock_guard lock(mutex_);
+  Parts parts(data);
+  if (parts.take(kMagic.size()) != kMagic || parts.get<std::uint32_t>() != kVersion) {
+    Parts::refuse("not one of version " + std::to_string(kVersion));
+  }
+  constexpr std::size_t kSum = sizeof(std::uint64_t);
+  if (data.size() < kMagic.size() + sizeof kVersion + kSum) Parts::refuse("it ends early");
+  const std::size_t body = data.size() - kSum;
+  if (Parts(data.substr(body)).get<std::uint64_t>() != hash_text(data.substr(0, body))) {
+    Parts::refuse("its bytes were changed");
+  }
+  parts = Parts(data.substr(0, body).substr(kMagic.size() + sizeof kVersion));
+  if (parts.get<std::uint32_t>() != block_size_ ||
+      parts.get<std::uint64_t>() != hash_text(model_)) {
+    Parts::refuse("it is of another model or block size");
+  }
+  const auto group = parts.get<std::uint32_t>();
+  const auto full_attention = parts.get<std::uint8_t>();
+  const auto count = parts.get<std::uint64_t>();
+  const auto names = parts.get_all<std::uint64_t>(count);
+  const auto chains = parts.get_all<std::uint64_t>(count);
+  const auto tiers = parts.get_all<std::uint8_t>(count);
+  const auto legal = [](std::uint8_t held) { return held >= 1 && held < 1U << kTiers; };
+  if (group > EventBatch::kMaxRank || full_attention > 1 ||
+      std::adjacent_find(names.begin(), names.end(), std::greater_equal<>()) != names.end() ||
+      !std::all_of(tiers.begin(), tiers.end(), legal)) {
+    Parts::refuse("its names are malformed");
+  }
+  ParkedBlocks parked(parked_.limit());
+  get_parked(parts, block_size_, parked);
+  if (!parts.empty()) Parts::refuse("more bytes follow it");
+  forget();
+  group_ = group;
+  full_attention_ = full_attention != 0;
+  parked_ = std::move(parked);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    BlockNames::Known& known = names_.at(names[i]);
+    known.chain = chains[i];
+    known.tiers = tiers[i];
+  }
+  for (std::uint8_t tier = 0; tier < kTiers; ++tier) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if ((tiers[i] >> tier & 1) != 0) tell(Told::stored, tier, chains[i]);
+    }
+    tell_all();
+  }
+}
+
+}  // namespace kv

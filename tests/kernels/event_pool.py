@@ -1,0 +1,40 @@
+"""Both kinds of one worker's blocks, each on an index of its kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvkernels import EventBatch, PrefixIndex, WorkerBlocks, event_twins, twins
+
+BLOCK_SIZE = 2
+KINDS = {
+    "native": (PrefixIndex, WorkerBlocks, EventBatch),
+    "twin": (twins.PrefixIndex, event_twins.WorkerBlocks, event_twins.EventBatch),
+}
+
+
+class Pool:
+    """An index of two workers, the second one's blocks, and how to change them."""
+
+    def __init__(self, kind: str, max_parked: int = 65536) -> None:
+        make_index, make_blocks, self.decode = KINDS[kind]
+        self.index: Any = make_index(2)
+        self.blocks: Any = make_blocks(self.index, 1, BLOCK_SIZE, "m", max_parked)
+
+    def apply(self, payload: bytes) -> None:
+        self.blocks.apply(self.decode(payload))
+
+    def hits(self, chain: np.ndarray) -> list[int]:
+        """Leading blocks that the worker has in the first tier, in the first two, in all."""
+        hits: list[int] = self.index.longest_prefix_tiers(chain)[:, 1].tolist()
+        return hits
+
+
+def array(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.uint64)
+
+
+def tokens(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)

@@ -1,0 +1,131 @@
+"""What one worker's blocks do, native and twin, case by case; both kinds in random histories:
+`test_event_history.py`."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvkernels import PrefixIndex, WorkerBlocks, twins
+from kvkernels.seeds import chain_seed
+from tests.kernels.event_pool import BLOCK_SIZE, KINDS, Pool, array, tokens
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_late_parent_brings_its_descendants(kind: str) -> None:
+    pool = Pool(kind)
+    blocks = pool.blocks
+    whole = twins.chain_hashes(tokens(1, 2, 3, 4, 5, 6), BLOCK_SIZE)
+    blocks.store_tokens(array([13]), 12, tokens(5, 6), 0)
+    blocks.store_tokens(array([12]), 11, tokens(3, 4), 0)
+    assert (blocks.parked, blocks.orphans, len(blocks)) == (2, 2, 0)
+    blocks.remove(array([13]))
+    blocks.store_tokens(array([11]), None, tokens(1, 2), 0)
+    assert pool.hits(whole)[0] == 2  # 13 left while it was parked
+    assert (blocks.parked, len(blocks)) == (0, 2)
+    blocks.store_tokens(array([13]), 12, tokens(5, 6), 0)
+    assert pool.hits(whole)[0] == 3
+
+
+def test_tiers_are_apart(kind: str) -> None:
+    pool = Pool(kind)
+    blocks = pool.blocks
+    chain = twins.chain_hashes(tokens(1, 2, 3, 4), BLOCK_SIZE)
+    blocks.store_tokens(array([11, 12]), None, tokens(1, 2, 3, 4), 0)
+    blocks.store_tokens(array([11, 12]), None, tokens(), 0, tier=1)  # named only, known from tier 0
+    blocks.remove(array([11, 12]))
+    assert pool.hits(chain) == [0, 2, 2]
+    assert blocks.chains(1).tolist() == sorted(chain.tolist())
+    blocks.remove(array([12]), tier=1)
+    assert (len(blocks), blocks.stored_blocks, blocks.removed_blocks) == (1, 2, 2)
+    blocks.store_tokens(array([11, 99]), None, tokens(), 0, tier=2)
+    assert blocks.skipped_events == 1  # of 99 nothing is known
+    assert pool.hits(chain) == [0, 1, 1]
+
+
+def test_a_name_with_another_chain_leaves_the_old_one(kind: str) -> None:
+    pool = Pool(kind)
+    blocks = pool.blocks
+    old, new = array([1]), array([2])
+    blocks.store(array([7]), None, old)
+    blocks.store(array([7]), None, old, tier=1)
+    blocks.store(array([7]), None, new)
+    assert pool.hits(old) == [0, 0, 0]
+    assert pool.hits(new)[0] == 1
+    assert blocks.removed_blocks == 1
+
+
+def test_seeds_of_adapters_and_salts(kind: str) -> None:
+    pool = Pool(kind)
+    salt = "tenant" * 60  # as long as a string of two length bytes
+    event = {"type": "BlockStored", "block_hashes": [7], "token_ids": [1, 2], "block_size": 2}
+    batch = [
+        event | {"lora_name": "fr", "extra_keys": [["fr", salt]]},
+        event | {"block_hashes": [8], "cache_salt": "blue"},
+    ]
+    pool.apply(msgspec.msgpack.encode([0, batch]))
+    for seed in (chain_seed("m", "fr", salt), chain_seed("m", None, "blue")):
+        chain = twins.chain_hashes(tokens(1, 2), BLOCK_SIZE, seed)
+        assert pool.hits(chain)[0] == 1
+
+
+def test_the_limit_of_parked_blocks(kind: str) -> None:
+    blocks = Pool(kind, max_parked=8).blocks
+    for name in range(0, 16, 2):
+        blocks.store(array([name, name + 1]), 99, array([name, name + 1]))
+    assert (blocks.parked, blocks.skipped_events) == (8, 4)
+    blocks.remove(array([0, 1, 2]))
+    blocks.store(array([50, 51]), 99, array([50, 51]))  # what died whole made room for it
+    assert (blocks.parked, blocks.skipped_events) == (8, 4)
+    big = np.zeros(1 << 17, dtype=np.int32)
+    blocks = Pool(kind, max_parked=1 << 30).blocks
+    for start in range(0, 1 << 26, 1 << 16):  # tokens are what fills the memory
+        blocks.store_tokens(np.arange(start, start + (1 << 16), dtype=np.uint64), 2**64 - 1, big, 0)
+        if blocks.skipped_events:
+            break
+    assert blocks.skipped_events == 1
+    assert 60 << 16 < blocks.parked < 70 << 16
+
+
+def test_arguments_are_checked(kind: str) -> None:
+    pool = Pool(kind)
+    blocks, make = pool.blocks, type(pool.blocks)
+    with pytest.raises(IndexError, match=r"worker must be 0\.\.1, got 2"):
+        make(pool.index, 2, 16, "m")
+    with pytest.raises(ValueError, match=r"block_size must be 1\.\.65536, got 0"):
+        make(pool.index, 0, 0, "m")
+    with pytest.raises(ValueError, match=r"max_parked must be 0\.\..*, got -1"):
+        make(pool.index, 0, 16, "m", -1)
+    with pytest.raises(ValueError, match=r"tier must be 0\.\.2, got 3"):
+        blocks.remove(array([1]), 3)
+    with pytest.raises(ValueError, match="chain must be 1 hashes, one a name, not 2"):
+        blocks.store(array([1]), None, array([1, 2]))
+    with pytest.raises(ValueError, match="tokens must be 2 or none at all, not 3"):
+        blocks.store_tokens(array([1]), None, tokens(1, 2, 3), 0)
+    with pytest.raises(ValueError, match="extras must be 1 or none at all, not 2"):
+        blocks.store_tokens(array([1]), None, tokens(1, 2), 0, 0, [b"", b""])
+    with pytest.raises(ValueError, match="parent must be a uint64, got -1"):
+        blocks.store(array([1]), -1, array([1]))
+    with pytest.raises(TypeError, match="names must be a buffer of uint64, got list"):
+        blocks.remove([1])
+
+
+def test_memory_of_names() -> None:
+    """At most 32 bytes a name, while it grows, while it shrinks, and after."""
+    index = PrefixIndex(1, max_entries=1)
+    blocks = WorkerBlocks(index, 0, 16, "m")
+    empty = blocks.memory_bytes
+    everything = np.random.default_rng(5).integers(0, 2**63, 300_000).astype(np.uint64)
+    steps = range(0, len(everything), 1000)
+    for start in steps:
+        blocks.store(everything[start : start + 1000], None, everything[start : start + 1000])
+        assert blocks.memory_bytes - empty <= 32 * len(blocks) + 80_000
+    for start in steps:
+        blocks.remove(everything[start : start + 1000])
+        assert blocks.memory_bytes - empty <= 32 * len(blocks) + 80_000
+    assert len(blocks) == 0

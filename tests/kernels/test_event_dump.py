@@ -1,0 +1,58 @@
+"""Dumps of one worker's blocks that are damaged; whole ones: `test_event_history.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+import xxhash
+
+from tests.kernels.event_pool import BLOCK_SIZE, KINDS, Pool, array, tokens
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_is_no_dump_changes_nothing(kind: str) -> None:
+    pool = Pool(kind)
+    blocks = pool.blocks
+    blocks.store(array([5, 6]), None, array([1, 2]))
+    blocks.store(array([8]), 7, array([3]))
+    blocks.remove(array([8]))
+    dump = blocks.dump()
+    for place in range(len(dump)):
+        broken = bytearray(dump)
+        broken[place] ^= 1
+        with pytest.raises(ValueError, match="dump of blocks: "):
+            blocks.load(broken)
+        with pytest.raises(ValueError, match="dump of blocks: "):
+            blocks.load(dump[:place])
+    assert blocks.dump() == dump
+    other = type(blocks)(pool.index, 0, BLOCK_SIZE, "other")
+    with pytest.raises(ValueError, match="it is of another model or block size"):
+        other.load(dump)
+    with pytest.raises(TypeError, match="data must be a buffer of bytes, got int"):
+        blocks.load(7)
+    assert pool.hits(array([1, 2])) == [2, 2, 2]
+
+
+def test_garbage_dumps_are_refused_alike() -> None:
+    """With the right digest: only then are the parts looked at."""
+    pairs = [Pool(kind).blocks for kind in sorted(KINDS)]
+    for each in pairs:
+        each.store(array([5, 6]), None, array([1, 2]))
+        each.store(array([8, 9]), 7, array([3, 4]))
+        each.store_tokens(array([10]), 7, tokens(3, 4), 0, 0, [b"ab"])
+        each.remove(array([8]))
+    body = pairs[0].dump()[:-8]
+    for place in range(8, len(body)):
+        for change in (1, 0x80, 0xFF):
+            broken = bytearray(body)
+            broken[place] ^= change
+            whole = bytes(broken) + struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(broken)))
+            seen = []
+            for each in pairs:
+                with contextlib.suppress(ValueError):
+                    each.load(whole)
+                    seen.append(each.dump())
+            assert len(seen) in (0, 2)
+            assert not seen or seen[0] == seen[1], place

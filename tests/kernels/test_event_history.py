@@ -1,0 +1,134 @@
+"""One worker's blocks: the native code and its twin live through the same random histories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.effort import EFFORT
+from tests.kernels.event_pool import BLOCK_SIZE, Pool, array
+
+COUNTERS = ("stored_blocks", "removed_blocks", "clears", "orphans", "skipped_events")
+MEDIA = (None, "GPU", "CPU", "DISK")
+
+# Few names, so that parents, evictions and returns meet; some of them differ in the high bits only.
+names = st.integers(0, 11).map(lambda i: i % 6 if i < 9 else 2**63 + i % 6)
+runs = st.lists(names, min_size=0, max_size=4)
+parents = st.none() | names
+tiers = st.sampled_from([0, 0, 0, 1, 2])
+
+
+def token_ids(run: list[int], parent: int | None) -> list[int]:
+    """Mostly what such a name stood for before; whether there is a parent decides, too."""
+    return [token for name in run for token in (name % 6, 7 if parent is None else 8)]
+
+
+class SameHistory(RuleBasedStateMachine):
+    """Every answer, of the blocks and of the index, is the twin's."""
+
+    @initialize(max_parked=st.sampled_from([0, 3, 6, 65536]))
+    def start(self, max_parked: int) -> None:
+        self.max_parked = max_parked
+        self.pools = self.made()
+
+    def made(self) -> tuple[Pool, Pool]:
+        return Pool("native", self.max_parked), Pool("twin", self.max_parked)
+
+    @rule(
+        batch=st.lists(
+            st.fixed_dictionaries(
+                {
+                    "run": runs,
+                    "parent": parents,
+                    "what": st.sampled_from(["stored"] * 6 + ["removed"] * 3 + ["cleared"]),
+                    "medium": st.sampled_from(MEDIA),
+                    "tokens": st.sampled_from([True, True, True, False]),
+                    "size": st.sampled_from([BLOCK_SIZE] * 6 + [1]),
+                    "group": st.sampled_from([None] * 4 + [0, 0, 0, 1]),
+                    "kind": st.sampled_from([None] * 9 + ["full_attention", "sliding_window"]),
+                    "lora": st.sampled_from([None] * 4 + ["fr"]),
+                    "keys": st.none() | st.lists(st.sampled_from([None, [["img", 3]], ["s"]])),
+                }
+            ),
+            max_size=5,
+        )
+    )
+    def apply(self, batch: list[dict[str, Any]]) -> None:
+        payload = msgspec.msgpack.encode([0, [wire(event) for event in batch], 0])
+        for pool in self.pools:
+            pool.apply(payload)
+
+    @rule(run=runs, parent=parents, tier=tiers, by_name=st.booleans())
+    def store(self, run: list[int], parent: int | None, tier: int, by_name: bool) -> None:
+        chain = array(run) if by_name else array([100 + name % 6 for name in run])
+        for pool in self.pools:
+            pool.blocks.store(array(run), parent, chain, tier)
+
+    @rule(run=runs, parent=parents, tier=tiers, extra=st.booleans())
+    def store_tokens(self, run: list[int], parent: int | None, tier: int, extra: bool) -> None:
+        ids = np.array(token_ids(run, parent), dtype=np.int32)
+        extras = [b"x" * i for i in range(len(run))] if extra else []
+        for pool in self.pools:
+            pool.blocks.store_tokens(array(run), parent, ids, 9, tier, extras)
+
+    @rule(run=runs, tier=tiers)
+    def remove(self, run: list[int], tier: int) -> None:
+        for pool in self.pools:
+            pool.blocks.remove(array(run), tier)
+
+    @rule(chance=st.integers(0, 5))
+    def clear(self, chance: int) -> None:
+        for pool in self.pools if chance == 0 else ():
+            pool.blocks.clear()
+
+    @rule()
+    def dump_and_load(self) -> None:
+        dumps = [pool.blocks.dump() for pool in self.pools]
+        assert dumps[0] == dumps[1]
+        before, after = self.pools, self.made()
+        for old, new in zip(before, after, strict=True):
+            new.blocks.load(dumps[0])
+            assert new.blocks.dump() == dumps[0]
+            for counter in COUNTERS:
+                assert getattr(new.blocks, counter) == 0
+            assert new.index.held(1) >= old.index.held(1)  # what two names shared came back
+            old.blocks.load(dumps[0])  # over what is there
+
+    @precondition(lambda self: hasattr(self, "pools"))
+    @invariant()
+    def same_state(self) -> None:
+        native, twin = (pool.blocks for pool in self.pools)
+        assert (len(native), native.parked) == (len(twin), twin.parked)
+        for counter in COUNTERS:
+            assert getattr(native, counter) == getattr(twin, counter), counter
+        for tier in range(3):
+            chains = native.chains(tier)
+            np.testing.assert_array_equal(chains, twin.chains(tier))
+            for pool in self.pools:  # the index claims nothing else, and the same in both
+                held = pool.index.held(1, tier)
+                assert held == pool.index.contains(1, chains, tier) <= len(chains)
+                assert held == self.pools[0].index.held(1, tier)
+
+
+def wire(event: dict[str, Any]) -> Any:
+    if event["what"] == "cleared":
+        return ["AllBlocksCleared"]
+    if event["what"] == "removed":
+        return ["BlockRemoved", event["run"], event["medium"], event["group"]]
+    ids = token_ids(event["run"], event["parent"])[:: BLOCK_SIZE // event["size"]]
+    return [
+        *("BlockStored", event["run"], event["parent"], ids if event["tokens"] else []),
+        *(event["size"], None, event["medium"], event["lora"], event["keys"]),
+        *(event["group"], event["kind"]),
+    ]
+
+
+SameHistory.TestCase.settings = settings(
+    max_examples=60 * EFFORT, stateful_step_count=40, deadline=None
+)
+TestSameHistory = SameHistory.TestCase

@@ -1,0 +1,130 @@
+"""Batches nobody would send: the native decoder and its twin read, skip and refuse them alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvkernels import EventBatch, event_twins
+from tests.effort import EFFORT
+from tests.kernels.event_vectors import plain, vectors
+
+PAYLOADS = [vector.payload for vector in vectors().values()]
+
+settings.register_profile("events", max_examples=200 * EFFORT, deadline=None)
+MANY = settings.get_profile("events")
+
+
+def outcome(decode: type[EventBatch], payload: bytes) -> Any:
+    """All that can be seen of a batch, or why it is refused."""
+    try:
+        batch = decode(payload)
+    except ValueError as error:
+        return str(error)
+    seen = (batch.rank, batch.skipped, batch.blocks, len(batch), repr(batch.ts_s))
+    return (*seen, plain(batch.listed()))
+
+
+def same(payload: bytes) -> Any:
+    native = outcome(EventBatch, payload)
+    assert native == outcome(event_twins.EventBatch, payload)
+    return native
+
+
+@MANY
+@given(st.binary(max_size=120))
+def test_any_bytes(payload: bytes) -> None:
+    same(payload)
+
+
+@MANY
+@given(st.sampled_from(PAYLOADS), st.data())
+def test_some_bytes_changed(payload: bytes, data: st.DataObject) -> None:
+    changed = bytearray(payload)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(changed) - 1))
+        changed[place] = data.draw(st.integers(0, 255))
+    same(bytes(changed))
+
+
+@MANY
+@given(st.sampled_from(PAYLOADS), st.data())
+def test_bytes_cut_out_and_put_in(payload: bytes, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(payload)))
+    end = data.draw(st.integers(start, min(len(payload), start + 8)))
+    new = data.draw(st.binary(max_size=6))
+    same(payload[:start] + new + payload[end:])
+
+
+def test_every_truncation() -> None:
+    for payload in PAYLOADS:
+        for size in range(len(payload)):
+            assert isinstance(same(payload[:size]), str)
+
+
+_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.integers(-2, 3)
+    | st.floats()
+    | st.binary(max_size=70)
+    | st.sampled_from(["GPU", "CPU", "DISK", "fr", "mla_attention", "€", ""])
+)
+_values = st.recursive(
+    _scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=2) | st.integers(0, 3), inner, max_size=2)
+    ),
+    max_leaves=10,
+)
+_hashes = st.integers(-(2**63), 2**64 - 1) | st.binary(min_size=1, max_size=64)
+_keys = st.lists(
+    st.sampled_from(["fr", "salt", b"\1\2", ["img", 3], ["img"], ["img", None], [b"x", -1], 7]),
+    max_size=4,
+)
+LIKELY: dict[str, st.SearchStrategy[Any]] = {
+    "block_hashes": st.lists(_hashes, max_size=3),
+    "parent_block_hash": st.none() | _hashes,
+    "token_ids": st.lists(st.integers(0, 2**31 - 1), max_size=6),
+    "block_size": st.integers(1, 3),
+    "lora_id": st.none() | st.integers(-3, 2**64 - 1),
+    "medium": st.sampled_from([None, "GPU", "CPU", "CPU_PINNED", "STORAGE", "MOON"]),
+    "lora_name": st.sampled_from([None, "fr", ""]),
+    "extra_keys": st.none() | st.lists(st.none() | _keys, max_size=3),
+    "group_idx": st.none() | st.integers(0, 70000),
+    "kv_cache_spec_kind": st.sampled_from([None, "full_attention", "mamba"]),
+    "cache_salt": st.none() | st.text(max_size=3),
+    "unknown": _values,
+}
+_tags = st.sampled_from(["BlockStored"] * 3 + ["BlockRemoved", "AllBlocksCleared", "Other"])
+
+
+@st.composite
+def events(draw: st.DrawFn) -> Any:
+    """Mostly as they should be: one field in six is anything at all."""
+    tag = draw(_tags)
+    fields = {
+        name: draw(_values if draw(st.integers(0, 5)) == 5 else likely)
+        for name, likely in LIKELY.items()
+        if name == "block_hashes" or draw(st.booleans())
+    }
+    if draw(st.booleans()) and isinstance(hashes := fields["block_hashes"], list):
+        size = fields.setdefault("block_size", 2)
+        fields["token_ids"] = [5] * (len(hashes) * (size if isinstance(size, int) else 1) % 99)
+    if draw(st.booleans()):
+        return {"type": tag, **fields}
+    order = list(LIKELY)[:10]
+    if tag == "BlockRemoved":
+        order = ["block_hashes", "medium", "group_idx"]
+    return [tag, *(fields.get(name) for name in order), *draw(st.lists(_values, max_size=1))]
+
+
+@MANY
+@given(st.lists(events(), max_size=4), st.none() | st.integers(-1, 70000))
+def testLIKELY_events(batch: list[Any], rank: int | None) -> None:
+    same(msgspec.msgpack.encode([1.5, batch, rank]))
