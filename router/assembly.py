@@ -15,7 +15,6 @@ import msgspec
 import zmq.asyncio
 from aiohttp import web
 
-from engine.wire.memo import MemoEncoder
 from policies.facts import Tick
 from policies.load import load
 from policies.parameters import PolicyError
@@ -29,7 +28,6 @@ from router.http.admin_app import AdminApi
 from router.http.client_app import client_app
 from router.http.decisions import DecisionLog
 from router.http.inference import Inference
-from router.http.prompts import PromptReader
 from router.http.tenants import Tenants, read_keys
 from router.metrics import RouterMetrics
 from router.record.recorder import FactRecorder
@@ -37,6 +35,7 @@ from router.record.request_line import Header
 from router.record.request_log import RequestLog
 from router.switchboard import Switchboard
 from router.terms import core_settings, fleet_terms, inference_terms
+from router.tokenizing import Tokenizing
 from router.worker_spec import parse_worker_spec
 
 log = logging.getLogger(__name__)
@@ -66,10 +65,9 @@ class Router:
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.switchboard.resync = self._resync
         decisions = DecisionLog()
-        prompts = PromptReader(
-            _encoder(config), self._executor, time.time, config.limits.inflight_requests
-        )
-        self.metrics = RouterMetrics(core, self.fleet, prompts, self._request_log)
+        self.tokenizing = Tokenizing(lambda: self.config, self._executor, self.fleet, http)
+        prompts, check = self.tokenizing.reader, self.tokenizing.check
+        self.metrics = RouterMetrics(core, self.fleet, prompts, self._request_log, check)
         self.inference = Inference(
             self.switchboard,
             self.fleet,
@@ -79,6 +77,7 @@ class Router:
             decisions,
             lambda: inference_terms(self.config),
             self._request_log,
+            check,
         )
         self.admin = AdminApi(self.switchboard, self.fleet, self.inference, decisions, self.metrics)
 
@@ -185,18 +184,6 @@ def _recorder(config: Config, core: RouterCore) -> FactRecorder | None:
         return None
     path = Path(config.record_facts)
     return FactRecorder(path, config.record_facts_bytes, core, config.seed)
-
-
-def _encoder(config: Config) -> MemoEncoder | None:
-    if config.tokenizer is None:
-        return None
-    from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only
-
-    try:
-        tokenizer = HfTokenizer(Path(config.tokenizer))
-    except OSError as error:
-        raise ValueError(f"tokenizer: {error}") from error
-    return MemoEncoder(tokenizer, tokenizer, config.limits.token_memo_bytes)
 
 
 def _tenants(config: Config) -> Tenants:

@@ -83,6 +83,8 @@ def check_value(key: Key, value: Any) -> Any:
     """
     if key.path == "workers":
         return _workers(value)
+    if key.path == "chat_template_kwargs" and isinstance(value, dict):  # written out in a file
+        value = msgspec.json.encode(value).decode()
     read = key.read(value)
     if key.path == "policy":
         load(read)

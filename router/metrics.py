@@ -21,7 +21,9 @@ from router.fleet_io.manager import FleetManager
 from router.http.errors import WorkerError
 from router.http.prompts import PromptReader
 from router.http.relay.reply import Outcome
+from router.http.token_check import TokenCheck
 from router.record.request_log import RequestLog
+from router.token_metrics import TokenCollector
 from router.worker_metrics import worker_metrics
 
 Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
@@ -39,11 +41,14 @@ class RouterMetrics:
         fleet: FleetManager,
         prompts: PromptReader,
         request_log: RequestLog | None = None,
+        check: TokenCheck | None = None,
     ) -> None:
         registry = CollectorRegistry()
         self._replies: Replies = {}
         registry.register(_CoreCollector(core, fleet, prompts, self._replies))
         registry.register(_LogCollector(request_log))
+        if check is not None:
+            registry.register(TokenCollector(check))
         self._registry = registry
         self.reported_hit_tokens = Counter(
             "warmroute_reported_hit_tokens",

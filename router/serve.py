@@ -41,6 +41,7 @@ async def serve(config: Config, read_config: Callable[[], Config]) -> None:
         loop.add_signal_handler(signal.SIGHUP, lambda: _reload(router, read_config))
         runners: list[web.AppRunner] = []
         ticking = asyncio.create_task(router.tick(), name="tick")
+        checking = asyncio.create_task(router.tokenizing.run(), name="token check")
         try:
             client = await _listen(router.client_app(), config.host, config.port, config, runners)
             admin = await _listen(
@@ -57,7 +58,8 @@ async def serve(config: Config, read_config: Callable[[], Config]) -> None:
             for runner in runners:
                 await runner.cleanup()
             ticking.cancel()
-            await asyncio.wait([ticking])
+            checking.cancel()
+            await asyncio.wait([ticking, checking])
             await router.aclose()
 
 

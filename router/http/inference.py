@@ -17,13 +17,16 @@ from aiohttp import web
 from policies.facts import Arrival
 from router.core.actions import Decision, Dispatch, Reject
 from router.fleet_io.manager import FleetManager
+from router.fleet_io.member import Member
 from router.http.client_reply import ClientReply, upstream_request
 from router.http.decisions import DecisionLog
 from router.http.errors import ClientError, WorkerError, error_body, error_type
+from router.http.forward_ids import with_token_ids
 from router.http.prompts import Prompt, PromptReader
 from router.http.relay.reply import Header, HeldReply, Outcome, Timeouts, Usage
 from router.http.scan import ScanLimits, Scanned, scan
 from router.http.tenants import Tenants
+from router.http.token_check import TokenCheck
 from router.metrics import RouterMetrics
 from router.record.request_log import Entry, RequestLog
 from router.switchboard import Switchboard, Ticket
@@ -32,6 +35,7 @@ log = logging.getLogger(__name__)
 
 EXPLAIN_HEADER = "x-warmroute-explain"
 WORKER_HEADER = b"x-warmroute-worker"
+_UNCHANGED_EVERY = 64  # requests: one goes as text where ids are forwarded, to be checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class InferenceTerms:
     client_buffer_bytes: int
     session_header: str
     explain: bool  # clients may ask for the reasons of a decision
+    forward_token_ids: bool = False  # workers that take ids get them instead of text
 
 
 class Inference:
@@ -58,6 +63,7 @@ class Inference:
         decisions: DecisionLog,
         terms: Callable[[], InferenceTerms],
         request_log: RequestLog | None = None,
+        check: TokenCheck | None = None,
     ) -> None:
         self._switchboard = switchboard
         self._fleet = fleet
@@ -67,18 +73,19 @@ class Inference:
         self._decisions = decisions
         self._terms = terms
         self._request_log = request_log
+        self._check = check
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request. Raises ClientError for what is the client's own fault."""
         tenant = self._tenants.tenant_of(request)
         body = await request.read()
-        arrival, _ = await self.arrival(body, request.path, request.headers.get, tenant)
+        arrival, prompt = await self.arrival(body, request.path, request.headers.get, tenant)
         with self._switchboard.ticket(arrival.request_id) as ticket:
             ticket.arrive(arrival)
             if self._request_log is None:
-                return await self._relay(request, body, arrival, ticket)
+                return await self._relay(request, body, arrival, prompt, ticket)
             with self._request_log.entry(arrival) as entry:
-                return await self._relay(request, body, arrival, ticket, entry)
+                return await self._relay(request, body, arrival, prompt, ticket, entry)
 
     async def arrival(
         self,
@@ -133,6 +140,7 @@ class Inference:
         request: web.Request,
         body: bytes,
         arrival: Arrival,
+        prompt: Prompt,
         ticket: Ticket,
         entry: Entry | None = None,
     ) -> web.StreamResponse:
@@ -154,12 +162,13 @@ class Inference:
             if member is None:  # removed since the core chose it
                 ticket.fail("busy", retry=True, reason="worker removed")
                 continue
+            sent = _body_for(member, request.path, body, arrival, prompt, terms)
             headers = _reply_headers(action, explain)
             reply = ClientReply(request, terms.client_buffer_bytes, headers)
             outcome = await member.upstream.send(
                 upstream_request(
                     request,
-                    body,
+                    sent,
                     keep_authorization=not self._tenants.asks_keys,
                     rank=member.rank,
                 ),
@@ -172,8 +181,18 @@ class Inference:
             if entry is not None:
                 entry.ended(outcome)
             held = outcome.held or held
+            if sent is body:
+                self._compare(arrival, prompt, outcome)
             if not self._settle(ticket, action.worker_id, outcome):
                 return reply
+
+    def _compare(self, arrival: Arrival, prompt: Prompt, outcome: Outcome) -> None:
+        """Hold our count of the prompt's tokens against the worker's."""
+        usage = outcome.usage
+        if self._check is None or usage is None or outcome.error is not None:
+            return
+        if prompt.encoded and usage.prompt_tokens is not None:
+            self._check.counted(arrival.model, prompt.tokens, usage.prompt_tokens)
 
     def _settle(self, ticket: Ticket, worker_id: int, outcome: Outcome) -> bool:
         """Tell the core how the dispatch ended; True when another action follows."""
@@ -216,6 +235,23 @@ class Inference:
         return web.Response(
             status=reject.status, body=body, content_type="application/json", headers=headers
         )
+
+
+def _body_for(
+    member: Member,
+    path: str,
+    body: bytes,
+    arrival: Arrival,
+    prompt: Prompt,
+    terms: InferenceTerms,
+) -> bytes:
+    """What this worker is sent: the client's body, or with ids in it instead of the text."""
+    recognized = member.recognized
+    if not terms.forward_token_ids or recognized is None:
+        return body
+    if arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts the tokens by itself
+        return body
+    return with_token_ids(body, path, recognized.kind, prompt.encoded)
 
 
 def _reply_headers(action: Dispatch, explain: bool) -> tuple[Header, ...]:

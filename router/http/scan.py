@@ -7,7 +7,7 @@ as engines' own parsers have it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -41,6 +41,26 @@ class ScanLimits:
     max_key_chars: int = 1_024  # of a session name or salt, which are kept in memory
 
 
+class PromptOptions(msgspec.Struct):
+    """How a body wants its tokens made of its text; names as in vLLM's API.
+
+    What is not typed here is left to the worker to judge: `engine.wire` checks it where it matters.
+    Lifetime: request.
+    """
+
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    documents: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
+
+
 @record
 class Scanned:
     """One request's body. Lifetime: request.
@@ -59,13 +79,10 @@ class Scanned:
     priority: int = 0
     max_output_tokens: int | None = None
     choices: int = 1
-    tools: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    options: PromptOptions = field(default_factory=PromptOptions, compare=False)
 
 
-class _Body(msgspec.Struct):
+class _Body(PromptOptions):
     """The fields read, as JSON types. `null` counts as absent, as in OpenAI's API."""
 
     model: str | None = None
@@ -80,10 +97,6 @@ class _Body(msgspec.Struct):
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
     n: _Int32 | None = None
-    tools: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
 
 
 _BODY = msgspec.json.Decoder(_Body)
@@ -127,10 +140,7 @@ def scan(body: bytes, path: str, limits: ScanLimits | None = None) -> Scanned:
         priority=fields.priority or 0,
         max_output_tokens=fields.max_tokens if max_tokens is None else max_tokens,
         choices=choices,
-        tools=fields.tools,
-        chat_template_kwargs=fields.chat_template_kwargs,
-        add_generation_prompt=fields.add_generation_prompt is not False,
-        continue_final_message=bool(fields.continue_final_message),
+        options=fields,
     )
 
 

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from grafana.panels_trouble import FLOW, LOST, REJECTIONS, STATES, SYNC
 from router.http.errors import WorkerErrorKind
+from tests.engine.model_dirs import write_model
 from tests.grafana.monitoring import exposition, lively, promtool, run
 from tests.live.stack import MODEL, engine_arguments, running, until
 
@@ -28,7 +29,9 @@ METRIC_ROW = re.compile(r"^\| `(warmroute_\w+)` \|([^|]*)\|", re.MULTILINE)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory):
-    async with running(tmp_path_factory.mktemp("logs"), workers=2) as stack:
+    # The workers have no tokenizer, and so count otherwise than the router.
+    router = ["--tokenizer", str(write_model(tmp_path_factory.mktemp("model")))]
+    async with running(tmp_path_factory.mktemp("logs"), workers=2, router=router) as stack:
         yield stack
 
 
@@ -45,7 +48,11 @@ def rows(title: str) -> list[list[str]]:
 
 
 async def test_the_table_of_metrics_is_what_the_router_shows(stack) -> None:
+    async def checked() -> bool:
+        return "warmroute_tokenizer_exact{" in await exposition(stack)
+
     async with lively(stack):
+        await until(checked, "the tokens' check")
         text = await exposition(stack)
     shown: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):

@@ -99,9 +99,9 @@ async def test_text_prompts_are_counted_as_the_engine_counts_them(stack: Stack) 
 async def test_a_chat_the_template_refuses_is_placed_all_the_same(stack: Stack) -> None:
     """The worker has the last word on it; the router counts that it could not be exact."""
     before = await stack.metric("warmroute_template_refusals_total")
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    body = {"model": MODEL, "messages": [{"role": "user", "content": [image]}], "max_tokens": 1}
+    broken = {"role": "assistant", "content": "x", "tool_calls": 5}
+    body = {"model": MODEL, "messages": [broken], "max_tokens": 1}
     status, answer = await stack.post(json.dumps(body).encode(), "/v1/chat/completions")
-    assert status == 400, answer  # the engine's own answer: it reads no images
+    assert status == 400, answer  # the engine's own answer
     assert await stack.metric("warmroute_template_refusals_total") == before + 1
     await stack.assert_idle()

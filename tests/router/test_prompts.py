@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,51 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.wire import BlockStored, PromptError, chain_seed
-from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, WordTokenizer
 from kvkernels import chain_hashes
 from policies.facts import Stored
 from router.events.translate import facts_of
 from router.http.errors import ClientError
-from router.http.prompts import Prompt, PromptReader
-from router.http.scan import Scanned, scan
+from router.http.prompts import Prompt
+from router.http.scan import Scanned
+from tests.router.prompt_support import NOW_S, chat, completion, read, reader_of, same
 from tests.router.property_support import patient
-
-NOW_S = 1_700_000_000.0
 
 
 @pytest.fixture
 def executor() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as executor:
         yield executor
-
-
-def completion(prompt: Any, **fields: Any) -> Scanned:
-    return scan(json.dumps({"prompt": prompt} | fields).encode(), "/v1/completions")
-
-
-def chat(*messages: str, **fields: Any) -> Scanned:
-    body = {"messages": [{"role": "user", "content": text} for text in messages]} | fields
-    return scan(json.dumps(body).encode(), "/v1/chat/completions")
-
-
-def reader_of(tokenizer: Any, executor: ThreadPoolExecutor, waiting_max: int = 8) -> PromptReader:
-    encoder = None if tokenizer is None else MemoEncoder(tokenizer, None, 0)
-    return PromptReader(encoder, executor, lambda: NOW_S, waiting_max)
-
-
-async def read(
-    scanned: Scanned,
-    executor: ThreadPoolExecutor,
-    tokenizer: Any = None,
-    model: str = "m",
-    sizes: tuple[int, ...] = (4,),
-) -> Prompt:
-    return await reader_of(tokenizer, executor).read(scanned, model, sizes)
-
-
-def same(one: Any, other: Any) -> bool:
-    return bool(np.array_equal(one, other))
 
 
 async def test_token_ids_are_hashed_as_they_are_once_for_each_block_size(executor) -> None:
@@ -169,9 +137,12 @@ async def test_the_fields_that_shape_a_chat_reach_its_template(executor) -> None
 
     fields = {
         "tools": [{"type": "function"}],
+        "documents": [{"title": "t"}],
         "add_generation_prompt": False,
         "continue_final_message": True,
         "chat_template_kwargs": {"enable_thinking": False},
+        "reasoning_effort": "low",
+        "add_special_tokens": True,
     }
     await read(chat("x", **fields), executor, Noting(1000))
     (noted,) = seen

@@ -50,11 +50,13 @@ def test_everything_the_router_needs_is_read() -> None:
         priority=-3,
         max_output_tokens=7,
         choices=2,
-        tools=[{"type": "function"}],
-        chat_template_kwargs={"enable_thinking": False},
-        add_generation_prompt=False,
-        continue_final_message=True,
     )
+    options = result.options
+    assert options.tools == [{"type": "function"}]
+    assert options.chat_template_kwargs == {"enable_thinking": False}
+    assert options.add_generation_prompt is False
+    assert options.continue_final_message is True
+    assert options.truncate_prompt_tokens is None
 
 
 def test_null_counts_as_absent() -> None:

@@ -1,0 +1,179 @@
+"""When a model's tokens are trusted: counts of its traffic, probes of its workers, time."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+
+from router.http.token_check import MAX_MODELS, TokenCheck
+from router.token_metrics import TokenCollector
+from tests.router.property_support import patient
+
+RECHECK_S = 300.0
+
+
+class World:
+    """A check and its clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.check = TokenCheck(lambda: self.now_s, lambda: RECHECK_S)
+
+    def differ(self, times: int) -> None:
+        for _ in range(times):
+            self.check.counted("m", 10, 11)
+
+    def agree(self, times: int) -> None:
+        for _ in range(times):
+            self.check.counted("m", 10, 10)
+
+    @property
+    def trusted(self) -> bool:
+        return self.check.trusts("m")
+
+
+def test_counts_that_differ_put_a_model_aside_and_one_alone_does_not() -> None:
+    world = World()
+    assert world.trusted
+    world.differ(2)
+    assert world.trusted
+    world.differ(1)
+    assert not world.trusted
+    assert world.check.trusts("n")
+    assert world.check.mismatches["m"] == 3
+    assert dict(world.check.exact()) == {"m": False}
+
+
+def test_a_few_odd_prompts_among_many_condemn_nobody() -> None:
+    world = World()
+    for _ in range(100):
+        world.differ(1)
+        world.agree(11)
+        assert world.trusted
+    for _ in range(100):
+        world.differ(1)
+        world.agree(4)
+    assert not world.trusted
+
+
+def test_it_comes_back_on_probation_and_stays_away_longer_each_time() -> None:
+    world = World()
+    world.differ(3)
+    aside_s = RECHECK_S
+    for _ in range(6):
+        world.differ(5)  # prompts that were under way
+        world.now_s += aside_s - 0.1
+        assert not world.trusted
+        world.now_s += 0.1
+        assert world.trusted
+        world.differ(1)
+        assert not world.trusted
+        aside_s = min(2 * aside_s, 3_600.0)
+    world.now_s += aside_s
+    assert world.trusted
+    world.agree(30)
+    world.differ(3)
+    world.now_s += RECHECK_S  # all is forgotten by then
+    assert world.trusted
+
+
+def test_a_worker_whose_probes_differ_puts_the_model_aside_until_they_agree_or_it_leaves() -> None:
+    world = World()
+    world.check.probed("m", 1, "a chat has 9 tokens by our count, 10 by its own")
+    world.check.probed("m", 2, None)
+    assert not world.trusted
+    world.now_s += 10_000.0
+    assert not world.trusted
+    world.check.probed("m", 1, None)
+    assert world.trusted
+    world.check.probed("m", 3, "differs")
+    assert not world.trusted
+    world.check.forget(3)
+    assert world.trusted
+
+
+def test_probes_that_agree_clear_what_traffic_had_found() -> None:
+    world = World()
+    world.differ(3)
+    assert not world.trusted
+    world.check.probed("m", 1, None)
+    assert world.trusted
+    world.differ(2)
+    assert world.trusted
+
+
+def test_it_is_told_once_with_counts(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    with caplog.at_level(logging.WARNING):
+        world.differ(9)
+        world.now_s += RECHECK_S
+        assert world.trusted
+        world.differ(1)
+        world.check.probed("m", 1, "a text has 3 tokens by our count, 4 by its own")
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert "10 tokens by our count, 11 by its worker's" in text
+    world.check.probed("m", 1, None)
+    with caplog.at_level(logging.WARNING):
+        world.check.probed("m", 1, "a text has 3 tokens by our count, 4 by its own")
+    assert "worker 1: a text has 3 tokens" in caplog.records[-1].getMessage()
+
+
+def test_its_memory_is_bounded() -> None:
+    check = TokenCheck(lambda: 0.0, lambda: 1.0)
+    for number in range(MAX_MODELS + 10):
+        check.counted(f"m{number}", 1, 2)
+        check.probed(f"m{number}", 0, "differs")
+    assert len(list(check.exact())) == len(check.mismatches) == MAX_MODELS
+    assert check.trusts(f"m{MAX_MODELS}")
+
+
+steps = st.one_of(
+    st.tuples(st.just("count"), st.booleans()),
+    st.tuples(st.just("probe"), st.integers(0, 2), st.booleans()),
+    st.tuples(st.just("forget"), st.integers(0, 2)),
+    st.tuples(st.just("wait"), st.floats(0.0, 1_000.0)),
+)
+
+
+@patient
+@given(st.lists(steps, max_size=40))
+def test_no_history_leaves_it_aside_for_ever(history: list[tuple[Any, ...]]) -> None:
+    world = World()
+    failing: set[int] = set()
+    for step in history:
+        match step:
+            case "count", same:
+                world.check.counted("m", 10, 10 if same else 11)
+            case "probe", worker, same:
+                world.check.probed("m", worker, None if same else "differs")
+                (failing.discard if same else failing.add)(worker)
+            case "forget", worker:
+                world.check.forget(worker)
+                failing.discard(worker)
+            case "wait", seconds:
+                world.now_s += seconds
+        if failing:
+            assert not world.trusted
+    for worker in failing:
+        world.check.forget(worker)
+    world.now_s += 3_600.0
+    assert world.trusted
+
+
+def test_both_families_are_exposed_by_model() -> None:
+    world = World()
+    world.differ(3)
+    world.check.counted("n", 1, 1)
+    registry = CollectorRegistry()
+    registry.register(TokenCollector(world.check))
+    text = generate_latest(registry).decode()
+    assert 'warmroute_tokenizer_mismatch_total{model="m"} 3.0' in text
+    assert 'warmroute_tokenizer_mismatch_total{model="n"} 0.0' in text
+    assert 'warmroute_tokenizer_exact{model="m"} 0.0' in text
+    assert 'warmroute_tokenizer_exact{model="n"} 1.0' in text
