@@ -39,16 +39,18 @@ DumpWriter::DumpWriter(const DumpHeader& header, std::size_t holders) {
   put(header.max_entries);
   put(header.max_bytes);
   put(header.evicted);
-  for (const std::uint64_t of_tier : header.entries) put(of_tier);
+  for (std::size_t tier = 0; tier < kTiers; ++tier) put(std::uint64_t{0});
 }
 
-void DumpWriter::entry(const DumpEntry& entry) {
+void DumpWriter::entry(std::size_t tier, const DumpEntry& entry) {
+  ++entries_[tier];
   put(entry.hash);
   put(static_cast<std::uint16_t>(entry.holders.size() | (entry.warmth << kWarmthShift)));
   bytes_.append(reinterpret_cast<const char*>(entry.holders.data()), entry.holders.size_bytes());
 }
 
 std::string DumpWriter::finish() && {
+  std::memcpy(bytes_.data() + kHeaderBytes - sizeof entries_, entries_.data(), sizeof entries_);
   put(sum(bytes_.data(), bytes_.size()));
   return std::move(bytes_);
 }

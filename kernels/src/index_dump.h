@@ -28,16 +28,18 @@ struct DumpHeader {
 
 struct DumpEntry {
   std::uint64_t hash;
-  unsigned warmth;                         // 0..3
+  std::uint64_t warmth;                    // 0..3
   std::span<const std::uint16_t> holders;  // ascending, at least one
 };
 
 class DumpWriter {
  public:
-  // `holders`: of all entries together, so that memory is asked for once.
+  // `holders`: of all entries together, so that memory is asked for once. The counts of entries
+  // in `header` are an estimate, too; `finish` writes how many there were.
   DumpWriter(const DumpHeader& header, std::size_t holders);
 
-  void entry(const DumpEntry& entry);
+  // Tiers ascending.
+  void entry(std::size_t tier, const DumpEntry& entry);
   std::string finish() &&;
 
  private:
@@ -45,6 +47,7 @@ class DumpWriter {
   void put(T value);
 
   std::string bytes_;
+  std::array<std::uint64_t, kTiers> entries_{};
 };
 
 class DumpReader {

@@ -7,6 +7,9 @@ set -eu
 cd "$(dirname "$0")/../.."
 mkdir -p build/sanitize
 src=kernels/src
+index="$src/chain.cpp $src/block_table.cpp $src/prefix_index.cpp $src/set_pool.cpp
+  $src/worker_set.cpp $src/seats.cpp $src/index_tier.cpp $src/prefix_walk.cpp
+  $src/index_lookup.cpp $src/index_room.cpp $src/index_restart.cpp $src/index_dump.cpp"
 if [ "${1:-histories}" = workers ]
 then
   shift
@@ -17,12 +20,10 @@ elif [ "${1:-histories}" = mirrors ]
 then
   shift
   program=build/sanitize/mirrors
-  sources="kernels/tests/mirrors.cpp $src/mirror.cpp $src/recency.cpp $src/block_table.cpp
-    $src/prefix_index.cpp $src/index_dump.cpp $src/chain.cpp"
+  sources="kernels/tests/mirrors.cpp $src/mirror.cpp $src/recency.cpp $index"
 else
   program=build/sanitize/replay
-  sources="kernels/tests/replay.cpp $src/chain.cpp $src/block_table.cpp $src/prefix_index.cpp
-    $src/index_dump.cpp"
+  sources="kernels/tests/replay.cpp $index"
 fi
 if [ -n "$(find kernels/src kernels/tests -newer "$program" -type f 2>/dev/null || echo missing)" ]
 then
