@@ -1,9 +1,9 @@
 """What a worker holds where no events tell: engines that publish none, and prompts read as text.
 
-Each such worker is mirrored as what its cache is, an LRU of blocks, of the size it told; see
-`kvkernels.mirror_twin` for what that leaves out. An engine has less room for prompts than it told,
-as answers live there too, and others may use it. So its answers are held against what was
-expected at dispatch, by two facts of every LRU cache:
+Each such worker is mirrored as what its cache is, an LRU of blocks of the size it told; see
+`kvkernels.mirror_twin` for what that leaves out. Answers take room there, too: as many blocks as
+they filled stand in for theirs. Still the size may be told wrong, or others use the worker. So its
+answers are held against what was expected at dispatch, by two facts of every LRU cache:
 
 * a block that was found gone took all that was used before it along: that is dropped, and the
   room shrinks half way to what is left;
@@ -11,8 +11,8 @@ expected at dispatch, by two facts of every LRU cache:
   after it: that is believed again, and the room grows to hold it, at most to twice what was told.
 
 Half way, because one odd answer (another router's traffic, a reset cache) is no proof of a small
-cache; and it grows again by itself, by a sixteenth of what comes in, since a worker of which little
-is expected may be sent too little to prove more.
+cache; and it grows again by itself, by a 64th of what comes in, since a worker of which little is
+expected may be sent too little to prove more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvkernels import Mirror
+from kvkernels import Mirror, chain_hashes
 from policies.contract import Hashes
 from policies.facts import Arrival, Finish
 from router.core.expected import Blocks
@@ -30,7 +30,7 @@ from router.core.expected import Blocks
 BLOCKS_UNTOLD = 16_384  # room of a worker that does not tell: 262,144 tokens in blocks of 16
 
 _SHRINK = 0.5  # of the way down to what was proven
-_REGROW = 1 / 16  # of a block, for each that comes in, up to what was told
+_REGROW = 1 / 64  # of a block, for each that comes in, up to what was told
 _REMEMBERED = 2  # blocks remembered for each that the worker told to have room for
 
 
@@ -99,15 +99,21 @@ class Mirrors:
             self._resize(slot, room, min(room.blocks + came * _REGROW, room.told_blocks))
         return prediction
 
-    def answered(self, prediction: Prediction, found: Found | None) -> None:
-        """The worker computed the prompt; `found`: what it said of its hit, if it did."""
-        room, slot = prediction.room, prediction.slot
+    def answered(self, prediction: Prediction, found: Found | None, answer_blocks: int = 0) -> None:
+        """The worker computed the prompt; `found`: what it said of its hit, if it did.
+
+        `answer_blocks`: full blocks that the answer left behind the prompt's.
+        """
+        room, slot, chain = prediction.room, prediction.slot, prediction.chain
         room.running.discard(prediction.stamp)
         if room is not self._rooms.get(slot):  # its cache began anew meanwhile
             return
         if found is not None:
             self._correct(prediction, found)
-        self._mirror.touch(slot, prediction.chain)  # an engine's order: as requests let go
+        if answer_blocks > 0:  # not beyond the cache, whatever the answer claims
+            names = _names(prediction.stamp, min(answer_blocks, room.most_blocks))
+            chain = np.concatenate((chain, names))
+        self._mirror.touch(slot, chain)  # an engine's order: as requests let go
 
     def failed(self, prediction: Prediction) -> None:
         """The worker never computed the prompt: what only it was to bring is not there."""
@@ -209,3 +215,15 @@ def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -
         return None
     share = min(cached / finish.prompt_tokens, 1.0)
     return Found(round(share * len(chain)), 1 + len(chain) // 8)
+
+
+def _names(stamp: int, count: int) -> Hashes:
+    """Names that nobody else uses, for blocks of an answer whose tokens are not known here."""
+    return chain_hashes(np.zeros(count, dtype=np.int32), 1, stamp)
+
+
+def answer_blocks(arrival: Arrival, finish: Finish, block_size: int) -> int:
+    """Blocks that an answer filled; its last token is never put into the cache."""
+    kept_tokens = max((finish.output_tokens or 0) - 1, 0)
+    prompt_tokens = finish.prompt_tokens or arrival.prompt_tokens
+    return (prompt_tokens + kept_tokens) // block_size - prompt_tokens // block_size

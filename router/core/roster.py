@@ -25,7 +25,7 @@ from router.core.expected import Blocks, ExpectedBlocks
 from router.core.hold_queue import Pending
 from router.core.kv_state import KvState
 from router.core.ledger import Charge, Ledger
-from router.core.mirror import Mirrors, Prediction, found_by
+from router.core.mirror import Mirrors, Prediction, answer_blocks, found_by
 from router.core.settings import CoreSettings
 from router.core.workers import Worker, WorkerTable
 
@@ -190,10 +190,11 @@ class Roster:
         if charge.waiting and not counted:  # refused, or given up on before its prefill was over
             self.mirrors.failed(prediction)
             return
-        found, size = None, worker.facts.block_size
+        found, answered, size = None, 0, worker.facts.block_size
         if finish is not None:
             found = found_by(pending.arrival, finish, size, prediction.chain)
-        self.mirrors.answered(prediction, found)
+            answered = answer_blocks(pending.arrival, finish, size)
+        self.mirrors.answered(prediction, found, answered)
 
     def expire(self, now_s: float) -> None:
         """Forget expectations nobody confirmed."""
