@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from engine.wire.errors import WireError
-from engine.wire.prometheus import Sample, label_count, samples
+from engine.wire.prometheus import Sample, label_count, label_rank, samples
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -32,7 +32,6 @@ E2E = "vllm:e2e_request_latency_seconds"
 CACHE_CONFIG = "vllm:cache_config_info"
 SLEEP_STATE = "vllm:engine_sleep_state"  # label `sleep_state`; one of its series is 1
 
-MAX_RANKS = 4_096
 _RANK = "engine"  # the label
 _WANTED = (
     *(RUNNING, WAITING, KV_USAGE, KV_USAGE_OLD, CACHE_CONFIG, SLEEP_STATE),
@@ -74,10 +73,8 @@ def parse_loads(text: str) -> dict[int, EngineLoad]:
     by_rank: dict[int, list[Sample]] = {}
     of_all: list[Sample] = []
     for sample in samples(text, _WANTED):
-        rank = label_count(sample, _RANK)
+        rank = label_rank(sample, _RANK)
         (of_all if rank is None else by_rank.setdefault(rank, [])).append(sample)
-    if len(by_rank) > MAX_RANKS:
-        raise WireError(f"metrics of {len(by_rank)} ranks; at most {MAX_RANKS}")
     return {rank: _load_of([*own, *of_all]) for rank, own in (by_rank or {0: []}).items()}
 
 

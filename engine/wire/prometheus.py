@@ -1,18 +1,18 @@
 """Samples out of a Prometheus text exposition (format 0.0.4): only the wanted ones are read.
 
-Engines expose thousands of lines of which a router wants a handful, many times a second; lines
-of other names cost one look at their name.
+Engines expose hundreds of lines, of which a router wants a handful many times a second.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from engine.wire.errors import WireError
 
 MAX_TEXT_BYTES = 8 << 20
+MAX_RANKS = 4_096
 MAX_VALUE = 1e18  # of a series: no count of anything is larger
 
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     line: int  # from 1
 
 
-def samples(text: str, wanted: Container[str]) -> Iterator[Sample]:
+def samples(text: str, wanted: Collection[str]) -> Iterator[Sample]:
     """The samples named in `wanted` (counters without `_total`), in order.
 
     Raises WireError that names the line, for one of these that cannot be read or is no load:
@@ -35,7 +35,10 @@ def samples(text: str, wanted: Container[str]) -> Iterator[Sample]:
     """
     if len(text) > MAX_TEXT_BYTES:
         raise WireError(f"metrics of {len(text)} characters; at most {MAX_TEXT_BYTES}")
+    beginnings = tuple(wanted)
     for number, line in enumerate(text.split("\n"), start=1):
+        if not line.startswith(beginnings):
+            continue
         name = line.split("{", 1)[0].split(" ", 1)[0].removesuffix("_total")
         if name in wanted:
             labels, value = _sample(line, number)
@@ -73,3 +76,11 @@ def label_count(sample: Sample, name: str) -> int | None:
     if not text.isascii() or not text.isdecimal() or len(text) > 12:
         raise WireError(f"metrics line {sample.line}: {name}={text[:40]!r} is not a count")
     return int(text)
+
+
+def label_rank(sample: Sample, name: str) -> int | None:
+    """The label `name` as a data-parallel rank; None where it is absent. Raises WireError."""
+    rank = label_count(sample, name)
+    if rank is not None and rank >= MAX_RANKS:
+        raise WireError(f"metrics line {sample.line}: rank {rank}; allowed: 0..{MAX_RANKS - 1}")
+    return rank

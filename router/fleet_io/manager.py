@@ -174,8 +174,8 @@ class FleetManager:
 
     async def aclose(self) -> None:
         """Stop following everybody."""
-        for member in list(self.members.values()):
-            await self._part_from(member)
+        while self.members:  # a rank may still join meanwhile
+            await self._part_from(next(iter(self.members.values())))
         if self._closing:
             await asyncio.wait(set(self._closing))
 

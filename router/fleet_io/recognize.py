@@ -18,7 +18,7 @@ from router.fleet_io.engines.cards import cards
 from router.fleet_io.engines.interview import Interview
 from router.fleet_io.engines.table import ADAPTERS
 from router.fleet_io.engines.trtllm import EVENTS_PATH
-from router.worker_spec import BIND, POLL, WorkerSpec
+from router.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
 
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
 DEFAULT_BLOCK_SIZE = 16  # vLLM's, where a worker does not say
@@ -134,13 +134,17 @@ def _address(spec: WorkerSpec, profile: Profile) -> int | None:
 
 
 def _capacity(spec: WorkerSpec, profile: Profile) -> float:
-    """Tokens of its KV cache, NaN where nobody says."""
+    """Tokens of its KV cache, NaN where nobody says. Raises UnrecognizedError for too many."""
+    told = profile.kv_tokens
+    for tokens in told.values():
+        if tokens > MAX_KV_TOKENS:
+            raise UnrecognizedError(f"it says that it has room for {tokens} tokens of KV")
     if spec.rank is not None:
-        return _or_nan(spec.kv_tokens or profile.kv_tokens.get(spec.rank))
+        return _or_nan(spec.kv_tokens or told.get(spec.rank))
     if spec.kv_tokens is not None:
         return spec.kv_tokens * max(len(profile.ranks), 1)
-    known = set(profile.ranks or (0,)) <= profile.kv_tokens.keys()
-    return float(sum(profile.kv_tokens.values())) if known else math.nan
+    known = set(profile.ranks or (0,)) <= told.keys()
+    return float(sum(told.values())) if known else math.nan
 
 
 def _source(spec: WorkerSpec, profile: Profile) -> EventSource | None:

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.wire import EngineLoad, WireError, chain_seed, parse_load
+from engine.wire import EngineLoad, WireError, chain_seed, parse_load, parse_loads
 
 TWO_RANKS = """\
 # HELP vllm:num_requests_running x
@@ -47,6 +47,30 @@ def test_ranks_are_added_up() -> None:
     assert load.kv_capacity_tokens == 2400
 
 
+def test_each_rank_by_itself() -> None:
+    loads = parse_loads(TWO_RANKS)
+    assert sorted(loads) == [0, 1]
+    assert (loads[0].running, loads[1].running) == (3, 2)
+    assert (loads[0].kv_usage, loads[1].kv_usage) == (0.5, 0.25)
+    assert (loads[0].kv_capacity_tokens, loads[1].kv_capacity_tokens) == (1600, 800)
+    assert (loads[0].prefix_query_tokens, loads[1].prefix_query_tokens) == (1_000_000, None)
+
+
+def test_what_names_no_rank_is_said_of_every_rank() -> None:
+    config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
+    requests = TWO_RANKS[: TWO_RANKS.index("vllm:kv_cache_usage")]
+    loads = parse_loads(requests + config)
+    assert [load.kv_capacity_tokens for load in loads.values()] == [1600, 1600]
+    assert parse_loads(LEAST + config) == {0: parse_load(LEAST + config)}
+
+
+def test_an_engine_that_sleeps_says_so() -> None:
+    state = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} %d\n'
+    for awake in (1, 0):
+        text = state % ("awake", awake) + state % ("weights_offloaded", 1 - awake)
+        assert parse_load(LEAST + text).asleep is not bool(awake)
+
+
 def test_old_names() -> None:
     load = parse_load(
         LEAST
@@ -78,12 +102,20 @@ def test_what_is_not_said_is_none() -> None:
 def test_garbage_names_the_line(text: str, message: str) -> None:
     with pytest.raises(WireError, match=message):
         parse_load(text)
+        parse_loads(text)
+
+
+def test_a_rank_that_cannot_be_is_refused() -> None:
+    with pytest.raises(WireError, match=r"line 1: rank 4096; allowed: 0\.\.4095"):
+        parse_loads('vllm:num_requests_running{engine="4096"} 1\n')
 
 
 @given(st.text(alphabet='vllm:num_requests_running{}="\\ 1.\n', max_size=120))
 def test_nothing_but_wire_errors(text: str) -> None:
     with contextlib.suppress(WireError):
         parse_load(LEAST + text)
+    with contextlib.suppress(WireError):
+        parse_loads(LEAST + text)
 
 
 def test_seeds() -> None:

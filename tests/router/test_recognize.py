@@ -115,6 +115,8 @@ async def test_what_the_operator_wrote_wins() -> None:
         ({"/v1/models": b'{"data":' + b"[" * 100_000}, "not a list of models"),
         ({**VLLM, "/kv_event_sources": "[]"}, "kv_event_sources"),
         ({**VLLM, "/metrics": METRICS.replace('"32"', '"99999"')}, "99999 tokens"),
+        ({**VLLM, "/metrics": METRICS.replace('"1000"', '"1' + "0" * 11 + '"')}, "room for 3200"),
+        ({"/v1/models": {"data": [{"id": "m", "max_model_len": -1}]}}, "max_model_len"),
     ],
 )
 async def test_nonsense_is_refused_with_what_it_was(pages: Pages, says: str) -> None:

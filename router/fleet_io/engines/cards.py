@@ -6,6 +6,7 @@ import msgspec
 
 from engine.wire import WireError
 from router.fleet_io.engines.adapter import UnrecognizedError
+from router.fleet_io.engines.figures import Count
 from router.fleet_io.engines.interview import Interview, decoded
 
 MAX_MODELS = 1_024
@@ -15,7 +16,7 @@ class Card(msgspec.Struct):
     """One model, an adapter among them."""
 
     id: str
-    max_model_len: int | None = None
+    max_model_len: Count | None = None
     owned_by: str | None = None
     parent: str | None = None  # the base model of a LoRA adapter
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.wire import WireError
-from engine.wire.prometheus import label_count, samples
+from engine.wire.prometheus import label_rank, samples
 from router.events.discovery import RankedSources, server_info_sources
 from router.fleet_io.engines.adapter import Adapter, Health, LoadReader, Profile, RankLoad
 from router.fleet_io.engines.figures import Count, Rank, Ranks, Size, share
@@ -122,7 +122,7 @@ def loads_in(text: str) -> dict[int, RankLoad]:
     """The load of each rank in Prometheus text. Raises WireError where there is none."""
     by_rank: dict[int, dict[str, float]] = {}
     for sample in samples(text, _GAUGES):
-        values = by_rank.setdefault(label_count(sample, "dp_rank") or 0, {})
+        values = by_rank.setdefault(label_rank(sample, "dp_rank") or 0, {})
         values.setdefault(_GAUGES[sample.name], sample.value)
     if not by_rank or any(not {"running", "waiting"} <= v.keys() for v in by_rank.values()):
         raise WireError("metrics without sglang:num_running_reqs and sglang:num_queue_reqs")

@@ -29,7 +29,7 @@ _BLOCK_SIZE = 32  # tokens, its default
 _RUNNING, _WAITING = "trtllm_num_requests_running", "trtllm_num_requests_waiting"
 _USAGE, _USED = "trtllm_kv_cache_utilization", "trtllm_kv_cache_used_blocks"
 _MAX, _TOKENS = "trtllm_kv_cache_max_blocks", "trtllm_kv_cache_tokens_per_block"
-_GAUGES = frozenset({_RUNNING, _WAITING, _USAGE, _USED, _MAX, _TOKENS})
+_GAUGES = (_RUNNING, _WAITING, _USAGE, _USED, _MAX, _TOKENS)
 _NO_EVENTS = (
     "it had no KV events to give: where event_buffer_max_size is set, give this worker events=poll"
 )
