@@ -100,9 +100,9 @@ def test_what_is_not_said_is_none() -> None:
     ],
 )
 def test_garbage_names_the_line(text: str, message: str) -> None:
-    with pytest.raises(WireError, match=message):
-        parse_load(text)
-        parse_loads(text)
+    for parse in (parse_load, parse_loads):
+        with pytest.raises(WireError, match=message):
+            parse(text)
 
 
 def test_a_rank_that_cannot_be_is_refused() -> None:
