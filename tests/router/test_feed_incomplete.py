@@ -1,4 +1,4 @@
-"""Replays that bring less than was missed: what they leave open is asked for again, or elsewhere."""
+"""Replays that bring less than was missed: the rest is asked for elsewhere, or once more."""
 
 from __future__ import annotations
 
