@@ -115,10 +115,12 @@ async def tokenize(http: web.Request) -> web.Response:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             chat_template_kwargs=body.chat_template_kwargs,
+            add_special_tokens=body.add_special_tokens is True,
         )
         ids = await asyncio.to_thread(worker.tokenizer.encode_chat, chat, time.time())
     elif body.prompt is not None:
-        ids = await asyncio.to_thread(worker.tokenizer.encode, body.prompt, body.add_special_tokens)
+        special = body.add_special_tokens is not False
+        ids = await asyncio.to_thread(worker.tokenizer.encode, body.prompt, special)
     else:
         raise ApiError(400, "give prompt or messages", "prompt")
     return _json(

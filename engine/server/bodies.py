@@ -5,7 +5,7 @@ Fields that we do not know are ignored, as vLLM does.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,7 @@ _TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 _Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Kept = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -39,6 +40,8 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: _Salt | None = None
     priority: _Priority | None = None
     return_token_ids: bool | None = None
+    truncate_prompt_tokens: _Kept | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -68,6 +71,7 @@ class ChatBody(_Common, frozen=True, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    add_special_tokens: bool = False
 
     @property
     def output_tokens(self) -> int:
@@ -85,16 +89,17 @@ class ChatBody(_Common, frozen=True, kw_only=True):
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.chat_template_kwargs,
             reasoning_effort=self.reasoning_effort,
+            add_special_tokens=self.add_special_tokens,
         )
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of /tokenize: a prompt or messages."""
+    """Body of /tokenize: a prompt or messages. Special tokens: by default a prompt's only."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None

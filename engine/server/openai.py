@@ -87,6 +87,21 @@ async def _tokens(worker: Worker, prompt: str | list[int], special: bool) -> Tok
     return np.array(encode(prompt, special), dtype=np.int32)
 
 
+def _kept(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -> Tokens:
+    """What `truncate_prompt_tokens` leaves of a prompt: the last ones, or the first.
+
+    -1 stands for all that the context has room for.
+    """
+    limit = body.truncate_prompt_tokens
+    if limit == -1:
+        limit = worker.max_model_tokens - body.output_tokens
+    if limit is None or limit >= len(prompt):
+        return prompt
+    if limit < 1:
+        raise ApiError(400, "truncation leaves nothing of the prompt", "truncate_prompt_tokens")
+    return prompt[:limit] if body.truncation_side == "right" else prompt[-limit:]
+
+
 async def _answer(
     http: web.Request,
     worker: Worker,
@@ -94,6 +109,7 @@ async def _answer(
     body: CompletionBody | ChatBody,
     prompts: list[Tokens],
 ) -> web.StreamResponse:
+    prompts = [_kept(prompt, worker, body) for prompt in prompts]
     longest = max(map(len, prompts))
     # Like vLLM, say so now instead of cutting the output later. Prompts that are too long by
     # themselves are the scheduler's to refuse.

@@ -18,9 +18,10 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from engine.wire import PromptError
+from engine.wire import PromptError, WireError
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat
+from router.fleet_io.engines.interview import ask, decoded
 from router.fleet_io.manager import FleetManager
 from router.fleet_io.member import Member
 from router.http.scan import Tokens
@@ -28,7 +29,6 @@ from router.http.token_check import TokenCheck
 
 log = logging.getLogger(__name__)
 
-MAX_REPLY_BYTES = 1 << 20
 _MODELS_A_WORKER = 8  # asked for; adapters count
 TEXT = "Naïve facts, 12345 of them:\n\tdef f(x):  return {'x': x}\n\n東京 привет 🦊 <end> "
 _ASK = {"role": "user", "content": f" {TEXT} "}
@@ -165,19 +165,14 @@ class TokenProbe:
             yield name, {**fields, "add_generation_prompt": True}, own
 
     async def _tokenized(self, url: str, body: dict[str, Any]) -> list[int] | None:
-        """The worker's ids; None where it refuses."""
+        """The worker's ids; None where it refuses, or answers what makes no sense."""
         timeout = aiohttp.ClientTimeout(total=self._terms().timeout_s)
         data = msgspec.json.encode(body)
-        headers = {"Content-Type": "application/json"}
-        async with self._http.post(
-            f"{url}/tokenize", data=data, headers=headers, timeout=timeout, allow_redirects=False
-        ) as reply:
-            if reply.status != 200:
-                return None
-            text = await reply.content.read(MAX_REPLY_BYTES)
+        url = f"{url}/tokenize"
         try:
-            return msgspec.json.decode(text, type=_Reply).tokens
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            reply = await ask(self._http, url, timeout, method="POST", data=data)
+            return decoded(reply.body, _Reply, url).tokens if reply.status == 200 else None
+        except WireError:
             return None
 
 

@@ -31,9 +31,13 @@ async def ask(
     timeout: aiohttp.ClientTimeout,
     limit: int = MAX_REPLY_BYTES,
     method: str = "GET",
+    data: bytes | None = None,
 ) -> Reply:
-    """Status and body. Raises WireError for one beyond `limit` bytes."""
-    async with http.request(method, url, timeout=timeout, allow_redirects=False) as reply:
+    """Status and body; `data` is JSON to send. Raises WireError for one beyond `limit` bytes."""
+    headers = None if data is None else {"Content-Type": "application/json"}
+    async with http.request(
+        method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+    ) as reply:
         body = bytearray()
         async for chunk in reply.content.iter_chunked(1 << 16):
             body += chunk

@@ -1,0 +1,209 @@
+"""Asking real workers for their ids of fixed prompts: who agrees, who differs, who says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from engine.wire.hf import HfTokenizer
+from engine.wire.memo import MemoEncoder
+from router.http.token_check import TokenCheck
+from router.http.token_probe import CHATS, ProbeTerms, TokenProbe
+from tests.engine.harness import running
+from tests.engine.model_dirs import write_model
+
+MODEL = "warmroute-timed"
+RECHECK_S = 300.0
+
+
+@dataclass
+class Fleet:
+    """Workers as the fleet manager has them, and a clock."""
+
+    members: dict[int, Any] = field(default_factory=dict)
+    now_s: float = 0.0
+
+    def join(self, worker_id: int, url: str, *models: str) -> Any:
+        recognized = SimpleNamespace(facts=SimpleNamespace(models=models or (MODEL,)))
+        spec = SimpleNamespace(url=url)
+        member = SimpleNamespace(worker_id=worker_id, spec=spec, ready=True, recognized=recognized)
+        self.members[worker_id] = member
+        return member
+
+
+@contextlib.asynccontextmanager
+async def probing(
+    tokenizer: HfTokenizer, timeout_s: float = 5.0
+) -> AsyncIterator[tuple[Fleet, TokenCheck, TokenProbe]]:
+    fleet = Fleet()
+    check = TokenCheck(lambda: fleet.now_s, lambda: RECHECK_S)
+    async with aiohttp.ClientSession() as http:
+        yield (
+            fleet,
+            check,
+            TokenProbe(
+                http,
+                fleet,  # type: ignore[arg-type]
+                MemoEncoder(tokenizer, tokenizer, 1 << 20),
+                check,
+                lambda: fleet.now_s,
+                lambda: 1_700_000_000.0,
+                lambda: ProbeTerms(0.01, timeout_s, RECHECK_S),
+            ),
+        )
+
+
+@contextlib.asynccontextmanager
+async def answering(handler: Any) -> AsyncIterator[str]:
+    """A server whose /tokenize is `handler`; gives its URL."""
+    app = web.Application()
+    app.add_routes([web.post("/tokenize", handler)])
+    runner = web.AppRunner(app, shutdown_timeout=0.01)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "metaspace-first", "unigram"])
+@pytest.mark.parametrize("template", ["chatml", "headers", "inst", "turns", "parts"])
+async def test_a_worker_with_the_same_tokenizer_agrees(
+    kind: str, template: str, tmp_path: Path
+) -> None:
+    tokenizer = HfTokenizer(write_model(tmp_path, kind, template))
+    async with running(tokenizer) as worker, probing(tokenizer) as (fleet, check, probe):
+        fleet.join(0, worker.url)
+        await probe.look()
+    assert dict(check.exact()) == {MODEL: True}
+
+
+async def test_workers_that_differ_put_the_model_aside_and_are_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = HfTokenizer(write_model(tmp_path / "ours"))
+    others = [
+        HfTokenizer(write_model(tmp_path / "a", "unigram")),
+        HfTokenizer(write_model(tmp_path / "b", "bytes", "turns")),
+    ]
+    for other in others:
+        async with running(other) as worker, probing(ours) as (fleet, check, probe):
+            fleet.join(0, worker.url)
+            with caplog.at_level(logging.WARNING):
+                await probe.look()
+            assert not check.trusts(MODEL)
+            text = caplog.records[-1].getMessage()
+            assert "tokens by our count" in text
+            assert "東京" not in text
+            worker.worker.tokenizer = ours  # somebody mended it
+            await probe.look()
+            assert not check.trusts(MODEL)  # not asked so soon
+            fleet.now_s += RECHECK_S
+            await probe.look()
+            assert check.trusts(MODEL)
+
+
+async def test_each_worker_is_asked_once_until_it_is_recognized_anew(tmp_path: Path) -> None:
+    tokenizer = HfTokenizer(write_model(tmp_path))
+    asked: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({"tokens": [1], "count": 1})
+
+    async with answering(handler) as url, probing(tokenizer) as (fleet, check, probe):
+        member = fleet.join(0, url, "m", "n")
+        member.ready = False
+        await probe.look()
+        assert asked == []
+        member.ready = True
+        await probe.look()
+        assert [body["model"] for body in asked] == ["m", "n"]  # one difference each is enough
+        assert set(asked[0]) == {"model", "prompt", "add_special_tokens"}
+        await probe.look()
+        assert len(asked) == 2
+        fleet.join(0, url, "m")
+        await probe.look()
+        assert len(asked) == 3
+        assert not check.trusts("m")
+        fleet.members.clear()
+        await probe.look()
+        assert check.trusts("m")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        web.json_response({"detail": "Not Found"}, status=404),
+        web.json_response({"error": "no"}, status=400),
+        web.Response(text="tokens"),
+        web.json_response({"tokens": "many"}),
+        web.json_response({"tokens": [1] * 600_000}),
+        web.json_response([]),
+    ],
+)
+async def test_workers_that_tell_no_ids_are_no_evidence(answer: Any, tmp_path: Path) -> None:
+    tokenizer = HfTokenizer(write_model(tmp_path))
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(
+            body=answer.body, status=answer.status, content_type=answer.content_type
+        )
+
+    async with answering(handler) as url, probing(tokenizer) as (fleet, check, probe):
+        fleet.join(0, url)
+        await probe.look()
+        assert dict(check.exact()) == {}
+
+
+async def test_a_worker_that_hangs_or_is_gone_ends_nothing(tmp_path: Path) -> None:
+    tokenizer = HfTokenizer(write_model(tmp_path))
+
+    async def handler(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with answering(handler) as url, probing(tokenizer, 0.05) as (fleet, check, probe):
+        fleet.join(0, url)
+        fleet.join(1, "http://127.0.0.1:9")
+        fleet.join(2, "no url at all")
+        task = asyncio.create_task(probe.run())
+        async with running(tokenizer) as worker:
+            fleet.join(3, worker.url)
+            while not dict(check.exact()):  # noqa: ASYNC110 - it comes by itself
+                await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    assert dict(check.exact()) == {MODEL: True}
+
+
+async def test_chats_that_our_template_refuses_are_not_asked_for(tmp_path: Path) -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}x"
+    tokenizer = HfTokenizer(write_model(tmp_path, chat_template=template))
+    asked: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked.append(body)
+        if "prompt" in body:
+            ids = tokenizer.encode(body["prompt"], body["add_special_tokens"])
+            return web.json_response({"tokens": ids})
+        return web.json_response({"tokens": tokenizer.encode("x", False)})
+
+    async with answering(handler) as url, probing(tokenizer) as (fleet, check, probe):
+        fleet.join(0, url)
+        await probe.look()
+    assert check.trusts(MODEL)
+    assert len(asked) == 2 + len(CHATS) - 1
