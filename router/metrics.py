@@ -125,6 +125,7 @@ class _CoreCollector(Collector):
         yield from self._decisions()
         yield from self._requests()
         yield from self._index()
+        yield from self._mirrors()
         yield from worker_metrics(self._core, self._fleet)
         yield self._worker_replies()
 
@@ -178,6 +179,23 @@ class _CoreCollector(Collector):
         yield _counter(
             "warmroute_index_evicted_blocks", "Blocks forgotten at the bound", index.evicted
         )
+
+    def _mirrors(self) -> Iterator[Metric]:
+        mirrors = self._core.roster.mirrors
+        yield _gauge(
+            "warmroute_mirrored_blocks",
+            "Blocks believed to be in caches without events",
+            len(mirrors),
+        )
+        yield _gauge("warmroute_mirror_bytes", "Memory of the mirrors", mirrors.memory_bytes)
+        corrections = CounterMetricFamily(
+            "warmroute_mirror_corrections",
+            "Answers that proved a mirror wrong: fewer or more blocks were there",
+            labels=["found"],
+        )
+        corrections.add_metric(["fewer"], mirrors.counters.fewer)
+        corrections.add_metric(["more"], mirrors.counters.more)
+        yield corrections
 
     def _worker_replies(self) -> Metric:
         """A worker that left takes its series along, or they would grow with every change."""
