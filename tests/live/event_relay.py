@@ -1,0 +1,185 @@
+"""Between an engine's event sockets and the router's: a wire that does all that wires may do.
+
+It loses batches, one or many at a time, says them twice, holds them back, drops its connections,
+and answers replays late, twice, in part, in the older form or not at all. What it never does is
+what TCP and one publisher never do: put live batches into another order. Everything is drawn from
+one seed and counted. It can also rewrite events as other engines write them, under other names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import zmq
+import zmq.asyncio
+
+Payload = Callable[[bytes], bytes]
+
+END = b"\xff" * 8
+UPSTREAM_S = 0.5  # for the engine's next replayed batch; a dead one says nothing
+COMPLETE = ("whole", "slow", "twice", "four_frames")
+INCOMPLETE = ("late_start", "cut", "no_end", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How likely each fault is, for a live batch; and for a replay to be less than whole."""
+
+    drop: float = 0.01
+    burst: float = 0.003
+    burst_batches: int = 40  # lost at once, at most
+    twice: float = 0.0
+    hang: float = 0.003
+    hang_s: float = 0.3  # at most
+    reconnect: float = 0.001
+    replay: float = 0.6
+    pause_s: float = 0.02  # between two batches of a slow replay, at most
+
+
+CALM = Faults(drop=0, burst=0, twice=0, hang=0, reconnect=0, replay=0)
+
+
+@dataclass
+class EventRelay:
+    """One engine's relay. Lifetime: test; the engine may be another process at the same ports."""
+
+    context: zmq.asyncio.Context
+    rng: random.Random
+    upstream_live: str
+    upstream_replay: str
+    rewrite: Payload = lambda payload: payload
+    replay_modes: tuple[str, ...] = COMPLETE + INCOMPLETE
+    faults: Faults = CALM
+    counted: Counter[str] = field(default_factory=Counter)
+    live: str = ""  # where the router subscribes
+    replay: str = ""
+
+    def __post_init__(self) -> None:
+        self._to_lose = 0
+        self._sub = self.context.socket(zmq.SUB)
+        self._sub.setsockopt(zmq.SUBSCRIBE, b"")
+        # A restarted engine is to be heard at once, as a router on the same machine would.
+        self._sub.setsockopt(zmq.RECONNECT_IVL, 10)
+        self._sub.connect(self.upstream_live)
+        self._pub = self.context.socket(zmq.PUB)
+        self.live = _bound(self._pub)
+        self._router = self.context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.SNDHWM, 0)
+        self.replay = _bound(self._router)
+
+    async def run(self) -> None:
+        """Relay until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._relay_live())
+                while True:
+                    identity, _, start = await self._router.recv_multipart()
+                    tasks.create_task(self._answer(identity, start))
+        finally:
+            for socket in (self._sub, self._pub, self._router):
+                socket.close(linger=0)
+
+    async def _relay_live(self) -> None:
+        while True:
+            topic, seq, payload = await self._sub.recv_multipart()
+            self.counted["live"] += 1
+            faults, draw = self.faults, self.rng.random
+            if self._to_lose:
+                self._to_lose -= 1
+                self.counted["lost"] += 1
+                continue
+            if draw() < faults.drop:
+                self.counted["lost"] += 1
+                continue
+            if draw() < faults.burst:
+                self.counted["bursts"] += 1
+                self._to_lose = self.rng.randint(2, faults.burst_batches)
+            if draw() < faults.hang:
+                self.counted["hangs"] += 1
+                await asyncio.sleep(self.rng.uniform(0, faults.hang_s))
+            if draw() < faults.reconnect:
+                await self._reconnect()
+            frames = [topic, seq, self.rewrite(payload)]
+            await self._pub.send_multipart(frames)
+            if draw() < faults.twice:
+                self.counted["twice"] += 1
+                await self._pub.send_multipart(frames)
+
+    async def _reconnect(self) -> None:
+        """All connections break; what is published until the router is back reaches nobody."""
+        self.counted["reconnects"] += 1
+        self._pub.close(linger=0)
+        self._pub = self.context.socket(zmq.PUB)
+        while True:  # the port is freed by another thread
+            with suppress(zmq.ZMQError):
+                self._pub.bind(self.live)
+                return
+            await asyncio.sleep(0.005)
+
+    async def _answer(self, identity: bytes, start: bytes) -> None:
+        bad = self.rng.random() < self.faults.replay
+        mode = self.rng.choice(self.replay_modes) if bad else "whole"
+        self.counted[f"replay_{mode}"] += 1
+        if mode == "refused":
+            return
+        batches = await self._fetch(start)
+        if batches is None:
+            return
+        if mode == "late_start":  # as if the buffer had moved on
+            batches = batches[self.rng.randint(0, len(batches)) :]
+        if mode in ("cut", "no_end"):
+            batches = batches[: self.rng.randint(1, max(len(batches), 1))]
+        for topic, seq, payload in batches:
+            head = [identity, b""] if mode == "four_frames" else [identity, b"", topic]
+            await self._router.send_multipart([*head, seq, self.rewrite(payload)])
+            if mode == "twice":
+                await self._router.send_multipart([*head, seq, self.rewrite(payload)])
+            if mode == "slow":
+                await asyncio.sleep(self.rng.uniform(0, self.faults.pause_s) / len(batches) * 8)
+        if mode != "no_end":
+            head = [identity, b""] if mode == "four_frames" else [identity, b"", b""]
+            await self._router.send_multipart([*head, END, b""])
+
+    async def _fetch(self, start: bytes) -> list[tuple[bytes, bytes, bytes]] | None:
+        """The engine's own answer; None where it gave none."""
+        dealer = self.context.socket(zmq.DEALER)
+        batches = []
+        try:
+            dealer.connect(self.upstream_replay)
+            await dealer.send_multipart([b"", start])
+            while True:
+                async with asyncio.timeout(UPSTREAM_S):
+                    _, topic, seq, payload = await dealer.recv_multipart()
+                if seq == END:
+                    return batches
+                batches.append((topic, seq, payload))
+        except TimeoutError:
+            self.counted["replay_of_nobody"] += 1
+            return None
+        finally:
+            dealer.close(linger=0)
+
+
+@asynccontextmanager
+async def relaying(*relays: EventRelay) -> AsyncIterator[None]:
+    """Run relays until the block ends."""
+    tasks = [asyncio.create_task(relay.run()) for relay in relays]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if not isinstance(result, asyncio.CancelledError) and result is not None:
+            raise result
+
+
+def _bound(socket: zmq.asyncio.Socket) -> str:
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    return f"tcp://127.0.0.1:{port}"

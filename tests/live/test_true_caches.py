@@ -1,0 +1,178 @@
+"""Block for block: what the router believes is what the engines hold, whatever happens to events.
+
+Engines with small caches serve a load that shares prefixes, while their event streams lose
+batches, hang and break, replays and snapshots come late, in part or never, engines and router are
+killed and started again. Whenever the load pauses, what the router says it knows is exactly what
+the engine's own account says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from router.kv_view import Chains, KvView
+from tests.live.cache_pool import KV_BLOCKS, Pool, differences, pool
+from tests.live.event_relay import CALM, Faults
+from tests.live.shared_load import SALTS, TRUNKS, Load, trunk_prompt
+from tests.live.stack import MODEL, until
+
+SHORT_ROUNDS, FULL_ROUNDS = 7, 85
+ROUND_S = 5.0  # of load between two comparisons; whole programs are killed in it
+ROUTER = [
+    *("--intervals-health-s", "0.1", "--timeouts-probe-s", "0.5"),
+    *("--timeouts-speculative-s", "1"),
+]
+TOUCHED_BLOCKS = 2
+# An engine without a snapshot is known again when as much was stored as it holds.
+TOUCHES_MAX = KV_BLOCKS // TOUCHED_BLOCKS + 20
+TOUCHES_SURE = 10  # where events can be had again; each waits for the router below
+HEARD_S = 1.0  # after a request the router should have heard of what it left
+
+
+async def trouble(pool: Pool, number: int) -> None:
+    """A round of faults: of the wires all the time, and one or two worse ones."""
+    rng = pool.rng
+    worse = [
+        *(pool.kill_engine, pool.kill_router, pool.reset_cache, pool.freeze_engine),
+        *(pool.freeze_router, pool.kill_both),
+    ]
+    pool.set_faults(Faults(twice=rng.choice([0.0, 0.0, 0.002])))
+    until_s = time.monotonic() + ROUND_S
+    for harm in (None, worse[number % len(worse)], rng.choice([None, *worse])):
+        await asyncio.sleep(rng.uniform(0.2, 1.0))
+        if harm is not None:
+            pool.done[harm.__name__] += 1
+            await harm()
+    await asyncio.sleep(max(until_s - time.monotonic(), 0.5))
+
+
+async def settled(pool: Pool, number: int) -> str:
+    """Wait until the router has heard all of an engine and knows it; what then still differs.
+
+    While it is unknown, it may lack blocks, but must not believe in any that are not there.
+    """
+    engine = pool.engines[number]
+    first, most = engine.touches, TOUCHES_SURE if engine.sure else TOUCHES_MAX
+    while True:
+        view, held = await heard(pool, number)
+        if held is not None:
+            missing, extra = differences(view, held)
+            if extra or (missing and view.exact):
+                return f"{missing} missing, {extra} too many of {len(held)}: {shown(view)}"
+            if not view.index_agrees:
+                return f"the index has other blocks than the events told of: {shown(view)}"
+            if view.exact or (view.known and not engine.sure):
+                engine.missing.append(missing)
+                return ""
+        if engine.touches - first >= most:
+            return f"not known after {most} requests: {shown(view)}"
+        await pool.touch(number)  # a lost last batch shows with the next one only
+
+
+async def heard(pool: Pool, number: int) -> tuple[KvView, Chains | None]:
+    """The router's view and the engine's blocks as of the same batch; None if it never comes."""
+    deadline_s = time.monotonic() + HEARD_S
+    while True:
+        seq, held = await pool.truth(number)
+        view = await pool.view(number)
+        same = view.next_seq == seq + 1 and not view.resyncing
+        if same and (view.exact or not pool.engines[number].sure):
+            return view, held
+        if time.monotonic() > deadline_s:
+            return view, held if same else None
+        await asyncio.sleep(0.01)
+
+
+def shown(view: KvView) -> str:
+    return str(msgspec.structs.replace(view, tiers=[]))
+
+
+async def compare(pool: Pool, load: Load) -> list[str]:
+    """Pause, let the wires be good, and hold every belief against the truth."""
+    load.pause()
+
+    async def idle() -> bool:
+        return load.idle
+
+    await until(idle, "the last requests")
+    pool.set_faults(CALM)
+    await pool.until_ready()
+    found = []
+    for number, engine in enumerate(pool.engines):
+        wrong = await settled(pool, number)
+        if wrong:
+            found.append(f"{engine.name}: {wrong}")
+    if not found and (wrong := await probed(pool)):
+        found.append(wrong)
+    return found
+
+
+async def probed(pool: Pool) -> str:
+    """Whether a request finds in an engine's cache what the router expects of it.
+
+    Expectations of requests that clients gave up last a while, so it may ask more than once.
+    """
+    prompt = [*trunk_prompt(pool.rng.randrange(TRUNKS)), 31_000]
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    if salt := pool.rng.choice(SALTS):
+        body["cache_salt"] = salt
+    said = ""
+
+    async def right() -> bool:
+        nonlocal said
+        headers = {"x-warmroute-explain": "1"}
+        url = f"{pool.url}/v1/completions"
+        async with pool.http.post(url, json=body, headers=headers) as reply:
+            assert reply.status == 200, await reply.text()
+            explained = json.loads(reply.headers["x-warmroute-explain"])
+            usage = (await reply.json())["usage"]
+        expected = explained["expected_hit_tokens"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        view = await pool.view(explained["worker"])
+        said = f"expected {expected} tokens cached, {cached} were: {shown(view)}"
+        return bool(expected == cached or (expected < cached and not view.exact))
+
+    try:
+        await until(right, "a hit as expected")
+    except AssertionError:
+        return said
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("seed", "rounds"),
+    [
+        pytest.param(1, SHORT_ROUNDS, marks=pytest.mark.timeout(300)),
+        pytest.param(2, FULL_ROUNDS, marks=[pytest.mark.full, pytest.mark.timeout(1700)]),
+    ],
+)
+async def test_what_is_known_is_what_the_engines_hold(
+    tmp_path: Path, seed: int, rounds: int
+) -> None:
+    async with pool(tmp_path, seed, ROUTER) as made:
+        load = Load(lambda: made.url, random.Random(seed))
+        load.start()
+        try:
+            for number in range(rounds):
+                await trouble(made, number)
+                wrong = await compare(made, load)
+                story = f"seed {seed}, round {number}: {made.story()}, {load.met}"
+                assert not wrong, (wrong, story)
+                load.resume()
+        finally:
+            await load.stop()
+        print(made.story(), load.met, load.served, [engine.missing for engine in made.engines])
+        done = made.story()
+        assert {"lost", "bursts", "hangs", "replay_whole"} <= done.keys(), done
+        assert load.served > 50 * rounds
+        assert "status 500" not in load.met, load.met
+        # What is still on its way, or was given up, makes the rest.
+        assert load.met["hit as expected"] > load.met["hit below expected"], load.met
+        assert load.met["hit above expected"] < load.met["hit as expected"] / 10, load.met
