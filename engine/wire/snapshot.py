@@ -54,6 +54,12 @@ def encode_snapshot(seq: int, ts_s: float, events: Iterable[BlockStored]) -> byt
 
 def decode_snapshot(body: bytes) -> Snapshot:
     """The snapshot in `body`; raises WireError."""
+    seq, payloads = snapshot_payloads(body)
+    return Snapshot(seq, tuple(decode_batch(payload) for payload in payloads))
+
+
+def snapshot_payloads(body: bytes) -> tuple[int, list[bytes]]:
+    """(number of the last batch it includes, its batches undecoded); raises WireError."""
     if len(body) > MAX_SNAPSHOT_BYTES:
         raise WireError(f"snapshot of {len(body)} bytes; at most {MAX_SNAPSHOT_BYTES}")
     try:
@@ -62,4 +68,6 @@ def decode_snapshot(body: bytes) -> Snapshot:
         raise WireError(f"snapshot: {error}") from error
     if parts.version != VERSION:
         raise WireError(f"snapshot of version {parts.version}; this program reads {VERSION}")
-    return Snapshot(parts.seq, tuple(decode_batch(batch) for batch in parts.batches))
+    if not -1 <= parts.seq < 1 << 63:
+        raise WireError(f"snapshot as of batch {parts.seq}")
+    return parts.seq, parts.batches

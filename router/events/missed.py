@@ -15,14 +15,13 @@ import aiohttp
 import zmq
 import zmq.asyncio
 
-from engine.wire import WireError, decode_snapshot, parse_replay, replay_request
-from engine.wire.snapshot import MAX_SNAPSHOT_BYTES
-from policies.facts import KvEvent
+from engine.wire import WireError, parse_replay, replay_request
+from engine.wire.snapshot import MAX_SNAPSHOT_BYTES, snapshot_payloads
+from kvkernels import EventBatch
 from router.events.answers import read_bounded
 from router.events.sockets import opened
 from router.events.source import ZmqSource
-from router.events.telling import FeedContext, Teller, Turn
-from router.events.translate import facts_of
+from router.events.telling import FeedContext, Teller, Turn, decoded
 
 log = logging.getLogger(__name__)
 
@@ -114,14 +113,12 @@ class Missed:
                 if reply.status != 200:
                     raise WireError(f"GET {url} answered {reply.status}")
                 body = await read_bounded(reply, MAX_SNAPSHOT_BYTES)
-            # In a thread: 2 million tokens take 0.1 s to decode.
-            seq, facts, skipped = await asyncio.to_thread(
-                _facts_of_snapshot, body, self._teller.model
-            )
+            # In a thread: there may be tens of millions of tokens.
+            seq, batches = await asyncio.to_thread(_batches_of_snapshot, body)
         except (aiohttp.ClientError, TimeoutError, WireError) as error:
             log.info("worker %d: no snapshot: %s", self._teller.worker_id, error)
             return False
-        self._teller.snapshot(seq, facts, skipped)
+        self._teller.snapshot(seq, batches)
         return True
 
     async def _replay(self, from_seq: int) -> Answer:
@@ -173,11 +170,7 @@ class Missed:
                 next_seq = live.seq + 1
 
 
-def _facts_of_snapshot(body: bytes, model: str) -> tuple[int, tuple[KvEvent, ...], int]:
-    """(seq, facts, events skipped) of a snapshot. Raises WireError."""
-    snapshot = decode_snapshot(body)
-    if not -1 <= snapshot.seq < 1 << 63:
-        raise WireError(f"snapshot as of batch {snapshot.seq}")
-    events = tuple(event for batch in snapshot.batches for event in batch.events)
-    facts, skipped = facts_of(events, model)
-    return snapshot.seq, facts, skipped + sum(batch.skipped for batch in snapshot.batches)
+def _batches_of_snapshot(body: bytes) -> tuple[int, list[EventBatch]]:
+    """(seq, batches) of a snapshot. Raises WireError."""
+    seq, payloads = snapshot_payloads(body)
+    return seq, [decoded(payload) for payload in payloads]

@@ -60,6 +60,7 @@ class PolledFeed:
             self._teller.dropped,
             partial(_read, context),
         ) as seat:
+            self._teller.replay_end(answered=False)  # what was before is not to be had
             await self._listen(seat)
 
     async def _listen(self, seat: Seat) -> None:
@@ -90,7 +91,8 @@ class PolledFeed:
         events, skipped = wire_events(event) if self._windows.counts(event) else ([], 0)
         self._teller.counters.skipped_events += skipped
         try:
-            await self._teller.batch(event.number, encode_batch(0.0, events), "live")
+            # No digest: the first events of every life of an engine are the same.
+            await self._teller.batch(event.number, encode_batch(0.0, events), "live", digest=0)
         except WireError as error:
             self._teller.malformed(error)
 

@@ -6,18 +6,20 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import aiohttp
 import zmq.asyncio
+from xxhash import xxh3_64_intdigest
 
-from engine.wire import WireError, decode_batch
-from policies.facts import KvEvent, KvEvents, ReplayEnd
+from engine.wire import WireError
+from kvkernels import EventBatch
+from policies.facts import KvEvents, ReplayEnd
+from router.core.wire_events import WireEvents
 from router.events.hub import Hubs
 from router.events.lines import worth_a_line
-from router.events.translate import facts_of
 
 log = logging.getLogger(__name__)
 
@@ -70,26 +72,35 @@ class Teller:
         self._clock = context.clock
         self._wall = context.wall
 
-    async def batch(self, seq: int, payload: bytes, source: Literal["live", "replay"]) -> None:
-        """Tell a batch of wire events. Raises WireError where it is none."""
+    async def batch(
+        self, seq: int, payload: bytes, source: Literal["live", "replay"], digest: int | None = None
+    ) -> None:
+        """Tell a batch of wire events. Raises WireError where it is none.
+
+        `digest` is by default the payload's; 0 where equal payloads say nothing of its publisher.
+        """
         if len(payload) > _LARGE_BYTES:
-            ts_s, facts, skipped = await asyncio.to_thread(_facts_of_payload, payload, self.model)
+            batch = await asyncio.to_thread(decoded, payload)
         else:
-            ts_s, facts, skipped = _facts_of_payload(payload, self.model)
-        if source == "live" and math.isfinite(ts_s):
-            self.counters.lag_s = self._wall() - ts_s
-        self.counters.skipped_events += skipped
+            batch = decoded(payload)
+        if source == "live" and batch.ts_s and math.isfinite(batch.ts_s):
+            self.counters.lag_s = self._wall() - batch.ts_s
+        self.counters.skipped_events += batch.skipped
         self.next_seq = seq + 1
         if source == "live":
             self.live_seq = seq
-        self._tell(KvEvents(self._clock(), self.worker_id, seq, facts, source))
+        if digest is None:
+            digest = xxh3_64_intdigest(payload)
+        events = WireEvents(batch, self.model)
+        self._tell(KvEvents(self._clock(), self.worker_id, seq, events, source, digest))
 
-    def snapshot(self, seq: int, facts: tuple[KvEvent, ...], skipped: int) -> None:
+    def snapshot(self, seq: int, batches: Sequence[EventBatch]) -> None:
         """Tell the worker's whole cache as of `seq`."""
         self.counters.snapshots += 1
-        self.counters.skipped_events += skipped
+        self.counters.skipped_events += sum(batch.skipped for batch in batches)
         self.next_seq = seq + 1
-        self._tell(KvEvents(self._clock(), self.worker_id, seq, facts, "snapshot"))
+        events = WireEvents(batches, self.model)
+        self._tell(KvEvents(self._clock(), self.worker_id, seq, events, "snapshot"))
 
     def replay_end(self, answered: bool) -> None:
         """Tell that no more of what was missed will come."""
@@ -137,8 +148,9 @@ class Turn:
             self._began_s = self._clock()
 
 
-def _facts_of_payload(payload: bytes, model: str) -> tuple[float, tuple[KvEvent, ...], int]:
-    """(its stamp, facts, events skipped) of a batch. Raises WireError."""
-    batch = decode_batch(payload)
-    facts, skipped = facts_of(batch.events, model)
-    return batch.ts_s, facts, skipped + batch.skipped
+def decoded(payload: bytes) -> EventBatch:
+    """The batch in a payload, all of it or nothing. Raises WireError."""
+    try:
+        return EventBatch(payload)
+    except ValueError as error:
+        raise WireError(str(error)) from error

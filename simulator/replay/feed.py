@@ -1,4 +1,4 @@
-"""KV events on their way to the router: late, lost, asked for again; `router.events.feed` live."""
+"""KV events on their way to the router: late, lost, asked for again; `router.events` live."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.replay.agenda import Agenda, Rank
 from simulator.replay.relay import Relay
 from simulator.replay.station import Station
 
-# Of `router.events.feed`: pauses after a replay that was answered, and after one that was not.
+# Of `router.events.missed`: pauses after a replay that was answered, and after one that was not.
 _BETWEEN_SYNCS_NS = 100_000_000
 _ASK_AGAIN_NS = 1_000_000_000
 

@@ -17,9 +17,7 @@ from router.worker_spec import parse_worker_spec
 MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 8192}]}
 HANGS = object()  # a page that never comes
 CUT = object()  # a page whose connection is closed in the middle
-# path, or "POST path" -> JSON, text, bytes, a status alone, one of these two, or a function that
-# waits and returns one of them
-Pages = Mapping[str, Any]
+Pages = Mapping[str, Any]  # path, or "POST path" -> JSON, text, bytes, a status alone, or these two
 
 
 @asynccontextmanager
@@ -32,8 +30,6 @@ async def engine(pages: Pages, asked: list[str] | None = None) -> AsyncIterator[
         if asked is not None:
             asked.append(key)
         page = pages.get(key)
-        if callable(page):
-            page = await page()
         if page is HANGS:
             await over.wait()
         if page is CUT:

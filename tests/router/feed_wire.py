@@ -103,10 +103,12 @@ async def publisher(
     ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (pub, router)]
     live, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
     one = Publisher(pub, router, live, replay, topic, new_form)
-    async with running(one.answer()):
-        yield one
-    pub.close(linger=0)
-    router.close(linger=0)
+    try:
+        async with running(one.answer()):
+            yield one
+    finally:
+        one.pub.close(linger=0)
+        router.close(linger=0)
 
 
 @dataclass
@@ -121,6 +123,7 @@ class Rig:
     feeds: dict[int, Feed] = field(default_factory=dict)
     backlog_batches: int = 1_000
     subscribed_s: float = 60.0
+    timeout_s: float = 1.0
 
     def kv(self, worker_id: int = 0) -> Any:
         return self.world.core.workers.get(worker_id).kv
@@ -134,11 +137,8 @@ class Rig:
             assert isinstance(action, Resync)
             self.feeds[action.worker_id].resync(action.from_seq)
 
-    @asynccontextmanager
-    async def following(
-        self, source: EventSource, worker_id: int = 0, block_size: int = 2
-    ) -> AsyncIterator[Feed]:
-        """A worker whose events come from there."""
+    def opened(self, source: EventSource, worker_id: int = 0, block_size: int = 2) -> Feed:
+        """A feed for a worker that joins; it does not run yet."""
         self.world.join(worker_id, block_size=block_size, models=(MODEL,))
         shared = FeedContext(
             self.http,
@@ -146,19 +146,27 @@ class Rig:
             time.monotonic,
             self.tell,
             self.hubs,
-            timeout_s=1.0,
+            timeout_s=self.timeout_s,
             backlog_batches=self.backlog_batches,
             subscribed_s=self.subscribed_s,
         )
         feed = self.feeds[worker_id] = open_feed(source, worker_id, MODEL, shared)
+        return feed
+
+    @asynccontextmanager
+    async def following(
+        self, source: EventSource, worker_id: int = 0, block_size: int = 2
+    ) -> AsyncIterator[Feed]:
+        """A worker whose events come from there."""
+        feed = self.opened(source, worker_id, block_size)
         async with running(feed.run()):
             yield feed
 
-    def hit(self, chain: Sequence[int], worker_id: int = 0) -> int:
-        """Leading blocks of a chain that the worker holds by its events."""
+    def hit(self, chain: Sequence[int], worker_id: int = 0, tier: int = 0) -> int:
+        """Leading blocks of a chain that the worker holds by its events, up to a tier."""
         slot = self.world.core.workers.get(worker_id).slot
         index = self.world.core.roster.index
-        return int(index.longest_prefix(np.array(chain, dtype=np.uint64))[slot])
+        return int(index.longest_prefix_tiers(np.array(chain, dtype=np.uint64))[tier, slot])
 
     async def until_hit(self, chain: Sequence[int], blocks: int, worker_id: int = 0) -> None:
         await until(
@@ -181,10 +189,12 @@ async def rig(**fields: Any) -> AsyncIterator[Rig]:
     """A core without workers, and what feeds need."""
     context = zmq.asyncio.Context()
     hubs = Hubs()
-    async with aiohttp.ClientSession() as http:
-        yield Rig(context, http, hubs, World(workers=0), **fields)
-    assert not len(hubs), "a hub outlived its feeds"
-    context.destroy(linger=0)
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield Rig(context, http, hubs, World(workers=0), **fields)
+        assert not len(hubs), "a hub outlived its feeds"
+    finally:
+        context.destroy(linger=0)
 
 
 @asynccontextmanager
@@ -215,13 +225,17 @@ def source_of(one: Publisher, replay: bool = True) -> ZmqSource:
 
 @asynccontextmanager
 async def followed(
-    topic: bytes = b"", new_form: bool = True, replay: bool = True, **fields: Any
+    topic: bytes = b"",
+    new_form: bool = True,
+    replay: bool = True,
+    block_size: int = 2,
+    **fields: Any,
 ) -> AsyncIterator[tuple[Rig, Publisher, Feed]]:
     """A publisher that a feed has subscribed to, its first question for a replay answered."""
     async with (
         rig(**fields) as one,
         publisher(one.context, topic, new_form) as engine,
-        one.following(source_of(engine, replay)) as feed,
+        one.following(source_of(engine, replay), block_size=block_size) as feed,
     ):
         await engine.heard()
         await until(

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.wire import BlockStored, PromptError, chain_seed
+from engine.wire import BlockStored, PromptError, chain_seed, encode_batch
 from engine.wire.tokens import Chat, WordTokenizer
-from kvkernels import chain_hashes
+from kvkernels import EventBatch, chain_hashes
 from policies.facts import Stored
-from router.events.translate import facts_of
+from router.core.wire_events import WireEvents
 from router.http.errors import ClientError
 from router.http.prompts import Prompt
 from router.http.scan import Scanned
@@ -182,7 +182,7 @@ async def test_an_adapter_shares_nothing_with_its_base_and_starts_as_its_events_
     assert not same(adapted.chains[4], base.chains[4])
     assert same(adapted.chains[4], chain_hashes(tokens, 4, chain_seed("m", "tuned")))
     event = BlockStored((1,), None, tuple(ids[:4]), 4, lora_name="tuned")
-    ((stored,), _) = facts_of((event,), "m")
+    (stored,) = WireEvents(EventBatch(encode_batch(0.0, [event])), "m")
     assert isinstance(stored, Stored)
     assert same(adapted.chains[4][:1], chain_hashes(tokens[:4], 4, stored.seed))
     texts = [await reader.read(completion("x" * 64), "m", (4,), name) for name in (None, "tuned")]

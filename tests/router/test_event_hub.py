@@ -1,0 +1,119 @@
+"""One reader for several feeds: seats, bounds, and what happens when the reader breaks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from router.events.hub import Hub, Hubs, Seat
+
+ADDRESS = "tcp://127.0.0.1:5557"
+
+
+class Reader:
+    """Gives what the test puts in. Lifetime: test."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[tuple[str, object] | Exception] = asyncio.Queue()
+        self.started = 0
+        self.cancelled = 0
+
+    async def read(self, hub: Hub) -> None:
+        self.started += 1
+        try:
+            while True:
+                message = await self.messages.get()
+                if isinstance(message, Exception):
+                    raise message
+                hub.give(*message)
+                self.messages.task_done()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def give(self, key: str, *messages: object) -> None:
+        for message in messages:
+            self.messages.put_nowait((key, message))
+        await self.messages.join()
+
+
+async def emptied(seat: Seat) -> None:
+    while True:
+        await seat.receive()
+
+
+def never() -> None:
+    raise AssertionError("there was room")
+
+
+async def test_each_seat_gets_its_own_messages() -> None:
+    hubs, reader = Hubs(), Reader()
+    async with (
+        hubs.joined(ADDRESS, "a", 5, never, reader.read) as a,
+        hubs.joined(ADDRESS, "b", 5, never, reader.read) as b,
+    ):
+        await reader.give("a", 1, 2)
+        await reader.give("b", 3)
+        assert [await a.receive(), await a.receive(), await b.receive()] == [1, 2, 3]
+        assert reader.started == len(hubs) == 1
+    assert (reader.cancelled, len(hubs)) == (1, 0)
+
+
+async def test_one_that_is_slow_loses_what_is_beyond_its_limit_and_nobody_waits() -> None:
+    hubs, reader, dropped = Hubs(), Reader(), []
+    async with (
+        hubs.joined(ADDRESS, "slow", 2, lambda: dropped.append(1), reader.read) as slow,
+        hubs.joined(ADDRESS, "quick", 2, never, reader.read) as quick,
+    ):
+        await reader.give("slow", *range(5))
+        await reader.give("quick", "x")
+        assert await quick.receive() == "x"
+        assert len(dropped) == 3
+        assert [await slow.receive(), await slow.receive()] == [0, 1]
+
+
+async def test_strays_are_told_at_powers_of_two(caplog: pytest.LogCaptureFixture) -> None:
+    hubs, reader = Hubs(), Reader()
+    async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
+        await reader.give("b" * 500, *range(9))
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.split()[1] for line in told] == ["1", "2", "4", "8"]
+    assert all(ADDRESS in line and len(line) < 300 for line in told)
+
+
+@pytest.mark.parametrize("waiting", [0, 2], ids=["empty", "full"])
+async def test_a_reader_that_breaks_ends_its_feeds_and_the_next_one_begins_anew(
+    waiting: int,
+) -> None:
+    hubs, reader = Hubs(), Reader()
+    async with hubs.joined(ADDRESS, "a", 2, never, reader.read) as seat:
+        await reader.give("a", *range(waiting))
+        reader.messages.put_nowait(OSError("broken on purpose"))
+        with pytest.raises(OSError, match="broken on purpose"):
+            await emptied(seat)
+        async with hubs.joined(ADDRESS, "a", 2, never, reader.read) as again:
+            reader.messages.put_nowait(("a", 7))
+            assert await again.receive() == 7
+    assert reader.started == 2
+    assert len(hubs) == 0
+
+
+async def test_a_seat_is_for_one() -> None:
+    hubs, reader = Hubs(), Reader()
+    async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
+        with pytest.raises(ValueError, match=f"two workers take the events of 'a' at {ADDRESS}"):
+            async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
+                pass
+        async with hubs.joined("ipc:///elsewhere", "a", 5, never, reader.read):
+            assert len(hubs) == 2
+
+
+async def test_a_reader_that_returns_is_no_end_of_waiting() -> None:
+    async def nothing(hub: Hub) -> None:
+        return
+
+    hubs = Hubs()
+    async with hubs.joined(ADDRESS, "a", 5, never, nothing) as seat:
+        with pytest.raises(RuntimeError, match="nobody reads"):
+            await seat.receive()
