@@ -48,7 +48,7 @@ class RouterMetrics:
         registry.register(_CoreCollector(core, fleet, prompts, self._replies))
         registry.register(_LogCollector(request_log))
         if check is not None:
-            registry.register(TokenCollector(check))
+            registry.register(TokenCollector(check, prompts.encoder))
         self._registry = registry
         self.reported_hit_tokens = Counter(
             "warmroute_reported_hit_tokens",

@@ -30,6 +30,7 @@ from router.http.token_check import TokenCheck
 log = logging.getLogger(__name__)
 
 _MODELS_A_WORKER = 8  # asked for; adapters count
+_REFUSALS = 2  # from the first probe on: it knows no /tokenize
 TEXT = "Naïve facts, 12345 of them:\n\tdef f(x):  return {'x': x}\n\n東京 привет 🦊 <end> "
 _ASK = {"role": "user", "content": f" {TEXT} "}
 _SYSTEM = {"role": "system", "content": "Answer in one word."}
@@ -137,10 +138,13 @@ class TokenProbe:
 
         Raises _NoAnswerError where it answers none of the probes.
         """
-        answers = 0
+        answers = refusals = 0
         for name, body, own in self._probes():
             theirs = await self._tokenized(url, {"model": model} | body)
             if theirs is None:
+                refusals += 1
+                if refusals == _REFUSALS and not answers:
+                    break
                 continue
             answers += 1
             if own.tolist() != theirs:

@@ -5,10 +5,11 @@
 A chat of N turns, N tokens at its last one. `scratch` renders the template and encodes all text;
 `memo` renders and encodes what the turn before did not have (`engine.wire.memo`); `again` sends
 the same turn once more. Beside them the parts: rendering, cutting, hashing of the text, and the
-chain hashes of the ids. The ids are compared in each run. Without --model the tokenizer is trained
-here on this project's own files: byte-level BPE, 20,000 tokens, with the regular expression that
-Llama 3 and Qwen use, and the template is ChatML with tools and thinking. Medians of CPU time,
-one core.
+chain hashes of the ids. The ids are compared in each run. `image` is a chat with ten megabytes of
+base64: reading its body, and the digest in the image's place. Without --model the tokenizer is
+trained here on this project's own files: byte-level BPE, 20,000 tokens, with the regular expression
+that Llama 3 and Qwen use, and the template is ChatML with tools and thinking. Medians of CPU time
+on one core.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from engine.wire.hf import HfTokenizer  # noqa: E402
 from engine.wire.memo import MemoEncoder  # noqa: E402
 from engine.wire.tokens import Chat  # noqa: E402
 from kvkernels import chain_hashes  # noqa: E402
+from router.http.media import without_media  # noqa: E402
+from router.http.scan import scan  # noqa: E402
 from tests.engine.model_dirs import ORDINARY, SPECIAL, write_model  # noqa: E402
 
 WORDS = (
@@ -117,6 +120,22 @@ def measure(tokenizer: HfTokenizer, turns: int, tokens: int, runs: int) -> dict[
     return sizes | {name: statistics.median(times) for name, times in rows.items()}
 
 
+def image_us(runs: int) -> dict[str, float]:
+    """Medians for a chat with a large image, in microseconds."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (10 << 20)}}
+    text = {"type": "text", "text": "What is it?"}
+    body = json.dumps({"messages": [{"role": "user", "content": [text, image]}]}).encode()
+    scans, digests = [], []
+    for _ in range(runs):
+        start_ns = time.thread_time_ns()
+        scanned = scan(body, "/v1/chat/completions")
+        scanned_ns = time.thread_time_ns()
+        without_media(scanned.messages)
+        digests.append((time.thread_time_ns() - scanned_ns) / 1_000)
+        scans.append((scanned_ns - start_ns) / 1_000)
+    return {"image scan": statistics.median(scans), "image digest": statistics.median(digests)}
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -132,6 +151,7 @@ def main() -> None:
         directory = options.model or trained(Path(folder))
         tokenizer = HfTokenizer(directory)
     figures = measure(tokenizer, options.turns, options.tokens, options.runs)
+    figures |= image_us(options.runs)
     figures["ratio"] = figures["scratch"] / figures["memo"]
     if options.json:
         print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
@@ -139,7 +159,7 @@ def main() -> None:
     print(f"{figures.pop('tokens'):.0f} tokens, {figures.pop('characters'):.0f} characters")
     print(f"scratch / memo: {figures.pop('ratio'):.1f}; prediction: at least 10")
     for name, value in figures.items():
-        print(f"{name:>10} {value:10.0f} us")
+        print(f"{name:>12} {value:10.0f} us")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
+from engine.wire.memo import MemoEncoder
+from engine.wire.tokens import WordTokenizer
 from router.http.token_check import MAX_MODELS, TokenCheck
 from router.token_metrics import TokenCollector
 from tests.router.property_support import patient
@@ -166,14 +168,19 @@ def test_no_history_leaves_it_aside_for_ever(history: list[tuple[Any, ...]]) -> 
     assert world.trusted
 
 
-def test_both_families_are_exposed_by_model() -> None:
+def test_all_of_it_is_exposed() -> None:
     world = World()
     world.differ(3)
     world.check.counted("n", 1, 1)
     registry = CollectorRegistry()
-    registry.register(TokenCollector(world.check))
+    memo = MemoEncoder(WordTokenizer(100), None, 0)
+    memo.encoded_chars, memo.reused_chars, memo.bytes = 5, 7, 9
+    registry.register(TokenCollector(world.check, memo))
     text = generate_latest(registry).decode()
     assert 'warmroute_tokenizer_mismatch_total{model="m"} 3.0' in text
     assert 'warmroute_tokenizer_mismatch_total{model="n"} 0.0' in text
     assert 'warmroute_tokenizer_exact{model="m"} 0.0' in text
     assert 'warmroute_tokenizer_exact{model="n"} 1.0' in text
+    assert 'warmroute_tokenized_characters_total{result="encoded"} 5.0' in text
+    assert 'warmroute_tokenized_characters_total{result="reused"} 7.0' in text
+    assert "warmroute_token_memo_bytes 9.0" in text
