@@ -17,7 +17,9 @@ from router.worker_spec import parse_worker_spec
 MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 8192}]}
 HANGS = object()  # a page that never comes
 CUT = object()  # a page whose connection is closed in the middle
-Pages = Mapping[str, Any]  # path, or "POST path" -> JSON, text, bytes, a status alone, or these two
+# path, or "POST path" -> JSON, text, bytes, a status alone, one of these two, or a function that
+# waits and returns one of them
+Pages = Mapping[str, Any]
 
 
 @asynccontextmanager
@@ -30,6 +32,8 @@ async def engine(pages: Pages, asked: list[str] | None = None) -> AsyncIterator[
         if asked is not None:
             asked.append(key)
         page = pages.get(key)
+        if callable(page):
+            page = await page()
         if page is HANGS:
             await over.wait()
         if page is CUT:

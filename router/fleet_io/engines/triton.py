@@ -14,13 +14,21 @@ import aiohttp
 
 from engine.wire import WireError
 from engine.wire.prometheus import samples
-from router.fleet_io.engines.adapter import Adapter, Health, Profile, RankLoad, total
+from router.fleet_io.engines.adapter import (
+    Adapter,
+    Health,
+    Profile,
+    RankLoad,
+    UnrecognizedError,
+    total,
+)
 from router.fleet_io.engines.figures import share
 from router.fleet_io.engines.interview import Interview, ask_text
 
 _REQUESTS, _BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 _TYPES = {_REQUESTS: "request_type", _BLOCKS: "kv_cache_block_type"}  # label that says what
 _READY = ("/v2/health/ready", "/health/ready")  # Triton's own port, its OpenAI frontend
+_ABSENT = (404, 405, 501)
 _BLOCK_SIZE = 32  # tokens, where it has not said yet
 
 Figures = dict[tuple[str, str], float]  # (series, type) -> value
@@ -86,9 +94,14 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _health(talk: Interview) -> Health:
+    """Where it says whether it is ready. Raises UnrecognizedError where it says that it is not."""
     for path in _READY:
-        if (await talk.get(path)).status == 200:
-            return Health(path, below=300)  # it answers 400 while it is not ready
+        status = (await talk.get(path)).status
+        if status not in _ABSENT:
+            health = Health(path, below=300)  # it answers 400 while it is not ready
+            if status >= health.below:
+                raise UnrecognizedError(f"it is not ready: GET {path} answered {status}")
+            return health
     return Health()
 
 
