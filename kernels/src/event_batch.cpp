@@ -1,5 +1,6 @@
 #include "event_batch.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "event_batch_reader.h"
@@ -49,6 +50,7 @@ EventBatch::EventBatch(std::span<const std::uint8_t> payload) {
     if (list.kind != Kind::array || list.size > kMaxEvents) {
       throw Malformed("the events must be an array of at most " + std::to_string(kMaxEvents));
     }
+    events_.reserve(std::min(list.size, payload.size() / 16));  // the least an event takes
     in_event = true;
     for (; position < list.size; ++position) events.read();
     in_event = false;

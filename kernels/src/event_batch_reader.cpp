@@ -9,18 +9,6 @@ using msgpack::Header;
 using msgpack::Kind;
 using msgpack::Malformed;
 
-namespace {
-
-constexpr const char* kNoEvent = "must be an array or a map with its type";
-
-// The wire's names of the fields that mean something to us, in the enumeration's order.
-constexpr std::array<std::string_view, 12> kKeys = {
-    "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id",
-    "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
-    "cache_salt", "type"};
-
-}  // namespace
-
 void EventReader::read() {
   const auto names = batch_.names_.size();
   const auto tokens = batch_.tokens_.size();
@@ -39,7 +27,11 @@ void EventReader::read() {
   }
   reader_.go(end);
   if (use == Use::yes) {
-    if (tag == Tag::stored) batch_.blocks_ += event.names;
+    if (tag == Tag::stored) {
+      batch_.blocks_ += event.names;
+    } else {
+      batch_.tokens_.resize(tokens);  // whatever it had there, it has none
+    }
     batch_.events_.push_back(event);
     return;
   }
@@ -48,67 +40,6 @@ void EventReader::read() {
   batch_.tokens_.resize(tokens);
   batch_.extras_.resize(extras);
   batch_.text_.resize(text);
-}
-
-const char* EventReader::name_of(Field field) { return kKeys[field].data(); }
-
-EventReader::Tag EventReader::tag_of(std::string_view tag) {
-  if (tag == "BlockStored") return Tag::stored;
-  if (tag == "BlockRemoved") return Tag::removed;
-  return tag == "AllBlocksCleared" ? Tag::cleared : Tag::unknown;
-}
-
-std::optional<EventReader::Field> EventReader::field_of(std::string_view key) {
-  for (std::size_t i = 0; i < kKeys.size(); ++i) {
-    if (key == kKeys[i]) return static_cast<Field>(i);
-  }
-  return std::nullopt;
-}
-
-std::optional<EventReader::Field> EventReader::field_at(Tag tag, std::size_t position) {
-  constexpr std::array removed = {kHashes, kMedium, kGroup};
-  if (tag == Tag::stored && position < kSalt) return static_cast<Field>(position);
-  if (tag == Tag::removed && position < removed.size()) return removed[position];
-  return std::nullopt;
-}
-
-EventReader::Tag EventReader::open() {
-  at_.fill(nullptr);
-  const Header outer = reader_.header();
-  if (outer.kind == Kind::map) return open_map(outer.size);
-  if (outer.kind != Kind::array || outer.size == 0) throw Malformed(kNoEvent);
-  const Tag tag = read_tag();
-  for (std::size_t position = 0; position + 1 < outer.size; ++position) {
-    if (const auto field = field_at(tag, position)) at_[*field] = reader_.at();
-    reader_.skip();
-  }
-  return tag;
-}
-
-EventReader::Tag EventReader::open_map(std::size_t pairs) {
-  for (; pairs > 0; --pairs) {
-    const std::uint8_t* start = reader_.at();
-    const Header key = reader_.header();
-    if (key.kind == Kind::text) {
-      if (const auto field = field_of(reader_.take_text(key.size))) at_[*field] = reader_.at();
-    } else {
-      reader_.go(start);
-      reader_.skip();
-    }
-    reader_.skip();
-  }
-  if (at_[kType] == nullptr) throw Malformed(kNoEvent);
-  const std::uint8_t* end = reader_.at();
-  reader_.go(at_[kType]);
-  const Tag tag = read_tag();
-  reader_.go(end);
-  return tag;
-}
-
-EventReader::Tag EventReader::read_tag() {
-  const Header header = reader_.header();
-  if (header.kind != Kind::text) throw Malformed(kNoEvent);
-  return tag_of(reader_.take_text(header.size));
 }
 
 EventReader::Use EventReader::removed(Event& event) {
@@ -201,8 +132,12 @@ EventReader::Use EventReader::tokens(Event& event) {
     throw Malformed("token_ids: more than " + std::to_string(EventBatch::kMaxTokens) +
                     " tokens in one batch");
   }
-  event.tokens_at = static_cast<std::uint32_t>(batch_.tokens_.size());
   event.tokens = static_cast<std::uint32_t>(count);
+  if (taken_ == at_[kTokens]) {
+    event.tokens_at = static_cast<std::uint32_t>(batch_.tokens_.size() - count);
+    return Use::yes;
+  }
+  event.tokens_at = static_cast<std::uint32_t>(batch_.tokens_.size());
   batch_.tokens_.resize(batch_.tokens_.size() + count);
   std::int32_t* token = batch_.tokens_.data() + event.tokens_at;
   constexpr std::uint64_t kMost = std::numeric_limits<std::int32_t>::max();

@@ -36,11 +36,12 @@ class EventReader {
 
   static const char* name_of(Field field);
   static Tag tag_of(std::string_view tag);
-  static std::optional<Field> field_of(std::string_view key);
+  static std::optional<Field> field_of(std::string_view key, std::size_t guess);
   static std::optional<Field> field_at(Tag tag, std::size_t position);
 
   Tag open();
   Tag open_map(std::size_t pairs);
+  void skip_field(std::optional<Field> field);
   Tag read_tag();
   Use stored(Event& event);
   Use removed(Event& event);
@@ -65,6 +66,8 @@ class EventReader {
   EventBatch& batch_;
   msgpack::Reader& reader_;
   std::array<const std::uint8_t*, kFields> at_{};  // where each field of the event begins
+  const std::uint8_t* taken_ = nullptr;            // where tokens began that were read already
+  std::size_t taken_tokens_ = 0;
   std::size_t blocks_ = 0;                         // of all events, as the limits count them
   std::size_t tokens_ = 0;
   std::size_t extra_bytes_ = 0;

@@ -3,6 +3,7 @@
 // same reason. Format: msgpack specification, 2017.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -67,6 +68,27 @@ class Reader {
     return {reinterpret_cast<const char*>(take(size)), size};
   }
 
+  // Reads `count` small ints in a row, each 0..2^31-1, without a branch a number: token ids, most of
+  // all there is. False, and nowhere gone, where one of them is something else.
+  bool take_ints(std::size_t count, std::int32_t* ints) {
+    const std::size_t size = left();
+    std::size_t at = 0;
+    std::uint64_t wrong = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (at >= size) return false;
+      std::uint64_t word = 0;
+      std::memcpy(&word, at_ + at, size - at >= sizeof word ? sizeof word : size - at);
+      const Small form = kSmall[at_[at]];
+      const std::uint64_t value = __builtin_bswap64(word) >> form.shift & form.mask;
+      wrong |= value >> 31 | form.other;
+      ints[i] = static_cast<std::int32_t>(value);
+      at += form.size;
+    }
+    if (wrong != 0 || at > size) return false;
+    at_ += at;
+    return true;
+  }
+
   // Goes past one value, whatever it holds. No recursion: it counts what is still to come.
   void skip() {
     for (std::uint64_t values = 1; values > 0;) {
@@ -86,6 +108,24 @@ class Reader {
   }
 
  private:
+  // How an int that begins with a byte lies in the eight bytes there, read big-endian.
+  struct Small {
+    std::uint8_t size;
+    std::uint8_t shift;
+    std::uint8_t other;  // 1: it is no such int
+    std::uint32_t mask;
+  };
+
+  static constexpr std::array<Small, 256> kSmall = [] {
+    std::array<Small, 256> forms{};
+    forms.fill({0, 0, 1, 0});
+    for (std::size_t first = 0; first < 0x80; ++first) forms[first] = {1, 56, 0, 0xFF};
+    forms[0xCC] = {2, 48, 0, 0xFF};
+    forms[0xCD] = {3, 40, 0, 0xFFFF};
+    forms[0xCE] = {5, 24, 0, 0xFFFFFFFF};
+    return forms;
+  }();
+
   [[noreturn]] static void early() { throw Malformed("it ends within a value"); }
 
   Header sized(Kind kind, std::size_t size) const {
@@ -96,11 +136,11 @@ class Reader {
   template <class Number>
   Number number() {
     static_assert(std::endian::native == std::endian::little);
-    std::uint8_t bytes[sizeof(Number)];
-    const std::uint8_t* from = take(sizeof bytes);
-    for (std::size_t i = 0; i < sizeof bytes; ++i) bytes[i] = from[sizeof bytes - 1 - i];
+    const std::uint8_t* from = take(sizeof(Number));
+    std::uint64_t word = 0;
+    for (std::size_t i = 0; i < sizeof(Number); ++i) word = word << 8 | from[i];
     Number value;
-    std::memcpy(&value, bytes, sizeof value);
+    std::memcpy(&value, &word, sizeof value);
     return value;
   }
 
