@@ -20,16 +20,16 @@ void BlockNames::erase(const Known* entry) {
   const std::size_t slots = slots_.size();
   for (std::size_t at = hole;;) {
     at = next(at);
-    if (slots_[at].tiers == 0) break;
+    if (slots_[at].tiers() == 0) break;
     // A follower may move into the hole unless its home lies after the hole.
-    const std::size_t start = home(slots_[at].name);
+    const std::size_t start = home(slots_[at].name());
     const std::size_t from_home = at >= start ? at - start : at + slots - start;
     const std::size_t from_hole = at >= hole ? at - hole : at + slots - hole;
     if (from_home < from_hole) continue;
     slots_[hole] = slots_[at];
     hole = at;
   }
-  slots_[hole].tiers = 0;
+  slots_[hole].set_tiers(0);
   --size_;
   if (slots > kLeastSlots && size_ * 50 < slots * 27) {
     resize(std::max(kLeastSlots, size_ * 3 / 2));
@@ -45,9 +45,9 @@ void BlockNames::resize(std::size_t slots) {
   std::vector<Known> old(std::max(slots, kLeastSlots));
   old.swap(slots_);
   for (const Known& known : old) {
-    if (known.tiers == 0) continue;
-    std::size_t at = home(known.name);
-    while (slots_[at].tiers != 0) at = next(at);
+    if (known.tiers() == 0) continue;
+    std::size_t at = home(known.name());
+    while (slots_[at].tiers() != 0) at = next(at);
     slots_[at] = known;
   }
 }

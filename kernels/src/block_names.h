@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -13,10 +14,29 @@ namespace kv {
 
 class BlockNames {
  public:
-  struct [[gnu::packed]] Known {
-    std::uint64_t name;
-    std::uint64_t chain;
-    std::uint8_t tiers;  // bit t: held in tier t; 0: nothing is here
+  // In bytes, which need no alignment: padding would cost seven of them.
+  class Known {
+   public:
+    std::uint64_t name() const { return get(0); }
+    std::uint64_t chain() const { return get(kWord); }
+    std::uint8_t tiers() const { return bytes_[2 * kWord]; }  // bit t: held in tier t; 0: empty
+    void set_name(std::uint64_t name) { std::memcpy(bytes_, &name, kWord); }
+    void set(std::uint64_t chain, std::uint8_t tiers) {
+      std::memcpy(bytes_ + kWord, &chain, kWord);
+      set_tiers(tiers);
+    }
+    void set_tiers(std::uint8_t tiers) { bytes_[2 * kWord] = tiers; }
+
+   private:
+    static constexpr std::size_t kWord = sizeof(std::uint64_t);
+
+    std::uint64_t get(std::size_t at) const {
+      std::uint64_t word;
+      std::memcpy(&word, bytes_ + at, kWord);
+      return word;
+    }
+
+    std::uint8_t bytes_[2 * kWord + 1] = {};
   };
 
   BlockNames();
@@ -37,8 +57,8 @@ class BlockNames {
 
   const Known* find(std::uint64_t name) const {
     for (std::size_t at = home(name);; at = next(at)) {
-      if (slots_[at].tiers == 0) return nullptr;
-      if (slots_[at].name == name) return &slots_[at];
+      if (slots_[at].tiers() == 0) return nullptr;
+      if (slots_[at].name() == name) return &slots_[at];
     }
   }
 
@@ -46,9 +66,9 @@ class BlockNames {
   Known& at(std::uint64_t name) {
     if ((size_ + 1) * 5 > slots_.size() * 4) resize(grown(size_ + 1));
     std::size_t at = home(name);
-    while (slots_[at].tiers != 0 && slots_[at].name != name) at = next(at);
-    if (slots_[at].tiers == 0) {
-      slots_[at].name = name;
+    while (slots_[at].tiers() != 0 && slots_[at].name() != name) at = next(at);
+    if (slots_[at].tiers() == 0) {
+      slots_[at].set_name(name);
       ++size_;
     }
     return slots_[at];
@@ -62,7 +82,7 @@ class BlockNames {
   template <class Take>
   void each(Take take) const {
     for (const Known& known : slots_) {
-      if (known.tiers != 0) take(known);
+      if (known.tiers() != 0) take(known);
     }
   }
 

@@ -77,7 +77,7 @@ std::vector<std::uint64_t> WorkerBlocks::chains(int tier) const {
   const std::lock_guard lock(mutex_);
   std::vector<std::uint64_t> held;
   names_.each([&](const BlockNames::Known& known) {
-    if ((known.tiers >> tier & 1) != 0) held.push_back(known.chain);
+    if ((known.tiers() >> tier & 1) != 0) held.push_back(known.chain());
   });
   std::sort(held.begin(), held.end());
   held.erase(std::unique(held.begin(), held.end()), held.end());
@@ -151,7 +151,7 @@ void WorkerBlocks::resolve(const Stored& run) {
     const BlockNames::Known* entry = names_.find(name);
     if (entry == nullptr) continue;
     known.push_back(name);
-    chain.push_back(entry->chain);
+    chain.push_back(entry->chain());
   }
   if (known.size() < run.names.size()) ++counters_.skipped_events;
   hold(known, chain, run.tier);
@@ -191,7 +191,7 @@ bool WorkerBlocks::place(const Stored& run, std::uint64_t seed) {
       }
       return false;
     }
-    seed = parent->chain;
+    seed = parent->chain();
   }
   hold(run.names, chain_of(run, seed), run.tier);
   if (parked_.any()) {
@@ -231,12 +231,11 @@ void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier) {
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
     BlockNames::Known& known = names_.at(names[i]);
-    if (known.tiers != 0 && known.chain != chain[i]) {
-      leave(known.chain, known.tiers);
-      known.tiers = 0;
+    if (known.tiers() != 0 && known.chain() != chain[i]) {
+      leave(known.chain(), known.tiers());
+      known.set_tiers(0);
     }
-    known.chain = chain[i];
-    known.tiers = static_cast<std::uint8_t>(known.tiers | bit);
+    known.set(chain[i], static_cast<std::uint8_t>(known.tiers() | bit));
     tell(Told::stored, tier, chain[i]);
   }
   if (tier == 0) counters_.stored_blocks += names.size();
@@ -260,13 +259,13 @@ void WorkerBlocks::drop(Names names, std::uint8_t tier) {
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
     BlockNames::Known* known = names_.find(names[i]);
-    if (known == nullptr || (known->tiers & bit) == 0) continue;
-    tell(Told::removed, tier, known->chain);
+    if (known == nullptr || (known->tiers() & bit) == 0) continue;
+    tell(Told::removed, tier, known->chain());
     if (tier == 0) ++counters_.removed_blocks;
-    if (known->tiers == bit) {
+    if (known->tiers() == bit) {
       names_.erase(known);
     } else {
-      known->tiers = static_cast<std::uint8_t>(known->tiers & ~bit);
+      known->set_tiers(static_cast<std::uint8_t>(known->tiers() & ~bit));
     }
   }
 }

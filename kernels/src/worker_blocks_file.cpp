@@ -131,7 +131,7 @@ std::string WorkerBlocks::dump() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::uint64_t> names;
   names.reserve(names_.size());
-  names_.each([&](const BlockNames::Known& known) { names.push_back(known.name); });
+  names_.each([&](const BlockNames::Known& known) { names.push_back(known.name()); });
   std::sort(names.begin(), names.end());
   std::vector<std::uint64_t> chains;
   std::vector<std::uint8_t> tiers;
@@ -140,8 +140,8 @@ std::string WorkerBlocks::dump() const {
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (i + 16 < names.size()) names_.prefetch(names[i + 16]);
     const BlockNames::Known known = *names_.find(names[i]);
-    chains.push_back(known.chain);
-    tiers.push_back(known.tiers);
+    chains.push_back(known.chain());
+    tiers.push_back(known.tiers());
   }
   Writer out;
   out.bytes.reserve(64 + 17 * names.size());
@@ -209,9 +209,7 @@ void WorkerBlocks::load(std::string_view data) {
   full_attention_ = full_attention != 0;
   parked_ = std::move(parked);
   for (std::size_t i = 0; i < names.size(); ++i) {
-    BlockNames::Known& known = names_.at(names[i]);
-    known.chain = chains[i];
-    known.tiers = tiers[i];
+    names_.at(names[i]).set(chains[i], tiers[i]);
   }
   for (std::uint8_t tier = 0; tier < kTiers; ++tier) {
     for (std::size_t i = 0; i < names.size(); ++i) {
