@@ -29,6 +29,7 @@ from engine.wire import (
     snapshot,
 )
 from kvkernels import chain_hashes
+from router.events import trtllm
 from router.fleet_io.engines import cards, interview
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
@@ -98,6 +99,10 @@ def test_the_bounds() -> None:
         ("blocks, tokens of an event", f"{events.MAX_BLOCKS:,} and {events.MAX_TOKENS:,}"),
         ("block size", f"{events.MAX_BLOCK_SIZE:,} tokens"),
         ("raw block hash", f"{events.MAX_HASH_BYTES} bytes"),
+        (
+            "answer to a poll",
+            f"{events.MAX_PAYLOAD_BYTES >> 20} MiB and {trtllm.MAX_POLLED:,} events",
+        ),
         ("snapshot", f"{snapshot.MAX_SNAPSHOT_BYTES >> 20} MiB"),
         ("metrics text", f"{interview.MAX_METRICS_BYTES >> 20} MiB"),
         ("any other answer of a worker", f"{interview.MAX_REPLY_BYTES >> 20} MiB"),
