@@ -3,6 +3,8 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.effort import EFFORT
 
 
@@ -24,3 +26,19 @@ def test_histories_of_mirrors_run_clean(sanitized_replay: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "as the list says" in done.stdout
+
+
+def test_worker_sets_run_clean(sanitized_replay: Path) -> None:
+    command = ["sh", str(sanitized_replay), "sets", str(30 * EFFORT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "as std::set says" in done.stdout
+
+
+def test_readers_beside_a_writer_run_clean(sanitized_replay: Path) -> None:
+    command = ["sh", str(sanitized_replay), "threads", str(100 * EFFORT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the thread sanitizer cannot run with this kernel's address layout")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "none torn" in done.stdout
