@@ -141,8 +141,8 @@ async def probed(pool: Pool) -> str:
 
     try:
         await until(right, "a hit as expected")
-    except AssertionError:
-        return said
+    except AssertionError as error:
+        return said or str(error)
     return ""
 
 
