@@ -10,7 +10,7 @@ made of parts that we do not know.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 # All of these look at one piece alone. Metaspace's "first" asks whether its piece begins at 0,
@@ -24,6 +24,7 @@ _KNOWN_PARTS = frozenset(
     }
 )
 _KNOWN_MODELS = frozenset({"BPE", "Unigram", "WordPiece", "WordLevel"})
+MAX_NESTED = 100  # runs of white space are tokens of up to some dozens
 MIN_PIECE_CHARS = 256  # shorter pieces cost more to keep than to encode
 
 
@@ -51,9 +52,7 @@ class Cuts:
         self._cutting = frozenset(token.content for token in tokens if _cuts_before(token))
         if not self._cutting:
             raise ValueError("no added token that a text can be cut at")
-        # As the tokenizer finds them: leftmost first, of those the longest.
-        contents = sorted({token.content for token in tokens if token.content}, key=len)
-        self._found = re.compile("|".join(re.escape(content) for content in reversed(contents)))
+        self._found = re.compile(any_of({token.content for token in tokens if token.content}))
 
     def of(self, text: str) -> list[int]:
         """The ends of the pieces, ascending; the last is the text's length.
@@ -86,6 +85,36 @@ def cuts_of(description: Mapping[str, Any], tokens: Iterable[AddedToken]) -> Cut
         return Cuts(token for token in tokens if not token.normalized)
     except ValueError:
         return None
+
+
+def any_of(contents: Collection[str], depth: int = 0) -> str:
+    """A regular expression of the longest of `contents` at a place, as the tokenizer finds them.
+
+    Beginnings that several share are written once, so that text made of such beginnings takes no
+    longer to search than any other. Raises ValueError for more than MAX_NESTED tokens of which
+    each begins the next.
+    """
+    if len(contents) == 1:
+        return re.escape(*contents)
+    if depth > MAX_NESTED:
+        raise ValueError(f"more than {MAX_NESTED} tokens begin one another")
+    start = _common_start(min(contents), max(contents))
+    branches: dict[str, set[str]] = {}
+    for content in contents:
+        rest = content[len(start) :]
+        branches.setdefault(rest[:1], set()).add(rest)
+    optional = "?" if branches.pop("", None) else ""
+    inner = "|".join(any_of(branches[first], depth + 1) for first in sorted(branches))
+    return f"{re.escape(start)}(?:{inner}){optional}"
+
+
+def _common_start(one: str, other: str) -> str:
+    size = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        size += 1
+    return one[:size]
 
 
 def _cuts_before(token: AddedToken) -> bool:

@@ -36,7 +36,8 @@ def load_tokenizer(
     listed = _listed_tokens(config)
     tokenizer.add_tokens([token for token in listed if repr(token) not in present])
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    named = dict.fromkeys(content for content in special.values() if content not in known)
+    wanted = (*special.values(), *_extra_tokens(config))
+    named = dict.fromkeys(content for content in wanted if content not in known)
     tokenizer.add_tokens([tokenizers.AddedToken(content, special=True) for content in named])
     return tokenizer
 
@@ -54,6 +55,16 @@ def _listed_tokens(config: Mapping[str, Any]) -> list[tokenizers.AddedToken]:
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"added_tokens_decoder: {error!r}") from error
+
+
+def _extra_tokens(config: Mapping[str, Any]) -> list[str]:
+    """Further special tokens, by the newer name and the older one."""
+    key = "extra_special_tokens"
+    extra = config.get(key if key in config else "additional_special_tokens")
+    if isinstance(extra, dict):
+        extra = list(extra.values())
+    found = [one.get("content") if isinstance(one, dict) else one for one in extra or ()]
+    return [content for content in found if isinstance(content, str)]
 
 
 def template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire import PromptError
-from engine.wire.cuts import MIN_PIECE_CHARS, Cuts, cuts_of
+from engine.wire.cuts import MIN_PIECE_CHARS, Cuts, any_of, cuts_of
 from engine.wire.hf import HfTokenizer
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, WordTokenizer
@@ -158,6 +159,38 @@ def test_tokens_that_reach_across_are_no_cuts() -> None:
     assert cuts.of(f"{long}<c>d<c>{long}<c>") == [256, 2 * 256 + 7, 2 * 256 + 10]
     with pytest.raises(ValueError, match="no added token"):
         Cuts([])
+
+
+@given(st.sets(st.text("ab<|. ", min_size=1, max_size=5), min_size=1), st.text("ab<|. "))
+def test_the_longest_token_at_a_place_is_found(contents: set[str], text: str) -> None:
+    plain = "|".join(re.escape(one) for one in sorted(contents, key=len, reverse=True))
+    assert re.findall(any_of(contents), text) == re.findall(plain, text)
+
+
+def test_beginnings_of_many_tokens_are_no_trap() -> None:
+    """Tried one after the other, 250 tokens would take seconds of this text's two megabytes."""
+    names = [f"<|reserved_special_token_{number}|>" for number in range(250)]
+    cuts = Cuts([token(name) for name in names])
+    assert cuts.of("<|reserved_special_token_" * 80_000) == [2_000_000]
+    assert any_of(names).count("reserved") == 1
+
+
+def test_tokens_nested_too_deeply_make_no_cuts() -> None:
+    assert cuts_of({}, [token("<" + "-" * length) for length in range(300)]) is None
+    runs = cuts_of({}, [token("<" + "-" * length) for length in range(100)])
+    assert runs is not None
+    assert runs.of("x" * 256 + "<---") == [256, 260]
+
+
+def test_threads_share_it() -> None:
+    tokenizer = tokenizer_of("bytes")
+    memo = MemoEncoder(tokenizer, tokenizer, 50_000)
+    prompts = [("<|im_start|>" + f"dog {number % 7} " * 50) * (number % 9) for number in range(200)]
+    expected = [tokenizer.encode(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(memo.encode, prompts))
+    assert [ids.tolist() for ids in found] == expected
+    assert 0 <= memo.bytes <= 50_000
 
 
 @pytest.mark.parametrize(
