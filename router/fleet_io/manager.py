@@ -108,7 +108,11 @@ class FleetManager:
             for rank in missing:
                 self._add(_spec_of(named, rank), named, _RANKS)
         except (TableFullError, WorkerSpecError) as error:
-            log.warning("%s: not all of its %d ranks: %s", named.spec.url, len(ranks), error)
+            if str(error) != named.trouble:  # each of its ranks will find the same
+                log.warning("%s: not all of its %d ranks: %s", named.spec.url, len(ranks), error)
+            named.trouble = str(error)
+        else:
+            named.trouble = ""
         return fits
 
     async def remove(self, member: Member, how: str) -> None:

@@ -37,6 +37,7 @@ class Named:
 
     spec: WorkerSpec
     without: set[int] = field(default_factory=set)  # ranks that the operator took out again
+    trouble: str = ""  # why ranks are missing, as last logged
 
 
 Fits = Callable[["Member", tuple[int, ...]], bool]
