@@ -194,9 +194,7 @@ class RouterCore:
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_replay_end(self, fact: facts.ReplayEnd) -> list[Action]:
-        """A replay is over; a hole that is left is asked for once more where that promises
-        something, else accepted, and the worker's hits are unknown.
-        """
+        """A replay is over; what it left out is asked for once more, or its hits are unknown."""
         self._observe(fact)
         from_seq = self.roster.replay_end(fact)
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
