@@ -1,0 +1,107 @@
+"""Our own engine's events over its real sockets, and engines that connect to a real router."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+import zmq
+import zmq.asyncio
+
+from router.events.discovery import kv_event_sources
+from router.events.source import ZmqSource
+from simulator.processes import Program, Programs
+from tests.live.stack import MODEL, Stack, engine_arguments, until
+from tests.router.feed_wire import chain_of, pack, rig
+
+SIZE = 16
+PROMPT = [(7 * n) % 100 for n in range(5 * SIZE)]
+CHAIN = chain_of(PROMPT, SIZE)
+
+
+@asynccontextmanager
+async def engine(log_dir: Path) -> AsyncIterator[tuple[Program, aiohttp.ClientSession]]:
+    async with Programs(log_dir) as programs, aiohttp.ClientSession() as http:
+        yield await programs.start("engine", "engine", engine_arguments()), http
+
+
+async def complete(http: aiohttp.ClientSession, url: str, prompt: list[int]) -> None:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    async with http.post(f"{url}/v1/completions", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+
+
+async def source_of(http: aiohttp.ClientSession, url: str) -> ZmqSource:
+    """As the engine itself says."""
+    async with http.get(f"{url}/kv_event_sources") as reply:
+        return kv_event_sources(await reply.read(), "127.0.0.1").by_rank[0]
+
+
+@pytest.mark.parametrize("ask", ["live", "replay", "snapshot"])
+async def test_our_engines_blocks_are_those_that_xxhash_says(tmp_path: Path, ask: str) -> None:
+    async with engine(tmp_path) as (program, http), rig() as one:
+        source = await source_of(http, program.url)
+        if ask == "snapshot":
+            source = replace(source, replay=None, snapshot=f"{program.url}/kv_snapshot")
+        if ask == "live":
+            async with one.following(source, block_size=SIZE) as feed:
+                await until(replayed(feed.counters), "the first replay")
+                await complete(http, program.url, [*PROMPT, 1])
+                await one.until_hit(CHAIN, 5)
+                assert one.kv().known
+            return
+        await complete(http, program.url, [*PROMPT, 1])
+        async with one.following(source, block_size=SIZE) as feed:
+            await one.until_hit(CHAIN, 5)
+            assert one.kv().known
+            assert feed.counters.snapshots == (1 if ask == "snapshot" else 0)
+            await complete(http, program.url, [*PROMPT[:SIZE], *PROMPT])
+            branch = chain_of([*PROMPT[:SIZE], *PROMPT], SIZE)
+            await one.until_hit(branch, 6)
+            assert one.hit(CHAIN) == 5
+
+
+def replayed(counters: object):  # type: ignore[no-untyped-def]
+    async def once() -> bool:
+        return bool(counters.replays)  # type: ignore[attr-defined]
+
+    return once
+
+
+async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Path) -> None:
+    """Two workers share it; their engines are told apart by topic."""
+    context = zmq.asyncio.Context()
+    with context.socket(zmq.PUB) as probe:
+        live = f"tcp://127.0.0.1:{probe.bind_to_random_port('tcp://127.0.0.1')}"
+    async with Programs(tmp_path) as programs, aiohttp.ClientSession() as http:
+        workers = [
+            await programs.start(f"engine-{n}", "engine", engine_arguments()) for n in range(2)
+        ]
+        arguments = ["serve", "--port", "0", "--admin-port", "0"]
+        for n, worker in enumerate(workers):
+            spec = f"{worker.url},kind=vllm,events=bind:{live},topic=engine-{n}"
+            arguments += ["--worker", spec]
+        router = await programs.start("router", "router", arguments)
+        stack = Stack(programs, router, workers, http)
+        for n in range(2):
+            await stack.until_state(n, "ready")
+        pub = context.socket(zmq.XPUB)  # both engines at once: what counts is the topic
+        pub.connect(live)
+        assert (await pub.recv())[:1] == b"\x01"
+        stored = ["BlockStored", [1], None, PROMPT[:SIZE], SIZE, None, "GPU", None]
+        for n, events in enumerate([[stored], [stored, [*stored[:1], [2], 1, *stored[3:]]]]):
+            frames = [f"engine-{n}".encode(), struct.pack(">Q", 0), pack(*events)]
+            await pub.send_multipart(frames)
+        for n in range(2):
+
+            async def reached(n: int = n) -> bool:
+                return bool((await stack.row(n))["resident_blocks"] == n + 1)
+
+            await until(reached, f"worker {n} to hold {n + 1} blocks")
+        pub.close(linger=0)
+    context.destroy(linger=0)

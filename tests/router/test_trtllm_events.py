@@ -1,0 +1,153 @@
+"""What TensorRT-LLM's answers become, and that no answer breaks the reader."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.wire import BlockRemoved, BlockStored, WireError, encode_batch
+from kvkernels import EventBatch
+from router.events.trtllm import PolledEvent, Windows, read_answer, wire_events
+from tests.effort import EFFORT
+
+
+def read(data: Any, **fields: Any) -> PolledEvent | WireError:
+    (event,) = read_answer(json.dumps([{"event_id": 0, "data": data, **fields}]).encode())
+    return event
+
+
+def events_of(data: Any) -> list[Any]:
+    event = read(data)
+    assert isinstance(event, PolledEvent)
+    return wire_events(event)[0]
+
+
+def block(name: Any, *tokens: Any, **fields: Any) -> dict[str, Any]:
+    return {"block_hash": name, "tokens": [{"token_id": t} for t in tokens], **fields}
+
+
+def stored(parent: Any, *blocks: Any) -> dict[str, Any]:
+    return {"type": "stored", "parent_hash": parent, "blocks": list(blocks)}
+
+
+def test_blocks_in_a_row_make_one_event_for_each_size_and_level() -> None:
+    data = stored(
+        "0xff", block(1, 5, 6), block(2, 7, 8), block(3, 9, 9, cache_level=1), block(4, 1)
+    )
+    assert events_of(data) == [
+        BlockStored((1, 2), 255, (5, 6, 7, 8), 2, medium="GPU"),
+        BlockStored((3,), 2, (9, 9), 2, medium="CPU"),
+        BlockStored((4,), 3, (1,), 1, medium="GPU"),
+    ]
+
+
+def test_a_salt_is_that_of_the_first_block_of_its_prompt() -> None:
+    (first,) = events_of(stored(None, block(1, 5, cache_salt="blue")))
+    (later,) = events_of(stored(1, block(2, 5, cache_salt="blue")))
+    assert (first.cache_salt, later.cache_salt) == ("blue", None)
+
+
+def test_images_stand_beside_their_block() -> None:
+    image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 7}
+    (event,) = events_of(stored(None, block(1, 5), block(2, 6, mm_keys=[image])))
+    assert event.extra_keys == [None, [["ab" * 32, 7]]]
+
+
+def test_a_removal_is_from_every_level() -> None:
+    digits = "ab" * 24 + f"{2**63:016x}"
+    events = events_of({"type": "removed", "block_hashes": [1, digits]})
+    assert events == [BlockRemoved((1, 2**63), medium) for medium in ("GPU", "CPU", "DISK")]
+
+
+def test_priorities_and_creations_say_nothing_of_blocks() -> None:
+    assert events_of({"type": "created", "num_blocks_per_cache_level": [5, 5]}) == []
+    assert events_of({"type": "updated", "block_hash": 1, "priority": {"new_value": 3}}) == []
+    same = {"old_value": 1, "new_value": 1}
+    assert events_of({"type": "updated", "block_hash": 1, "cache_level": same}) == []
+
+
+def test_the_largest_window_seen_counts() -> None:
+    windows, shown = Windows(), []
+    for tokens in (512, None, 4096, 512, 4096, None):
+        event = read({"type": "created"}, window_size=tokens)
+        assert isinstance(event, PolledEvent)
+        shown.append(windows.counts(event))
+    assert shown == [True, True, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        {"type": "exploded"},
+        {"type": "stored"},
+        stored(None, {"block_hash": 1}),
+        stored(None, block("xyz", 1)),
+        stored(None, block("a" * 65, 1)),
+        stored(None, block(1.5, 1)),
+        stored(None, block(1, 1, cache_level=3)),
+        stored(None, block(1, None)),
+        {"type": "removed", "block_hashes": 5},
+        {"type": "updated", "block_hash": 1, "cache_level": {"old_value": 0}},
+    ],
+)
+def test_an_event_that_is_wrong_is_named_and_the_others_are_read(data: Any) -> None:
+    good = {"event_id": 1, "data": {"type": "created"}}
+    answer = json.dumps([{"event_id": 0, "data": data}, good]).encode()
+    wrong, right = read_answer(answer)
+    assert isinstance(wrong, WireError)
+    assert isinstance(right, PolledEvent)
+    assert right.number == 1
+
+
+@pytest.mark.parametrize("fields", [{"event_id": -1}, {"event_id": 2**63}, {"event_id": "1"}])
+def test_numbers_are_bounded(fields: dict[str, Any]) -> None:
+    assert isinstance(read({"type": "created"}, **fields), WireError)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[", b"\xff", b"[" * 50_000, b"null"])
+def test_what_is_no_array_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError):
+        list(read_answer(body))
+
+
+names = st.one_of(st.integers(-5, 2**64), st.text("0123456789abcdefx", max_size=66), st.none())
+tokens = st.one_of(st.integers(-2, 2**33), st.text(max_size=3), st.none())
+blocks = st.fixed_dictionaries(
+    {"block_hash": names, "tokens": st.lists(st.fixed_dictionaries({"token_id": tokens}))},
+    optional={
+        "cache_level": st.integers(-1, 4),
+        "cache_salt": st.one_of(st.none(), st.text(max_size=3)),
+        "mm_keys": st.lists(st.fixed_dictionaries({"hash": st.text(max_size=5)}), max_size=2),
+    },
+)
+datas = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.just("stored"), "parent_hash": names, "blocks": st.lists(blocks, max_size=4)}
+    ),
+    st.fixed_dictionaries({"type": st.just("removed"), "block_hashes": st.lists(names)}),
+    st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner)),
+)
+
+
+@settings(max_examples=200 * EFFORT, deadline=None)
+@given(st.lists(datas, max_size=4))
+def test_whatever_comes_is_an_error_or_a_batch(several: list[Any]) -> None:
+    """What is read makes a batch, unless a token is none."""
+    numbered = [{"event_id": n, "data": data} for n, data in enumerate(several)]
+    for event in read_answer(json.dumps(numbered).encode()):
+        if isinstance(event, WireError):
+            continue
+        made, skipped = wire_events(event)
+        payload = encode_batch(0.0, made)
+        if all(0 <= t < 2**31 for e in made if isinstance(e, BlockStored) for t in e.tokens):
+            assert len(EventBatch(payload)) == len(made)
+        else:
+            with pytest.raises(ValueError, match="token"):
+                EventBatch(payload)
+        assert skipped in (0, 1)
