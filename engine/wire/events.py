@@ -23,7 +23,7 @@ MAX_TOKENS = 1 << 23  # tokens in one event
 MAX_BLOCK_SIZE = 1 << 16  # tokens a block
 MAX_HASH_BYTES = 64
 
-BlockHash = int | bytes  # an engine's own name of a block: uint64, or the raw digest
+BlockHash = int | bytes  # an engine's own name of a block: uint64, or the raw digest as sent
 
 _Digest = Annotated[bytes, Meta(min_length=1, max_length=MAX_HASH_BYTES)]
 _Hashes = Annotated[tuple[int | _Digest, ...], Meta(max_length=MAX_BLOCKS)]
@@ -135,7 +135,7 @@ _KNOWN_TAGS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """The batch in `payload` (the third frame of a live message). Hash ints come as uint64.
+    """The batch in `payload` (the third frame of a live message). Hashes come as uint64.
 
     Skipped and counted: events of an unknown type, events whose tokens are not plain ints
     (bigrams, multimodal strings), events whose token count is not blocks x block_size.
@@ -171,12 +171,15 @@ def _decode_event(raw: msgspec.Raw, position: int) -> Event | None:
     if isinstance(event, BlockStored):
         if event.tokens and len(event.tokens) != len(event.hashes) * event.block_size:
             return None
-        if isinstance(event.parent, int) and event.parent < 0:
-            event = msgspec.structs.replace(event, parent=event.parent % 2**64)
-    if any(isinstance(name, int) and name < 0 for name in event.hashes):
-        unsigned = tuple(n % 2**64 if isinstance(n, int) else n for n in event.hashes)
-        event = msgspec.structs.replace(event, hashes=unsigned)
-    return event
+        if event.parent is not None:
+            event = msgspec.structs.replace(event, parent=name_of(event.parent))
+    return msgspec.structs.replace(event, hashes=tuple(map(name_of, event.hashes)))
+
+
+def name_of(name: BlockHash) -> int:
+    """The uint64 that stands for a block's name: an int modulo 2^64, of a digest the last 8 bytes,
+    big-endian, as vLLM itself shortens it."""
+    return int.from_bytes(name[-8:], "big") if isinstance(name, bytes) else name % 2**64
 
 
 def _from_array(event: _StoredArray | _RemovedArray | _ClearedArray) -> Event:

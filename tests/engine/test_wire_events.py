@@ -29,6 +29,7 @@ from engine.wire import (
     replay_frames,
     replay_request,
 )
+from engine.wire.events import name_of
 from engine.wire.frames import Live
 
 # Block size 2, two blocks at the root, the first removed, then a clear; ts 1.5, rank 0.
@@ -89,13 +90,13 @@ def test_envelope_with_two_or_more_elements() -> None:
     assert decode_batch(msgspec.msgpack.encode([1, [], 3, "new"])).rank == 3
 
 
-def test_hashes_become_unsigned_and_digests_stay_bytes() -> None:
+def test_hashes_become_unsigned_ints() -> None:
     digest = bytes(range(32))
     (event,) = decode_batch(
         pack(stored(block_hashes=[-1, digest], parent_block_hash=-2, token_ids=[1, 2, 3, 4]))
     ).events
     assert isinstance(event, BlockStored)
-    assert event.hashes == (2**64 - 1, digest)
+    assert event.hashes == (2**64 - 1, 0x18191A1B1C1D1E1F)
     assert event.parent == 2**64 - 2
 
 
@@ -196,7 +197,9 @@ _hashes = st.integers(0, 2**64 - 1) | st.binary(min_size=1, max_size=32)
 def test_what_we_write_we_read(hashes: list[Any], parent: Any, medium: str | None) -> None:
     tokens = tuple(range(3 * len(hashes)))
     event = BlockStored(tuple(hashes), parent, tokens, 3, medium=medium)
-    assert decode_batch(encode_batch(2.0, [event], 4)) == Batch(2.0, (event,), rank=4)
+    named = tuple(name_of(name) for name in hashes)
+    read = BlockStored(named, None if parent is None else name_of(parent), tokens, 3, medium=medium)
+    assert decode_batch(encode_batch(2.0, [event], 4)) == Batch(2.0, (read,), rank=4)
 
 
 def test_live_and_replay_frames() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.wire import decode_batch
 from kvkernels import EventBatch, event_twins
 from tests.effort import EFFORT
 from tests.kernels.event_vectors import plain, vectors
@@ -128,3 +130,11 @@ def events(draw: st.DrawFn) -> Any:
 @given(st.lists(events(), max_size=4), st.none() | st.integers(-1, 70000))
 def testLIKELY_events(batch: list[Any], rank: int | None) -> None:
     same(msgspec.msgpack.encode([1.5, batch, rank]))
+
+
+@pytest.mark.parametrize("name", sorted(set(vectors()) - {"future"}))
+def test_the_decoder_of_our_engine_names_blocks_alike(name: str) -> None:
+    payload = vectors()[name].payload
+    read = [getattr(event, "hashes", ()) for event in decode_batch(payload).events]
+    listed = EventBatch(payload).listed()
+    assert read == [tuple(e[1].tolist()) if len(e) > 1 else () for e in listed]
