@@ -36,9 +36,12 @@ def load_tokenizer(
     listed = _listed_tokens(config)
     tokenizer.add_tokens([token for token in listed if repr(token) not in present])
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    wanted = (*special.values(), *_extra_tokens(config))
-    named = dict.fromkeys(content for content in wanted if content not in known)
-    tokenizer.add_tokens([tokenizers.AddedToken(content, special=True) for content in named])
+    for name, content in special.items():
+        if content not in known:
+            known.add(content)
+            tokenizer.add_tokens([_named_token(content, config.get(name))])
+    extra = dict.fromkeys(content for content in _extra_tokens(config) if content not in known)
+    tokenizer.add_tokens([tokenizers.AddedToken(content, special=True) for content in extra])
     return tokenizer
 
 
@@ -55,6 +58,15 @@ def _listed_tokens(config: Mapping[str, Any]) -> list[tokenizers.AddedToken]:
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"added_tokens_decoder: {error!r}") from error
+
+
+def _named_token(content: str, row: Any) -> tokenizers.AddedToken:
+    """A special token with the flags it was given; special in any case."""
+    if not isinstance(row, dict):
+        return tokenizers.AddedToken(content, special=True)
+    token = tokenizers.AddedToken(content, **{flag: row[flag] for flag in _FLAGS if flag in row})
+    token.special = True
+    return token
 
 
 def _extra_tokens(config: Mapping[str, Any]) -> list[str]:

@@ -122,6 +122,7 @@ def test_text_and_ids_equal_those_of_transformers(
         {"add_bos_token": False},
         {"additional_special_tokens": ["brown", "<|im_end|>", "<new>"]},
         {"extra_special_tokens": ["quick"]},
+        {"mask_token": {"__type": "AddedToken", "content": "dog", "lstrip": True}},
         {"unk_token": "the", "pad_token": {"__type": "AddedToken", "content": "dog"}},
         {
             "added_tokens_decoder": {
