@@ -28,7 +28,7 @@ class Recency {
   // What a chain met when it was touched.
   struct Met {
     std::size_t hit_blocks;  // leading blocks that were resident
-    std::vector<Run> runs;   // of the leading blocks, at most kRuns; unseen ones end the last one
+    std::vector<Run> runs;   // of the leading blocks; at most kRuns, the last one of seen blocks
   };
 
   static constexpr std::size_t kRuns = 32;
