@@ -15,14 +15,14 @@ import msgspec
 import zmq.asyncio
 from aiohttp import web
 
-from policies.facts import Tick
+from policies.facts import Tick, WorkerChange
 from policies.load import load
 from policies.parameters import PolicyError
 from router.config import Config
 from router.config_keys import value_at
 from router.config_load import reloadable
 from router.core.core import RouterCore
-from router.fleet_io.context import FleetContext
+from router.fleet_io.context import FleetContext, WorkerFact
 from router.fleet_io.manager import FleetManager
 from router.http.admin_app import AdminApi
 from router.http.client_app import client_app
@@ -33,6 +33,7 @@ from router.metrics import RouterMetrics
 from router.record.recorder import FactRecorder
 from router.record.request_line import Header
 from router.record.request_log import RequestLog
+from router.state.keeper import StateKeeper
 from router.switchboard import Switchboard
 from router.terms import core_settings, fleet_terms, inference_terms
 from router.tokenizing import Tokenizing
@@ -60,9 +61,15 @@ class Router:
         self.zmq.set(zmq.MAX_SOCKETS, 2 * config.limits.workers + _SPARE_SOCKETS)
         self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._context = FleetContext(
-            http, self.zmq, time.monotonic, self.switchboard.tell, fleet_terms(config)
+            http,
+            self.zmq,
+            time.monotonic,
+            self._tell,
+            fleet_terms(config),
+            first_seq=core.roster.first_question,
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
+        self._keeper = _keeper(config, core, self.fleet)
         self.switchboard.resync = self._resync
         decisions = DecisionLog()
         self.tokenizing = Tokenizing(lambda: self.config, self._executor, self.fleet, http)
@@ -80,6 +87,12 @@ class Router:
             check,
         )
         self.admin = AdminApi(self.switchboard, self.fleet, self.inference, decisions, self.metrics)
+
+    async def start(self) -> None:
+        """Read what a router before this one saved, before any worker joins."""
+        if self._keeper is not None:
+            await self._keeper.load()
+            self._keeper.start(lambda: self.config.intervals.kv_state_s)
 
     def client_app(self) -> web.Application:
         """The application of the client port."""
@@ -126,6 +139,8 @@ class Router:
         """Stop following workers, write what waits, free sockets and threads."""
         if self._request_log is not None:  # before the fleet goes, which a header counts
             await asyncio.to_thread(self._request_log.close)
+        if self._keeper is not None:  # while the workers are still known
+            await self._keeper.close()
         await self.fleet.aclose()
         if self.switchboard.recorder is not None:
             await asyncio.to_thread(self.switchboard.recorder.close)
@@ -144,6 +159,11 @@ class Router:
         return RequestLog(
             Path(config.request_log), config.request_log_bytes, time.monotonic, time.time, header
         )
+
+    def _tell(self, fact: WorkerFact) -> None:
+        if self._keeper is not None and isinstance(fact, WorkerChange):
+            fact = self._keeper.with_saved(fact)
+        self.switchboard.tell(fact)
 
     def _resync(self, worker_id: int, from_seq: int) -> None:
         member = self.fleet.members.get(worker_id)
@@ -176,6 +196,12 @@ class _PolicyTrouble:
         self._failures += 1
         if self._failures & (self._failures - 1) == 0:
             log.error("%d failures so far: %s", self._failures, error, exc_info=error)
+
+
+def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:
+    if config.kv_state is None:
+        return None
+    return StateKeeper(Path(config.kv_state), core, lambda: fleet.members)
 
 
 def _recorder(config: Config, core: RouterCore) -> FactRecorder | None:

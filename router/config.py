@@ -48,6 +48,9 @@ class Limits(_Section, frozen=True):
     index_entries: Annotated[
         int, Meta(ge=1_024, le=1 << 30, description="distinct blocks the prefix index remembers")
     ] = 1 << 21
+    index_bytes: Annotated[
+        int, Meta(ge=1 << 20, le=1 << 44, description="memory of the prefix index, bytes")
+    ] = 1 << 30
     speculative_entries: Annotated[
         int, Meta(ge=1_024, le=1 << 30, description="distinct blocks expected from own dispatches")
     ] = 1 << 20
@@ -104,6 +107,9 @@ class Intervals(_Section, frozen=True):
         float,
         Meta(ge=1.0, le=3_600.0, description="until a model with differing tokens is checked anew"),
     ] = 300.0
+    kv_state_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0, description="between two savings of `kv_state`, seconds")
+    ] = 60.0
 
 
 class Ejection(_Section, frozen=True):
@@ -186,6 +192,10 @@ class Config(_Section, frozen=True):
     record_facts_bytes: Annotated[
         int, Meta(ge=4_096, le=1 << 50, description="beyond this the recording ends, bytes")
     ] = 1 << 30
+    kv_state: Annotated[
+        str | None,
+        Meta(description="file to keep what is known of caches over a restart; none: off"),
+    ] = None
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     intervals: Intervals = field(default_factory=Intervals)

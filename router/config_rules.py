@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from ipaddress import ip_network
+from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ FIXED = MappingProxyType(
             (
                 "limits.workers",
                 "limits.index_entries",
+                "limits.index_bytes",
                 "limits.speculative_entries",
                 "limits.mirrored_blocks",
                 "limits.token_memo_bytes",
@@ -47,6 +49,7 @@ FIXED = MappingProxyType(
                 "request_log_bytes",
                 "record_facts",
                 "record_facts_bytes",
+                "kv_state",
                 "log_level",
                 "limits.body_bytes",
                 "limits.header_bytes",
@@ -99,7 +102,7 @@ def check_value(key: Key, value: Any) -> Any:
         _check_object(read)
     elif key.path == "api_keys_file" and read is not None and not Path(read).is_file():
         raise ValueError(f"{read} is not a file")
-    elif key.path in ("request_log", "record_facts") and read is not None:
+    elif key.path in ("request_log", "record_facts", "kv_state") and read is not None:
         _check_place(Path(read))
     return read
 
@@ -112,8 +115,11 @@ def check_together(config: Config) -> list[str]:
     if len(config.workers) > config.limits.workers:
         count = len(config.workers)
         problems.append(f"workers: {count} given, limits.workers is {config.limits.workers}")
-    if config.request_log is not None and config.request_log == config.record_facts:
-        problems.append(f"request_log and record_facts are both {config.request_log}")
+    written = {"request_log": config.request_log, "record_facts": config.record_facts}
+    written["kv_state"] = config.kv_state
+    for one, other in combinations(written, 2):
+        if written[one] is not None and written[one] == written[other]:
+            problems.append(f"{one} and {other} are both {written[one]}")
     if config.session_header == config.tenant_header:
         problems.append(f"session_header and tenant_header are both {config.session_header}")
     return problems

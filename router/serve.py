@@ -47,6 +47,7 @@ async def serve(config: Config, read_config: Callable[[], Config]) -> None:
             admin = await _listen(
                 router.admin_app(), config.admin_host, config.admin_port, config, runners
             )
+            await router.start()
             for spec in config.workers:
                 router.fleet.add(parse_worker_spec(spec))
             _warn_of_exposure(config)

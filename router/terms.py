@@ -16,6 +16,7 @@ def core_settings(config: Config) -> CoreSettings:
     return CoreSettings(
         max_workers=limits.workers,
         index_entries=limits.index_entries,
+        index_bytes=limits.index_bytes,
         speculative_entries=limits.speculative_entries,
         mirrored_blocks=limits.mirrored_blocks,
         inflight_requests=limits.inflight_requests,

@@ -236,8 +236,9 @@ class KvState:
         return last if self._publisher.digest(last) else self._next_seq
 
     def _take_snapshot(self, batch: KvEvents) -> int | None:
-        older = batch.seq + 1 < self._next_seq  # taken before what we already applied
-        if older and self._exact and not self._doubtful:
+        # Taken before what we already applied?
+        older = batch.seq + 1 < self._next_seq and not self._doubtful
+        if older and self._exact:
             self._counters.duplicates += 1
             return None
         self._doubtful = False

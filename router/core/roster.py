@@ -45,7 +45,7 @@ class Roster:
         self._cells = Cells(columns)
         self._workers = workers
         slots, entries = settings.max_workers, settings.speculative_entries
-        self.index = PrefixIndex(slots, max_entries=settings.index_entries)
+        self.index = PrefixIndex(slots, settings.index_entries, settings.index_bytes)
         self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
         self.others_s = -math.inf  # when a worker last reported load that we did not send it
         # Blocks that no events will ever tell of: text blocks, and workers without events.
@@ -159,6 +159,11 @@ class Roster:
         self._columns.event_s[worker.slot] = fact.now_s
         self._columns.hits_unknown[worker.slot] = not worker.kv.known
         return from_seq
+
+    def first_question(self, worker_id: int) -> int:
+        """Number of the first batch that a new feed of this worker must ask for."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else worker.kv.first_question
 
     def replay_end(self, fact: ReplayEnd) -> int | None:
         """A replay is over, complete or not: the sequence number to go on from, if any."""

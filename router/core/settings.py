@@ -11,6 +11,7 @@ class CoreSettings:
 
     max_workers: int = 256  # worker slots of the index; at most 4,096
     index_entries: int = 1 << 21  # distinct blocks the index remembers
+    index_bytes: int = 1 << 30  # and what it may take for them
     speculative_entries: int = 1 << 20  # distinct blocks each generation of expectations remembers
     mirrored_blocks: int = 1 << 22  # remembered of workers without events, all together
     inflight_requests: int = 16_384  # dispatched and held together

@@ -41,6 +41,7 @@ class FeedContext:
     # ZMQ does not say when a subscription has reached the publisher: what it published between
     # our first question and then is asked for once more, when that must be over.
     subscribed_s: float = 1.0
+    first_seq: int = 0  # number of the first batch to ask for
     wall: Callable[[], float] = time.time  # seconds since the epoch, as batches are stamped
 
 

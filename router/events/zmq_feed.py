@@ -38,7 +38,7 @@ class ZmqFeed:
         topic of an endpoint that we bind.
         """
         async with self._messages() as receive:
-            self.resync(0)
+            self.resync(self._context.first_seq)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen(receive))
                 tasks.create_task(self._missed.run())

@@ -47,6 +47,8 @@ class FleetContext:
     members: dict[int, Member] = field(default_factory=dict)
     answers: Answers = field(default_factory=Answers)  # that ranks of one engine share
     hubs: Hubs = field(default_factory=Hubs)  # of event addresses that members share
+    # The number of the first batch that a worker's new feed asks for.
+    first_seq: Callable[[int], int] = lambda worker_id: 0
 
     @property
     def scrape_interval_s(self) -> float:

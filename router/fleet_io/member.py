@@ -187,6 +187,7 @@ class Member:
             hubs=context.hubs,
             timeout_s=context.terms.probe_s,
             backlog_batches=context.terms.backlog_batches,
+            first_seq=context.first_seq(self.worker_id),
         )
         return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
 

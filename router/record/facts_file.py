@@ -189,10 +189,7 @@ def _worker_change(fields: dict[str, Any]) -> facts.WorkerChange:
     if spec is not None:
         lists = {"models": tuple(spec["models"]), "adapters": frozenset(spec["adapters"])}
         spec = facts.WorkerFacts(**{**spec, **lists})
-    saved = fields.get("saved")
-    if saved is not None:
-        saved = facts.SavedStream(**saved)
-    return facts.WorkerChange(**{**fields, "spec": spec, "saved": saved})
+    return facts.WorkerChange(**{**fields, "spec": spec})
 
 
 def _as_it_is(kind: type) -> Callable[[dict[str, Any]], Any]:

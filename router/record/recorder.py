@@ -68,6 +68,10 @@ class FactRecorder:
         """Let the core take a fact, and note both sides."""
         if isinstance(fact, Arrival):
             fact = self._shown(fact)
+        elif isinstance(fact, WorkerChange) and fact.saved is not None:
+            # A saved cache may hold tokens of blocks that wait for their parents: not for a file
+            # of facts. What is recorded begins cold.
+            fact = replace(fact, saved=None)
         try:
             actions = take(fact)
         except Exception as error:
@@ -208,8 +212,6 @@ def _size_of(what: Any) -> int:
     if isinstance(what, Arrival):
         for chain in what.chains.values():
             size_bytes += chain.nbytes
-    elif isinstance(what, WorkerChange):
-        size_bytes += 0 if what.saved is None else len(what.saved.blocks)
     elif isinstance(what, KvEvents) and isinstance(what.events, WireEvents):
         size_bytes += _ITEM_BYTES * len(what.events) + _WIRE_BLOCK_BYTES * what.events.blocks
     elif isinstance(what, KvEvents):

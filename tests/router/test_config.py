@@ -85,6 +85,7 @@ def _another(path: str, folder: Path) -> object:
         "api_keys_file": str(folder / "tokenizer.json"),
         "request_log": str(folder / "requests"),
         "record_facts": str(folder / "facts"),
+        "kv_state": str(folder / "kv"),
         "explain": False,
         "forward_token_ids": True,
         "chat_drops_unused_tools": True,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from policies.facts import Cleared, KvEvents, ReplayEnd
+from dataclasses import replace
+
+import pytest
+
+from policies.facts import Cleared, KvEvents, ReplayEnd, WorkerChange
 from router.core.actions import Resync
 from tests.router.core_world import World, removed, stored
 
@@ -147,3 +151,120 @@ def test_a_long_replay_that_begins_too_late_is_bounded_and_quick() -> None:
     assert stream.kv.backlog_batches == 1000
     assert stream.end() == []
     assert (stream.kv.next_seq, stream.kv.backlog_batches) == (20_000, 0)
+
+
+# --- from one router to the next ----------------------------------------------------------------
+
+
+def followed() -> Stream:
+    """A stream of three batches, known."""
+    stream = Stream()
+    for seq in range(3):
+        stream.batch(seq, stored([seq]))
+    return stream
+
+
+def taken_over(before: Stream, **changed: object) -> Stream:
+    """A router after `before`, with what that one saved."""
+    saved = before.kv.saved()
+    assert saved is not None
+    after = Stream()
+    after.life = before.life
+    after.core.on_worker(WorkerChange(0.0, 0, "gone"))
+    spec = before.core.workers.get(0).facts
+    saved = replace(saved, **changed)
+    after.core.on_worker(WorkerChange(0.0, 0, "ready", spec, saved))
+    return after
+
+
+def holds(stream: Stream, *blocks: int) -> bool:
+    return all(stream.hits([block]) == [1] for block in blocks)
+
+
+def test_a_saved_stream_goes_on_once_its_last_batch_is_replayed() -> None:
+    after = taken_over(followed())
+    assert after.core.roster.first_question(0) == 2
+    assert holds(after, 0, 1, 2)  # used at once, as a lower bound
+    assert not after.kv.known
+    assert after.core.columns.hits_unknown[0]
+    assert after.batch(4, stored([4])) == []  # waits
+    assert after.hits([4]) == [0]
+    for seq in (2, 3, 4):
+        after.batch(seq, stored([seq]), source="replay")
+    assert holds(after, 0, 1, 2, 3, 4)
+    assert after.kv.known
+    assert after.end() == []
+    assert after.kv.known
+
+
+def test_a_saved_lower_bound_stays_one() -> None:
+    before = Stream()
+    before.batch(7, stored([7]))
+    before.end(answered=False)
+    after = taken_over(before)
+    after.batch(7, stored([7]), source="replay")
+    after.end()
+    assert holds(after, 7)
+    assert not after.kv.known
+
+
+def test_of_an_engine_that_began_anew_nothing_saved_is_believed() -> None:
+    after = taken_over(followed())
+    after.life = 2
+    assert after.batch(2, stored([12]), source="replay") == [Resync(0, 0)]
+    assert after.hits([1]) == [0]
+    for seq in range(3):
+        after.batch(seq, stored([10 + seq]), source="replay")
+    assert after.kv.known
+    assert holds(after, 10, 11, 12)
+
+
+@pytest.mark.parametrize("replayed", [[], [5, 6]])
+def test_a_replay_without_the_saved_batch_proves_nothing(replayed: list[int]) -> None:
+    """The engine began anew and is not that far yet, or its buffer is too short."""
+    after = taken_over(followed())
+    for seq in replayed:
+        after.batch(seq, stored([seq]), source="replay")
+    assert after.end() == [Resync(0, 0)]
+    assert not holds(after, 1)
+    for seq in replayed:
+        after.batch(seq, stored([seq]), source="replay")
+    assert after.end() == []
+    assert after.kv.known == (not replayed)
+    assert holds(after, *replayed)
+
+
+def test_where_nobody_answers_nothing_saved_is_believed() -> None:
+    after = taken_over(followed())
+    assert after.batch(3, stored([3])) == []
+    assert after.end(answered=False) == []
+    assert (holds(after, 1), holds(after, 3), after.kv.known) == (False, True, False)
+
+
+def test_a_snapshot_takes_the_place_of_what_was_saved() -> None:
+    after = taken_over(followed())
+    after.batch(1, stored([21]), source="snapshot")
+    assert (holds(after, 21), holds(after, 1), after.kv.known) == (True, False, True)
+
+
+@pytest.mark.parametrize("blocks", [b"", b"garbage"])
+def test_damaged_blocks_are_a_cold_start(blocks: bytes) -> None:
+    after = taken_over(followed(), blocks=blocks)
+    assert (after.core.roster.first_question(0), after.kv.resident_blocks) == (0, 0)
+    after.batch(0, stored([0]))
+    assert after.kv.known
+
+
+def test_what_is_unproven_or_has_no_digest_is_not_saved() -> None:
+    assert Stream().kv.saved() is None
+    assert taken_over(followed()).kv.saved() is None
+    plain = World(workers=1)
+    plain.events(0, 0, stored([1]))
+    assert plain.core.workers.get(0).kv.saved() is None
+
+
+def test_a_worker_that_was_down_before_its_proof_came_holds_nothing() -> None:
+    after = taken_over(followed())
+    after.core.on_worker(WorkerChange(1.0, 0, "down"))
+    after.core.on_worker(WorkerChange(2.0, 0, "ready"))
+    assert (holds(after, 1), after.core.roster.first_question(0)) == (False, 0)

@@ -1,0 +1,141 @@
+"""A router that was ended and started again: what it knew of its workers' caches, it knows."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from simulator.processes import Program, Programs
+from tests.live.stack import Stack, engine_arguments, until
+from tests.live.test_events import explained, port_of, until_resident
+from tests.live.test_kv_command import kv
+
+BLOCKS = 20  # of 16 tokens, of each prompt
+PROMPTS = [[n * 1_000 + i for i in range(16 * BLOCKS)] for n in range(8)]
+
+
+@asynccontextmanager
+async def engine_and_file(folder: Path) -> AsyncIterator[Stack]:
+    """One engine, followed as vLLM is (no snapshots), and a router that saves what it knows."""
+    async with Programs(folder) as programs, aiohttp.ClientSession() as http:
+        worker = await programs.start("worker", "engine", engine_arguments())
+        router = await start_router(programs, folder, worker)
+        stack = Stack(programs, router, [worker], http)
+        await stack.until_state(0, "ready")
+        yield stack
+
+
+async def start_router(programs: Programs, folder: Path, worker: Program) -> Program:
+    arguments = ["serve", "--port", "0", "--admin-port", "0", "--kv-state", str(folder / "kv")]
+    return await programs.start(
+        "router", "router", [*arguments, "--worker", f"{worker.url},kind=vllm"]
+    )
+
+
+async def stop_router(stack: Stack) -> None:
+    stack.router.process.send_signal(signal.SIGTERM)
+    assert await stack.router.process.wait() == 0
+
+
+async def restarted(stack: Stack, folder: Path) -> Stack:
+    router = await start_router(stack.programs, folder, stack.workers[0])
+    return Stack(stack.programs, router, stack.workers, stack.http)
+
+
+async def warm(stack: Stack) -> None:
+    """The worker holds the prompts, and the router knows."""
+    for prompt in PROMPTS:
+        await explained(stack, [*prompt, 1])
+    await until_resident(stack, 0, BLOCKS * len(PROMPTS))
+
+
+async def until_known(stack: Stack) -> None:
+    async def known() -> bool:
+        rows = await stack.rows()
+        return bool(rows and rows[0].get("kv_known"))
+
+    await until(known, "the worker's cache to be known")
+
+
+async def batches(stack: Stack) -> float:
+    return await stack.metric('warmroute_kv_events_total{kind="batches",worker="0"}')
+
+
+async def equal(stack: Stack) -> str:
+    """What `warmroute kv` says where the router's view and the engine's are the same."""
+    status, said = await kv(stack, "--worker", "0", "--compare", stack.workers[0].url)
+    assert status == 0, said
+    return said
+
+
+async def test_a_restarted_router_knows_what_the_one_before_knew(tmp_path: Path) -> None:
+    async with engine_and_file(tmp_path) as stack:
+        await warm(stack)
+        followed = await batches(stack)
+        assert f"equal {BLOCKS * len(PROMPTS)}," in await equal(stack)
+        await stop_router(stack)
+        after = await restarted(stack, tmp_path)
+        await until_known(after)
+        assert f"equal {BLOCKS * len(PROMPTS)}," in await equal(after)
+        # By what was saved, not by a replay of everything.
+        assert await batches(after) <= 2 < followed
+        assert await after.metric('warmroute_kv_events_total{kind="snapshots",worker="0"}') == 0
+        met = await explained(after, [*PROMPTS[3], 2])
+        assert met["expected"] == met["cached"] == 16 * BLOCKS
+        await equal(after)
+
+
+async def test_what_was_published_while_no_router_ran_is_caught_up_with(tmp_path: Path) -> None:
+    async with engine_and_file(tmp_path) as stack:
+        await warm(stack)
+        await stop_router(stack)
+        worker = stack.workers[0]
+        for n in range(3):
+            body = {"model": "tiny", "prompt": [20_000 + n, *range(320)], "max_tokens": 1}
+            async with stack.http.post(f"{worker.url}/v1/completions", json=body) as reply:
+                assert reply.status == 200
+        after = await restarted(stack, tmp_path)
+        await until_known(after)
+        assert f"equal {BLOCKS * (len(PROMPTS) + 3)}," in await equal(after)
+
+
+async def test_of_an_engine_that_began_anew_meanwhile_nothing_is_believed(tmp_path: Path) -> None:
+    for further in (0, 2 * len(PROMPTS)):  # it has come less far than the one before, and further
+        folder = tmp_path / str(further)
+        folder.mkdir()
+        async with engine_and_file(folder) as stack:
+            await warm(stack)
+            await stop_router(stack)
+            worker = stack.workers[0]
+            worker.process.send_signal(signal.SIGKILL)
+            await worker.process.wait()
+            arguments = engine_arguments(port=port_of(worker.url))
+            await stack.programs.start("again", "engine", arguments)
+            for n in range(further):
+                body = {"model": "tiny", "prompt": [20_000 + n, *range(320)], "max_tokens": 1}
+                async with stack.http.post(f"{worker.url}/v1/completions", json=body) as reply:
+                    assert reply.status == 200
+            after = await restarted(stack, folder)
+            await until_known(after)
+            assert f"equal {BLOCKS * further}," in await equal(after)
+            met = await explained(after, [*PROMPTS[0], 2])
+            assert (met["expected"], met["cached"]) == (0, 0)
+
+
+async def test_a_damaged_file_is_a_warning_and_the_cache_is_learned_anew(tmp_path: Path) -> None:
+    async with engine_and_file(tmp_path) as stack:
+        await warm(stack)
+        await stop_router(stack)
+        file = tmp_path / "kv"
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+        after = await restarted(stack, tmp_path)
+        await until_known(after)
+        await until_resident(after, 0, BLOCKS * len(PROMPTS))
+        await equal(after)
+        assert "caches are learned anew" in after.router.log.read_text()
