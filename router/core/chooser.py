@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from policies.contract import Floats, Ints, RequestView
@@ -17,6 +18,7 @@ from router.core.hold_queue import Pending
 from router.core.live_fleet import LiveFleet
 from router.core.roster import Roster
 from router.core.settings import CoreSettings
+from router.core.tier_hits import tier_hits
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 
@@ -106,6 +108,11 @@ class Chooser:
             tenant=arrival.tenant,
             priority=arrival.priority,
         )
+        index = self._roster.index
+        below_gpu = None
+        if index.tiers > 1:  # looked up only where a policy asks
+            told = (arrival.chains, arrival.prompt_tokens, hits)
+            below_gpu = partial(tier_hits, index, rows, *told)
         fleet = LiveFleet(
             self._columns,
             rows,
@@ -114,6 +121,7 @@ class Chooser:
             self._roster.others_s,
             self._settings.signal_stale_s,
             self._arrivals,
+            below_gpu,
         )
         return self.policy.costs(request, fleet, self._state)
 

@@ -42,6 +42,7 @@ class LiveFleet(FleetView):
     _others_s: float
     _stale_s: float
     _arrivals: ArrivalEstimator
+    _below_gpu: Callable[[], tuple[Ints, Ints]] | None
 
     def __new__(cls, *parts: Any, **columns: Any) -> Any:
         # `dataclasses.replace` names every column: what it makes is an ordinary view.
@@ -56,8 +57,11 @@ class LiveFleet(FleetView):
         others_s: float,
         stale_s: float,
         arrivals: ArrivalEstimator,
+        below_gpu: Callable[[], tuple[Ints, Ints]] | None = None,
     ) -> None:
-        """`others_s`: when a worker last reported others' load, believed for `stale_s`."""
+        """`others_s`: when a worker last reported others' load, believed for `stale_s`.
+        `below_gpu` gives the hit tokens of host and disk; None: nobody holds anything there.
+        """
         own = self.__dict__  # a view is frozen for everybody else
         own["_columns"] = columns
         own["_rows"] = rows
@@ -66,6 +70,7 @@ class LiveFleet(FleetView):
         own["_others_s"] = others_s
         own["_stale_s"] = stale_s
         own["_arrivals"] = arrivals
+        own["_below_gpu"] = below_gpu
 
     def __len__(self) -> int:
         return len(self._hit_tokens)
@@ -79,12 +84,19 @@ class LiveFleet(FleetView):
         return self._hit_tokens
 
     @asked
+    def _lower_hits(self) -> tuple[Ints, Ints]:
+        if self._below_gpu is not None:
+            return self._below_gpu()
+        nothing = np.zeros(len(self), dtype=np.int64)
+        return nothing, nothing
+
+    @asked
     def hit_tokens_host(self) -> Ints:
-        return np.zeros(len(self), dtype=np.int64)
+        return self._lower_hits[0]
 
     @asked
     def hit_tokens_disk(self) -> Ints:
-        return np.zeros(len(self), dtype=np.int64)
+        return self._lower_hits[1]
 
     @asked
     def hits_unknown(self) -> Bools:
