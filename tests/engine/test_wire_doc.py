@@ -28,7 +28,8 @@ from engine.wire import (
     replay_request,
     snapshot,
 )
-from kvkernels import chain_hashes
+from kvkernels import batch_twin, chain_hashes
+from kvkernels import event_fields_twin as fields
 from router.events import trtllm
 from router.fleet_io.engines import cards, interview
 
@@ -96,7 +97,9 @@ def test_the_bounds() -> None:
     for name, value in (
         ("payload of a batch", f"{events.MAX_PAYLOAD_BYTES >> 20} MiB"),
         ("events of a batch", f"{events.MAX_EVENTS:,}"),
-        ("blocks, tokens of an event", f"{events.MAX_BLOCKS:,} and {events.MAX_TOKENS:,}"),
+        ("blocks, tokens of a batch", f"{fields.MAX_BLOCKS:,} and {fields.MAX_TOKENS:,}"),
+        ("`extra_keys` of a batch", f"{fields.MAX_EXTRA_BYTES >> 20} MiB"),
+        ("rank, cache group", f"{batch_twin.MAX_RANK:,}"),
         ("block size", f"{events.MAX_BLOCK_SIZE:,} tokens"),
         ("raw block hash", f"{events.MAX_HASH_BYTES} bytes"),
         (
