@@ -1,5 +1,8 @@
 #include "prefix_walk.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace kv {
 
 bool PrefixWalk::start(std::uint64_t word) {
@@ -23,8 +26,8 @@ bool PrefixWalk::start(const SeatBits& held) {
 
 bool PrefixWalk::keep(std::uint64_t word, std::int32_t depth) {
   word &= ~kWarmth;
-  if (word == last_) return true;  // the same few seats: nobody falls
-  last_ = word;
+  // The same seats as before: nobody falls.
+  if (word == last_ || same_array(word, std::exchange(last_, word))) return true;
   if (form_of(word) == SetForm::bitmap) {
     const BitmapForm map = sets_.bitmap(word);
     static constexpr std::uint64_t kNobody[SeatBits::kWords] = {};
@@ -42,6 +45,13 @@ bool PrefixWalk::keep(std::uint64_t word, std::int32_t depth) {
     if (alive_.has(seat)) ++size;
   });
   return size == count_ || keep_listed(kept.data(), size, depth);
+}
+
+bool PrefixWalk::same_array(std::uint64_t word, std::uint64_t last) const {
+  if (form_of(word) != SetForm::array || form_of(last) != SetForm::array) return false;
+  const ArrayForm one = sets_.array(word);
+  const ArrayForm other = sets_.array(last);
+  return one.size() == other.size() && std::equal(one.begin(), one.end(), other.begin());
 }
 
 bool PrefixWalk::keep(SeatBits& held, std::int32_t depth) {

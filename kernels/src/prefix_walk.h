@@ -75,6 +75,7 @@ class PrefixWalk {
  private:
   static constexpr std::size_t kMostListed = SetPool::kMostUnits * 4;
 
+  bool same_array(std::uint64_t word, std::uint64_t last) const;
   template <class ChunkOf>
   bool keep_chunks(ChunkOf chunk_of, std::int32_t depth);
   bool keep_listed(const std::uint16_t* kept, std::size_t size, std::int32_t depth);

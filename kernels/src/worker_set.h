@@ -63,7 +63,11 @@ class WorkerSets {
 
   // Brings near what look-ups read of the set.
   KV_PREFETCHES void prefetch(std::uint64_t word) const {
-    if (form_of(word) > SetForm::lanes) prefetch_line(pool_.at(word & kContent));
+    if (form_of(word) <= SetForm::lanes) return;
+    const std::uint64_t* piece = pool_.at(word & kContent);
+    prefetch_line(piece);
+    if (form_of(word) == SetForm::array) prefetch_line(piece + 8);  // the next cache line
+    if (form_of(word) == SetForm::array) prefetch_line(piece + 16);
   }
 
   std::size_t memory_bytes() const { return pool_.memory_bytes(); }
