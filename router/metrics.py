@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from policies.facts import Arrival
 from router.core.actions import Dispatch
 from router.core.core import RouterCore
+from router.core.wire_events import TIERS
 from router.fleet_io.manager import FleetManager
 from router.http.errors import WorkerError
 from router.http.prompts import PromptReader
@@ -178,6 +179,18 @@ class _CoreCollector(Collector):
         yield _gauge("warmroute_index_bytes", "Memory of the index", index.memory_bytes)
         yield _counter(
             "warmroute_index_evicted_blocks", "Blocks forgotten at the bound", index.evicted
+        )
+        workers = list(self._core.workers)
+        held = GaugeMetricFamily(
+            "warmroute_index_held_blocks", "Blocks held by workers, by tier", labels=["tier"]
+        )
+        for tier, name in enumerate(TIERS):
+            held.add_metric([name], sum(index.held(worker.slot, tier) for worker in workers))
+        yield held
+        yield _gauge(
+            "warmroute_kv_names_bytes",
+            "Memory of the names that engines give their blocks, and of blocks without a parent",
+            sum(worker.kv.blocks.memory_bytes for worker in workers),
         )
 
     def _mirrors(self) -> Iterator[Metric]:
