@@ -31,7 +31,7 @@ void BlockNames::erase(const Known* entry) {
   }
   slots_[hole].set_tiers(0);
   --size_;
-  if (slots > kLeastSlots && size_ * 50 < slots * 27) {
+  if (slots > kLeastSlots && size_ * 1000 < slots * 535) {
     resize(std::max(kLeastSlots, size_ * 3 / 2));
   }
 }

@@ -10,7 +10,7 @@
 namespace kv {
 namespace {
 
-constexpr std::size_t kAhead = 12;       // names whose slots are fetched before they are wanted
+constexpr std::size_t kAhead = 24;       // names whose slots are fetched before they are wanted
 constexpr std::size_t kMostPending = 4096;
 
 }  // namespace
