@@ -48,14 +48,16 @@ def wire(event) -> BlockStored:
 
 async def in_five_frames(publisher: Publisher, identity: bytes, start: int) -> None:
     for seq in range(start, publisher.next_seq):
-        await publisher.router.send_multipart(replay_frames(identity, "", seq, payload(seq)))
+        await publisher.router.send_multipart(
+            replay_frames(identity, "", seq, publisher.payload(seq))
+        )
     await publisher.router.send_multipart(replay_end(identity))
 
 
 async def in_four_frames(publisher: Publisher, identity: bytes, start: int) -> None:
     """Without the topic, as vLLM before 0.27."""
     for seq in range(start, publisher.next_seq):
-        frames = [identity, b"", seq.to_bytes(8, "big"), payload(seq)]
+        frames = [identity, b"", seq.to_bytes(8, "big"), publisher.payload(seq)]
         await publisher.router.send_multipart(frames)
     end = (2**64 - 1).to_bytes(8, "big")
     await publisher.router.send_multipart([identity, b"", end, b""])
@@ -86,12 +88,17 @@ class Publisher:
     next_seq: int = 0
     replays: list[int] = field(default_factory=list)  # start of each one asked for
     snapshots: int = 0
+    others: dict[int, bytes] = field(default_factory=dict)  # payloads that are not `payload`'s
+
+    def payload(self, seq: int) -> bytes:
+        """As it was published."""
+        return self.others.get(seq) or payload(seq)
 
     async def publish(self, lost: bool = False) -> None:
         """The next batch; `lost` ones are numbered and never sent."""
         seq, self.next_seq = self.next_seq, self.next_seq + 1
         if not lost:
-            await self.pub.send_multipart(live_frames("", seq, payload(seq)))
+            await self.pub.send_multipart(live_frames("", seq, self.payload(seq)))
 
     async def serve(self) -> None:
         while True:

@@ -72,11 +72,17 @@ async def test_a_late_joiner_takes_the_snapshot_where_there_is_one() -> None:
 async def test_a_replay_that_fails_is_made_good_by_a_snapshot(answer: Answer) -> None:
     async with line(answer, snapshot=True) as one:
         await one.subscribed()
-        for lost in (True, False):
-            await one.publisher.publish(lost)
+        await one.settled()
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not one.publisher.replays:  # a snapshot that is under way may mend the first gap
+            assert time.monotonic() < deadline_s
+            for lost in (True, False):
+                await one.publisher.publish(lost)
+            await asyncio.sleep(0.05)
         await one.settled()
         assert one.publisher.snapshots >= 2
-        assert one.feed.counters.malformed_frames == (1 if answer is with_garbage else 0)
+        garbage = one.feed.counters.malformed_frames
+        assert 1 <= garbage <= len(one.publisher.replays) if answer is with_garbage else not garbage
 
 
 async def test_without_replay_socket_a_gap_takes_a_snapshot() -> None:
@@ -151,8 +157,9 @@ async def test_a_restarted_publisher_is_followed_from_its_first_batch() -> None:
         await one.subscribed()
         await one.publisher.publish()
         await one.settled()
-        first = encode_batch(9.0, [wire(stored([0]))])  # the old one's was of another time
-        await one.publisher.pub.send_multipart(live_frames("", 0, first))
+        one.publisher.next_seq = 0
+        one.publisher.others[0] = encode_batch(9.0, [wire(stored([0]))])  # of another time
+        await one.publisher.publish()
         await until(lambda: one.kv.counters.restarts == 1, "the restart to be seen")
         assert one.kv.known
         assert one.kv.resident_blocks == 1
@@ -182,13 +189,14 @@ async def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
         batch = encode_batch(0.0, [event] * 4)
         for _ in range(900):
             seq, one.publisher.next_seq = one.publisher.next_seq, one.publisher.next_seq + 1
+            one.publisher.others[seq] = batch
             one.publisher.pub.send_multipart(live_frames("", seq, batch))
         last = one.publisher.next_seq - 1
         turns = 0
         deadline_s = time.monotonic() + DEADLINE_S
-        while one.told[-1].seq != last:  # type: ignore[union-attr]
+        while one.kv.next_seq <= last:
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0)
             turns += 1
         assert turns > 10
-        assert one.kv.known
+        await until(lambda: one.kv.known, "the end of a replay that was asked for before")
