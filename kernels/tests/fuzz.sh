@@ -13,7 +13,9 @@ then
     $src/event_batch.cpp $src/event_batch_reader.cpp $src/event_batch_open.cpp \
     $src/event_batch_extras.cpp $src/block_names.cpp $src/worker_blocks.cpp $src/chain_seed.cpp \
     $src/worker_blocks_parked.cpp $src/worker_blocks_file.cpp $src/prefix_index.cpp \
-    $src/index_dump.cpp $src/block_table.cpp $src/chain.cpp -o "$program.$$"
+    $src/index_dump.cpp $src/index_tier.cpp $src/index_lookup.cpp $src/index_room.cpp \
+    $src/index_restart.cpp $src/block_table.cpp $src/chain.cpp $src/set_pool.cpp $src/worker_set.cpp \
+    $src/seats.cpp $src/prefix_walk.cpp -o "$program.$$"
   mv "$program.$$" "$program"
 fi
 exec "$program" -artifact_prefix=build/sanitize/ -max_len=4096 -rss_limit_mb=512 -malloc_limit_mb=64 -timeout=10 "$@"
