@@ -20,7 +20,8 @@ class Stream(World):
 
     def batch(self, seq: int, *events: object, source: str = "live") -> list:
         digest = self.life * 1000 + seq
-        return self.core.on_kv_events(KvEvents(0.0, 0, seq, events, source, digest))  # type: ignore[arg-type]
+        fact = KvEvents(0.0, 0, seq, events, source, digest)  # type: ignore[arg-type]
+        return self.core.on_kv_events(fact)
 
     def end(self, answered: bool = True) -> list:
         return self.core.on_replay_end(ReplayEnd(0.0, 0, answered))
