@@ -21,12 +21,13 @@ import aiohttp
 import numpy as np
 import zmq
 
+from router.kv_view import KvView, decode_kv_view
 from simulator.processes import Program, Programs
 from tests.live.publishers import BLOCK, Publisher, publishing
 from tests.live.stack import Stack
 
 QUIET = ["--intervals-health-s", "30", "--intervals-load-report-s", "30", "--log-level", "error"]
-POLL_S = 0.02
+POLL_S = 0.05
 PATIENCE_S = 120.0
 
 
@@ -75,9 +76,11 @@ async def _sent(stack: Stack, router: Program, publishers: list[Publisher]) -> d
     cpu_s, began_s = _cpu_s(router), time.perf_counter()
     await asyncio.to_thread(_blast, publishers)
     sent_s = time.perf_counter() - began_s
+    for number, one in enumerate(publishers):
+        await _applied(stack, number, len(one.batches))
+    spent_s, cpu_s = time.perf_counter() - began_s, _cpu_s(router) - cpu_s
     await _reached(stack, "warmroute_worker_resident_blocks", blocks)
     await _reached(stack, "warmroute_worker_kv_known", len(publishers))
-    spent_s, cpu_s = time.perf_counter() - began_s, _cpu_s(router) - cpu_s
     gaps = await _of_kind(stack, "gaps")
     return {
         "publishers": len(publishers),
@@ -100,6 +103,20 @@ def _blast(publishers: list[Publisher]) -> None:
         frame = number.to_bytes(8, "big")
         for one, socket in zip(publishers, sockets, strict=True):
             socket.send_multipart([b"", frame, one.batches[number]])
+
+
+async def _applied(stack: Stack, worker: int, batches: int) -> None:
+    """Asked one after the other: to look at all of them would take the router's time."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (await _view(stack, worker)).next_seq != batches:
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"worker {worker} is behind after {PATIENCE_S:g} s")
+        await asyncio.sleep(POLL_S)
+
+
+async def _view(stack: Stack, worker: int) -> KvView:
+    async with stack.http.get(f"{stack.admin}/kv?worker={worker}") as reply:
+        return decode_kv_view(await reply.read())
 
 
 async def _reached(stack: Stack, metric: str, value: float) -> None:

@@ -40,9 +40,8 @@ class Engine:
     front: HttpFront | None  # where the router has snapshots of it
     spec: str
     starts: int = 1
-    sure: bool = True  # whatever is lost of its events can be had again
     touches: int = 0  # requests sent to it directly
-    missing: list[int] = field(default_factory=list)  # blocks that were known to be all, and not
+    exact: list[bool] = field(default_factory=list)  # each time it was compared
 
     @property
     def url(self) -> str:
@@ -182,7 +181,6 @@ async def pool(log_dir: Path, seed: int, router: list[str]) -> AsyncIterator[Poo
                 await _engine(programs, http, context, rng, "signed", maps_of_signed),
             ]
             engines[1].relay.replay_modes = COMPLETE
-            engines[2].sure = False
             async with relaying(*(engine.relay for engine in engines)):
                 arguments = ["serve", *router]
                 for engine in engines:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -127,28 +127,32 @@ class EventRelay:
         self.counted[f"replay_{mode}"] += 1
         if mode == "refused":
             return
-        batches = await self._fetch(start)
-        if batches is None:
-            return
-        if mode == "late_start":  # as if the buffer had moved on
-            batches = batches[self.rng.randint(0, len(batches)) :]
-        if mode in ("cut", "no_end"):
-            batches = batches[: self.rng.randint(1, max(len(batches), 1))]
-        for topic, seq, payload in batches:
-            head = [identity, b""] if mode == "four_frames" else [identity, b"", topic]
-            await self._router.send_multipart([*head, seq, self.rewrite(payload)])
-            if mode == "twice":
-                await self._router.send_multipart([*head, seq, self.rewrite(payload)])
-            if mode == "slow":
-                await asyncio.sleep(self.rng.uniform(0, self.faults.pause_s) / len(batches) * 8)
-        if mode != "no_end":
-            head = [identity, b""] if mode == "four_frames" else [identity, b"", b""]
-            await self._router.send_multipart([*head, END, b""])
+        skipped = self.rng.randint(1, 20) if mode == "late_start" else 0  # as if it had moved on
+        left = self.rng.randint(1, 50) if mode in ("cut", "no_end") else -1
+        with suppress(TimeoutError):
+            batches = self._fetch(start)
+            async for topic, seq, payload in batches:
+                if skipped:
+                    skipped -= 1
+                    continue
+                if left == 0:
+                    break
+                left -= 1
+                head = [identity, b""] if mode == "four_frames" else [identity, b"", topic]
+                frames = [*head, seq, self.rewrite(payload)]
+                await self._router.send_multipart(frames)
+                if mode == "twice":
+                    await self._router.send_multipart(frames)
+                if mode == "slow" and self.rng.random() < 0.1:
+                    await asyncio.sleep(self.rng.uniform(0, self.faults.pause_s))
+            await batches.aclose()
+            if mode != "no_end":
+                head = [identity, b""] if mode == "four_frames" else [identity, b"", b""]
+                await self._router.send_multipart([*head, END, b""])
 
-    async def _fetch(self, start: bytes) -> list[tuple[bytes, bytes, bytes]] | None:
-        """The engine's own answer; None where it gave none."""
+    async def _fetch(self, start: bytes) -> AsyncGenerator[tuple[bytes, bytes, bytes], None]:
+        """The engine's own answer. Raises TimeoutError where it gives none."""
         dealer = self.context.socket(zmq.DEALER)
-        batches = []
         try:
             dealer.connect(self.upstream_replay)
             await dealer.send_multipart([b"", start])
@@ -156,11 +160,11 @@ class EventRelay:
                 async with asyncio.timeout(UPSTREAM_S):
                     _, topic, seq, payload = await dealer.recv_multipart()
                 if seq == END:
-                    return batches
-                batches.append((topic, seq, payload))
+                    return
+                yield topic, seq, payload
         except TimeoutError:
             self.counted["replay_of_nobody"] += 1
-            return None
+            raise
         finally:
             dealer.close(linger=0)
 

@@ -26,13 +26,13 @@ from tests.live.stack import MODEL, until
 SHORT_ROUNDS, FULL_ROUNDS = 7, 85
 ROUND_S = 5.0  # of load between two comparisons; whole programs are killed in it
 ROUTER = [
-    *("--intervals-health-s", "0.1", "--timeouts-probe-s", "0.5"),
+    *("--intervals-health-s", "0.1", "--timeouts-probe-s", "1"),
     *("--timeouts-speculative-s", "1"),
 ]
 TOUCHED_BLOCKS = 2
 # An engine without a snapshot is known again when as much was stored as it holds.
 TOUCHES_MAX = KV_BLOCKS // TOUCHED_BLOCKS + 20
-TOUCHES_SURE = 10  # where events can be had again; each waits for the router below
+TOUCHES_SNAPSHOT = 10  # each waits for the router below
 HEARD_S = 1.0  # after a request the router should have heard of what it left
 
 
@@ -59,7 +59,7 @@ async def settled(pool: Pool, number: int) -> str:
     While it is unknown, it may lack blocks, but must not believe in any that are not there.
     """
     engine = pool.engines[number]
-    first, most = engine.touches, TOUCHES_SURE if engine.sure else TOUCHES_MAX
+    first, most = engine.touches, TOUCHES_MAX if engine.front is None else TOUCHES_SNAPSHOT
     while True:
         view, held = await heard(pool, number)
         if held is not None:
@@ -68,8 +68,8 @@ async def settled(pool: Pool, number: int) -> str:
                 return f"{missing} missing, {extra} too many of {len(held)}: {shown(view)}"
             if not view.index_agrees:
                 return f"the index has other blocks than the events told of: {shown(view)}"
-            if view.exact or (view.known and not engine.sure):
-                engine.missing.append(missing)
+            if view.exact or (view.known and engine.front is None):
+                engine.exact.append(view.exact)
                 return ""
         if engine.touches - first >= most:
             return f"not known after {most} requests: {shown(view)}"
@@ -83,7 +83,7 @@ async def heard(pool: Pool, number: int) -> tuple[KvView, Chains | None]:
         seq, held = await pool.truth(number)
         view = await pool.view(number)
         same = view.next_seq == seq + 1 and not view.resyncing
-        if same and (view.exact or not pool.engines[number].sure):
+        if same and (view.exact or pool.engines[number].front is None):
             return view, held
         if time.monotonic() > deadline_s:
             return view, held if same else None
@@ -168,9 +168,11 @@ async def test_what_is_known_is_what_the_engines_hold(
                 load.resume()
         finally:
             await load.stop()
-        print(made.story(), load.met, load.served, [engine.missing for engine in made.engines])
         done = made.story()
+        print(done, load.met, load.served, [sum(engine.exact) for engine in made.engines])
         assert {"lost", "bursts", "hangs", "replay_whole"} <= done.keys(), done
+        # Where a replay is always to be had in the end, it is rare that anything is lost for good.
+        assert sum(made.engines[1].exact) > rounds / 2, made.engines[1].exact
         assert load.served > 50 * rounds
         assert "status 500" not in load.met, load.met
         # What is still on its way, or was given up, makes the rest.
