@@ -110,8 +110,11 @@ class KvState:
 
     @property
     def first_question(self) -> int:
-        """Number from which a replay must be asked for when a feed begins."""
-        return self._from_seq() if self._doubtful else 0
+        """Number from which a replay must be asked for when a feed begins.
+
+        From 0, so that a snapshot comes first, also where what was saved was incomplete anyway.
+        """
+        return self._from_seq() if self._doubtful and self._exact else 0
 
     # --- what it tells ----------------------------------------------------------------------
 

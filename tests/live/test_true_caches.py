@@ -27,7 +27,7 @@ SHORT_ROUNDS, FULL_ROUNDS = 7, 85
 ROUND_S = 5.0  # of load between two comparisons; whole programs are killed in it
 ROUTER = [
     *("--intervals-health-s", "0.1", "--timeouts-probe-s", "1"),
-    *("--timeouts-speculative-s", "1"),
+    *("--timeouts-speculative-s", "1", "--intervals-kv-state-s", "1"),
 ]
 TOUCHED_BLOCKS = 2
 # An engine without a snapshot is known again when as much was stored as it holds.
@@ -156,7 +156,8 @@ async def probed(pool: Pool) -> str:
 async def test_what_is_known_is_what_the_engines_hold(
     tmp_path: Path, seed: int, rounds: int
 ) -> None:
-    async with pool(tmp_path, seed, ROUTER) as made:
+    state = ["--kv-state", str(tmp_path / "kv_state")]  # what a killed router leaves to the next
+    async with pool(tmp_path, seed, [*ROUTER, *state]) as made:
         load = Load(lambda: made.url, random.Random(seed))
         load.start()
         try:

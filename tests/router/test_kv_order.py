@@ -182,6 +182,16 @@ def holds(stream: Stream, *blocks: int) -> bool:
     return all(stream.hits([block]) == [1] for block in blocks)
 
 
+def test_what_was_saved_incomplete_does_not_stand_in_the_way_of_a_snapshot() -> None:
+    after = taken_over(followed(), known=False)
+    assert holds(after, 0, 1, 2)
+    assert after.core.roster.first_question(0) == 0  # a feed takes the snapshot first
+    after.batch(2, stored([1]), stored([2]), stored([7]), source="snapshot")
+    assert after.kv.exact
+    assert after.hits([0]) == [0]
+    assert holds(after, 1, 2, 7)
+
+
 def test_a_saved_stream_goes_on_once_its_last_batch_is_replayed() -> None:
     after = taken_over(followed())
     assert after.core.roster.first_question(0) == 2
