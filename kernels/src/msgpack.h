@@ -68,7 +68,7 @@ class Reader {
     return {reinterpret_cast<const char*>(take(size)), size};
   }
 
-  // Reads `count` small ints in a row, each 0..2^31-1, without a branch a number: token ids, most of
+  // Reads `count` small ints in a row, each 0..2^31-1, without a branch a number: token ids, nearly
   // all there is. False, and nowhere gone, where one of them is something else.
   bool take_ints(std::size_t count, std::int32_t* ints) {
     const std::size_t size = left();

@@ -44,8 +44,9 @@ struct World {
   void check() {
     for (int tier = 0; tier < kv::WorkerBlocks::kTiers; ++tier) {
       const auto held = blocks.chains(tier);
-      require(index.held(1, tier) <= held.size(), "the index claims what no name stands for");
-      require(index.contains(1, held, tier) == index.held(1, tier), "the index claims another block");
+      const std::size_t claimed = index.held(1, tier);
+      require(claimed <= held.size(), "the index claims more than there are names");
+      require(index.contains(1, held, tier) == claimed, "the index claims what has no name");
     }
     const std::string dump = blocks.dump();
     blocks.load(dump);
