@@ -1,118 +1,136 @@
-"""What the native core costs beside its plain-Python twin and beside reading memory once.
+"""What hashing and the prefix index cost beside their plain-Python twins and beside a peer.
 
-    python tests/bench/index.py [--json] [--runs N] [--core C]
+    python tests/bench/index.py [--json] [--runs N] [--core C] [--blocks N] [--dynamo PYTHON]
 
-Every figure is the median of N runs on one pinned core; native, twin and bound are measured in
-the same process, so that their ratios survive a machine of another speed. Chains are as long as
-a prompt of 32,768 tokens in blocks of 16. Look-ups rotate over more chains than the caches hold.
+Every figure is the median of N runs on one pinned core. Chains are as long as a prompt of 32,768
+tokens in blocks of 16. Look-ups rotate over more chains than the caches hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvkernels import _native, twins
+from tests.bench.measuring import Row, arguments, beside, median_us, peer_figures, pinned, show
 
 TOKENS = 32_768
 CHAIN_BLOCKS = 2_048
+CHAINS = 256
 EVENT_BLOCKS = 64  # blocks of one KV event
 Hashes = npt.NDArray[np.uint64]
+Peer = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. `value` is the native figure, `ratio` how it compares."""
-
-    what: str
-    value: float
-    unit: str
-    other: float | None = None  # the same figure of what it is compared with
-    against: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times better than `other` (below 1: worse)."""
-        if self.other is None:
-            return None
-        more_is_better = self.unit.endswith("/s")
-        return self.value / self.other if more_is_better else self.other / self.value
-
-
-def median_s(work: Callable[[], object], runs: int, repeat: int = 1) -> float:
-    """Median seconds of one call, over `runs` runs of `repeat` calls each."""
-    seconds = []
-    for _ in range(runs):
-        start_s = time.perf_counter()
-        for _ in range(repeat):
-            work()
-        seconds.append((time.perf_counter() - start_s) / repeat)
-    return statistics.median(seconds)
-
-
-def random_chains(count: int, blocks: int = CHAIN_BLOCKS) -> list[Hashes]:
-    rng = np.random.default_rng(7)
+def random_chains(count: int, blocks: int = CHAIN_BLOCKS, seed: int = 7) -> list[Hashes]:
+    """Chains that share no block."""
+    rng = np.random.default_rng(seed)
     return list(rng.integers(0, 2**64, (count, blocks), dtype=np.uint64))
 
 
-def hash_rows(runs: int) -> Iterator[Row]:
+def hash_rows(runs: int, peer: Peer) -> Iterator[Row]:
+    """Chain hashes of a prompt in a buffer; the peer takes a list."""
     tokens = np.random.default_rng(7).integers(0, 150_000, TOKENS).astype(np.int32)
     zeros = bytes(tokens.nbytes)
     # memchr for a byte that is not there reads everything once, at the speed of vector loads.
-    read_us = 1e6 * median_s(lambda: zeros.find(b"\xff"), runs, 50)
-    for block_size in (16, 64):
-        what = f"chain_hashes, 32k tokens, block {block_size}"
-        native = 1e6 * median_s(
-            lambda size=block_size: _native.chain_hashes(tokens, size), runs, 50
+    read_us = median_us(lambda: zeros.find(b"\xff"), runs, 50)
+    for block_size, bar in ((16, 60.0), (64, None)):
+        native = median_us(lambda size=block_size: _native.chain_hashes(tokens, size), runs, 50)
+        twin = median_us(
+            lambda size=block_size: twins.chain_hashes(tokens, size), max(3, runs // 5)
         )
-        twin = 1e6 * median_s(lambda size=block_size: twins.chain_hashes(tokens, size), runs)
-        yield Row(what, native, "us", twin, "twin")
-        yield Row(what, native, "us", read_us, "reading once")
+        others = {"twin": twin, "reading once": read_us}
+        others |= beside(peer, "hash_us") if block_size == 16 else {}
+        yield Row(f"hash 32k tokens, block {block_size}", native, "us", bar, others)
 
 
-def filled(index: Any, chains: list[Hashes], workers: int) -> None:
+def staggered(index: Any, chains: list[Hashes], workers: int) -> None:
     """Worker w of n holds the first (w + 1) / n of every chain."""
     for chain, worker in itertools.product(chains, range(workers)):
         index.store(worker, chain[: CHAIN_BLOCKS * (worker + 1) // workers])
 
 
-def prefix_rows(runs: int) -> Iterator[Row]:
-    chains = random_chains(256)
-    for workers in (8, 64, 256, 1024):
+def whole(index: Any, chains: list[Hashes], workers: int) -> None:
+    """Every worker holds every chain."""
+    for chain, worker in itertools.product(chains, range(workers)):
+        index.store(worker, chain)
+
+
+def mottled(index: Any, chains: list[Hashes], workers: int) -> None:
+    """Each block has its own random half of the workers beside worker 0, who holds all."""
+    rng = np.random.default_rng(5)
+    for chain in chains:
+        index.store(0, chain)
+        for worker in range(1, workers):
+            index.store(worker, chain[rng.random(len(chain)) < 0.5])
+
+
+def split(index: Any, chains: list[Hashes], workers: int) -> None:
+    """Every worker holds every chain, and at every block another prompt branches off."""
+    whole(index, chains, workers)
+    for number, chain in enumerate(chains):
+        branches = np.random.default_rng(number).integers(0, 2**64, len(chain), dtype=np.uint64)
+        for depth in range(len(chain)):
+            index.store(depth % workers, branches[depth : depth + 1])
+
+
+def scattered(index: Any, chains: list[Hashes], workers: int) -> None:
+    """Eight holders of each chain, anywhere among the workers."""
+    rng = np.random.default_rng(5)
+    for chain in chains:
+        for worker in rng.choice(workers, 8, replace=False).tolist():
+            index.store(worker, chain)
+
+
+def prefix_rows(runs: int, peer: Peer) -> Iterator[Row]:
+    """`longest_prefix` of 2,048 blocks in indexes of several shapes."""
+    for what, workers, fill, bar, figure in (
+        ("64 workers hold all", 64, whole, 40.0, "prefix_us"),
+        ("64 workers, split at every block", 64, split, 60.0, "split_us"),
+        ("64 workers, each block held by others", 64, mottled, None, ""),
+        ("64 workers, each some way", 64, staggered, None, ""),
+        ("4,096 workers, 8 holders", 4_096, scattered, 120.0, ""),
+        ("1,024 workers, each some way", 1_024, staggered, None, ""),
+    ):
+        chains = random_chains(CHAINS if workers == 64 else CHAINS // 4)
         native = _native.PrefixIndex(workers)
-        filled(native, chains, workers)
+        fill(native, chains, workers)
         twin = twins.PrefixIndex(workers)
-        filled(twin, chains[:2], workers)
+        fill(twin, chains[:2], workers)
         turn = itertools.cycle(chains)
-        us = 1e6 * median_s(lambda n=native, t=turn: n.longest_prefix(next(t)), runs, 64)
-        twin_us = 1e6 * median_s(lambda t=twin: t.longest_prefix(chains[0]), max(3, runs // 5))
-        what = f"longest_prefix, {CHAIN_BLOCKS:,} blocks, {workers} workers"
-        yield Row(what, us, "us", twin_us, "twin")
+        us = median_us(lambda n=native, t=turn: n.longest_prefix(next(t)), runs, 64)
+        twin_us = median_us(lambda t=twin, c=chains[0]: t.longest_prefix(c), max(3, runs // 5))
+        others = {"twin": twin_us} | beside(peer, figure)
+        yield Row(f"longest_prefix, {what}", us, "us", bar, others)
+    native = _native.PrefixIndex(64)
+    whole(native, random_chains(CHAINS), 64)
+    turn = itertools.cycle(random_chains(CHAINS, seed=8))
+    miss_us = median_us(lambda: native.longest_prefix(next(turn)), runs, 64)
+    others = beside(peer, "miss_us")
+    yield Row("longest_prefix, miss at the first block", miss_us, "us", 2.0, others)
 
 
-def event_rows(runs: int) -> Iterator[Row]:
+def store_rows(runs: int) -> Iterator[Row]:
+    """Blocks stored and removed a second, event by event."""
     events = random_chains(8_192, EVENT_BLOCKS)
     blocks = EVENT_BLOCKS * len(events)
     for name, workers, max_entries in (
         ("8 workers", 8, 1 << 20),
-        ("1024 workers", 1024, 1 << 20),
+        ("1,024 workers", 1_024, 1 << 20),
         ("8 workers, at the bound", 8, blocks // 4),
     ):
         rates = [event_rates(_native, events, workers, max_entries) for _ in range(runs)]
         twin = event_rates(twins, events[:512], workers, max(1, max_entries // 16))
         for i, verb in enumerate(("store", "remove")):
             value = statistics.median(rate[i] for rate in rates)
-            yield Row(f"{verb}, events of {EVENT_BLOCKS}, {name}", value, "M/s", twin[i], "twin")
+            what = f"{verb}, {EVENT_BLOCKS} blocks a call, {name}"
+            yield Row(what, value, "M/s", 8.0 if verb == "store" else None, {"twin": twin[i]})
 
 
 def event_rates(module: Any, events: list[Hashes], workers: int, max_entries: int) -> list[float]:
@@ -128,38 +146,77 @@ def event_rates(module: Any, events: list[Hashes], workers: int, max_entries: in
 
 
 def memory_rows() -> Iterator[Row]:
-    blocks = np.concatenate(random_chains(64))
-    for workers in (8, 64, 256, 1024):
-        full = _native.PrefixIndex(workers, max_entries=len(blocks))
-        full.store(0, blocks)
-        bare = 8 + workers / 8  # the hash and one bit a worker
-        per_block = full.memory_bytes / len(full)
-        yield Row(f"memory, {workers} workers", per_block, "B/block", bare, "hash + bits")
+    """Bytes a block, the worst between a quarter and all of the bound; 4,096 slots."""
+    chains = random_chains(256)
+    bound = CHAIN_BLOCKS * len(chains)
+    slots = np.random.default_rng(3).choice(4_096, 64, replace=False).tolist()
+    for what, holders, bar in (
+        ("one holder", [7], 48.0),
+        ("64 holders, side by side", list(range(64)), 160.0),
+        ("64 holders, scattered", slots, 160.0),
+    ):
+        index = _native.PrefixIndex(4_096, max_entries=bound)
+        worst = 0.0
+        for number, chain in enumerate(chains):
+            for worker in holders:
+                index.store(worker, chain)
+            if 4 * (number + 1) >= len(chains):
+                worst = max(worst, index.memory_bytes / len(index))
+        yield Row(f"memory, {what}", worst, "B/block", bar)
 
 
-def measure(runs: int) -> Iterator[Row]:
-    yield from hash_rows(runs)
-    yield from prefix_rows(runs)
-    yield from event_rows(max(3, runs // 5))
+def restart_rows(blocks: int) -> Iterator[Row]:
+    """An index of many blocks, to bytes and back."""
+    index = _native.PrefixIndex(64, max_entries=blocks)
+    rng = np.random.default_rng(2)
+    probe = rng.integers(0, 2**64, CHAIN_BLOCKS, dtype=np.uint64)
+    index.store(3, probe)
+    for worker in range(64):
+        index.store(worker, rng.integers(0, 2**64, blocks // 64, dtype=np.uint64))
+    start_s = time.perf_counter()
+    data = index.dump()
+    dumped_s = time.perf_counter()
+    again = _native.PrefixIndex.load(data)
+    loaded_s = time.perf_counter()
+    same = (again.longest_prefix(probe) == index.longest_prefix(probe)).all()
+    assert same, "a look-up differs after dump and load"
+    millions = f"{len(index) / 1e6:.0f} M blocks"
+    yield Row(f"dump of {millions}", dumped_s - start_s, "s", 10.0)
+    yield Row(f"load of {millions}", loaded_s - dumped_s, "s", 10.0)
+
+
+def clear_rows(blocks: int) -> Iterator[Row]:
+    """Forgetting one worker of 64, in an index of many blocks."""
+    index = _native.PrefixIndex(64, max_entries=blocks)
+    rng = np.random.default_rng(2)
+    for worker in range(64):
+        index.store(worker, rng.integers(0, 2**64, blocks // 64, dtype=np.uint64))
+    taken = []
+    for worker in range(32):
+        start_s = time.perf_counter()
+        index.clear_worker(worker)
+        taken.append(time.perf_counter() - start_s)
+    yield Row(f"clear_worker, {blocks / 1e6:.0f} M blocks", statistics.median(taken) * 1e6, "us")
+
+
+def measure(runs: int, blocks: int, peer: Peer) -> Iterator[Row]:
+    """All rows."""
+    yield from hash_rows(runs, peer)
+    yield from prefix_rows(runs, peer)
+    yield from store_rows(max(3, runs // 5))
     yield from memory_rows()
+    yield from restart_rows(blocks)
+    yield from clear_rows(blocks)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--runs", type=int, default=15, help="runs a median is taken over")
-    parser.add_argument("--core", type=int, help="core to stay on (default: the last allowed)")
+    """Measure and print."""
+    parser = arguments(__doc__ or "", runs=15)
+    parser.add_argument("--blocks", type=int, default=10_000_000, help="of the index dumped")
     options = parser.parse_args()
-    if hasattr(os, "sched_setaffinity"):
-        core = max(os.sched_getaffinity(0)) if options.core is None else options.core
-        os.sched_setaffinity(0, {core})
-    rows = measure(options.runs)
-    if options.json:
-        print(json.dumps([asdict(row) | {"ratio": row.ratio} for row in rows], indent=2))
-        return
-    for row in rows:
-        compared = f"{row.ratio:8.2f} x {row.against} ({row.other:,.2f})" if row.ratio else ""
-        print(f"{row.what:48} {row.value:10,.2f} {row.unit:8} {compared}", flush=True)
+    core = pinned(options.core)
+    peer = peer_figures(options.dynamo, core)
+    show(measure(options.runs, options.blocks, peer), options.json)
 
 
 if __name__ == "__main__":
