@@ -26,6 +26,7 @@ from router.core.core import RouterCore
 from router.core.settings import CoreSettings
 from router.http.prompts import Prompt, PromptReader
 from router.http.scan import scan
+from router.http.token_check import TokenCheck
 from tests.bench.measuring import Row, arguments, beside, peer_figures, pinned, show
 
 WORKERS = 64
@@ -97,7 +98,8 @@ def done(reading: Coroutine[object, object, Prompt]) -> Prompt:
 def by_text(executor: ThreadPoolExecutor) -> tuple[RouterCore, Decide]:
     """Decisions from the bytes of a body, without a tokenizer."""
     core = core_of(has_events=False)
-    reader = PromptReader(None, executor, time.time, 1)
+    check = TokenCheck(time.monotonic, lambda: 1.0)
+    reader = PromptReader(None, executor, time.time, 1, check)
     asked = bodies()
 
     def decide(number: int, now_s: float) -> None:
