@@ -28,15 +28,12 @@ from router.core.counters import CoreCounters
 from router.core.draws import draw_of
 from router.core.hold_queue import HoldQueue, Pending
 from router.core.ledger import Ledger
+from router.core.memory import PolicyMemory, raising
 from router.core.roster import Roster
 from router.core.settings import CoreSettings
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 from router.estimators.speed import SpeedEstimator
-
-
-def _raise(error: PolicyError) -> None:
-    raise error
 
 
 class RouterCore:
@@ -50,7 +47,7 @@ class RouterCore:
         policy: LoadedPolicy,
         settings: CoreSettings,
         seed: int = 0,
-        report: Callable[[PolicyError], None] = _raise,
+        report: Callable[[PolicyError], None] = raising,
     ) -> None:
         self.settings = settings
         self.counters = CoreCounters()
@@ -63,8 +60,9 @@ class RouterCore:
         self._chooser = Chooser(
             policy, settings, self.columns, self.workers, self.roster, self.arrivals
         )
+        self._memory = PolicyMemory(self._chooser, self.counters, report)
+        self._observe = self._memory.observe
         self._seed = seed
-        self._report = report
         self._serial = 0
         self._pending: dict[int, Pending] = {}
         self._held = HoldQueue(settings.hold_requests)
@@ -220,7 +218,7 @@ class RouterCore:
         try:
             choice = self._chooser.choose(pending, now_s, reason)
         except PolicyError as error:
-            self._policy_failed(error)
+            self._memory.failed(error)
             return self._give_up(pending, 500, "policy_failed", "the routing policy failed")
         if isinstance(choice, Reject):
             return self._give_up(pending, choice.status, choice.code, choice.message)
@@ -285,15 +283,3 @@ class RouterCore:
         self.counters.rejected(code)
         retry_after_s = self.settings.retry_after_s if status in (429, 503) else None
         return Reject(arrival.request_id, status, code, message, retry_after_s)
-
-    def _observe(self, fact: facts.Fact) -> None:
-        if not self._chooser.remembers:
-            return
-        try:
-            self._chooser.observe(fact)
-        except PolicyError as error:
-            self._policy_failed(error)
-
-    def _policy_failed(self, error: PolicyError) -> None:
-        self.counters.policy_failures += 1
-        self._report(error)
