@@ -14,7 +14,7 @@ import msgspec
 from policies.load import load
 from router.config import Config
 from router.config_keys import Key
-from router.worker_spec import WorkerSpecError, worker_spec_of
+from router.worker_spec import WorkerSpecError, taken, worker_spec_of
 
 _BOUND = "the socket is bound at start; restart the router"
 _SIZED = "sized at start; restart the router"
@@ -128,12 +128,17 @@ def check_together(config: Config) -> list[str]:
 def _workers(value: Any) -> tuple[str, ...]:
     """Canonical texts of the workers given."""
     seen: dict[str, set[int | None]] = {}
+    seats: dict[tuple[str, str], str] = {}
 
     def text_of(one: object) -> str:
         spec = worker_spec_of(one)
         ranks = seen.setdefault(spec.url, set())
         if ranks and (spec.rank in ranks or None in ranks or spec.rank is None):
             raise WorkerSpecError(f"{spec.name} is given twice")
+        if spec.seat is not None:
+            other = seats.setdefault(spec.seat, spec.name)
+            if other != spec.name:
+                raise WorkerSpecError(f"{other} {taken(spec)}")
         ranks.add(spec.rank)
         return str(spec)
 

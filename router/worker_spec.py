@@ -94,6 +94,13 @@ class WorkerSpec:
         """What people call it: its URL, of a rank `URL#rank`."""
         return self.url if self.rank is None else f"{self.url}#{self.rank}"
 
+    @property
+    def seat(self) -> tuple[str, str] | None:
+        """The endpoint that we bind for its events, and its topic there: one worker's only."""
+        if self.events is None or not self.events.startswith(BIND):
+            return None
+        return self.events.removeprefix(BIND), self.topic or ""
+
     def __str__(self) -> str:
         """The specification that `parse_worker_spec` reads back as this one."""
         options = [
@@ -107,6 +114,15 @@ class WorkerSpec:
 KEYS = tuple(entry.name for entry in fields(WorkerSpec))
 _INTEGERS = ("block_size", "rank")
 _NUMBERS = ("kv_tokens", "max_requests", "max_queued_tokens", "max_kv_fraction", "weight")
+
+
+def taken(spec: WorkerSpec) -> str:
+    """What another worker does that keeps this one from its events."""
+    endpoint, topic = spec.seat or ("", "")
+    return (
+        f"takes the events with topic {topic!r} at {endpoint} already; "
+        "workers that share an endpoint each need a topic of their own"
+    )
 
 
 def of_rank(spec: WorkerSpec, rank: int) -> WorkerSpec:

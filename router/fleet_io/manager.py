@@ -15,7 +15,7 @@ from policies.facts import WorkerChange
 from router.core.roster import TableFullError
 from router.fleet_io.context import FleetContext
 from router.fleet_io.member import Member, Named
-from router.worker_spec import WorkerSpec, WorkerSpecError, of_rank
+from router.worker_spec import WorkerSpec, WorkerSpecError, of_rank, taken
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _RANKS = "its engine's ranks"
 
 
 class DuplicateWorkerError(Exception):
-    """The URL, or this rank of it, is in the fleet already."""
+    """The URL, this rank of it, or its place at a bound endpoint is in the fleet already."""
 
 
 class FleetManager:
@@ -60,6 +60,9 @@ class FleetManager:
         return self._add(spec, Named(spec), by)
 
     def _add(self, spec: WorkerSpec, named: Named, by: str) -> Member:
+        for member in self.members.values():
+            if spec.seat is not None and member.spec.seat == spec.seat and not member.leaving:
+                raise DuplicateWorkerError(f"worker {member.worker_id} {taken(spec)}")
         if len(self.members) >= self._max_workers:
             raise TableFullError(f"all {self._max_workers} worker slots are taken (limits.workers)")
         member = Member(self._next_id, spec, named, self._context, self._fits)
@@ -107,7 +110,7 @@ class FleetManager:
                 self._leave(member, _RANKS)
             for rank in missing:
                 self._add(_spec_of(named, rank), named, _RANKS)
-        except (TableFullError, WorkerSpecError) as error:
+        except (TableFullError, DuplicateWorkerError, WorkerSpecError) as error:
             if str(error) != named.trouble:  # each of its ranks will find the same
                 log.warning("%s: not all of its %d ranks: %s", named.spec.url, len(ranks), error)
             named.trouble = str(error)

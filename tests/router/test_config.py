@@ -168,6 +168,11 @@ def test_an_empty_file_is_the_defaults(text, tmp_path):
         ("workers: [http://h:1, h]", "workers[1]: 'h' is not of the form"),
         ("workers: [{url: 'http://h:1', kin: vllm}]", "did you mean kind?"),
         ("workers: [http://h:1, http://h:1/]", "workers[1]: http://h:1 is given twice"),
+        (
+            "workers: ['http://h:1,events=bind:tcp://*:5,topic=a', "
+            "'http://h:2,events=bind:tcp://*:5,topic=a']",
+            "workers[1]: http://h:1 takes the events with topic 'a' at tcp://*:5 already",
+        ),
         ("limits: {workers: 1}\nworkers: [http://h:1, http://h:2]", "limits.workers is 1"),
         ("port: 8081", "port and admin_port are both 8081"),
         ("tenant_header: x-session-id", "session_header and tenant_header"),

@@ -29,6 +29,7 @@ from router.worker_spec import WorkerSpec, parse_worker_spec
 DEADLINE_S = 10.0
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 URL = "http://127.0.0.1:9"
+OTHER = "http://127.0.0.1:10"
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -170,6 +171,16 @@ async def test_the_same_address_twice_and_one_too_many_are_refused() -> None:
         assert second.worker_id == 1
         with pytest.raises(TableFullError):
             one.manager.add(parse_worker_spec("http://127.0.0.1:10"))
+
+
+async def test_a_place_at_a_bound_endpoint_is_for_one() -> None:
+    async with fleet(max_workers=4) as one:
+        first = one.manager.add(parse_worker_spec(f"{URL},events=bind:tcp://*:5557,topic=a"))
+        with pytest.raises(DuplicateWorkerError, match="worker 0 takes the events with topic 'a'"):
+            one.manager.add(parse_worker_spec(f"{OTHER},events=bind:tcp://*:5557,topic=a"))
+        one.manager.add(parse_worker_spec(f"{OTHER},events=bind:tcp://*:5557,topic=b"))
+        one.manager.leave(first, "test")
+        one.manager.add(parse_worker_spec("http://127.0.0.1:11,events=bind:tcp://*:5557,topic=a"))
 
 
 async def test_leaving_workers_go_when_idle() -> None:
