@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from policies.pricing import missing_tokens
 from policies.record import record
 
 Floats = npt.NDArray[np.float64]
@@ -93,6 +94,10 @@ class FleetView:
         """Seconds each worker needs, at its own speed, for the prefill already sent to it."""
         seconds: Floats = self.queued_prefill_tokens / self.prefill_tokens_per_s
         return seconds
+
+    def missing_tokens(self, prompt_tokens: int) -> Floats:
+        """float64[rows]: tokens of the prompt a worker lacks, priced by `policies.pricing`."""
+        return missing_tokens(self.hit_tokens, prompt_tokens)
 
     @property
     def has_thresholds(self) -> bool:

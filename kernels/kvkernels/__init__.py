@@ -1,10 +1,11 @@
 """Native building blocks for prefix-aware routing.
 
 Owns: chain hashes (XXH3-64 over token blocks), the index of which worker holds which block, the
-decoding of KV events and what they say of one worker, the mirror of workers that tell nothing, and
-the twin of the engine on virtual time.
-Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`; `NATIVE` says whether
-the C++ build or the plain-Python twins (same answers, slower) are in use. `VirtualWorker` is None
+decoding of KV events and what they say of one worker, the mirror of workers that tell nothing, the
+arithmetic over a pool's columns, and the twin of the engine on virtual time.
+Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`, `drain_queues`,
+`missing_tokens`; `NATIVE` says whether the C++ build or the plain-Python twins (same answers,
+slower) are in use. `VirtualWorker` is None
 without the C++ build: its plain twin is `engine.virtual.VirtualWorker`, which drives the real
 scheduler.
 Never imports: anything else of this project, torch.
@@ -19,10 +20,13 @@ try:
         VirtualWorker,
         WorkerBlocks,
         chain_hashes,
+        drain_queues,
+        missing_tokens,
     )
 
     NATIVE = True
 except ImportError:  # no compiler at install time: the twins answer the same
+    from kvkernels.column_twins import drain_queues, missing_tokens
     from kvkernels.event_twins import EventBatch, WorkerBlocks  # type: ignore[assignment]
     from kvkernels.mirror_twin import Mirror  # type: ignore[assignment]
     from kvkernels.twins import PrefixIndex, chain_hashes  # type: ignore[assignment]
@@ -38,4 +42,6 @@ __all__ = [
     "VirtualWorker",
     "WorkerBlocks",
     "chain_hashes",
+    "drain_queues",
+    "missing_tokens",
 ]

@@ -16,6 +16,7 @@ from kvkernels.virtual_stats import WorkerStats
 Hashes = npt.NDArray[np.uint64]
 Hits = npt.NDArray[np.int32]
 Ids = npt.NDArray[np.int64]
+Column = npt.NDArray[np.float64]
 Run = tuple[int | None, Hashes]
 Touch = tuple[int, int, list[tuple[int, int]]]
 Ended = tuple[list[int], list[int], list[int], list[tuple[int, int | None, Hashes]]]
@@ -24,6 +25,10 @@ Buffer = npt.NDArray[np.int32] | npt.NDArray[np.uint64] | _Buffer
 Bytes = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
 def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes: ...
+def drain_queues(
+    drained: Column, rate: Column, charged: Column, limit: Column, elapsed_s: float
+) -> None: ...
+def missing_tokens(hit_tokens: Ids, prompt_tokens: int) -> Column: ...
 
 class PrefixIndex:
     def __init__(

@@ -47,6 +47,11 @@ Buffer::Buffer(nb::handle object, const char* name, const Wanted& wanted) {
   }
 }
 
+void* Buffer::writable_data(const char* name) const {
+  if (view_.readonly != 0) throw value_error(std::string(name) + " must be writable");
+  return view_.buf;
+}
+
 void Buffer::refuse(const char* name, const Wanted& wanted) const {
   const std::string argument = name;
   const std::string format = view_.format == nullptr ? "B" : view_.format;

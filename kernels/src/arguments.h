@@ -26,6 +26,7 @@ class Buffer {
 
  protected:
   const void* data() const { return view_.buf; }
+  void* writable_data(const char* name) const;
   std::size_t size() const { return static_cast<std::size_t>(view_.len / view_.itemsize); }
 
  private:
@@ -58,6 +59,27 @@ class Bytes : public Buffer {
   Bytes(nanobind::handle object, const char* name) : Buffer(object, name, {"uint8", "B", 1}) {}
   std::span<const std::uint8_t> span() const {
     return {static_cast<const std::uint8_t*>(data()), size()};
+  }
+};
+
+// int64 numbers.
+class Counts : public Buffer {
+ public:
+  Counts(nanobind::handle object, const char* name) : Buffer(object, name, {"int64", "lq", 8}) {}
+  std::span<const std::int64_t> span() const {
+    return {static_cast<const std::int64_t*>(data()), size()};
+  }
+};
+
+// float64 numbers.
+class Column : public Buffer {
+ public:
+  Column(nanobind::handle object, const char* name) : Buffer(object, name, {"float64", "d", 8}) {}
+  std::span<const double> span() const { return {static_cast<const double*>(data()), size()}; }
+
+  // The same to write to, or ValueError where its owner forbids that.
+  std::span<double> writable(const char* name) const {
+    return {static_cast<double*>(writable_data(name)), size()};
   }
 };
 

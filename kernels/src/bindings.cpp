@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "chain.h"
+#include "columns_bindings.h"
 #include "event_bindings.h"
 #include "index_bindings.h"
 #include "mirror_bindings.h"
@@ -49,6 +50,7 @@ NB_MODULE(_native, module) {
              nb::sig("def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes"),
              "Chain hashes of the full blocks of `tokens` (int32), first block first.");
 
+  kv::bind_columns(module);
   kv::bind_prefix_index(module);
   kv::bind_events(module);
   kv::bind_mirror(module);

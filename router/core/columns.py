@@ -10,6 +10,7 @@ from copy import copy
 
 import numpy as np
 
+from kvkernels import drain_queues
 from policies.contract import Floats, Ints
 from policies.facts import WorkerFacts
 
@@ -50,7 +51,6 @@ class WorkerColumns:
         self.max_kv_fraction = floats(np.nan)
         self.event_s = floats(-np.inf)
         self.hits_unknown = np.zeros(slots, dtype=np.bool_)
-        self._scratch = floats()
 
     def open(self, slot: int, worker_id: int) -> None:
         """Start a row afresh for a worker that joins."""
@@ -74,11 +74,13 @@ class WorkerColumns:
         Never more than the oldest prompt that still waits for its first token: a worker that is
         out of KV computes nothing, however long that takes, and its queue must not look empty.
         """
-        drained = np.multiply(self.prefill_tokens_per_s, elapsed_s, out=self._scratch)
-        np.add(drained, self.drained_tokens, out=drained)
-        np.minimum(drained, self.charged_tokens, out=drained)
-        np.minimum(drained, self.drain_limit_tokens, out=drained)
-        np.maximum(drained, self.drained_tokens, out=self.drained_tokens)
+        drain_queues(
+            self.drained_tokens,
+            self.prefill_tokens_per_s,
+            self.charged_tokens,
+            self.drain_limit_tokens,
+            elapsed_s,
+        )
 
     def read_only(self) -> WorkerColumns:
         """The same columns, where they lie, for those who may not write."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvkernels import missing_tokens
 from policies.contract import Bools, FleetView, Floats, Ints
 from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
@@ -172,6 +173,9 @@ class LiveFleet(FleetView):
     @asked
     def max_kv_fraction(self) -> Floats:
         return self._columns.max_kv_fraction[self._rows.slots]
+
+    def missing_tokens(self, prompt_tokens: int) -> Floats:
+        return missing_tokens(self._hit_tokens, prompt_tokens)
 
     @property
     def has_thresholds(self) -> bool:

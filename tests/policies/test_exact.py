@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.hybrid import Hybrid, missing_tokens
+from policies.hybrid import Hybrid
 from policies.pick import TIE, pick
 from policies.thresholds import reached_thresholds
 from tests.effort import EFFORT
@@ -42,7 +42,7 @@ def plain_reached(fleet, defaults) -> np.ndarray:
 @given(hits=st.lists(st.integers(0, 3_000), max_size=12), prompt_tokens=st.integers(1, 2_500))
 def test_missing_tokens(hits, prompt_tokens) -> None:
     fleet = fleet_of(hit_tokens=np.array(hits, dtype=np.int64))
-    missing = missing_tokens(request_of(prompt_tokens=prompt_tokens), fleet)
+    missing = fleet.missing_tokens(prompt_tokens)
     assert missing.tolist() == plain_missing(prompt_tokens, fleet.hit_tokens).tolist()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from policies import POLICIES
-from policies.hybrid import Hybrid, missing_tokens
+from policies.hybrid import Hybrid
 from policies.kv_load import KvLoad
 from policies.kv_prefix import KvPrefix
 from policies.least_requests import LeastRequests
@@ -119,9 +119,9 @@ def test_hybrid_adds_missing_queue_and_decode_in_the_workers_own_seconds():
     ],
 )
 def test_missing_tokens_are_priced_by_how_many_hold_them(hits, missing):
-    assert missing_tokens(request_of(), fleet_of(hit_tokens=hits)).tolist() == pytest.approx(
-        missing
-    )
+    assert fleet_of(hit_tokens=hits).missing_tokens(
+        request_of().prompt_tokens
+    ).tolist() == pytest.approx(missing)
 
 
 @pytest.mark.parametrize("holders", [1, 2, 4])
