@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 DEMO_FLAGS ?=
 SIM_FLAGS ?=
+BENCH_FLAGS ?=
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
@@ -42,8 +43,14 @@ check: $(STAMP) ## format, lint, types, arrows, tidy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/tidy
 
-bench: $(STAMP) ## benchmarks, as ratios within one run
-	@for bench in tests/bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+# The peer's bench runs in the peer's own Python: make bench PEER='--dynamo PYTHON'
+BENCHES := index events route decision mirror tokens scheduler virtual traces request_log relay feeds replay
+PEER ?=
+
+bench: $(STAMP) ## benchmarks, as ratios within one run; JSON: BENCH_FLAGS=--json
+	@for bench in $(BENCHES); do echo "== $$bench"; case $$bench in \
+	  index|events|route) flags="$(PEER)";; *) flags=;; esac; \
+	  $(BIN)/python -m tests.bench.$$bench $(BENCH_FLAGS) $$flags || exit 1; done
 
 sim: $(STAMP) ## which policy? a trace on virtual time: make sim TRACE=FILE SIM_FLAGS='--workers 4'
 	$(BIN)/warmroute-sim replay '$(TRACE)' $(SIM_FLAGS)

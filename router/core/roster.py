@@ -210,7 +210,8 @@ class Roster:
         sizes = rows.distinct_block_sizes
         if len(sizes) == 1:
             size, chain = sizes[0], chains[sizes[0]]
-            hits = np.multiply(self._hit_blocks(chain)[rows.slots], size, dtype=np.int64)
+            hits = self._hit_blocks(chain)[rows.slots].astype(np.int64)
+            hits *= size
             if len(chain) * size < prompt_tokens:  # more than all of it is nobody's hit
                 return hits
         else:

@@ -30,6 +30,7 @@ from router.http.token_check import TokenCheck
 T = TypeVar("T")
 
 BYTES_A_TOKEN = 4  # of UTF-8 text, roughly, for English and code with today's vocabularies
+_INT32 = np.dtype("<i4")
 _INLINE_TOKENS = 1 << 15  # shorter chains are hashed at once: a thread would cost more
 
 
@@ -173,7 +174,7 @@ def _texts(scanned: Scanned) -> list[Tokens]:
 
 def _text_tokens(text: str) -> Tokens:
     data = text.encode("utf-8", "surrogatepass")
-    return np.frombuffer(data, dtype="<i4", count=len(data) // BYTES_A_TOKEN)
+    return np.frombuffer(data, _INT32, len(data) // BYTES_A_TOKEN)
 
 
 def _conversation(scanned: Scanned) -> str:
