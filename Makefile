@@ -9,6 +9,7 @@ NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.
 DEMO_FLAGS ?=
 SIM_FLAGS ?=
 BENCH_FLAGS ?=
+BENCHES := decision mirror tokens scheduler virtual traces request_log relay feeds replay
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
@@ -43,14 +44,12 @@ check: $(STAMP) ## format, lint, types, arrows, tidy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/tidy
 
-# The peer's bench runs in the peer's own Python: make bench PEER='--dynamo PYTHON'
-BENCHES := index events route decision mirror tokens scheduler virtual traces request_log relay feeds replay
-PEER ?=
-
-bench: $(STAMP) ## benchmarks, as ratios within one run; JSON: BENCH_FLAGS=--json
-	@for bench in $(BENCHES); do echo "== $$bench"; case $$bench in \
-	  index|events|route) flags="$(PEER)";; *) flags=;; esac; \
-	  $(BIN)/python -m tests.bench.$$bench $(BENCH_FLAGS) $$flags || exit 1; done
+# Flags of those that print ratios of the index and the decision: BENCH_FLAGS='--json --dynamo PYTHON'
+bench: $(STAMP) ## benchmarks, as ratios within one run
+	@for bench in index events route; do echo "== $$bench"; \
+	  $(BIN)/python -m tests.bench.$$bench $(BENCH_FLAGS) || exit 1; done
+	@for bench in $(BENCHES); do echo "== $$bench"; \
+	  $(BIN)/python -m tests.bench.$$bench || exit 1; done
 
 sim: $(STAMP) ## which policy? a trace on virtual time: make sim TRACE=FILE SIM_FLAGS='--workers 4'
 	$(BIN)/warmroute-sim replay '$(TRACE)' $(SIM_FLAGS)
