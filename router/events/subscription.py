@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import zmq
 
-from router.events.sockets import opened
+from router.events.sockets import opened, receiver
 from router.events.source import ZmqSource
 from router.events.telling import FeedContext
 
@@ -20,4 +20,4 @@ async def subscribed(source: ZmqSource, context: FeedContext) -> AsyncIterator[R
     with opened(context, zmq.SUB, context.backlog_batches) as sub:
         sub.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
         sub.connect(source.live)
-        yield sub.recv_multipart
+        yield receiver(sub)
