@@ -55,6 +55,8 @@ async def report_loads(
                 return "anew", "its engine was started anew: its counters went back"
             if load.asleep:
                 return "down", "its engine sleeps"
+            if load.block_size and not worker.sized:
+                return "anew", "it has run, and says now how large its blocks are"
             grown = load.grown
             used = _used_tokens(load, worker.facts.kv_capacity_tokens)
             context.tell(LoadReport(context.clock(), worker_id, load.running, load.waiting, used))

@@ -21,7 +21,6 @@ from router.fleet_io.engines.trtllm import EVENTS_PATH
 from router.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
 
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
-DEFAULT_BLOCK_SIZE = 16  # vLLM's, where a worker does not say
 _SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 100  # in a line of the log
 
 
@@ -46,6 +45,7 @@ class Recognized:
     ranks: tuple[int, ...] = (0,)  # all those behind its URL; none: nobody knows
     address: int | None = None  # what its engine calls its rank; None: it has nobody beside it
     advice: str = ""  # to its operator
+    sized: bool = True  # it told its block size
 
     def __str__(self) -> str:
         """One line for people."""
@@ -69,7 +69,7 @@ async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: fl
     talk = Interview(http, spec, timeout_s)
     models = await cards(talk)
     kind, profile = await _profile(talk)
-    size = spec.block_size or profile.block_size or DEFAULT_BLOCK_SIZE
+    size = spec.block_size or profile.block_size or profile.usual_block_size
     if size not in BLOCK_SIZES:
         raise UnrecognizedError(f"it says that its blocks have {size} tokens; allowed: 1..4096")
     source = _source(spec, profile)
@@ -92,7 +92,8 @@ async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: fl
         profile.health,
         profile.ranks,
         _address(spec, profile),
-        profile.advice,
+        _advice(spec, profile),
+        profile.block_size is not None,
     )
     return with_thresholds(recognized, spec)
 
@@ -170,6 +171,14 @@ def _source(spec: WorkerSpec, profile: Profile) -> EventSource | None:
         if spec.topic is not None:
             source = replace(source, topic=spec.topic)
     return source
+
+
+def _advice(spec: WorkerSpec, profile: Profile) -> str:
+    """What its operator should know: events in blocks of another size tell us nothing."""
+    given, told = spec.block_size, profile.block_size
+    if given is None or told in (None, given):
+        return profile.advice
+    return f"block_size={given} was given, it says {told}: its KV events may be of no use"
 
 
 def _or_nan(value: float | None) -> float:

@@ -17,7 +17,7 @@ from router.fleet_io.member import Member
 from router.worker_spec import parse_worker_spec
 from tests.router.engine_pages import engine
 from tests.router.test_engines_sglang import SGLANG
-from tests.router.test_engines_triton import TRITON
+from tests.router.test_engines_triton import BACKEND, FRESH_BACKEND, TRITON
 from tests.router.test_recognize import METRICS, VLLM
 
 DEADLINE_S = 10.0
@@ -104,3 +104,13 @@ async def test_advice_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
         pages["/v1/models"], pages["/health"] = SGLANG["/v1/models"], "ok"
         await until(lambda: member.ready, "it to be back")
         assert caplog.text.count("give it --page-size 16 or more") == 1
+
+
+async def test_a_triton_that_has_run_tells_how_large_its_blocks_are() -> None:
+    pages = {**TRITON, "/metrics": FRESH_BACKEND}
+    async with followed(pages, []) as member:
+        assert member.recognized is not None
+        assert member.recognized.facts.block_size == 32
+        pages["/metrics"] = BACKEND
+        await until(lambda: member.recognized.facts.block_size == 64, "it to be asked again")
+        assert member.recognized.facts.kv_capacity_tokens == 64_000

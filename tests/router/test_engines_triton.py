@@ -30,6 +30,11 @@ NEWER = f"""\
 {BACKEND}nv_trt_llm_request_metrics{{{_OF},request_type="waiting"}} 4
 nv_trt_llm_kv_cache_block_metrics{{{_OF},kv_cache_block_type="fraction"}} 0.1
 """
+# Before its first request: gauges are 0.
+FRESH_BACKEND = "".join(
+    f"{line.rpartition(' ')[0]} 0\n" if "_block_metrics" in line else f"{line}\n"
+    for line in BACKEND.splitlines()
+)
 TRITON: Pages = {"/v1/models": MODELS, "/metrics": BACKEND, "/health/ready": "ok"}
 
 
@@ -67,6 +72,12 @@ async def test_it_is_asked_for_readiness_where_it_answers(
 ) -> None:
     one = await recognized({**TRITON, **pages})
     assert (one.health.path, one.health.below) == (path, below)
+
+
+async def test_before_its_first_request_it_does_not_tell_its_sizes() -> None:
+    one = await recognized({**TRITON, "/metrics": FRESH_BACKEND})
+    assert (one.facts.block_size, one.sized) == (32, False)
+    assert math.isnan(one.facts.kv_capacity_tokens)
 
 
 @pytest.mark.parametrize(("text", "waiting"), [(BACKEND, 2), (NEWER, 4)], ids=["old", "new"])

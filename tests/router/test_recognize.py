@@ -44,6 +44,15 @@ async def test_a_vllm_without_event_sources_is_served_without_events() -> None:
     assert (facts.kv_capacity_tokens, facts.max_model_tokens) == (32_000, 8192)
 
 
+async def test_a_block_size_that_is_not_what_it_says_is_told() -> None:
+    """Its events could not be used: their blocks would be of another size than the worker's."""
+    assert (
+        "block_size=16 was given, it says 32" in (await recognized(VLLM, ",block_size=16")).advice
+    )
+    assert (await recognized(VLLM, ",block_size=32")).advice == ""
+    assert (await recognized({"/v1/models": MODELS}, ",block_size=64")).advice == ""
+
+
 async def test_endpoints_bound_to_every_address_are_reached_at_the_workers_own() -> None:
     one = await recognized({**VLLM, "/kv_event_sources": SOURCES})
     assert isinstance(one.source, ZmqSource)

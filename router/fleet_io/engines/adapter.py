@@ -27,6 +27,7 @@ class RankLoad:
     kv_usage: float = math.nan  # 0..1 of its KV cache, where it says no tokens
     grown: int = 0  # of what only grows while the engine lives: less means that it began anew
     asleep: bool = False  # it answers probes and no requests
+    block_size: int = 0  # tokens of a KV block, where the figures say it; 0: they do not yet
 
 
 def total(loads: Collection[RankLoad]) -> RankLoad:
@@ -40,6 +41,7 @@ def total(loads: Collection[RankLoad]) -> RankLoad:
         kv_usage=math.fsum(load.kv_usage for load in loads) / len(loads),
         grown=sum(load.grown for load in loads),
         asleep=all(load.asleep for load in loads),
+        block_size=max(load.block_size for load in loads),
     )
 
 
@@ -75,6 +77,7 @@ class Profile:
     """What an engine says of itself. None or empty: it does not say."""
 
     block_size: int | None = None  # tokens
+    usual_block_size: int = 16  # its default, taken where it does not say
     kv_tokens: Mapping[int, int] = field(default_factory=dict)  # whole KV cache, by rank
     ranks: tuple[int, ...] = (0,)  # those behind this URL
     sources: Mapping[int, EventSource] = field(default_factory=dict)  # of KV events, by rank

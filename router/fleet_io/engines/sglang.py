@@ -148,16 +148,17 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
             return None
         info, sources = _Info(), RankedSources({})
     ranks = max(info.dp_size or 1, sources.ranks)
-    size = sources.block_size or info.page_size or 1
+    size = sources.block_size or info.page_size
     tokens = info.max_total_num_tokens
     return Profile(
         block_size=size,
+        usual_block_size=1,
         kv_tokens=dict.fromkeys(range(ranks), tokens) if tokens else {},
         ranks=tuple(range(ranks)),
         sources=sources.by_rank,
         loads=await _reader(talk),
         health=_HEALTH,
-        advice=_ONE_TOKEN if size == 1 and talk.spec.block_size is None else "",
+        advice=_ONE_TOKEN if size in (None, 1) and talk.spec.block_size is None else "",
     )
 
 

@@ -1,7 +1,7 @@
 """Triton with the TensorRT-LLM backend, behind its OpenAI frontend.
 
 Load: `nv_trt_llm_...` at the frontend's `/metrics`, or at port 8002 (worker option `metrics`).
-No KV events, so its cache is mirrored from what we send it.
+No KV events, so its cache is mirrored from what we send it. Its KV gauges are 0 until it has run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REQUESTS, _BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_me
 _TYPES = {_REQUESTS: "request_type", _BLOCKS: "kv_cache_block_type"}  # label that says what
 _READY = ("/v2/health/ready", "/health/ready")  # Triton's own port, its OpenAI frontend
 _ABSENT = (404, 405, 501)
-_BLOCK_SIZE = 32  # tokens, where it has not said yet
+_BLOCK_SIZE = 32  # tokens, its default
 
 Figures = dict[tuple[str, str], float]  # (series, type) -> value
 
@@ -70,6 +70,7 @@ def _load_of(figures: Figures) -> RankLoad:
         waiting=int(figures.get((_REQUESTS, "waiting"), max(active - running, 0.0))),
         kv_used_tokens=used * figures.get((_BLOCKS, "tokens_per"), math.nan),
         kv_usage=share(figures.get((_BLOCKS, "fraction")), "the KV cache's fraction"),
+        block_size=int(figures.get((_BLOCKS, "tokens_per"), 0)),
     )
 
 
@@ -85,7 +86,8 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     blocks = [int(figures.get((_BLOCKS, "max"), 0)) for figures in models]
     capacity = sum(map(int.__mul__, sizes, blocks))
     return Profile(
-        block_size=next(filter(None, sizes), _BLOCK_SIZE),
+        block_size=next(filter(None, sizes), None),
+        usual_block_size=_BLOCK_SIZE,
         kv_tokens={0: capacity} if capacity else {},
         loads=TritonMetrics(talk.metrics_url) if models else None,
         health=await _health(talk),

@@ -120,11 +120,12 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     status, body = await talk.get("/server_info")
     info = decoded(body, _Info, "/server_info") if status == 200 else _Info()
     reader, gauges = await _reader(talk)
-    size = info.tokens_per_block or int(gauges.get(_TOKENS, 0)) or _BLOCK_SIZE
-    capacity = int(gauges.get(_MAX, 0)) * size
+    size = info.tokens_per_block or int(gauges.get(_TOKENS, 0)) or None
+    capacity = int(gauges.get(_MAX, 0)) * (size or _BLOCK_SIZE)
     source = await _source(talk)
     return Profile(
         block_size=size,
+        usual_block_size=_BLOCK_SIZE,
         kv_tokens={0: capacity} if capacity else {},
         sources={} if source is None else {0: source},
         loads=reader,
