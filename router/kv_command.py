@@ -94,6 +94,8 @@ def truth_of(snapshot: bytes) -> tuple[int, Chains]:
 
 
 def _shown(view: KvView) -> str:
+    if not view.has_events:
+        return f"worker {view.worker} ({view.url}): no KV events, mirrored from what was sent to it"
     state = "known" if view.known else "unknown: a lower bound"
     if view.known and not view.exact:
         state = "known, for its cache has turned over since events were missed"

@@ -38,6 +38,7 @@ class KvView(msgspec.Struct, frozen=True):
     worker: int
     url: str
     block_size: int  # tokens
+    has_events: bool  # else nothing is known here: its cache is mirrored
     known: bool  # no event is missing, or as much was stored since as the worker holds
     exact: bool  # no event is missing
     resyncing: bool  # missing events were asked for
@@ -77,6 +78,7 @@ def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
         worker=worker.worker_id,
         url=worker.facts.name,
         block_size=worker.facts.block_size,
+        has_events=worker.facts.has_events,
         known=kv.known,
         exact=kv.exact,
         resyncing=kv.resyncing,

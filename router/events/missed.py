@@ -83,7 +83,7 @@ class Missed:
                 await asyncio.sleep(_ASK_AGAIN_S)
                 answer = await self._sync(from_seq)
             if answer == "none":
-                self._teller.counters.failed_syncs += 1
+                self._teller.failed_sync(self._source.snapshot or self._source.replay)
             if self._wanted.empty():  # else the next one speaks for the gap that is open now
                 self._teller.replay_end(answer != "none")
             await asyncio.sleep(_BETWEEN_SYNCS_S if answer == "all" else _ASK_AGAIN_S)
@@ -134,7 +134,8 @@ class Missed:
             if isinstance(error, WireError):
                 self._teller.malformed(error)
             worker_id = self._teller.worker_id
-            log.info("worker %d: replay from %d failed: %r", worker_id, from_seq, error)
+            where, why = self._source.replay, str(error) or "no answer in time"
+            log.info("worker %d: replay from %d at %s failed: %s", worker_id, from_seq, where, why)
             return "none"
         self._teller.counters.replays += 1
         return "all" if span.covered else "some"

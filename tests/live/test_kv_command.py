@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.live.stack import Stack, running, until
+from tests.live.stack import Stack, engine_arguments, running, until
 from tests.live.test_events import explained, until_resident
 
 
@@ -40,6 +40,17 @@ async def test_it_says_what_is_equal_what_lacks_and_what_is_wrong(tmp_path: Path
         assert status == 1, said
         assert f"equal 0, missing here {held[1]}, only here {held[0]}" in said
         assert (await kv(stack, "--worker", "1"))[0] == 0
+
+
+async def test_a_worker_without_events_is_told_from_one_that_is_unknown(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=0) as stack:
+        silent = await stack.programs.start("silent", "engine", engine_arguments())
+        worker = f"{silent.url},events=none"
+        async with stack.http.post(f"{stack.admin}/workers", json=worker) as reply:
+            assert reply.status < 300, await reply.text()
+        await stack.until_state(0, "ready")
+        status, said = await kv(stack, "--worker", "0")
+        assert (status, "no KV events, mirrored" in said) == (0, True), said
 
 
 async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
