@@ -125,6 +125,7 @@ class EventBatch:
         at_root = parent is None and salt is None
         extras, keyed_salt = fields.extra_keys(len(names), lora_name, at_root)
         salt = salt if keyed_salt is None else keyed_salt
+        extras = _both(extras, fields.mm_keys(extras or (), len(names)))
         if tokens is None or tier is None or extras is None:
             return None
         if len(tokens) and len(tokens) != len(names) * block_size:
@@ -137,6 +138,13 @@ class EventBatch:
             *("stored", names, parent, tokens, block_size, tier),
             *(lora, salted, extras, group, full_attention),
         )
+
+
+def _both(
+    extras: tuple[bytes, ...] | None, joined: tuple[bytes, ...] | None
+) -> tuple[bytes, ...] | None:
+    """Those of `extra_keys` and `mm_keys`, where both can be used."""
+    return None if extras is None else joined
 
 
 def _removed(fields: Fields) -> tuple[Any, ...] | None:

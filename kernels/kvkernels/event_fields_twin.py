@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kvkernels.event_images_twin import offset_of, read_images
 from kvkernels.msgpack_twin import Header, Reader
 
 MAX_BLOCKS = 1 << 20  # of one batch, as the next two
@@ -185,6 +186,24 @@ class Fields:
             return None, salt
         return (tuple(extras) if any(extras) else ()), salt
 
+    def mm_keys(self, extras: tuple[bytes, ...], blocks: int) -> tuple[bytes, ...] | None:
+        """`extras` with TensorRT-LLM's images behind them; None for an image of unknown shape."""
+        header = self._field("mm_keys")
+        if header is None:
+            return extras
+        if header.kind != "array":
+            raise ValueError("mm_keys must be an array or nil")
+        joined = list(extras) or [b""] * blocks
+        odd = False
+        for block in range(header.size):
+            parts, strange = read_images(self._reader, self._counted)
+            odd |= strange
+            if block < blocks:
+                joined[block] += b"".join(parts)
+        if odd:
+            return None
+        return tuple(joined) if any(joined) else ()
+
     def _entry(self, lora_name: bytes | None) -> tuple[list[bytes], int | None, bool]:
         """One block's keys as the bytes to hash, the place of its last bare string, and whether
         a key was of no known shape."""
@@ -230,10 +249,8 @@ class Fields:
         part = reader.take(identifier.size)
         if item.size == 1:
             return part + bytes(4)
-        offset = reader.header()
-        if offset.kind != "int" or not -(2**31) <= offset.value < 2**31:
-            return None
-        return part + offset.value.to_bytes(4, "little", signed=True)
+        offset = offset_of(reader.header())
+        return None if offset is None else part + offset
 
     def _counted(self, part: bytes) -> bytes:
         self._extra_bytes += len(part)

@@ -87,16 +87,21 @@ EventReader::Use EventReader::identified(const Header& item) {
   const std::string_view part = reader_.take_text(identifier.size);
   std::uint32_t offset = 0;
   if (item.size == 2) {
-    const Header number = reader_.header();
-    const auto value = static_cast<std::int64_t>(number.value);
-    if (number.kind != Kind::integer || number.negative != (value < 0) ||
-        value < INT32_MIN || value > INT32_MAX) {
-      return Use::no;
-    }
-    offset = static_cast<std::uint32_t>(value);
+    const auto number = offset_of(reader_.header());
+    if (!number) return Use::no;
+    offset = *number;
   }
   add_part(part, offset);
   return Use::yes;
+}
+
+std::optional<std::uint32_t> EventReader::offset_of(const Header& header) {
+  const auto value = static_cast<std::int64_t>(header.value);
+  if (header.kind != Kind::integer || header.negative != (value < 0) ||
+      value < INT32_MIN || value > INT32_MAX) {
+    return std::nullopt;
+  }
+  return static_cast<std::uint32_t>(value);
 }
 
 void EventReader::add_part(std::string_view part, std::uint32_t offset) {

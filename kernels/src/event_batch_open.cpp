@@ -12,10 +12,10 @@ namespace {
 constexpr const char* kNoEvent = "must be an array or a map with its type";
 
 // The wire's names of the fields that mean something to us, in the enumeration's order.
-constexpr std::array<std::string_view, 12> kKeys = {
+constexpr std::array<std::string_view, 13> kKeys = {
     "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id",
     "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
-    "cache_salt", "type"};
+    "cache_salt", "mm_keys", "type"};
 
 }  // namespace
 

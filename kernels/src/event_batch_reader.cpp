@@ -74,6 +74,7 @@ EventReader::Use EventReader::stored(Event& event) {
   if (lora) event.lora = keep(*lora);
   if (salt) event.salt = keep(*salt);
   if (extra_keys(event) == Use::no) use = Use::no;
+  if (mm_keys(event) == Use::no) use = Use::no;
   const std::uint64_t wanted = std::uint64_t{event.names} * event.block_size;
   return event.tokens != 0 && event.tokens != wanted ? Use::no : use;
 }

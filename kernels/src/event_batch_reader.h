@@ -22,7 +22,7 @@ class EventReader {
   // In the array form's order; those that mean nothing to us are left out.
   enum Field {
     kHashes, kParent, kTokens, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys, kGroup, kKind,
-    kSalt, kType, kFields
+    kSalt, kMmKeys, kType, kFields
   };
   enum class Tag { stored, removed, cleared, unknown };
   // Whether a field can be used, or the event that has it is stepped over.
@@ -60,6 +60,10 @@ class EventReader {
   Use extra_keys(Event& event);
   Entry entry(std::optional<std::string_view> lora);
   Use identified(const msgpack::Header& item);
+  static std::optional<std::uint32_t> offset_of(const msgpack::Header& header);
+  Use mm_keys(Event& event);
+  Use images();
+  Use image(std::size_t pairs);
   Piece keep(std::string_view text);
   void add_part(std::string_view part, std::uint32_t offset);
 

@@ -80,6 +80,8 @@ def test_any_buffer_will_do(decode: type[EventBatch], kind: Any) -> None:
         (pack(stored(medium=1)), "medium must be a string or nil"),
         (pack(stored(group_idx=-1)), r"group_idx must be 0..65535 or nil"),
         (pack(stored(extra_keys=1)), "extra_keys must be an array or nil"),
+        (pack(stored(mm_keys="x")), "mm_keys must be an array or nil"),
+        (pack(stored(mm_keys=[[{"hash": "x" * (1 << 22)}]])), "extra_keys: more than"),
         (pack(["BlockRemoved", [1] * (1 << 20)], stored()), "event 1: block_hashes: more than"),
         (pack(stored()).replace(b"\x01\x02", b"\xa1\xff"), "ends within|more bytes|must be"),
     ],

@@ -89,6 +89,20 @@ _keys = st.lists(
     st.sampled_from(["fr", "salt", b"\1\2", ["img", 3], ["img"], ["img", None], [b"x", -1], 7]),
     max_size=4,
 )
+_images = st.lists(
+    st.sampled_from(
+        [
+            {"type": "mm_key", "hash": "ab12", "start_offset": 3},
+            {"hash": b"\1", "start_offset": -1, "uuid": None},
+            {"hash": "cd"},
+            {"start_offset": 1},
+            {"hash": "ef", "start_offset": 2**31},
+            {"hash": 5, 7: [1]},
+            "ab",
+        ]
+    ),
+    max_size=3,
+)
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "block_hashes": st.lists(_hashes, max_size=3),
     "parent_block_hash": st.none() | _hashes,
@@ -101,6 +115,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "group_idx": st.none() | st.integers(0, 70000),
     "kv_cache_spec_kind": st.sampled_from([None, "full_attention", "mamba"]),
     "cache_salt": st.none() | st.text(max_size=3),
+    "mm_keys": st.none() | st.lists(st.none() | _images, max_size=3),
     "unknown": _values,
 }
 _tags = st.sampled_from(["BlockStored"] * 3 + ["BlockRemoved", "AllBlocksCleared", "Other"])

@@ -45,6 +45,23 @@ async def test_blocks_of_the_largest_window_are_followed() -> None:
         await one.until_hit(CHAIN, 0)
 
 
+async def test_an_image_is_not_taken_for_plain_text() -> None:
+    """Here its placeholders are plain ids: only `mm_keys` tell."""
+    image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 2, "uuid": None}
+    with_image = stored(1, None, TOKENS[:4], mm_keys=[[image]])
+    extra = b"ab" * 32 + struct.pack("<i", 2)
+    chain = chain_of(TOKENS[:8], SIZE, extra=extra)
+    async with followed(block_size=SIZE) as (one, engine, feed):
+        await engine.send(0, pack(with_image, stored(2, 1, TOKENS[4:8], mm_keys=[[]])))
+        await one.until_hit(chain, 2)
+        assert one.hit(CHAIN) == 0
+        odd = stored(3, None, TOKENS[:4], mm_keys=[[{"start_offset": 2}]])
+        await engine.send(1, pack(odd, stored(4, None, [1, 2, 3, 4], mm_keys=None)))
+        await one.until_hit(chain_of([1, 2, 3, 4], SIZE), 1)
+        assert one.hit(CHAIN) == 0
+        assert feed.counters.skipped_events + one.kv().counters.skipped_events == 1
+
+
 async def test_string_tokens_are_skipped_and_the_stream_goes_on() -> None:
     """Placeholders of images come as strings."""
     image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 0, "uuid": None}
