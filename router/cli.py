@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from router.config import Config
 from router.config_command import add_config_command, add_flags, check_command
@@ -27,7 +27,13 @@ SIGHUP reads the configuration anew; SIGTERM lets running requests finish.
 
 
 class BriefParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, which a page of usage would hide. Lifetime: process."""
+    """Says what is wrong in one line, which a page of usage would hide. Lifetime: process.
+
+    A flag must be written out: half of one is a mistake, not a wish to be guessed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; see {self.prog} --help\n")

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from policies.facts import Role
-from router.events.source import MAX_RANK, endpoint_at_rank
+from router.events.source import MAX_RANK, endpoint_at_rank, usable
 
 KINDS = ("warmroute", "vllm", "sglang", "trtllm", "triton", "openai")
 ROLES = ("both", "prefill", "decode")
@@ -17,7 +17,6 @@ MAX_SPEC_CHARACTERS = 4_096
 MAX_KV_TOKENS = 10**12
 BIND = "bind:"  # before an endpoint that the router binds and engines connect to
 POLL = "poll"  # events are asked for by HTTP
-_ENDPOINTS = ("tcp://", "ipc://")
 
 
 class WorkerSpecError(ValueError):
@@ -66,9 +65,8 @@ class WorkerSpec:
 
     def _check_events(self) -> None:
         if self.events not in ("none", POLL):
-            bound = (self.events or "").removeprefix(BIND) if self.events else None
-            _check_endpoint("events", self.events, bound, f', {BIND}tcp://..., "{POLL}" or "none"')
-        _check_endpoint("replay", self.replay, self.replay, "")
+            _check_endpoint("events", self.events, f', {BIND}tcp://..., "{POLL}" or "none"')
+        _check_endpoint("replay", self.replay)
         for name in ("replay", "topic"):
             if getattr(self, name) is not None and self.events in ("none", POLL):
                 raise WorkerSpecError(f"{name} is given, but events={self.events}")
@@ -216,8 +214,12 @@ def _check_url(name: str, url: str) -> None:
         raise WorkerSpecError(f"{shown} has a query, a fragment or a blank")
 
 
-def _check_endpoint(name: str, given: str | None, endpoint: str | None, other: str) -> None:
-    if endpoint is None or (endpoint.startswith(_ENDPOINTS) and len(endpoint) > len("tcp://")):
+def _check_endpoint(name: str, given: str | None, other: str = "") -> None:
+    """`other` is what else may be given; only what says so may be bound."""
+    endpoint = given
+    if given is not None and other:
+        endpoint = given.removeprefix(BIND)
+    if endpoint is None or usable(endpoint, bind=endpoint != given):
         return
     raise WorkerSpecError(f"{name} is {given!r}; allowed: tcp://host:port, ipc://path{other}")
 

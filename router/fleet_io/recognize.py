@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import aiohttp
 
 from policies.facts import WorkerFacts
-from router.events.source import EventSource, PollSource, ZmqSource, usable
+from router.events.source import EventSource, PollSource, ZmqSource
 from router.fleet_io.engines.adapter import HEALTH, Health, LoadReader, Profile, UnrecognizedError
 from router.fleet_io.engines.cards import cards
 from router.fleet_io.engines.interview import Interview
@@ -157,9 +157,6 @@ def _source(spec: WorkerSpec, profile: Profile) -> EventSource | None:
     if spec.events is not None:
         bind = spec.events.startswith(BIND)
         live = spec.events.removeprefix(BIND)
-        for name, endpoint, bound in (("events", live, bind), ("replay", spec.replay, False)):
-            if endpoint is not None and not usable(endpoint, bound):
-                raise UnrecognizedError(f"{name} is {endpoint!r}; allowed: tcp://host:port, ipc://")
         return ZmqSource(live, spec.replay, profile.snapshot, spec.topic or "", bind)
     alone = profile.ranks[0] if len(profile.ranks) == 1 else None
     rank = alone if spec.rank is None else spec.rank

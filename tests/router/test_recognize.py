@@ -14,6 +14,7 @@ from router.fleet_io.engines.adapter import UnrecognizedError
 from router.fleet_io.engines.interview import MAX_METRICS_BYTES, MAX_REPLY_BYTES
 from router.fleet_io.engines.vllm import VllmLoads
 from router.fleet_io.recognize import NoSuchRankError, Recognized
+from router.worker_spec import WorkerSpecError
 from tests.router.core_world import World
 from tests.router.engine_pages import CUT, HANGS, MODELS, Pages, engine, loads_of, recognized
 
@@ -142,9 +143,8 @@ async def test_event_endpoints_that_cannot_be_used_cost_the_events_only(endpoint
     one = await recognized({**VLLM, "/kv_event_sources": sources})
     assert one.source is None
     assert not one.facts.has_events
-    if endpoint.startswith("tcp://") and " " not in endpoint:
-        with pytest.raises(UnrecognizedError, match="events"):
-            await recognized(VLLM, f",events={endpoint}")
+    with pytest.raises(WorkerSpecError, match="events is"):
+        await recognized(VLLM, f",events={endpoint}")
 
 
 @pytest.mark.parametrize(
