@@ -174,12 +174,14 @@ class KvEvents:
 class ReplayEnd:
     """A replay (and a snapshot, where the worker has one) gave all it could.
 
-    `answered`: the publisher served it; False when nobody did before the timeout.
+    `answered`: the publisher served it; False when nobody did before the timeout. `began_anew`: it
+    had nothing left of what it had published before, so it is another one.
     """
 
     now_s: float
     worker_id: int
     answered: bool
+    began_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

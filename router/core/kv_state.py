@@ -146,14 +146,17 @@ class KvState:
         self._counters.gaps += 1
         return self._ask()
 
-    def end_replay(self, answered: bool) -> int | None:
+    def end_replay(self, answered: bool, began_anew: bool = False) -> int | None:
         """No more of the missing batches will come: go on from what there is.
 
         `answered`: the publisher served the replay, so an empty one means that it never
-        published, and the worker holds nothing. Returns the sequence number to replay from where
-        it is worth asking once more.
+        published, and the worker holds nothing. `began_anew`: it lacks what it had published.
+        Returns the sequence number to replay from where it is worth asking once more.
         """
         self._publisher.replay_ended()
+        if began_anew:
+            self._restart()
+            return self._ask()
         if self._doubtful:  # nobody has the batch that would prove it
             self._disown()
             if answered:
@@ -222,7 +225,7 @@ class KvState:
 
     # --- order ------------------------------------------------------------------------------
 
-    def _restart(self, batch: KvEvents) -> None:
+    def _restart(self, batch: KvEvents | None = None) -> None:
         """Its publisher began anew, so its cache did too."""
         self._counters.restarts += 1
         self._empty()

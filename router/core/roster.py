@@ -170,7 +170,10 @@ class Roster:
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
-        from_seq = worker.kv.end_replay(fact.answered)
+        emptied = worker.kv.emptied
+        from_seq = worker.kv.end_replay(fact.answered, fact.began_anew)
+        if worker.kv.emptied > emptied:
+            self.speculative.clear_worker(worker.slot)
         self._columns.hits_unknown[worker.slot] = not worker.kv.known
         return from_seq
 

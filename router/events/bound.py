@@ -11,6 +11,7 @@ from functools import partial
 import zmq
 import zmq.asyncio
 
+from router.events.connections import watched
 from router.events.hub import Hub
 from router.events.lines import worth_a_line
 from router.events.sockets import opened
@@ -25,16 +26,20 @@ _BIND_AGAIN_S = 0.1
 
 @asynccontextmanager
 async def joined(
-    source: ZmqSource, context: FeedContext, dropped: Callable[[], None]
+    source: ZmqSource,
+    context: FeedContext,
+    dropped: Callable[[], None],
+    connected: Callable[[], None],
 ) -> AsyncIterator[Receive]:
     """This worker's messages of those that reach the endpoint we bind.
 
+    `connected` is called when anybody connects: whose publisher it is, only its messages tell.
     Raises ValueError where another worker has the same topic.
     """
-    seat = context.hubs.joined(
-        source.live, source.topic, context.backlog_batches, dropped, partial(_read, context)
-    )
+    limit, read = context.backlog_batches, partial(_read, context)
+    seat = context.hubs.joined(source.live, source.topic, limit, dropped, read)
     async with seat as own:
+        own.connected = connected
         yield own.receive
 
 
@@ -43,11 +48,12 @@ async def _read(context: FeedContext, hub: Hub) -> None:
     turn = Turn(context.clock)
     with opened(context, zmq.SUB, context.backlog_batches) as sub:
         sub.setsockopt(zmq.SUBSCRIBE, b"")
-        await _bind(sub, hub.address)
-        while True:
-            frames = await sub.recv_multipart()
-            hub.give(frames[0].decode("utf-8", "replace"), frames)
-            await turn.over()
+        async with watched(sub, hub.connected):
+            await _bind(sub, hub.address)
+            while True:
+                frames = await sub.recv_multipart()
+                hub.give(frames[0].decode("utf-8", "replace"), frames)
+                await turn.over()
 
 
 async def _bind(sub: zmq.asyncio.Socket, address: str) -> None:

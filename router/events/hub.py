@@ -26,6 +26,7 @@ class Seat:
     def __init__(self, limit: int, dropped: Callable[[], None]) -> None:
         self._queue: asyncio.Queue[Message] = asyncio.Queue(limit)
         self._dropped = dropped
+        self.connected: Callable[[], None] = lambda: None
         self._end: BaseException | None = None
 
     async def receive(self) -> Message:
@@ -77,6 +78,11 @@ class Hub:
         """A message for everybody."""
         for seat in self.seats.values():
             seat.give(message)
+
+    def connected(self) -> None:
+        """Somebody connected: tell everybody, for nobody knows yet who it is."""
+        for seat in self.seats.values():
+            seat.connected()
 
     def end(self, reader: asyncio.Task[None]) -> None:
         """The reader ended by itself, which it never should: tell everybody."""

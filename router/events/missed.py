@@ -32,7 +32,23 @@ _REPLAY_BATCHES = 20_000  # that may wait for us: twice what vLLM keeps
 _REPLAY_MAX_S = 30.0  # for a whole replay, however long its batches keep coming
 
 
-Answer = Literal["all", "some", "none"]  # of what was missed
+_OVERLAP = 64  # batches asked for again of those heard: some came before we saw the connection
+
+# Of what was missed; "anew": the publisher has nothing left of what was heard of it.
+Answer = Literal["all", "some", "none", "anew"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What to ask for. Lifetime: answer."""
+
+    from_seq: int
+    heard_seq: int = -1  # of what was heard up to here, something must come again
+
+    @property
+    def proves(self) -> bool:
+        """Whether the answer tells if the publisher is still the one that was heard."""
+        return self.heard_seq >= 0
 
 
 @dataclass(slots=True)
@@ -65,41 +81,76 @@ class Missed:
         self._source = source
         self._teller = teller
         self._context = context
-        self._wanted: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
+        self._asked = asyncio.Event()  # one of the two that follow waits
+        self._from_seq: int | None = None
+        self._after_absence = False
+        self._heard_seq: int | None = None  # when the publisher came back, the earliest time
 
     def ask(self, from_seq: int) -> None:
-        """Ask for everything from `from_seq` on. While one request waits, no second one."""
-        if not self._wanted.full():
-            self._wanted.put_nowait(from_seq)
+        """Ask for everything from `from_seq` on. Of several that wait, the earliest is asked."""
+        waits = self._from_seq
+        self._from_seq = from_seq if waits is None else min(from_seq, waits)
+        self._asked.set()
+
+    def note_absence(self) -> None:
+        """The publisher was away and is back: from now on it may be another one."""
+        if self._heard_seq is None:
+            self._heard_seq = self._teller.next_seq - 1
+
+    def ask_after_absence(self) -> None:
+        """Ask whether the publisher is still the one that was heard, and for what it published."""
+        if self._source.replay is None:  # nobody can tell but its next batch, by its number
+            return
+        self._after_absence = True
+        self._asked.set()
 
     async def run(self) -> None:
         """Answer what is asked, until cancelled."""
         while True:
-            from_seq = await self._wanted.get()
-            answer = await self._sync(from_seq)
+            await self._asked.wait()
+            question = self._next_question()
+            answer = await self._sync(question)
             for _ in range(self._tries_left):
                 if answer != "none":
                     break
                 await asyncio.sleep(_ASK_AGAIN_S)
-                answer = await self._sync(from_seq)
+                answer = await self._sync(question)
             if answer == "none":
                 self._teller.failed_sync(self._source.snapshot or self._source.replay)
-            if self._wanted.empty():  # else the next one speaks for the gap that is open now
+            if answer == "anew":
+                self._teller.began_anew()
+            elif not self._asked.is_set():  # else the next one speaks for what is missing now
                 self._teller.replay_end(answer != "none")
             await asyncio.sleep(_BETWEEN_SYNCS_S if answer == "all" else _ASK_AGAIN_S)
             if answer != "all" and self._source.snapshot is not None:
                 self.ask(0)  # its whole cache mends what no replay can
+
+    def _next_question(self) -> _Question:
+        if self._from_seq is not None:
+            question = _Question(self._from_seq)
+            self._from_seq = None
+        else:
+            # Where it has begun anew with lower numbers since, that was noticed by those.
+            latest_seq = self._teller.next_seq - 1
+            heard_seq = latest_seq if self._heard_seq is None else min(latest_seq, self._heard_seq)
+            question = _Question(max(heard_seq - _OVERLAP, 0), heard_seq)
+            self._after_absence, self._heard_seq = False, None
+        if self._from_seq is None and not self._after_absence:
+            self._asked.clear()
+        return question
 
     @property
     def _tries_left(self) -> int:
         """How often to ask once more what nobody answered, before all that is known is given up."""
         return _MORE_TRIES if self._source.snapshot is None and self._source.replay else 0
 
-    async def _sync(self, from_seq: int) -> Answer:
-        if from_seq == 0 and await self._snapshot():
+    async def _sync(self, question: _Question) -> Answer:
+        if not question.proves and question.from_seq == 0 and await self._snapshot():
             return "all"
-        answer = await self._replay(from_seq)
-        if answer != "all" and from_seq != 0 and await self._snapshot():
+        answer = await self._replay(question)
+        if answer == "anew" or (answer == "none" and question.proves):
+            return answer
+        if answer != "all" and question.from_seq != 0 and await self._snapshot():
             return "all"
         return answer
 
@@ -121,9 +172,10 @@ class Missed:
         self._teller.snapshot(seq, batches)
         return True
 
-    async def _replay(self, from_seq: int) -> Answer:
+    async def _replay(self, question: _Question) -> Answer:
         if self._source.replay is None:
             return "none"
+        from_seq = question.from_seq
         span = _Span(from_seq, self._teller.live_seq)
         try:
             async with asyncio.timeout(_REPLAY_MAX_S):
@@ -138,6 +190,8 @@ class Missed:
             log.info("worker %d: replay from %d at %s failed: %s", worker_id, from_seq, where, why)
             return "none"
         self._teller.counters.replays += 1
+        if question.proves and (span.first_seq is None or span.first_seq > question.heard_seq):
+            return "anew"
         return "all" if span.covered else "some"
 
     async def _read_replay(self, endpoint: str, from_seq: int, span: _Span) -> int | None:

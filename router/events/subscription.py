@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import zmq
 
+from router.events.connections import watched
 from router.events.sockets import opened, receiver
 from router.events.source import ZmqSource
 from router.events.telling import FeedContext
@@ -15,9 +16,15 @@ Receive = Callable[[], Awaitable[Sequence[bytes]]]  # the frames of the next mes
 
 
 @asynccontextmanager
-async def subscribed(source: ZmqSource, context: FeedContext) -> AsyncIterator[Receive]:
-    """A socket of our own, connected to the publisher. Raises zmq.ZMQError."""
+async def subscribed(
+    source: ZmqSource, context: FeedContext, connected: Callable[[], None]
+) -> AsyncIterator[Receive]:
+    """A socket of our own, connected to the publisher. Raises zmq.ZMQError.
+
+    `connected` is called at every connection.
+    """
     with opened(context, zmq.SUB, context.backlog_batches) as sub:
         sub.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
-        sub.connect(source.live)
-        yield receiver(sub)
+        async with watched(sub, connected):
+            sub.connect(source.live)
+            yield receiver(sub)

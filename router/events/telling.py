@@ -107,6 +107,11 @@ class Teller:
         """Tell that no more of what was missed will come."""
         self._tell(ReplayEnd(self._clock(), self.worker_id, answered))
 
+    def began_anew(self) -> None:
+        """Tell that the publisher has nothing left of what was heard of it."""
+        log.info("worker %d: its publisher lacks what it had published before", self.worker_id)
+        self._tell(ReplayEnd(self._clock(), self.worker_id, answered=True, began_anew=True))
+
     def malformed(self, error: WireError) -> None:
         """Count a message that cannot be read."""
         self.counters.malformed_frames += 1

@@ -12,6 +12,8 @@ from router.events.source import ZmqSource
 from router.events.subscription import Receive, subscribed
 from router.events.telling import FeedContext, FeedCounters, Teller, Turn
 
+_BETWEEN_CONNECTIONS_S = 2.0  # one that comes and goes must not be asked without end
+
 
 class ZmqFeed:
     """Lifetime: worker. `run` ends when cancelled."""
@@ -21,6 +23,8 @@ class ZmqFeed:
         self._context = context
         self._teller = Teller(worker_id, model, context)
         self._missed = Missed(source, self._teller, context)
+        self._connections = 0
+        self._connected = asyncio.Event()
 
     @property
     def counters(self) -> FeedCounters:
@@ -28,7 +32,7 @@ class ZmqFeed:
         return self._teller.counters
 
     def resync(self, from_seq: int) -> None:
-        """Ask for what was missed from `from_seq` on. While one request runs, no second one."""
+        """Ask for what was missed from `from_seq` on. Of several that wait, the earliest is asked."""
         self._missed.ask(from_seq)
 
     async def run(self) -> None:
@@ -46,8 +50,14 @@ class ZmqFeed:
 
     def _messages(self) -> AbstractAsyncContextManager[Receive]:
         if self._source.bind:
-            return joined(self._source, self._context, self._teller.dropped)
-        return subscribed(self._source, self._context)
+            return joined(self._source, self._context, self._teller.dropped, self._note_connection)
+        return subscribed(self._source, self._context, self._note_connection)
+
+    def _note_connection(self) -> None:
+        self._connections += 1
+        self._connected.set()
+        if self._connections > 1:
+            self._missed.note_absence()
 
     async def _listen(self, receive: Receive) -> None:
         turn = Turn(self._context.clock)
@@ -61,6 +71,18 @@ class ZmqFeed:
                 self._teller.malformed(error)
 
     async def _look_again(self) -> None:
-        """Ask once for what was published before the subscription took hold."""
-        await asyncio.sleep(self._context.subscribed_s)
+        """Ask for what was published before the subscription took hold; and whenever the publisher
+        was away, whether it is still the same one.
+        """
+        subscribed_s = self._context.subscribed_s
+        await asyncio.sleep(subscribed_s)
         self.resync(self._teller.next_seq)
+        if self._connections <= 1:
+            self._connected.clear()
+        while True:
+            await self._connected.wait()
+            self._connected.clear()
+            self._missed.ask_after_absence()
+            await asyncio.sleep(subscribed_s)
+            self.resync(self._teller.next_seq)
+            await asyncio.sleep(_BETWEEN_CONNECTIONS_S)

@@ -130,10 +130,9 @@ class Rig:
 
     def tell(self, fact: KvEvents | ReplayEnd) -> None:
         self.told.append(fact)
-        if isinstance(fact, ReplayEnd):
-            self.world.core.on_replay_end(fact)
-            return
-        for action in self.world.core.on_kv_events(fact):
+        core = self.world.core
+        ended = isinstance(fact, ReplayEnd)
+        for action in core.on_replay_end(fact) if ended else core.on_kv_events(fact):
             assert isinstance(action, Resync)
             self.feeds[action.worker_id].resync(action.from_seq)
 
