@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvkernels import WorkerBlocks
+
 
 @dataclass(slots=True)
 class KvCounters:
@@ -20,3 +22,11 @@ class KvCounters:
     dropped_batches: int = 0  # beyond the backlog while a gap was open
     overflows: int = 0  # more blocks stored than any cache holds: evictions must have been missed
     skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
+
+    def with_blocks(self, blocks: WorkerBlocks, skipped_facts: int) -> KvCounters:
+        """These, with what the record of the worker's blocks counts itself."""
+        self.stored_blocks = blocks.stored_blocks
+        self.removed_blocks = blocks.removed_blocks
+        self.orphans = blocks.orphans
+        self.skipped_events = skipped_facts + blocks.skipped_events
+        return self

@@ -1,10 +1,14 @@
 """One worker's KV events in order: what is missing, what is late, what began anew.
 
-The stream of a worker is numbered from 0. In order, it makes the index exact ("known"). After a
-gap the missed batches are asked for again and later ones wait; when they cannot be had, all that
-was known is dropped and rebuilt from what follows, and the hits are a lower bound ("unknown")
-until a snapshot or a reset, or until as many blocks were stored as the worker holds: then
-whatever was missed has been turned over.
+The stream of a worker is numbered from 0. Here alone it is decided what is missing of it; a feed
+carries out what is asked, and asks for a snapshot while one is wanted:
+
+- *exact*: all before `next_seq` was seen, and nothing that is known to exist lies behind it.
+- *asked* (`resyncing`), on a gap: the missed batches are asked for again, later ones wait. A
+  replay that brought some of them is followed by another one; else a snapshot is wanted.
+- *lower bound*, when the answers ended and the gap did not: all that was known is dropped and
+  rebuilt from what follows. A snapshot, the stream's batch 0 or a cleared cache makes it exact.
+- *turned over*, when as many blocks were stored since as it holds: known, not exact.
 
 A number says which batch it is only within one life of its publisher; the payload's digest says
 it for good. A replay is therefore asked for from one batch before the first missing one: where
@@ -21,6 +25,7 @@ from router.core.apply_events import apply_events
 from router.core.backlog import Backlog
 from router.core.kv_counters import KvCounters
 from router.core.publisher import Publisher
+from router.core.turnover import Turnover
 
 
 class KvState:
@@ -39,16 +44,15 @@ class KvState:
     ) -> None:
         self.blocks = WorkerBlocks(index, slot, block_size, model, parked_blocks)
         self._block_size = block_size
-        self._capacity_blocks = capacity_blocks
         self._resident_blocks_max = resident_blocks
         self._counters = KvCounters()
         self.resyncing = False  # a replay was asked for and has not ended
-        self._exact = False  # all before `_next_seq` was seen
-        self._turned_over = False  # not all was, but as much was stored since as it holds
+        self._exact = False  # all before `next_seq` was seen
+        self._turnover = Turnover(capacity_blocks)  # since it was not
         self._doubtful = False  # what we hold was saved by another router, and is unproven
-        self._next_seq = 0
+        self._overflowed = False  # it holds more than we may keep of one worker
+        self.next_seq = 0  # number of the batch that continues what was applied
         self._progressed = False  # the replay brought something new
-        self._stored_at_loss = 0
         self._skipped_facts = 0
         self._backlog = Backlog(backlog_batches)
         self._publisher = Publisher()
@@ -58,8 +62,7 @@ class KvState:
     @property
     def known(self) -> bool:
         """Whether the index tells all that this worker holds; else it tells a lower bound."""
-        seen_all = not self._backlog and self._next_seq > self._publisher.live_seq
-        return (self._exact or self._turned_over) and seen_all and not self.resyncing
+        return (self._exact or self._turnover.over) and not self._lacking and not self.resyncing
 
     @property
     def exact(self) -> bool:
@@ -70,14 +73,20 @@ class KvState:
         return self._exact and self.known
 
     @property
+    def wants_snapshot(self) -> bool:
+        """Whether it takes a snapshot to make it exact, for all that was replayed until now."""
+        gap = self._lacking and not self._progressed
+        return (gap or self._doubtful or not self._exact) and not self._overflowed
+
+    @property
+    def _lacking(self) -> bool:
+        """Whether batches that are known to exist were not applied."""
+        return bool(self._backlog) or self.next_seq <= self._publisher.last_seq
+
+    @property
     def counters(self) -> KvCounters:
         """What happened until now."""
-        blocks, counters = self.blocks, self._counters
-        counters.stored_blocks = blocks.stored_blocks
-        counters.removed_blocks = blocks.removed_blocks
-        counters.orphans = blocks.orphans
-        counters.skipped_events = self._skipped_facts + blocks.skipped_events
-        return counters
+        return self._counters.with_blocks(self.blocks, self._skipped_facts)
 
     @property
     def emptied(self) -> int:
@@ -95,11 +104,6 @@ class KvState:
         return self.blocks.parked
 
     @property
-    def next_seq(self) -> int:
-        """Number of the batch that continues what was applied."""
-        return self._next_seq
-
-    @property
     def backlog_batches(self) -> int:
         """Batches that wait for the ones missing before them."""
         return len(self._backlog)
@@ -110,10 +114,7 @@ class KvState:
 
     @property
     def first_question(self) -> int:
-        """Number from which a replay must be asked for when a feed begins.
-
-        From 0, so that a snapshot comes first, also where what was saved was incomplete anyway.
-        """
+        """Number to ask from when a feed begins; 0, a snapshot first, where it is not exact."""
         return self._from_seq() if self._doubtful and self._exact else 0
 
     # --- what it tells ----------------------------------------------------------------------
@@ -131,11 +132,11 @@ class KvState:
         if anew:
             self._restart(batch)
         self._publisher.heard(batch)
-        if batch.seq < self._next_seq or kept:
+        if batch.seq < self.next_seq or kept:
             self._counters.duplicates += 1
             self._believe(batch)
             return None
-        if batch.seq == self._next_seq and not self._doubtful:
+        if batch.seq == self.next_seq and not self._doubtful:
             self._progressed |= batch.source == "replay"
             self._apply(batch)
             self._catch_up()
@@ -161,16 +162,18 @@ class KvState:
             self._disown()
             if answered:
                 return self._ask()
-        if self._backlog and self._progressed:
+        if self._lacking and self._progressed:
             return self._ask()
         self.resyncing = self._progressed = False
-        if answered and self._next_seq == 0 and not self._backlog:
+        if answered and self.next_seq == 0 and not self._backlog:
             self._exact = True
         while self._backlog:  # the hole stays: what lies behind it is all there is to build on
             self._forget()
             self._exact = False
-            self._next_seq = self._backlog.first_seq
+            self.next_seq = self._backlog.first_seq
             self._catch_up()
+            if answered and self._backlog:  # the next hole may be a better one
+                return self._ask()
         return None
 
     def close(self) -> None:
@@ -187,10 +190,10 @@ class KvState:
 
     def saved(self) -> SavedStream | None:
         """All that the next router needs to go on from here; None where that is nothing."""
-        digest = self._publisher.digest(self._next_seq - 1)
+        digest = self._publisher.digest(self.next_seq - 1)
         if not digest or self._doubtful:
             return None
-        return SavedStream(self._next_seq, digest, self._exact, self.blocks.dump())
+        return SavedStream(self.next_seq, digest, self._exact, self.blocks.dump())
 
     def take_over(self, saved: SavedStream) -> bool:
         """Go on from what a router before this one saved, once its last batch is replayed.
@@ -203,16 +206,16 @@ class KvState:
             self.blocks.load(saved.blocks)
         except ValueError:
             return False
-        self._next_seq = saved.next_seq
+        self.next_seq = saved.next_seq
         self._publisher.applied(saved.next_seq - 1, saved.digest)
         self._exact = saved.known
         self._doubtful = self.resyncing = True
-        self._stored_at_loss = self.blocks.stored_blocks
+        self._turnover.begin(self.blocks.stored_blocks)
         return True
 
     def _believe(self, batch: KvEvents) -> None:
         """The batch before the first missing one came once more, and is the same."""
-        if self._doubtful and batch.seq == self._next_seq - 1 and self._publisher.is_known(batch):
+        if self._doubtful and batch.seq == self.next_seq - 1 and self._publisher.is_known(batch):
             self._doubtful = False
             self._progressed = True
             self._catch_up()
@@ -220,7 +223,7 @@ class KvState:
     def _disown(self) -> None:
         self._doubtful = self._exact = False
         self._forget()
-        self._next_seq = 0
+        self.next_seq = 0
         self._publisher.begin_anew()
 
     # --- order ------------------------------------------------------------------------------
@@ -238,29 +241,28 @@ class KvState:
 
     def _from_seq(self) -> int:
         """One batch before the first missing one, where we would know it again."""
-        last = self._next_seq - 1
-        return last if self._publisher.digest(last) else self._next_seq
+        last = self.next_seq - 1
+        return last if self._publisher.digest(last) else self.next_seq
 
     def _take_snapshot(self, batch: KvEvents) -> int | None:
-        # Taken before what we already applied?
-        older = batch.seq + 1 < self._next_seq and not self._doubtful
-        if older and self._exact:
-            self._counters.duplicates += 1
-            return None
-        self._doubtful = False
+        if self._exact and not self._doubtful and batch.seq + 1 < self.next_seq:
+            self._counters.duplicates += 1  # taken before what we already applied
+            return self._ask() if self._lacking else None
+        if self._doubtful:
+            self._publisher.disown()
+        self._doubtful = self._progressed = False
+        self._publisher.heard(batch)
         self._forget()
-        self._next_seq = batch.seq + 1
-        self._apply_events(batch)
-        self._backlog.drop_before(self._next_seq)
+        self.next_seq = batch.seq + 1
         self._exact = True
+        self._apply_events(batch)
+        self._backlog.drop_before(self.next_seq)
         self.resyncing = False
         self._catch_up()
-        if self._backlog or older:  # what came between is in a replay
-            return self._ask()
-        return None
+        return self._ask() if self._lacking else None  # what came between is in a replay
 
     def _catch_up(self) -> None:
-        while (batch := self._backlog.pop(self._next_seq)) is not None:
+        while (batch := self._backlog.pop(self.next_seq)) is not None:
             self._apply(batch)
         if not self._backlog:
             self.resyncing = False
@@ -268,7 +270,7 @@ class KvState:
     def _apply(self, batch: KvEvents) -> None:
         if batch.seq == 0:
             self._exact = True  # seen from its first batch on: nothing was missed
-        self._next_seq = batch.seq + 1
+        self.next_seq = batch.seq + 1
         self._publisher.applied(batch.seq, batch.digest)
         self._apply_events(batch)
 
@@ -279,21 +281,20 @@ class KvState:
         if applied.clears:
             self._counters.clears += applied.clears
             self._exact = True
-            self._stored_at_loss = blocks.stored_blocks
+            self._overflowed = False
         if len(blocks) > self._resident_blocks_max:
             self._counters.overflows += 1
             self._forget()
             self._exact = False
+            self._overflowed = True
         elif not self._exact and not self.resyncing:
-            stored = blocks.stored_blocks - self._stored_at_loss
-            self._turned_over |= stored >= self._capacity_blocks
+            self._turnover.stored(blocks.stored_blocks)
 
     def _empty(self) -> None:
         self.close()
-        self._exact = self._doubtful = self.resyncing = self._progressed = False
-        self._next_seq = 0
+        self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
+        self.next_seq = 0
 
     def _forget(self) -> None:
         self.blocks.clear()
-        self._turned_over = False
-        self._stored_at_loss = self.blocks.stored_blocks
+        self._turnover.begin(self.blocks.stored_blocks)

@@ -17,14 +17,16 @@ class Publisher:
     def __init__(self) -> None:
         self._digests: dict[int, int] = {}  # by number, of the latest batches applied, oldest first
         self.live_seq = -1  # the highest number of this life that came live
+        self.last_seq = -1  # ... or any other way
         self._replayed_seq = -1  # of the replay that is being told
         self._outdated_seq = -1  # a publisher that is gone had replayed up to here
 
     def heard(self, batch: KvEvents) -> None:
-        """A live or replayed batch of this life came."""
+        """A batch of this life came, or a snapshot."""
+        self.last_seq = max(self.last_seq, batch.seq)
         if batch.source == "live":
             self.live_seq = max(self.live_seq, batch.seq)
-        else:
+        elif batch.source == "replay":
             self._replayed_seq = batch.seq
 
     def applied(self, seq: int, digest: int) -> None:
@@ -61,6 +63,10 @@ class Publisher:
         self._outdated_seq = -1
         return False
 
+    def disown(self) -> None:
+        """What was applied may be of another life: its digests prove nothing."""
+        self._digests.clear()
+
     def replay_ended(self) -> None:
         """No more comes of the replay that was told."""
         self._replayed_seq = self._outdated_seq = -1
@@ -69,5 +75,5 @@ class Publisher:
         """Another life begins, with `batch` where that showed it."""
         seen_live = batch is not None and batch.source == "live"
         self._outdated_seq = self._replayed_seq if seen_live else -1
-        self.live_seq = self._replayed_seq = -1
+        self.live_seq = self.last_seq = self._replayed_seq = -1
         self._digests.clear()

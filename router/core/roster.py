@@ -165,6 +165,11 @@ class Roster:
         worker = self._workers.get(worker_id)
         return 0 if worker is None else worker.kv.first_question
 
+    def wants_snapshot(self, worker_id: int) -> bool:
+        """Whether it takes a snapshot to know this worker's cache."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.kv.wants_snapshot
+
     def replay_end(self, fact: ReplayEnd) -> int | None:
         """A replay is over, complete or not: the sequence number to go on from, if any."""
         worker = self._workers.get(fact.worker_id)
