@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from grafana.panels import DECISIONS, GLANCE, LATENCY, LOAD, Panel, Row
-from grafana.panels_trouble import KV, QUEUE, WORKERS
+from grafana.panels_kv import KV, TOKENS
+from grafana.panels_trouble import QUEUE, WORKERS
 
 FILE = Path(__file__).with_name("router.json")
-ROWS = (GLANCE, DECISIONS, LOAD, LATENCY, QUEUE, WORKERS, KV)
+ROWS = (GLANCE, DECISIONS, LOAD, LATENCY, QUEUE, WORKERS, KV, TOKENS)
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
 LINE = 160  # characters of a line in the file
@@ -75,6 +76,19 @@ BY_NAME = {
     "batches": GREY,
     "stored_blocks": GREEN,
     "removed_blocks": ORANGE,
+    "distinct": BLUE,
+    "gpu": GREEN,
+    "host": SKY,
+    "disk": GREY,
+    "mirrored": PURPLE,
+    "index": BLUE,
+    "names": SKY,
+    "mirrors": PURPLE,
+    "token ids": GREY,
+    "fewer": ORANGE,
+    "more": SKY,
+    "encoded": BLUE,
+    "reused": GREEN,
 }
 
 

@@ -1,8 +1,8 @@
-"""The dashboard's second half: queue, refusals, failures, KV events, index."""
+"""What goes wrong on the way to the workers: queue, refusals, failures."""
 
 from __future__ import annotations
 
-from grafana.panels import Panel, Row, per_worker, rate, selected
+from grafana.panels import Panel, Row, rate, selected
 
 REJECTIONS = (
     "no_worker_available",
@@ -15,18 +15,6 @@ REJECTIONS = (
     "policy_failed",
 )
 STATES = ("ready", "joining", "draining", "ejected", "down")
-FLOW = ("batches", "stored_blocks", "removed_blocks")
-SYNC = ("gaps", "replays", "snapshots", "failed_syncs", "failed_polls", "restarts", "clears")
-LOST = (
-    *("malformed_frames", "skipped_events", "dropped_batches", "dropped_frames"),
-    *("overflows", "orphans", "duplicates"),
-)
-
-
-def kv_events(kinds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Events of these kinds, of all workers together."""
-    kind = f'kind=~"{"|".join(kinds)}"'
-    return ((rate("warmroute_kv_events_total", kind, "kind"), "{{kind}}"),)
 
 
 QUEUE = Row(
@@ -110,85 +98,6 @@ WORKERS = Row(
                     "worker {{worker}}: {{error}}",
                 ),
             ),
-        ),
-    ),
-)
-
-KV = Row(
-    "What the router knows of the caches",
-    (
-        Panel(
-            "KV state",
-            "Known: no KV event of the worker is missing. Unknown: its hits are a lower bound. A "
-            "worker without KV events stays unknown.",
-            "short",
-            per_worker("warmroute_worker_kv_known"),
-            kind="state-timeline",
-        ),
-        Panel(
-            "Gaps and how they were closed",
-            "A gap is followed by a replay or a snapshot; failed_syncs: neither could be had. "
-            "failed_polls: a worker that is asked for its events did not answer. "
-            "restarts: the worker's stream began anew. clears: its cache was reset.",
-            "suffix: per s",
-            kv_events(SYNC),
-            names=SYNC,
-        ),
-        Panel(
-            "Events that told nothing",
-            "malformed_frames: bytes that are no event. skipped_events: of no use here. "
-            "dropped_batches, dropped_frames, overflows: beyond a bound. orphans: blocks that "
-            "waited for their parent. duplicates: known already, harmless.",
-            "suffix: per s",
-            kv_events(LOST),
-            names=LOST,
-        ),
-        Panel(
-            "Events that wait",
-            "Batches that wait for missing ones before them, and stored blocks whose parent never "
-            "came. Both are near 0 when all is known.",
-            "short",
-            (
-                (f"sum({selected('warmroute_worker_kv_backlog_batches')})", "waiting"),
-                (f"sum({selected('warmroute_worker_kv_parked_blocks')})", "parked"),
-            ),
-        ),
-        Panel(
-            "Age of events",
-            "How old the latest KV events were when they came: the worker's time stamp against "
-            "the router's clock. Negative: the clocks differ.",
-            "s",
-            per_worker("warmroute_worker_event_lag_seconds"),
-        ),
-        Panel(
-            "Event flow",
-            "Batches of KV events, and the blocks that workers stored and evicted.",
-            "suffix: per s",
-            kv_events(FLOW),
-            6,
-            names=FLOW,
-        ),
-        Panel(
-            "Index, blocks",
-            "Distinct blocks in the prefix index. Its bound is limits.index_entries.",
-            "suffix: blocks",
-            ((selected("warmroute_index_blocks"), "blocks"),),
-            6,
-        ),
-        Panel(
-            "Index, memory",
-            "Memory of the prefix index.",
-            "bytes",
-            ((selected("warmroute_index_bytes"), "bytes"),),
-            6,
-        ),
-        Panel(
-            "Index, evictions",
-            "Blocks forgotten because the index is full. Above 0 for long: raise "
-            "limits.index_entries.",
-            "suffix: blocks/s",
-            ((rate("warmroute_index_evicted_blocks_total"), "evicted"),),
-            6,
         ),
     ),
 )

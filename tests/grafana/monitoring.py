@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.engine.model_dirs import write_model
 from tests.live.stack import MODEL, Stack, misbehaving, until
 
 SCRAPE = "200ms"
@@ -41,12 +42,25 @@ def samples(text: str) -> dict[str, set[str]]:
     return found
 
 
+def tokenizing(folder: Path) -> list[str]:
+    """Flags of a router with a tokenizer. Workers that have none count otherwise than it."""
+    return ["--tokenizer", str(write_model(folder))]
+
+
 @asynccontextmanager
 async def lively(stack: Stack) -> AsyncIterator[None]:
-    """Traffic of every kind through the router until the block ends; each metric has samples."""
+    """Traffic of every kind through the router until the block ends; each metric has samples.
+
+    The router was started with the flags of `tokenizing`.
+    """
+
+    async def checked() -> bool:
+        return "warmroute_tokenizer_exact{" in await exposition(stack)
+
     async with misbehaving(BROKEN, "broken") as (url, _):
         broken = await stack.add(url)
         await _one_of_each(stack, 0)
+        await until(checked, "the tokens' check")
         traffic = asyncio.create_task(_traffic(stack))
         try:
             yield

@@ -10,7 +10,15 @@ import pytest
 import pytest_asyncio
 
 from grafana.make_dashboard import BY_DIGIT, BY_NAME, FILE, dashboard, pretty
-from tests.grafana.monitoring import exposition, lively, prometheus, promtool, run, samples
+from tests.grafana.monitoring import (
+    exposition,
+    lively,
+    prometheus,
+    promtool,
+    run,
+    samples,
+    tokenizing,
+)
 from tests.live.stack import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,7 +40,9 @@ QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory):
-    async with running(tmp_path_factory.mktemp("logs"), workers=2) as stack, lively(stack):
+    router = tokenizing(tmp_path_factory.mktemp("model"))
+    logs = tmp_path_factory.mktemp("logs")
+    async with running(logs, workers=2, router=router) as stack, lively(stack):
         yield stack
 
 

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from grafana.panels_trouble import FLOW, LOST, REJECTIONS, STATES, SYNC
+from grafana.panels_kv import FLOW, LOST, SYNC
+from grafana.panels_trouble import REJECTIONS, STATES
 from router.http.errors import WorkerErrorKind
-from tests.engine.model_dirs import write_model
-from tests.grafana.monitoring import exposition, lively, promtool, run
+from tests.grafana.monitoring import exposition, lively, promtool, run, tokenizing
 from tests.live.stack import MODEL, engine_arguments, running, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,8 +29,7 @@ METRIC_ROW = re.compile(r"^\| `(warmroute_\w+)` \|([^|]*)\|", re.MULTILINE)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory):
-    # The workers have no tokenizer, and so count otherwise than the router.
-    router = ["--tokenizer", str(write_model(tmp_path_factory.mktemp("model")))]
+    router = tokenizing(tmp_path_factory.mktemp("model"))
     async with running(tmp_path_factory.mktemp("logs"), workers=2, router=router) as stack:
         yield stack
 
@@ -48,11 +47,7 @@ def rows(title: str) -> list[list[str]]:
 
 
 async def test_the_table_of_metrics_is_what_the_router_shows(stack) -> None:
-    async def checked() -> bool:
-        return "warmroute_tokenizer_exact{" in await exposition(stack)
-
     async with lively(stack):
-        await until(checked, "the tokens' check")
         text = await exposition(stack)
     shown: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
@@ -132,10 +127,11 @@ async def test_the_example_of_an_explanation_has_its_shape(stack) -> None:
 
 async def test_each_alert_fires_for_the_router_in_trouble_and_no_other(tmp_path) -> None:
     alerts = "".join(blocks("promql")).splitlines()
-    assert len(alerts) == 7
+    assert len(alerts) == 9
     series = {
         # Router a has no worker; b is well; in c one of four workers does nearly everything,
-        # expectations are wrong, the index is full, and one's events are old and incomplete.
+        # expectations are wrong, the index is full, one's events are old and incomplete, another's
+        # of no use, and the tokenizer is the wrong one.
         'warmroute_inflight_requests{instance="a"}': "0x20",
         'warmroute_rejections_total{instance="a", code="no_worker_available"}': "0+10x20",
         'warmroute_rejections_total{instance="b", code="model_not_found"}': "0+10x20",
@@ -144,6 +140,8 @@ async def test_each_alert_fires_for_the_router_in_trouble_and_no_other(tmp_path)
         'warmroute_replies_total{instance="c", worker="0", status="200"}': "0+9000x20",
         'warmroute_worker_kv_known{instance="c", worker="0"}': "0x20",
         'warmroute_worker_event_lag_seconds{instance="c", worker="0"}': "9x20",
+        'warmroute_kv_events_total{instance="c", worker="1", kind="stored_blocks"}': "0x20",
+        'warmroute_tokenizer_exact{instance="c", model="m"}': "0x20",
     }
     unit = {
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -173,12 +171,14 @@ def healthy(router: str, workers: int, hits: int, evicted: int) -> dict[str, str
         f"warmroute_reported_prompt_tokens_total{{{here}}}": "0+100x20",
         f"warmroute_reported_hit_tokens_total{{{here}}}": f"0+{hits}x20",
         f"warmroute_index_evicted_blocks_total{{{here}}}": f"0+{evicted}x20",
+        f'warmroute_tokenizer_exact{{{here}, model="m"}}': "1x20",
     }
     for worker in range(workers):
         here = f'instance="{router}", worker="{worker}"'
         found[f'warmroute_worker_state{{{here}, state="ready"}}'] = "1x20"
         found[f'warmroute_replies_total{{{here}, status="200"}}'] = "0+100x20"
-        found[f'warmroute_kv_events_total{{{here}, kind="batches"}}'] = "0+100x20"
+        for kind, rate in (("batches", 100), ("stored_blocks", 900), ("skipped_events", 3)):
+            found[f'warmroute_kv_events_total{{{here}, kind="{kind}"}}'] = f"0+{rate}x20"
         found[f"warmroute_worker_kv_known{{{here}}}"] = "1x20" if worker else "0 1x19"
         found[f"warmroute_worker_event_lag_seconds{{{here}}}"] = "0.02x20"
     return found
