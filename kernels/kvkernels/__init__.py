@@ -15,6 +15,7 @@ Start reading at: `twins.py`, which states in Python what the C++ in `kernels/sr
 try:
     from kvkernels._native import (
         EventBatch,
+        FrozenBlocks,
         Mirror,
         PrefixIndex,
         VirtualWorker,
@@ -26,6 +27,7 @@ try:
 
     NATIVE = True
 except ImportError:  # no compiler at install time: the twins answer the same
+    from kvkernels.blocks_file_twin import FrozenBlocks  # type: ignore[assignment]
     from kvkernels.column_twins import drain_queues, missing_tokens
     from kvkernels.event_twins import EventBatch, WorkerBlocks  # type: ignore[assignment]
     from kvkernels.mirror_twin import Mirror  # type: ignore[assignment]
@@ -37,6 +39,7 @@ except ImportError:  # no compiler at install time: the twins answer the same
 __all__ = [
     "NATIVE",
     "EventBatch",
+    "FrozenBlocks",
     "Mirror",
     "PrefixIndex",
     "VirtualWorker",

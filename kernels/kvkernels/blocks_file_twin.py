@@ -13,6 +13,8 @@ of each; XXH3-64 of all this.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,8 +40,32 @@ class Contents(NamedTuple):
     parked: ParkedBlocks
 
 
-def written(block_size: int, model: str, contents: Contents) -> bytes:
-    """The bytes of a dump."""
+def contents_of(
+    group: int,
+    full_attention: bool,
+    known: Mapping[int, tuple[int, int]],
+    parked: ParkedBlocks,
+) -> Contents:
+    """A copy of what is known: chain hash and tiers by name, and what is parked."""
+    rows = sorted((name, chain, tiers) for name, (chain, tiers) in known.items())
+    columns = np.array(rows, dtype=np.uint64).reshape(-1, 3).T
+    tiers = columns[2].astype(np.uint8)
+    return Contents(group, full_attention, columns[0], columns[1], tiers, deepcopy(parked))
+
+
+class FrozenBlocks(NamedTuple):
+    """One worker's blocks as of a moment. Lifetime: one dump."""
+
+    block_size: int
+    model: str
+    contents: Contents
+
+    def dump(self) -> bytes:
+        """What `WorkerBlocks.dump` gave at that moment."""
+        return _written(self.block_size, self.model, self.contents)
+
+
+def _written(block_size: int, model: str, contents: Contents) -> bytes:
     head = struct.pack(
         "<IIQIBQ",
         *(_VERSION, block_size, xxhash.xxh3_64_intdigest(model.encode())),

@@ -12,7 +12,7 @@ import xxhash
 
 from kvkernels.arguments_twin import data_bytes, in_range, names_of, parent_of, uint64
 from kvkernels.batch_twin import MAX_BLOCK_SIZE, EventBatch
-from kvkernels.blocks_file_twin import TIERS, Contents, read, written
+from kvkernels.blocks_file_twin import TIERS, FrozenBlocks, contents_of, read
 from kvkernels.parked_twin import ParkedBlocks, Run
 from kvkernels.seeds import chain_seed
 from kvkernels.twins import _buffer, _integer, chain_hashes
@@ -137,16 +137,12 @@ class WorkerBlocks:
 
     def dump(self) -> bytes:
         """Everything but the counters, as bytes (`blocks_file_twin.py`)."""
-        known = sorted(self._known.items())
-        contents = Contents(
-            self._group,
-            self._full_attention,
-            np.array([name for name, _ in known], dtype=np.uint64),
-            np.array([each.chain for _, each in known], dtype=np.uint64),
-            np.array([each.tiers for _, each in known], dtype=np.uint8),
-            self._parked,
-        )
-        return written(self._block_size, self._model, contents)
+        return self.frozen().dump()
+
+    def frozen(self) -> FrozenBlocks:
+        """All of it as it is now, for a thread to dump: a copy, made at once."""
+        contents = contents_of(self._group, self._full_attention, self._known, self._parked)
+        return FrozenBlocks(self._block_size, self._model, contents)
 
     def load(self, data: Buffer) -> None:
         """Replace everything by what `dump` gave, in the index too; the counters go on.

@@ -193,7 +193,8 @@ nb::object chains(const WorkerBlocks& self, nb::handle tier) {
   return array_of(std::span<const std::uint64_t>(held));
 }
 
-nb::bytes dump(const WorkerBlocks& self) {
+template <class Blocks>
+nb::bytes dump(const Blocks& self) {
   std::string bytes;
   {
     const Unlocked unlocked;
@@ -227,6 +228,9 @@ void kv::bind_events(nb::module_& module) {
     return [member](const WorkerBlocks& self) { return self.counters().*member; };
   };
   using Counters = WorkerBlocks::Counters;
+  nb::class_<FrozenBlocks>(module, "FrozenBlocks", "One worker's blocks as of a moment.")
+      .def("dump", calls::dump<FrozenBlocks>, nb::sig("def dump(self) -> bytes"),
+           "What `WorkerBlocks.dump` gave at that moment.");
   nb::class_<WorkerBlocks>(module, "WorkerBlocks", "One worker's blocks, told to the index.")
       .def("__init__", calls::make_blocks, nb::arg("index"), arg("worker"), arg("block_size"),
            nb::arg("model"), arg("max_parked") = 65536, nb::keep_alive<1, 2>(),
@@ -252,7 +256,11 @@ void kv::bind_events(nb::module_& module) {
       .def("chains", calls::chains, arg("tier") = 0,
            nb::sig("def chains(self, tier: int = 0) -> Hashes"),
            "uint64, ascending: the chain hashes held in a tier.")
-      .def("dump", calls::dump, nb::sig("def dump(self) -> bytes"), "All of it, as bytes.")
+      .def("dump", calls::dump<WorkerBlocks>, nb::sig("def dump(self) -> bytes"),
+           "All of it, as bytes.")
+      .def("frozen", &WorkerBlocks::frozen, nb::call_guard<Unlocked>(),
+           nb::sig("def frozen(self) -> FrozenBlocks"),
+           "All of it as it is now, for a thread to dump: a copy, made at once.")
       .def("load", calls::load, arg("data"), nb::sig("def load(self, data: Buffer) -> None"),
            "Replace everything by what `dump` gave, in the index too.")
       .def("__len__", &WorkerBlocks::size, nb::call_guard<Unlocked>(), "Names known in any tier.")

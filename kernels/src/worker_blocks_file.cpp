@@ -127,44 +127,48 @@ void get_parked(Parts& parts, std::uint32_t block_size, ParkedBlocks& parked) {
 
 }  // namespace
 
-std::string WorkerBlocks::dump() const {
+FrozenBlocks WorkerBlocks::frozen() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::uint64_t> names;
-  names.reserve(names_.size());
-  names_.each([&](const BlockNames::Known& known) { names.push_back(known.name()); });
-  std::sort(names.begin(), names.end());
+  return {block_size_, model_, names_, parked_, group_, full_attention_};
+}
+
+std::string FrozenBlocks::dump() const {
+  std::vector<std::uint64_t> sorted;
+  sorted.reserve(names.size());
+  names.each([&](const BlockNames::Known& known) { sorted.push_back(known.name()); });
+  std::sort(sorted.begin(), sorted.end());
   std::vector<std::uint64_t> chains;
   std::vector<std::uint8_t> tiers;
-  chains.reserve(names.size());
-  tiers.reserve(names.size());
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (i + 16 < names.size()) names_.prefetch(names[i + 16]);
-    const BlockNames::Known known = *names_.find(names[i]);
+  chains.reserve(sorted.size());
+  tiers.reserve(sorted.size());
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    if (i + 16 < sorted.size()) names.prefetch(sorted[i + 16]);
+    const BlockNames::Known known = *names.find(sorted[i]);
     chains.push_back(known.chain());
     tiers.push_back(known.tiers());
   }
   Writer out;
-  out.bytes.reserve(64 + 17 * names.size());
+  out.bytes.reserve(64 + 17 * sorted.size());
   out.bytes = kMagic;
   out.put(kVersion);
-  out.put(block_size_);
-  out.put(hash_text(model_));
-  out.put(group_);
-  out.put(static_cast<std::uint8_t>(full_attention_));
-  out.put(static_cast<std::uint64_t>(names.size()));
-  out.put_all(names);
+  out.put(block_size);
+  out.put(hash_text(model));
+  out.put(group);
+  out.put(static_cast<std::uint8_t>(full_attention));
+  out.put(static_cast<std::uint64_t>(sorted.size()));
+  out.put_all(sorted);
   out.put_all(chains);
   out.put_all(tiers);
   std::uint32_t runs = 0;
-  for (const auto& [parent, waiting] : parked_.runs()) {
+  for (const auto& [parent, waiting] : parked.runs()) {
     runs += static_cast<std::uint32_t>(waiting.size());
   }
   out.put(runs);
-  for (const auto& [parent, waiting] : parked_.runs()) {
+  for (const auto& [parent, waiting] : parked.runs()) {
     for (const Run& run : waiting) put_run(out, run);
   }
-  out.put(static_cast<std::uint32_t>(parked_.dead().size()));
-  for (const auto& [name, tier] : parked_.dead()) {
+  out.put(static_cast<std::uint32_t>(parked.dead().size()));
+  for (const auto& [name, tier] : parked.dead()) {
     out.put(name);
     out.put(tier);
   }

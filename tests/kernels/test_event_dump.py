@@ -56,3 +56,16 @@ def test_garbage_dumps_are_refused_alike() -> None:
                     seen.append(each.dump())
             assert len(seen) in (0, 2)
             assert not seen or seen[0] == seen[1], place
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_is_frozen_stays_as_it_was(kind: str) -> None:
+    blocks = Pool(kind).blocks
+    blocks.store(array([5, 6]), None, array([1, 2]))
+    blocks.store_tokens(array([10]), 7, tokens(3, 4), 0, 0, [b"ab"])
+    dump, frozen = blocks.dump(), blocks.frozen()
+    blocks.store(array([7]), 6, array([3]))  # wakes what was parked
+    blocks.remove(array([5]))
+    assert blocks.dump() != dump
+    blocks.clear()
+    assert frozen.dump() == dump

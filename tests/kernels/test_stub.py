@@ -7,7 +7,7 @@ from typing import Any
 
 import kvkernels
 from engine import virtual
-from kvkernels import _native, column_twins, event_twins, mirror_twin, twins
+from kvkernels import _native, blocks_file_twin, column_twins, event_twins, mirror_twin, twins
 
 STUB = ast.parse((Path(kvkernels.__file__).parent / "_native.pyi").read_text())
 
@@ -20,6 +20,7 @@ def twin_of(name: str) -> Any:
         "VirtualWorker": virtual,
         "Mirror": mirror_twin,
         "EventBatch": event_twins,
+        "FrozenBlocks": blocks_file_twin,
         "WorkerBlocks": event_twins,
         "drain_queues": column_twins,
         "missing_tokens": column_twins,
@@ -51,6 +52,8 @@ def is_property(function: ast.FunctionDef) -> bool:
 
 def public_names(owner: Any) -> set[str]:
     own = {"__init__", "__len__"} if inspect.isclass(owner) else set()
+    if inspect.isclass(owner) and not hasattr(owner.__init__, "__nb_signature__"):
+        own.remove("__init__")  # only others make one
     return {name for name in vars(owner) if name in own or not name.startswith("_")}
 
 
