@@ -67,6 +67,7 @@ class Router:
             self._tell,
             fleet_terms(config),
             first_seq=core.roster.first_question,
+            wants_snapshot=core.roster.wants_snapshot,
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
         self._keeper = _keeper(config, core, self.fleet)

@@ -42,6 +42,7 @@ class FeedContext:
     # our first question and then is asked for once more, when that must be over.
     subscribed_s: float = 1.0
     first_seq: int = 0  # number of the first batch to ask for
+    wants_snapshot: Callable[[], bool] = lambda: False  # whether the core lacks what a replay tells
     wall: Callable[[], float] = time.time  # seconds since the epoch, as batches are stamped
 
 

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 
 from engine.wire import WireError, parse_live
+from router.events.asking import AskedByZmq
 from router.events.bound import joined
 from router.events.missed import Missed
 from router.events.source import ZmqSource
@@ -22,7 +23,8 @@ class ZmqFeed:
         self._source = source
         self._context = context
         self._teller = Teller(worker_id, model, context)
-        self._missed = Missed(source, self._teller, context)
+        asked = AskedByZmq(source, self._teller, context)
+        self._missed = Missed(asked, self._teller, context.wants_snapshot)
         self._connections = 0
         self._connected = asyncio.Event()
 
@@ -32,7 +34,7 @@ class ZmqFeed:
         return self._teller.counters
 
     def resync(self, from_seq: int) -> None:
-        """Ask for what was missed from `from_seq` on. Of several that wait, the earliest is asked."""
+        """Ask for what was missed from `from_seq` on; of several that wait, the earliest."""
         self._missed.ask(from_seq)
 
     async def run(self) -> None:

@@ -49,6 +49,8 @@ class FleetContext:
     hubs: Hubs = field(default_factory=Hubs)  # of event addresses that members share
     # The number of the first batch that a worker's new feed asks for.
     first_seq: Callable[[int], int] = lambda worker_id: 0
+    # Whether it takes a snapshot to know a worker's cache.
+    wants_snapshot: Callable[[int], bool] = lambda worker_id: False
 
     @property
     def scrape_interval_s(self) -> float:

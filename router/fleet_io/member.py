@@ -188,6 +188,7 @@ class Member:
             timeout_s=context.terms.probe_s,
             backlog_batches=context.terms.backlog_batches,
             first_seq=context.first_seq(self.worker_id),
+            wants_snapshot=partial(context.wants_snapshot, self.worker_id),
         )
         return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
 

@@ -194,7 +194,8 @@ async def line(
     )
     async with aiohttp.ClientSession() as http:
         shared = FeedContext(
-            http, context, time.monotonic, tell, Hubs(), timeout_s, 1000, subscribed_s
+            *(http, context, time.monotonic, tell, Hubs(), timeout_s, 1000, subscribed_s),
+            wants_snapshot=lambda: world.core.roster.wants_snapshot(0),
         )
         feed = open_feed(source, 0, "m", shared)
         tasks = [asyncio.create_task(feed.run()), asyncio.create_task(publisher.serve())]

@@ -9,6 +9,7 @@ import pytest
 
 from engine.wire import BlockStored, encode_batch, live_frames, replay_end, replay_frames
 from policies.facts import KvEvents
+from router.events import asking as asking_module
 from router.events import missed as missed_module
 from tests.router.core_world import BLOCK, names_of, stored, tokens_of
 from tests.router.feed_support import (
@@ -107,7 +108,7 @@ async def test_where_nobody_answers_hits_stay_a_lower_bound() -> None:
 async def test_a_replay_without_end_is_cut_off_and_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(missed_module, "_REPLAY_MAX_S", 0.3)
+    monkeypatch.setattr(asking_module, "_REPLAY_MAX_S", 0.3)
     async with line(without_end, published=3) as one:
         await until(lambda: one.feed.counters.failed_syncs >= 1, "the replay to be given up")
         assert "missed events are not to be had: no usable answer at tcp://" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from policies.facts import KvEvents
-from router.events import missed as missed_module
+from router.events import asking as asking_module
 from router.events.source import ZmqSource
 from tests.router.feed_wire import (
     END,
@@ -243,7 +243,7 @@ async def test_a_replay_that_is_slow_is_waited_for_as_a_whole_only_so_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One batch now and then, each in time: the whole takes too long."""
-    monkeypatch.setattr(missed_module, "_REPLAY_MAX_S", 0.2)
+    monkeypatch.setattr(asking_module, "_REPLAY_MAX_S", 0.2)
     go = asyncio.Semaphore(2)
     monkeypatch.setattr(Publisher, "answer", lambda engine: endless(Held(engine, go)))
     async with rig(timeout_s=5.0) as one, publisher(one.context) as engine:
