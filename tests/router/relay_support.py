@@ -16,19 +16,10 @@ from router.http.client_reply import SERVER_OPTIONS, ClientReply, upstream_reque
 from router.http.errors import WorkerError, error_body
 from router.http.relay.reply import Outcome, RelayLimits, Timeouts
 from router.http.relay.upstream import Upstream
-
-DEADLINE_S = 10.0
+from tests.router.waiting import DEADLINE_S, until
 
 Script = Callable[["WorkerCall"], Awaitable[None]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until `condition` holds; fails with `what` after the deadline."""
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s, f"never came true: {what}"
-        await asyncio.sleep(0.002)
 
 
 @dataclass

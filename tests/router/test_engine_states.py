@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,17 +18,10 @@ from tests.router.engine_pages import engine
 from tests.router.test_engines_sglang import SGLANG
 from tests.router.test_engines_triton import BACKEND, FRESH_BACKEND, TRITON
 from tests.router.test_recognize import METRICS, VLLM
+from tests.router.waiting import until
 
-DEADLINE_S = 10.0
 PROBE_S, HEALTH_S = 0.1, 0.05
 SLEEP = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} 1\n'
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {DEADLINE_S:g} s for {what}"
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +25,11 @@ from router.fleet_io.manager import DuplicateWorkerError, FleetManager
 from router.fleet_io.recognize import Recognized, with_thresholds
 from router.http.relay.reply import RelayLimits
 from router.worker_spec import WorkerSpec, parse_worker_spec
+from tests.router.waiting import until
 
-DEADLINE_S = 10.0
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 URL = "http://127.0.0.1:9"
 OTHER = "http://127.0.0.1:10"
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {DEADLINE_S:g} s for {what}"
-        await asyncio.sleep(0.005)
 
 
 @dataclass
@@ -221,7 +214,8 @@ async def test_whoever_comes_and_goes_leaves_a_line_as_the_page_has_it(caplog) -
         second.drain("admin request")
         await one.manager.remove(second, "forced by admin request")
     assert first.recognized is not None
-    told = caplog.messages
+    of_fleet = [line for line in caplog.records if line.name.startswith("router.fleet_io.")]
+    told = [line.getMessage() for line in of_fleet]
     assert told == [
         f"worker 0 ({URL}) added, by configuration",
         f"worker 0 ({URL}) joined: {first.recognized}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,17 +24,10 @@ from router.fleet_io.manager import DuplicateWorkerError
 from router.fleet_io.member import Member
 from router.worker_spec import parse_worker_spec
 from tests.router.ranked_engine import BLOCK_TOKENS, BLOCKS, RankedEngine, ranked_engine
+from tests.router.waiting import DEADLINE_S, until
 
-DEADLINE_S = 10.0
 PROMPT = tuple(range(1, 8 * BLOCK_TOKENS + 1))
 HEALTH_S, LOAD_S = 0.05, 0.05
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {DEADLINE_S:g} s for {what}"
-        await asyncio.sleep(0.005)
 
 
 @dataclass
