@@ -113,6 +113,11 @@ class Teller:
         log.info("worker %d: its publisher lacks what it had published before", self.worker_id)
         self._tell(ReplayEnd(self._clock(), self.worker_id, answered=True, began_anew=True))
 
+    def unheard(self, endpoint: str, waited_s: float) -> None:
+        """Say that nobody publishes there: no later batch would show that one is missing."""
+        line = "worker %d: no publisher at %s after %g s: its KV events are not heard"
+        log.warning(line, self.worker_id, endpoint, waited_s)
+
     def malformed(self, error: WireError) -> None:
         """Count a message that cannot be read."""
         self.counters.malformed_frames += 1

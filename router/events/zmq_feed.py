@@ -79,6 +79,8 @@ class ZmqFeed:
         subscribed_s = self._context.subscribed_s
         await asyncio.sleep(subscribed_s)
         self.resync(self._teller.next_seq)
+        if self._connections == 0:
+            self._teller.unheard(self._source.live, subscribed_s)
         if self._connections <= 1:
             self._connected.clear()
         while True:

@@ -98,7 +98,9 @@ async def test_without_a_replay_nothing_is_asked_and_nothing_forgotten() -> None
         assert holds(one, [0, 1])
 
 
-async def test_one_that_comes_later_than_its_follower_is_asked_then() -> None:
+async def test_one_that_comes_later_than_its_follower_is_asked_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     live, replay = free_endpoint(), free_endpoint()
     async with (
         rig(subscribed_s=0.01, timeout_s=0.05) as one,
@@ -106,6 +108,7 @@ async def test_one_that_comes_later_than_its_follower_is_asked_then() -> None:
     ):
         await until(lambda: feed.counters.failed_syncs >= 1, lambda: "the first questions")
         assert not one.kv().known
+        assert f"no publisher at {live}" in caplog.text
         async with publisher(one.context) as engine:
             engine.pub.bind(live)
             engine.router.bind(replay)
