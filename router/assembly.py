@@ -75,7 +75,9 @@ class Router:
         decisions = DecisionLog()
         self.tokenizing = Tokenizing(lambda: self.config, self._executor, self.fleet, http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
-        self.metrics = RouterMetrics(core, self.fleet, prompts, self._request_log, check)
+        self.metrics = RouterMetrics(
+            core, self.fleet, prompts, self._request_log, check, self._keeper
+        )
         self.inference = Inference(
             self.switchboard,
             self.fleet,
@@ -163,7 +165,7 @@ class Router:
 
     def _tell(self, fact: WorkerFact) -> None:
         if self._keeper is not None and isinstance(fact, WorkerChange):
-            fact = self._keeper.with_saved(fact)
+            fact = self._keeper.heard(fact)
         self.switchboard.tell(fact)
 
     def _resync(self, worker_id: int, from_seq: int) -> None:

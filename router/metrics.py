@@ -24,6 +24,8 @@ from router.http.prompts import PromptReader
 from router.http.relay.reply import Outcome
 from router.http.token_check import TokenCheck
 from router.record.request_log import RequestLog
+from router.state.keeper import StateKeeper
+from router.state_metrics import StateCollector
 from router.token_metrics import TokenCollector
 from router.worker_metrics import worker_metrics
 
@@ -43,11 +45,13 @@ class RouterMetrics:
         prompts: PromptReader,
         request_log: RequestLog | None = None,
         check: TokenCheck | None = None,
+        keeper: StateKeeper | None = None,
     ) -> None:
         registry = CollectorRegistry()
         self._replies: Replies = {}
         registry.register(_CoreCollector(core, fleet, prompts, self._replies))
         registry.register(_LogCollector(request_log))
+        registry.register(StateCollector(keeper))
         if check is not None:
             registry.register(TokenCollector(check, prompts.encoder))
         self._registry = registry

@@ -23,6 +23,7 @@ from policies.contract import Hashes
 from policies.facts import KvEvents, SavedStream
 from router.core.apply_events import apply_events
 from router.core.backlog import Backlog
+from router.core.frozen import FrozenStream
 from router.core.kv_counters import KvCounters
 from router.core.publisher import Publisher
 from router.core.turnover import Turnover
@@ -188,18 +189,17 @@ class KvState:
 
     # --- from one router to the next --------------------------------------------------------
 
-    def saved(self) -> SavedStream | None:
+    def frozen(self) -> FrozenStream | None:
         """All that the next router needs to go on from here; None where that is nothing."""
         digest = self._publisher.digest(self.next_seq - 1)
         if not digest or self._doubtful:
             return None
-        return SavedStream(self.next_seq, digest, self._exact, self.blocks.dump())
+        return FrozenStream(self.next_seq, digest, self._exact, self.blocks.frozen())
 
     def take_over(self, saved: SavedStream) -> bool:
         """Go on from what a router before this one saved, once its last batch is replayed.
 
-        Until then it is a lower bound, and what comes live waits. False for blocks that are
-        damaged, or of another version: nothing is known then.
+        Until then it is a lower bound, and what comes live waits. False for damaged blocks.
         """
         self.reset()
         try:

@@ -1,44 +1,76 @@
 """Saves what is known of the workers' caches, and gives it back to those that come again.
 
-One worker after another, and its bytes are written in a thread: the event loop is held for the
-copy of one worker's blocks at most. A router that ends saves once more. What a file holds is
-believed of a worker of the same address, kind, models and block size, and only when the core has
-seen proof that its publisher is still the same one (`router.core.kv_state`).
+One worker after another is frozen, which takes the event loop a millisecond for each 100,000
+blocks; a thread makes bytes of it and writes them. A router that ends saves once more. What a file
+holds is believed of a worker of the same address, kind, models and block size, and only when the
+core has seen proof that its publisher is still the same one (`router.core.kv_state`).
+
+Workers that are away, because they have not come yet or are down, keep their place in the file:
+for a day, and while all of them take no more than 1 GiB. One that was removed loses it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from policies.facts import WorkerChange, WorkerFacts
 from router.core.core import RouterCore
+from router.core.frozen import FrozenStream
 from router.fleet_io.member import Member
-from router.fleet_io.recognize import Recognized
-from router.state.saved_file import Head, Owner, Saved, SavedFile, SavedFileError, read_saved
+from router.state.saved_file import (
+    MAX_WORKERS,
+    Head,
+    Owner,
+    Saved,
+    SavedFile,
+    SavedFileError,
+    read_saved,
+)
 
 log = logging.getLogger(__name__)
+
+AWAY_S = 86_400.0
+AWAY_BYTES = 1 << 30
 
 _Address = tuple[str, int | None]  # URL and rank
 
 
 class StateKeeper:
-    """Lifetime: process."""
+    """What it keeps for a worker stays in the file until there is something newer of that worker.
+    Lifetime: process.
+    """
 
     def __init__(
-        self, path: Path, core: RouterCore, members: Callable[[], Mapping[int, Member]]
+        self,
+        path: Path,
+        core: RouterCore,
+        members: Callable[[], Mapping[int, Member]],
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """`wall` gives seconds since the epoch."""
         self.saves = 0
         self.failed_saves = 0
+        self.size_bytes = 0  # of the file
         self._path = path
         self._core = core
         self._members = members
-        self._waiting: dict[_Address, Saved] = {}  # for workers that have not come yet
+        self._wall = wall
+        self._fresh_s = time.monotonic()  # when it was saved last, or we began
+        self._owners: dict[int, Owner] = {}  # of the workers that the core has
+        self._away: dict[_Address, Saved] = {}  # of workers that are not here now
+        self._leaving: dict[_Address, tuple[Owner, FrozenStream]] = {}  # ..., since the last saving
         self._timer: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was saved; before the first time, since we began."""
+        return time.monotonic() - self._fresh_s
 
     async def load(self) -> None:
         """Read the file, before any worker joins. One that cannot be used is left aside."""
@@ -49,28 +81,25 @@ class StateKeeper:
         except (OSError, SavedFileError) as error:
             log.warning("kv_state: %s is not used, caches are learned anew: %s", self._path, error)
         else:
-            self._waiting = {(one.head.owner.url, one.head.owner.rank): one for one in found}
-            log.info("kv_state: %s has the caches of %d workers", self._path, len(found))
+            self._away = {_address(one.head.owner): one for one in found}
+            self._forget_old()
+            log.info("kv_state: %s has the caches of %d workers", self._path, len(self._away))
 
-    def with_saved(self, fact: WorkerChange) -> WorkerChange:
-        """The fact, with what was saved of a worker that joins."""
-        member = self._members().get(fact.worker_id)
-        if not self._waiting or fact.spec is None or member is None or member.recognized is None:
-            return fact
-        owner = _owner(member, member.recognized, fact.spec)
-        saved = self._waiting.pop((owner.url, owner.rank), None)
-        if saved is None or self._core.workers.get(fact.worker_id) is not None:
-            return fact
-        if saved.head.owner != owner:
-            log.info("worker %d: not the one whose cache was saved", fact.worker_id)
-            return fact
-        log.info(
-            "worker %d: its cache was saved (%d bytes), to be proven by batch %d of its events",
-            fact.worker_id,
-            len(saved.blocks),
-            saved.head.next_seq - 1,
-        )
-        return replace(fact, saved=saved.stream)
+    def heard(self, fact: WorkerChange) -> WorkerChange:
+        """Before the core is told of a worker: the fact, with what was saved of one that joins."""
+        worker, owner = self._core.workers.get(fact.worker_id), self._owners.get(fact.worker_id)
+        if fact.state == "gone":
+            if owner is not None:
+                self._forget(self._owners.pop(fact.worker_id))
+        elif worker is None or owner is None:
+            return self._joins(fact)
+        elif fact.state == "down":
+            frozen = worker.kv.frozen() if worker.state != "down" else None
+            if frozen is not None:
+                self._leaving[_address(owner)] = (owner, frozen)
+        elif worker.state == "down" and fact.spec is not None:
+            self._note_owner(fact.worker_id, fact.spec)
+        return fact
 
     def start(self, interval_s: Callable[[], float]) -> None:
         """Save at every interval from now on."""
@@ -93,22 +122,77 @@ class StateKeeper:
         self._saving = asyncio.create_task(self._save(), name="kv_state writes")
         await asyncio.shield(self._saving)
 
+    # --- who comes and goes -----------------------------------------------------------------
+
+    def _joins(self, fact: WorkerChange) -> WorkerChange:
+        owner = None if fact.spec is None else self._note_owner(fact.worker_id, fact.spec)
+        saved = None if owner is None else self._away.get(_address(owner))
+        if owner is None or saved is None:
+            return fact
+        if saved.head.owner != owner:
+            log.info("worker %d: not the one whose cache was saved", fact.worker_id)
+            self._forget(owner)
+            return fact
+        log.info(
+            "worker %d: its cache was saved (%d bytes), to be proven by batch %d of its events",
+            fact.worker_id,
+            len(saved.blocks),
+            saved.head.next_seq - 1,
+        )
+        return replace(fact, saved=saved.stream)
+
+    def _note_owner(self, worker_id: int, facts: WorkerFacts) -> Owner | None:
+        """Whose events those of this worker are."""
+        member = self._members().get(worker_id)
+        if member is None or member.recognized is None:
+            return None
+        kind, rank = member.recognized.kind, member.recognized.address
+        owner = Owner(member.spec.url, rank, kind, facts.models, facts.block_size)
+        self._owners[worker_id] = owner
+        return owner
+
+    def _forget(self, owner: Owner) -> None:
+        """What was saved of it is old, or of no use any more."""
+        self._away.pop(_address(owner), None)
+        self._leaving.pop(_address(owner), None)
+
+    def _forget_old(self) -> None:
+        """Keep those that are away only so long, and only so many; the latest first."""
+        now = self._wall()
+        latest = sorted(self._away.items(), key=lambda item: _age_s(item[1], now))
+        self._away.clear()
+        size_bytes = 0
+        for address, saved in latest:
+            size_bytes += len(saved.blocks)
+            if _age_s(saved, now) < AWAY_S and size_bytes <= AWAY_BYTES:
+                self._away[address] = saved
+
+    # --- the file ---------------------------------------------------------------------------
+
     async def _run(self, interval_s: Callable[[], float]) -> None:
         while True:
             await asyncio.sleep(interval_s())
-            self._waiting.clear()  # who has not come by now has begun anew
             await self.save()
 
     async def _save(self) -> None:
         file = None
         try:
             file = await asyncio.to_thread(SavedFile, self._path)
-            for worker_id in list(self._members()):
-                if (saved := self._saved(worker_id)) is not None:
-                    await asyncio.to_thread(file.add, saved)
-            for saved in list(self._waiting.values()):
+            written = 0
+            for worker_id in list(self._owners):
+                if (frozen := self._frozen(worker_id)) is not None:
+                    await asyncio.to_thread(self._write, file, *frozen)
+                    self._forget(frozen[0])
+                    written += 1
+            for address, left in list(self._leaving.items()):
+                saved = await asyncio.to_thread(self._thawed, *left)
+                if self._leaving.get(address) is left:  # it has not come back meanwhile
+                    self._away[address] = saved
+                    del self._leaving[address]
+            self._forget_old()
+            for saved in list(self._away.values())[: MAX_WORKERS - written]:
                 await asyncio.to_thread(file.add, saved)
-            size_bytes = await asyncio.to_thread(file.finish)
+            self.size_bytes = await asyncio.to_thread(file.finish)
         except OSError as error:
             self.failed_saves += 1
             log.error("kv_state: cannot write %s: %s", self._path, error.strerror or error)
@@ -116,19 +200,30 @@ class StateKeeper:
                 await asyncio.to_thread(file.abandon)
         else:
             self.saves += 1
-            log.debug("kv_state: %d bytes written to %s", size_bytes, self._path)
+            self._fresh_s = time.monotonic()
+            log.debug("kv_state: %d bytes written to %s", self.size_bytes, self._path)
 
-    def _saved(self, worker_id: int) -> Saved | None:
-        member, worker = self._members().get(worker_id), self._core.workers.get(worker_id)
-        if member is None or worker is None or member.recognized is None:
-            return None
-        stream = worker.kv.saved()
-        if stream is None:
-            return None
-        owner = _owner(member, member.recognized, worker.facts)
-        return Saved(Head(owner, stream.next_seq, stream.digest, stream.known), stream.blocks)
+    def _frozen(self, worker_id: int) -> tuple[Owner, FrozenStream] | None:
+        """What there is to be saved of a worker that is here."""
+        owner, worker = self._owners.get(worker_id), self._core.workers.get(worker_id)
+        stream = None if worker is None else worker.kv.frozen()
+        return None if owner is None or stream is None else (owner, stream)
+
+    def _write(self, file: SavedFile, owner: Owner, frozen: FrozenStream) -> None:
+        """For a thread, as the one that follows."""
+        file.add(self._thawed(owner, frozen))
+
+    def _thawed(self, owner: Owner, frozen: FrozenStream) -> Saved:
+        """It makes bytes of all blocks."""
+        stream = frozen.saved()
+        head = Head(owner, stream.next_seq, stream.digest, stream.known, self._wall())
+        return Saved(head, stream.blocks)
 
 
-def _owner(member: Member, recognized: Recognized, facts: WorkerFacts) -> Owner:
-    kind, address = recognized.kind, recognized.address
-    return Owner(member.spec.url, address, kind, facts.models, facts.block_size)
+def _address(owner: Owner) -> _Address:
+    return owner.url, owner.rank
+
+
+def _age_s(saved: Saved, now: float) -> float:
+    """A stamp of the future tells of a clock that was set: it is taken for one of now."""
+    return max(now - saved.head.saved_at, 0.0)

@@ -54,6 +54,7 @@ class Head(msgspec.Struct, frozen=True):
     next_seq: int
     digest: int
     known: bool
+    saved_at: float = 0.0  # seconds since the epoch
 
 
 class End(msgspec.Struct, frozen=True):

@@ -32,6 +32,9 @@ NOT_SHOWN = {
     "warmroute_request_seconds_count": "the quantiles come from the buckets",
     "warmroute_request_seconds_sum": "the quantiles come from the buckets",
     "warmroute_request_log_lines_total": "of a log that is off by default; it logs its trouble",
+    "warmroute_kv_state_saves_total": "of a file that is off by default; an alert tells of trouble",
+    "warmroute_kv_state_bytes": "of a file that is off by default",
+    "warmroute_kv_state_age_seconds": "of a file that is off by default",
 }
 DASHBOARD = json.loads(FILE.read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

@@ -127,11 +127,11 @@ async def test_the_example_of_an_explanation_has_its_shape(stack) -> None:
 
 async def test_each_alert_fires_for_the_router_in_trouble_and_no_other(tmp_path) -> None:
     alerts = "".join(blocks("promql")).splitlines()
-    assert len(alerts) == 9
+    assert len(alerts) == 10
     series = {
         # Router a has no worker; b is well; in c one of four workers does nearly everything,
         # expectations are wrong, the index is full, one's events are old and incomplete, another's
-        # of no use, and the tokenizer is the wrong one.
+        # of no use, the tokenizer is the wrong one, and caches are not saved.
         'warmroute_inflight_requests{instance="a"}': "0x20",
         'warmroute_rejections_total{instance="a", code="no_worker_available"}': "0+10x20",
         'warmroute_rejections_total{instance="b", code="model_not_found"}': "0+10x20",
@@ -142,6 +142,8 @@ async def test_each_alert_fires_for_the_router_in_trouble_and_no_other(tmp_path)
         'warmroute_worker_event_lag_seconds{instance="c", worker="0"}': "9x20",
         'warmroute_kv_events_total{instance="c", worker="1", kind="stored_blocks"}': "0x20",
         'warmroute_tokenizer_exact{instance="c", model="m"}': "0x20",
+        'warmroute_kv_state_saves_total{instance="b", result="written"}': "0+1x20",
+        'warmroute_kv_state_saves_total{instance="c", result="failed"}': "0+1x20",
     }
     unit = {
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

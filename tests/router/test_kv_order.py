@@ -167,8 +167,9 @@ def followed() -> Stream:
 
 def taken_over(before: Stream, **changed: object) -> Stream:
     """A router after `before`, with what that one saved."""
-    saved = before.kv.saved()
-    assert saved is not None
+    frozen = before.kv.frozen()
+    assert frozen is not None
+    saved = frozen.saved()
     after = Stream()
     after.life = before.life
     after.core.on_worker(WorkerChange(0.0, 0, "gone"))
@@ -267,11 +268,11 @@ def test_damaged_blocks_are_a_cold_start(blocks: bytes) -> None:
 
 
 def test_what_is_unproven_or_has_no_digest_is_not_saved() -> None:
-    assert Stream().kv.saved() is None
-    assert taken_over(followed()).kv.saved() is None
+    assert Stream().kv.frozen() is None
+    assert taken_over(followed()).kv.frozen() is None
     plain = World(workers=1)
     plain.events(0, 0, stored([1]))
-    assert plain.core.workers.get(0).kv.saved() is None
+    assert plain.core.workers.get(0).kv.frozen() is None
 
 
 def test_a_worker_that_was_down_before_its_proof_came_holds_nothing() -> None:
