@@ -56,7 +56,8 @@ class Missed:
         self._asked = asyncio.Event()  # one of the two that follow waits
         self._from_seq: int | None = None
         self._after_absence = False
-        self._heard_seq: int | None = None  # when the publisher came back, the earliest time
+        # The last batch heard when the publisher came back: the first time, and the latest one.
+        self._heard_at: tuple[int, int] | None = None
 
     def ask(self, from_seq: int) -> None:
         """Ask for everything from `from_seq` on. Of several that wait, the earliest is asked."""
@@ -66,8 +67,9 @@ class Missed:
 
     def note_absence(self) -> None:
         """The publisher was away and is back: from now on it may be another one."""
-        if self._heard_seq is None:
-            self._heard_seq = self._teller.next_seq - 1
+        heard_seq = self._teller.next_seq - 1
+        first_seq = heard_seq if self._heard_at is None else self._heard_at[0]
+        self._heard_at = first_seq, heard_seq
 
     def ask_after_absence(self) -> None:
         """Ask whether the publisher is still the one that was heard, and for what it published."""
@@ -108,15 +110,16 @@ class Missed:
             self.ask(question.from_seq)
 
     def _next_question(self) -> _Question:
-        if self._from_seq is not None:
-            question = _Question(self._from_seq)
-            self._from_seq = None
-        else:
+        if self._after_absence:  # first: of another one, a snapshot tells nothing of what was heard
             # Where it has begun anew with lower numbers since, that was noticed by those.
             latest_seq = self._teller.next_seq - 1
-            heard_seq = latest_seq if self._heard_seq is None else min(latest_seq, self._heard_seq)
-            question = _Question(max(heard_seq - _OVERLAP, 0), heard_seq)
-            self._after_absence, self._heard_seq = False, None
+            first_seq, heard_seq = self._heard_at or (latest_seq, latest_seq)
+            heard_seq = min(heard_seq, latest_seq)
+            question = _Question(max(min(first_seq, heard_seq) - _OVERLAP, 0), heard_seq)
+            self._after_absence, self._heard_at = False, None
+        else:
+            question = _Question(self._from_seq or 0)
+            self._from_seq = None
         if self._from_seq is None and not self._after_absence:
             self._asked.clear()
         return question
