@@ -1,5 +1,5 @@
 // Images of a stored event's blocks as TensorRT-LLM's push tells them: `mm_keys`, one list a block
-// of maps with `hash` and `start_offset`. They are hashed as those of `extra_keys` are, behind them.
+// of maps with `hash` and `start_offset`. They are hashed behind those of `extra_keys`, and alike.
 #include <cstdint>
 
 #include "event_batch_reader.h"
