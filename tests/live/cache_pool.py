@@ -40,12 +40,24 @@ class Engine:
     front: HttpFront | None  # where the router has snapshots of it
     spec: str
     starts: int = 1
-    touches: int = 0  # requests sent to it directly
-    exact: list[bool] = field(default_factory=list)  # each time it was compared
+    unanswered: int = 0  # replays of its relay, when it was exact last
 
     @property
     def url(self) -> str:
         return self.program.url
+
+    @property
+    def exact_due(self) -> bool:
+        """Whether nothing can have been lost of it for good."""
+        if self.front is not None:
+            return True
+        whole = self.relay.replay_modes == COMPLETE
+        return whole and self.relay.counted["replay_of_nobody"] == self.unanswered
+
+    def compared(self, exact: bool) -> None:
+        """What the router knows of it is right, and exact or not."""
+        if exact:
+            self.unanswered = self.relay.counted["replay_of_nobody"]
 
 
 @dataclass
@@ -128,7 +140,6 @@ class Pool:
     async def touch(self, number: int) -> None:
         """Make the engine publish: two blocks that nobody has seen."""
         engine = self.engines[number]
-        engine.touches += 1
         prompt = [self.rng.randrange(30_000) for _ in range(2 * BLOCK + 1)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
         async with self.http.post(f"{engine.url}/v1/completions", json=body) as reply:

@@ -129,26 +129,37 @@ class EventRelay:
             return
         skipped = self.rng.randint(1, 20) if mode == "late_start" else 0  # as if it had moved on
         left = self.rng.randint(1, 50) if mode in ("cut", "no_end") else -1
+        four = mode == "four_frames"
         with suppress(TimeoutError):
+            latest = None  # of those skipped: the last batch is always there yet
             batches = self._fetch(start)
             async for topic, seq, payload in batches:
                 if skipped:
                     skipped -= 1
+                    latest = topic, seq, payload
                     continue
+                latest = None
                 if left == 0:
                     break
                 left -= 1
-                head = [identity, b""] if mode == "four_frames" else [identity, b"", topic]
-                frames = [*head, seq, self.rewrite(payload)]
+                frames = self._frames(identity, four, topic, seq, payload)
                 await self._router.send_multipart(frames)
                 if mode == "twice":
                     await self._router.send_multipart(frames)
                 if mode == "slow" and self.rng.random() < 0.1:
                     await asyncio.sleep(self.rng.uniform(0, self.faults.pause_s))
             await batches.aclose()
+            if latest is not None:
+                await self._router.send_multipart(self._frames(identity, four, *latest))
             if mode != "no_end":
-                head = [identity, b""] if mode == "four_frames" else [identity, b"", b""]
+                head = [identity, b""] if four else [identity, b"", b""]
                 await self._router.send_multipart([*head, END, b""])
+
+    def _frames(
+        self, identity: bytes, four: bool, topic: bytes, seq: bytes, payload: bytes
+    ) -> list[bytes]:
+        head = [identity, b""] if four else [identity, b"", topic]
+        return [*head, seq, self.rewrite(payload)]
 
     async def _fetch(self, start: bytes) -> AsyncGenerator[tuple[bytes, bytes, bytes], None]:
         """The engine's own answer. Raises TimeoutError where it gives none."""

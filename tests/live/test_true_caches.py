@@ -2,8 +2,15 @@
 
 Engines with small caches serve a load that shares prefixes, while their event streams lose
 batches, hang and break, replays and snapshots come late, in part or never, engines and router are
-killed and started again. Whenever the load pauses, what the router says it knows is exactly what
-the engine's own account says.
+killed and started again. Whenever the load pauses, this holds of each engine, by its own account:
+
+- Blocks that the router believes in are there, without exception, also while it calls what it
+  knows a lower bound; and the index holds just the blocks that events told of.
+- One that answers with its snapshot, however late and seldom, is exact: no block is missing. If
+  not at once, then with the next batches, of which it takes `TOUCHES_EXACT` at most.
+- So is one whose replays are whole, unless nobody answered while it was killed or frozen.
+- Any other one is known within one turnover of its cache. What hits kept alive all that while
+  may be missing then.
 """
 
 from __future__ import annotations
@@ -30,10 +37,10 @@ ROUTER = [
     *("--timeouts-speculative-s", "1", "--intervals-kv-state-s", "1"),
 ]
 TOUCHED_BLOCKS = 2
-# An engine without a snapshot is known again when as much was stored as it holds.
-TOUCHES_MAX = KV_BLOCKS // TOUCHED_BLOCKS + 20
-TOUCHES_SNAPSHOT = 10  # each waits for the router below
-HEARD_S = 1.0  # after a request the router should have heard of what it left
+TOUCHES_TURNOVER = KV_BLOCKS // TOUCHED_BLOCKS + 20
+TOUCHES_EXACT = 3
+HEARD_S = 1.0  # to hear of what is under way; else the last batch was lost, and another shows it
+EXACT_S = 60.0  # not a measure of anything: for machines that do other things, too
 
 
 async def trouble(pool: Pool, number: int) -> None:
@@ -59,31 +66,38 @@ async def settled(pool: Pool, number: int) -> str:
     While it is unknown, it may lack blocks, but must not believe in any that are not there.
     """
     engine = pool.engines[number]
-    first, most = engine.touches, TOUCHES_MAX if engine.front is None else TOUCHES_SNAPSHOT
+    touches = 0
     while True:
-        view, held = await heard(pool, number)
+        due = engine.exact_due
+        patience_s = EXACT_S if due and touches else HEARD_S
+        view, held = await heard(pool, number, due, patience_s)
         if held is not None:
             missing, extra = differences(view, held)
             if extra or (missing and view.exact):
                 return f"{missing} missing, {extra} too many of {len(held)}: {shown(view)}"
             if not view.index_agrees:
                 return f"the index has other blocks than the events told of: {shown(view)}"
-            if view.exact or (view.known and engine.front is None):
-                engine.exact.append(view.exact)
+            how = "exact" if view.exact else "turned over" if view.known else "a lower bound"
+            pool.done[f"{engine.name}: {how}"] += 1
+            if view.exact or (view.known and not due):
+                engine.compared(view.exact)
                 return ""
-        if engine.touches - first >= most:
-            return f"not known after {most} requests: {shown(view)}"
-        await pool.touch(number)  # a lost last batch shows with the next one only
+        if touches >= (TOUCHES_EXACT if due else TOUCHES_TURNOVER):
+            return f"not {'exact' if due else 'known'} after {touches} batches: {shown(view)}"
+        touches += 1
+        await pool.touch(number)
 
 
-async def heard(pool: Pool, number: int) -> tuple[KvView, Chains | None]:
+async def heard(
+    pool: Pool, number: int, exact: bool, patience_s: float
+) -> tuple[KvView, Chains | None]:
     """The router's view and the engine's blocks as of the same batch; None if it never comes."""
-    deadline_s = time.monotonic() + HEARD_S
+    deadline_s = time.monotonic() + patience_s
     while True:
         seq, held = await pool.truth(number)
         view = await pool.view(number)
         same = view.next_seq == seq + 1 and not view.resyncing
-        if same and (view.exact or pool.engines[number].front is None):
+        if same and (view.exact or not exact):
             return view, held
         if time.monotonic() > deadline_s:
             return view, held if same else None
@@ -165,15 +179,14 @@ async def test_what_is_known_is_what_the_engines_hold(
                 await trouble(made, number)
                 wrong = await compare(made, load)
                 story = f"seed {seed}, round {number}: {made.story()}, {load.met}"
-                assert not wrong, (wrong, story)
+                if wrong:
+                    pytest.fail(f"{wrong}; {story}")
                 load.resume()
         finally:
             await load.stop()
         done = made.story()
-        print(done, load.met, load.served, [sum(engine.exact) for engine in made.engines])
+        print(done, load.met, load.served)
         assert {"lost", "bursts", "hangs", "replay_whole"} <= done.keys(), done
-        # Where a replay is always to be had in the end, it is rare that anything is lost for good.
-        assert sum(made.engines[1].exact) > rounds / 2, made.engines[1].exact
         assert load.served > 50 * rounds
         assert "status 500" not in load.met, load.met
         # What is still on its way, or was given up, makes the rest.

@@ -1,4 +1,4 @@
-"""A core and the one who asks for what it misses, with a publisher that answers at the test's word."""
+"""A core, the one who asks for what it misses, and a publisher that answers at the test's word."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Recovery:
         for n, (seq, payload) in enumerate(batches):
             if how == 2 and n == 2:
                 return replayed
-            if how == 3 and n == 1 or publisher is not self.publisher:
+            if (how == 3 and n == 1) or publisher is not self.publisher:
                 return None
             if replayed.first_seq is None:
                 replayed.first_seq = seq
