@@ -2,6 +2,11 @@
 
 They make a burst of siblings see the first one's choice before any engine event tells of it.
 Real events confirm them by standing in the index proper; what nobody confirms expires.
+
+What is confirmed is expected on until it expires, even where its worker evicts it before. To drop
+it when its request ends was tried: in replays of the bundled conversations (4, 8 and 16 workers of
+100,000 KV tokens, round robin) not one expected hit became another one, for hardly anything is
+evicted within seconds of its last use; and it took 30 us of a decision over 2,048 blocks.
 """
 
 from __future__ import annotations
