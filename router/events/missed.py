@@ -101,7 +101,9 @@ class Missed:
     def _tell_end(self, question: _Question, answer: Answer) -> None:
         """Where another question waits, that one speaks for what is missing now."""
         if answer == "none":
-            self._teller.failed_sync(self._publisher.where)
+            where = self._publisher.where
+            why = f"no usable answer at {where}" if where else "it has no replay endpoint"
+            self._teller.failed_sync(why)
         if answer == "anew":
             self._teller.began_anew()
         elif not self._asked.is_set():

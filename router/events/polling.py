@@ -79,7 +79,9 @@ class PolledFeed:
     def _give_up(self) -> None:
         if self._gap_open:
             self._gap_open = False
-            self._teller.counters.failed_syncs += 1
+            # At a router's start it is what the one before had read.
+            why = f"{self._source.url} forgets what it told; has it another reader?"
+            self._teller.failed_sync(why)
             self._teller.replay_end(answered=False)
 
     async def _take(self, event: PolledEvent | WireError) -> None:

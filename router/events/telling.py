@@ -132,12 +132,11 @@ class Teller:
         if worth_a_line(total):
             log.warning("worker %d: %d polls for events failed: %r", self.worker_id, total, error)
 
-    def failed_sync(self, endpoint: str | None) -> None:
-        """Count what was missed and could not be had of its replay endpoint, or for want of one."""
+    def failed_sync(self, why: str) -> None:
+        """Count what was missed and could not be had again."""
         self.counters.failed_syncs += 1
         total = self.counters.failed_syncs
         if worth_a_line(total):
-            why = f"no usable answer at {endpoint}" if endpoint else "it has no replay endpoint"
             line = "worker %d: missed events are not to be had: %s (%d so far)"
             log.warning(line, self.worker_id, why, total)
 

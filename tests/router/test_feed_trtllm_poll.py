@@ -152,6 +152,20 @@ async def test_a_late_joiner_knows_a_part_only() -> None:
         assert not one.kv().known
 
 
+async def test_another_reader_takes_events_away_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with polled() as (one, engine, feed):
+        engine.emit(CREATED, stored(None, block(1, TOKENS[:4])))
+        await one.until_hit(CHAIN, 1)
+        engine.numbers[None] += 1  # told to somebody else
+        engine.emit(removed(1))
+        await until(lambda: feed.counters.failed_syncs == 1, lambda: "the gap")
+        assert not one.kv().known
+        assert one.hit(CHAIN) == 0  # what was missed may have been its end
+        assert "kv_cache_events forgets what it told; has it another reader?" in caplog.text
+
+
 async def test_an_engine_that_began_anew_is_followed_from_its_first_event() -> None:
     async with polled() as (one, engine, _):
         engine.emit(CREATED, stored(None, block(1, TOKENS[:4])), removed(5), window=4096)
