@@ -115,7 +115,7 @@ async def test_the_endpoint_is_bound_from_the_first_worker_to_the_last() -> None
 async def test_an_address_in_use_is_tried_until_it_is_free(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # Not a socket of ZMQ's: that closes some time after it is told to, and an engine that reaches it
+    # Not a socket of ZMQ: that closes some time after it is told to, and an engine that reaches it
     # meanwhile gives up, since publishers do not talk to each other.
     async with rig() as one:
         holder = socket.create_server(("127.0.0.1", 0))
