@@ -25,6 +25,7 @@ from tests.live.http_front import HttpFront
 from tests.live.stack import MODEL, engine_arguments, until
 
 BLOCK = 16
+TOUCHED_BLOCKS = 20
 KV_BLOCKS = 400  # small, so that blocks are evicted all the time
 SNAPSHOT_HARM = 0.5
 
@@ -138,9 +139,9 @@ class Pool:
         self.router = await self.programs.start(name, "router", self.router_arguments)
 
     async def touch(self, number: int) -> None:
-        """Make the engine publish: two blocks that nobody has seen."""
+        """Make the engine publish: `TOUCHED_BLOCKS` that nobody has seen."""
         engine = self.engines[number]
-        prompt = [self.rng.randrange(30_000) for _ in range(2 * BLOCK + 1)]
+        prompt = [self.rng.randrange(30_000) for _ in range(TOUCHED_BLOCKS * BLOCK + 1)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
         async with self.http.post(f"{engine.url}/v1/completions", json=body) as reply:
             assert reply.status == 200, await reply.text()

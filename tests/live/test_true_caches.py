@@ -25,19 +25,19 @@ import msgspec
 import pytest
 
 from router.kv_view import Chains, KvView
-from tests.live.cache_pool import KV_BLOCKS, Pool, differences, pool
+from tests.live.cache_pool import KV_BLOCKS, TOUCHED_BLOCKS, Pool, differences, pool
 from tests.live.event_relay import CALM, Faults
 from tests.live.shared_load import SALTS, TRUNKS, Load, trunk_prompt
 from tests.live.stack import MODEL, until
 
-SHORT_ROUNDS, FULL_ROUNDS = 7, 85
+SHORT_ROUNDS = 7
+FULL_S = 600.0  # of rounds, however many that are
 ROUND_S = 5.0  # of load between two comparisons; whole programs are killed in it
 ROUTER = [
     *("--intervals-health-s", "0.1", "--timeouts-probe-s", "1"),
     *("--timeouts-speculative-s", "1", "--intervals-kv-state-s", "1"),
 ]
-TOUCHED_BLOCKS = 2
-TOUCHES_TURNOVER = KV_BLOCKS // TOUCHED_BLOCKS + 20
+TOUCHES_TURNOVER = KV_BLOCKS // TOUCHED_BLOCKS + 2
 TOUCHES_EXACT = 3
 HEARD_S = 1.0  # to hear of what is under way; else the last batch was lost, and another shows it
 EXACT_S = 60.0  # not a measure of anything: for machines that do other things, too
@@ -161,31 +161,33 @@ async def probed(pool: Pool) -> str:
 
 
 @pytest.mark.parametrize(
-    ("seed", "rounds"),
+    ("seed", "lasts_s"),
     [
-        pytest.param(1, SHORT_ROUNDS, marks=pytest.mark.timeout(300)),
-        pytest.param(2, FULL_ROUNDS, marks=[pytest.mark.full, pytest.mark.timeout(1700)]),
+        pytest.param(1, 0.0, marks=pytest.mark.timeout(300)),
+        pytest.param(2, FULL_S, marks=[pytest.mark.full, pytest.mark.timeout(1700)]),
     ],
 )
 async def test_what_is_known_is_what_the_engines_hold(
-    tmp_path: Path, seed: int, rounds: int
+    tmp_path: Path, seed: int, lasts_s: float
 ) -> None:
     state = ["--kv-state", str(tmp_path / "kv_state")]  # what a killed router leaves to the next
     async with pool(tmp_path, seed, [*ROUTER, *state]) as made:
         load = Load(lambda: made.url, random.Random(seed))
         load.start()
+        until_s, rounds = time.monotonic() + lasts_s, 0
         try:
-            for number in range(rounds):
-                await trouble(made, number)
+            while rounds < SHORT_ROUNDS or time.monotonic() < until_s:
+                await trouble(made, rounds)
                 wrong = await compare(made, load)
-                story = f"seed {seed}, round {number}: {made.story()}, {load.met}"
+                story = f"seed {seed}, round {rounds}: {made.story()}, {load.met}"
+                rounds += 1
                 if wrong:
                     pytest.fail(f"{wrong}; {story}")
                 load.resume()
         finally:
             await load.stop()
         done = made.story()
-        print(done, load.met, load.served)
+        print(f"{rounds} rounds, {load.served} served: {done}, {load.met}")
         assert {"lost", "bursts", "hangs", "replay_whole"} <= done.keys(), done
         assert load.served > 50 * rounds
         assert "status 500" not in load.met, load.met
