@@ -69,7 +69,6 @@ KV = Row(
             "Batches of KV events, and the blocks that workers stored and evicted.",
             "suffix: per s",
             kv_events(FLOW),
-            6,
             names=FLOW,
         ),
         Panel(

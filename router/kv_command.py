@@ -117,7 +117,7 @@ def _get(url: str, limit: int) -> bytes:
         said = error.read(_SHOWN_BYTES).decode(errors="replace")
         raise ValueError(f"GET {url}: {error.code} {said}") from error
     except URLError as error:
-        raise OSError(f"GET {url}: {error}") from error
+        raise OSError(f"GET {url}: {error.reason}") from error
     if len(body) > limit:
         raise ValueError(f"GET {url}: more than {limit} bytes")
     return body
