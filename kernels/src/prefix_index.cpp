@@ -30,6 +30,11 @@ std::size_t in_slices(PrefixIndex::Hashes hashes, Write write) {
   return changed;
 }
 
+// Has the records of the first blocks under way before the loop over all of them begins.
+KV_PREFETCHES void prefetch_first(const IndexTier& tier, PrefixIndex::Hashes hashes) {
+  for (std::size_t i = 0; i < std::min(kAhead, hashes.size()); ++i) tier.prefetch(hashes[i]);
+}
+
 }  // namespace
 
 PrefixIndex::PrefixIndex(std::int64_t workers, std::int64_t max_entries, std::int64_t max_bytes)
@@ -84,6 +89,7 @@ std::size_t PrefixIndex::contains(std::int64_t worker, Hashes hashes, int tier) 
   const IndexTier* of = tier_at(tier);
   if (of == nullptr) return 0;
   std::size_t held = 0;
+  prefetch_first(*of, hashes);
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     if (i + kAhead < hashes.size()) of->prefetch(hashes[i + kAhead]);
     const Record* record = of->find(hashes[i]);
@@ -151,6 +157,7 @@ std::size_t PrefixIndex::store_slice(std::size_t worker, Hashes hashes, int tier
   IndexTier& to = made_tier(tier);
   const unsigned seat = seats_.of(worker);
   std::size_t fresh = 0;
+  prefetch_first(to, hashes);
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     if (i + kAhead < hashes.size()) to.prefetch(hashes[i + kAhead]);
     Record* found = to.find(hashes[i]);
@@ -171,6 +178,7 @@ std::size_t PrefixIndex::remove_slice(std::size_t worker, Hashes hashes, int tie
   if (from == nullptr) return 0;
   const unsigned seat = seats_.of(worker);
   std::size_t gone = 0;
+  prefetch_first(*from, hashes);
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     if (i + kAhead < hashes.size()) from->prefetch(hashes[i + kAhead]);
     Record* record = from->find(hashes[i]);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "prefetch.h"
+
 namespace kv {
 namespace {
 
@@ -111,13 +113,13 @@ Recency::Number Recency::find(std::uint64_t hash) const {
 }
 
 // Two steps: the table's line first, and half way there the block that it names.
-void Recency::prefetch(Hashes chain, std::size_t depth) const {
+KV_PREFETCHES void Recency::prefetch(Hashes chain, std::size_t depth) const {
   if (depth + kAhead < chain.size()) {
-    __builtin_prefetch(&table_[home(tag_of(chain[depth + kAhead]))]);
+    prefetch_line(&table_[home(tag_of(chain[depth + kAhead]))]);
   }
   if (depth + kAhead / 2 >= chain.size()) return;
   const Number number = table_[home(tag_of(chain[depth + kAhead / 2]))].number;
-  if (number != kNone) __builtin_prefetch(&blocks_[number], 1);
+  if (number != kNone) prefetch_line(&blocks_[number]);
 }
 
 // At most half full: linear probing then needs about 1.5 looks for a hit, 2.5 for a miss

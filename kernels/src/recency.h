@@ -85,7 +85,7 @@ class Recency {
   std::size_t next(std::size_t place) const { return place + 1 == table_.size() ? 0 : place + 1; }
   std::size_t place_of(std::uint64_t hash) const;  // in the table: its entry, or an empty one
   Number find(std::uint64_t hash) const;
-  void prefetch(Hashes chain, std::size_t depth) const;
+  inline void prefetch(Hashes chain, std::size_t depth) const;
   void make_room(std::size_t more);
   Number add(std::uint64_t hash, Entry& entry);
   void unlink(Number number);

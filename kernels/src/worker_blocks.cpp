@@ -148,10 +148,10 @@ void WorkerBlocks::resolve(const Stored& run) {
   std::vector<std::uint64_t> known;
   std::vector<std::uint64_t> chain;
   for (const std::uint64_t name : run.names) {
-    const BlockNames::Known* entry = names_.find(name);
-    if (entry == nullptr) continue;
+    const BlockNames::Known entry = names_.find(name);
+    if (!entry) continue;
     known.push_back(name);
-    chain.push_back(entry->chain());
+    chain.push_back(entry.chain());
   }
   if (known.size() < run.names.size()) ++counters_.skipped_events;
   hold(known, chain, run.tier);
@@ -175,8 +175,8 @@ void WorkerBlocks::store_run(const Stored& run, std::uint64_t seed) {
 // Stores a run whose parent is known, or parks it and says false.
 bool WorkerBlocks::place(const Stored& run, std::uint64_t seed) {
   if (run.parent) {
-    const BlockNames::Known* parent = names_.find(*run.parent);
-    if (parent == nullptr) {
+    const BlockNames::Known parent = names_.find(*run.parent);
+    if (!parent) {
       Run orphan{{run.names.begin(), run.names.end()},
                  run.parent,
                  run.tier,
@@ -191,7 +191,7 @@ bool WorkerBlocks::place(const Stored& run, std::uint64_t seed) {
       }
       return false;
     }
-    seed = parent->chain();
+    seed = parent.chain();
   }
   hold(run.names, chain_of(run, seed), run.tier);
   if (parked_.any()) {
@@ -230,12 +230,15 @@ void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier) {
   for (std::size_t i = 0; i < std::min(kAhead, names.size()); ++i) names_.prefetch(names[i]);
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
-    BlockNames::Known& known = names_.at(names[i]);
-    if (known.tiers() != 0 && known.chain() != chain[i]) {
-      leave(known.chain(), known.tiers());
-      known.set_tiers(0);
+    BlockNames::Known known = names_.at(names[i]);
+    const std::uint8_t tiers = known.tiers();
+    if (tiers == 0 || known.chain() == chain[i]) {
+      known.set(chain[i], static_cast<std::uint8_t>(tiers | bit));
+    } else {
+      const std::uint64_t before = known.chain();
+      known.set(chain[i], bit);
+      leave(before, tiers);
     }
-    known.set(chain[i], static_cast<std::uint8_t>(known.tiers() | bit));
     tell(Told::stored, tier, chain[i]);
   }
   if (tier == 0) counters_.stored_blocks += names.size();
@@ -258,14 +261,14 @@ void WorkerBlocks::drop(Names names, std::uint8_t tier) {
   const auto bit = static_cast<std::uint8_t>(1U << tier);
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
-    BlockNames::Known* known = names_.find(names[i]);
-    if (known == nullptr || (known->tiers() & bit) == 0) continue;
-    tell(Told::removed, tier, known->chain());
+    BlockNames::Known known = names_.find(names[i]);
+    if (!known || (known.tiers() & bit) == 0) continue;
+    tell(Told::removed, tier, known.chain());
     if (tier == 0) ++counters_.removed_blocks;
-    if (known->tiers() == bit) {
+    if (known.tiers() == bit) {
       names_.erase(known);
     } else {
-      known->set_tiers(static_cast<std::uint8_t>(known->tiers() & ~bit));
+      known.set_tiers(static_cast<std::uint8_t>(known.tiers() & ~bit));
     }
   }
 }

@@ -143,7 +143,7 @@ std::string FrozenBlocks::dump() const {
   tiers.reserve(sorted.size());
   for (std::size_t i = 0; i < sorted.size(); ++i) {
     if (i + 16 < sorted.size()) names.prefetch(sorted[i + 16]);
-    const BlockNames::Known known = *names.find(sorted[i]);
+    const BlockNames::Known known = names.find(sorted[i]);
     chains.push_back(known.chain());
     tiers.push_back(known.tiers());
   }
