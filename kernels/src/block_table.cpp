@@ -13,6 +13,13 @@ std::size_t leap_over(std::size_t slots) {
   return leap % slots;
 }
 
+// The most that slots_for gives no more slots to.
+std::size_t entries_in(std::size_t slots) {
+  std::size_t entries = slots * 3 / 4;
+  while (entries > 0 && BlockTable::slots_for(entries) > slots) --entries;
+  return entries;
+}
+
 }  // namespace
 
 BlockTable::BlockTable(unsigned segment_bits, std::size_t first_slots)
@@ -25,8 +32,8 @@ BlockTable::BlockTable(unsigned segment_bits, std::size_t first_slots)
 std::size_t BlockTable::slots_for(std::size_t entries) { return entries + entries / 3 + 2; }
 
 std::size_t BlockTable::wanted_slots(std::size_t most_entries) const {
+  if (has_room()) return slots_;
   const std::size_t least = slots_for(size_ + 1);
-  if (least <= slots_) return slots_;
   const std::size_t usual = std::max(first_slots_, slots_ + slots_ / 2);
   const std::size_t most = slots_for(most_entries);
   return least <= most ? std::clamp(usual, least, most) : least + least / 8;
@@ -36,12 +43,16 @@ void BlockTable::grow(std::size_t slots) {
   auto records = std::make_unique<Record[]>(slots);
   records.swap(records_);
   const std::size_t before = std::exchange(slots_, slots);
+  most_ = entries_in(slots);
   hand_ = 0;
   leap_ = leap_over(slots);
   // Homes keep their order in a table of another size: both tables are walked from end to end.
   for (std::size_t from = 0; from < before; ++from) {
     const Record& record = records[from];
-    if (record.set != 0) records_[locate(record.hash, mix(record.hash)).slot] = record;
+    if (record.set == 0) continue;
+    std::size_t slot = home(mix(record.hash));
+    while (records_[slot].set != 0) slot = next(slot);
+    records_[slot] = record;
   }
 }
 

@@ -56,6 +56,9 @@ class BlockTable {
     return place.occupied ? &records_[place.slot] : nullptr;
   }
 
+  // Whether one more entry fits before it must grow.
+  bool has_room() const { return size_ < most_; }
+
   // How many slots it should have before one more entry comes; slots() if it need not grow.
   // `most_entries`: what it will hold at most, as far as is known.
   std::size_t wanted_slots(std::size_t most_entries) const;
@@ -113,6 +116,7 @@ class BlockTable {
   std::unique_ptr<Record[]> records_;
   std::size_t first_slots_;
   std::size_t size_ = 0;
+  std::size_t most_ = 0;  // entries before it must grow
   // The clock's hand leaps by about the golden section of the table, coprime to its size, so it
   // still comes by every slot once a round. Going slot by slot it would clear the table behind
   // it while new blocks, spread evenly, crowd what lies ahead into ever longer clusters.

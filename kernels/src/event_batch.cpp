@@ -51,6 +51,8 @@ EventBatch::EventBatch(std::span<const std::uint8_t> payload) {
       throw Malformed("the events must be an array of at most " + std::to_string(kMaxEvents));
     }
     events_.reserve(std::min(list.size, payload.size() / 16));  // the least an event takes
+    tokens_.reserve(std::min(kMaxTokens, payload.size() / 4));  // about what they take
+    names_.reserve(std::min(kMaxBlocks, payload.size() / 64));
     in_event = true;
     for (; position < list.size; ++position) events.read();
     in_event = false;

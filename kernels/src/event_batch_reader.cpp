@@ -79,14 +79,6 @@ EventReader::Use EventReader::stored(Event& event) {
   return event.tokens != 0 && event.tokens != wanted ? Use::no : use;
 }
 
-std::optional<Header> EventReader::field(Field field) {
-  if (at_[field] == nullptr) return std::nullopt;
-  reader_.go(at_[field]);
-  const Header header = reader_.header();
-  if (header.kind == Kind::nil) return std::nullopt;
-  return header;
-}
-
 void EventReader::hashes(Event& event) {
   const auto header = field(kHashes);
   if (!header || header->kind != Kind::array) {
@@ -99,6 +91,11 @@ void EventReader::hashes(Event& event) {
   }
   event.names_at = static_cast<std::uint32_t>(batch_.names_.size());
   event.names = static_cast<std::uint32_t>(header->size);
+  if (words_ == at_[kHashes]) {
+    batch_.names_.resize(batch_.names_.size() + header->size);
+    reader_.take_words(header->size, batch_.names_.data() + event.names_at);
+    return;
+  }
   for (std::size_t i = 0; i < header->size; ++i) {
     batch_.names_.push_back(hash(reader_.header(), kHashes));
   }

@@ -36,17 +36,23 @@ class EventReader {
 
   static const char* name_of(Field field);
   static Tag tag_of(std::string_view tag);
-  static std::optional<Field> field_of(std::string_view key, std::size_t guess);
+  static std::optional<Field> field_of(std::string_view key);
   static std::optional<Field> field_at(Tag tag, std::size_t position);
 
   Tag open();
   Tag open_map(std::size_t pairs);
+  std::optional<Field> read_key(std::size_t guess);
   void skip_field(std::optional<Field> field);
   Tag read_tag();
   Use stored(Event& event);
   Use removed(Event& event);
 
-  std::optional<msgpack::Header> field(Field field);
+  std::optional<msgpack::Header> field(Field field) {
+    if (at_[field] == nullptr) return std::nullopt;
+    reader_.go(at_[field]);
+    if (reader_.at_nil()) return std::nullopt;
+    return reader_.header();
+  }
   std::uint64_t hash(const msgpack::Header& header, Field field);
   void hashes(Event& event);
   void parent(Event& event);
@@ -72,6 +78,7 @@ class EventReader {
   std::array<const std::uint8_t*, kFields> at_{};  // where each field of the event begins
   const std::uint8_t* taken_ = nullptr;            // where tokens began that were read already
   std::size_t taken_tokens_ = 0;
+  const std::uint8_t* words_ = nullptr;            // where hashes begin that all are 64-bit ints
   std::size_t blocks_ = 0;                         // of all events, as the limits count them
   std::size_t tokens_ = 0;
   std::size_t extra_bytes_ = 0;

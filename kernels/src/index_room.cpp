@@ -18,11 +18,13 @@ Record& PrefixIndex::add(IndexTier& tier, std::uint64_t hash) {
     if (entries() >= max_entries_) evict();
   }
   BlockTable& segment = tier.home_of(hash);
-  const std::size_t growth = tier.growth_bytes(segment);
-  if (growth > 0 && segment.size() > 0 && bytes_in_use() + growth > max_bytes_) {
-    evict_from(tier, segment);
-  } else if (growth > 0) {
-    tier.grow(segment);
+  if (!segment.has_room()) {
+    const std::size_t growth = tier.growth_bytes(segment);
+    if (segment.size() > 0 && bytes_in_use() + growth > max_bytes_) {
+      evict_from(tier, segment);
+    } else {
+      tier.grow(segment);
+    }
   }
   return tier.add({hash, lanes::empty(0)});
 }

@@ -58,15 +58,6 @@ void IndexTier::reserve(std::size_t entries) {
   }
 }
 
-Record& IndexTier::add(const Record& record) {
-  const std::uint64_t mixed = mix(record.hash);
-  BlockTable& segment = segments_[number(mixed)];
-  const std::size_t slot = segment.locate(record.hash, mixed).slot;
-  segment.occupy(slot, record);
-  ++size_;
-  return segment.at(slot);
-}
-
 void IndexTier::erase(const Record& record) {
   BlockTable& segment = segments_[number(mix(record.hash))];
   segment.erase(static_cast<std::size_t>(&record - &segment.at(0)));

@@ -37,7 +37,14 @@ class IndexTier {
   void reserve(std::size_t entries);
 
   // Adds an entry that is absent; its segment must have room. Returns where it is.
-  Record& add(const Record& record);
+  Record& add(const Record& record) {
+    const std::uint64_t mixed = mix(record.hash);
+    BlockTable& segment = segments_[number(mixed)];
+    const std::size_t slot = segment.locate(record.hash, mixed).slot;
+    segment.occupy(slot, record);
+    ++size_;
+    return segment.at(slot);
+  }
   void erase(const Record& record);  // another entry may be there then
 
   // The next segment, round robin, that has an entry to lose. Precondition: size() > 0.

@@ -89,11 +89,37 @@ class Reader {
     return true;
   }
 
+  // Goes past `count` 64-bit ints in a row, which hashes mostly are. False, and nowhere gone, where
+  // one of them is something else.
+  bool skip_words(std::size_t count) {
+    if (count > left() / kWordBytes) return false;
+    std::uint8_t wrong = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint8_t mark = at_[i * kWordBytes];
+      wrong |= static_cast<std::uint8_t>((mark != 0xCF) & (mark != 0xD3));
+    }
+    if (wrong != 0) return false;
+    at_ += count * kWordBytes;
+    return true;
+  }
+
+  // Reads so many that `skip_words` went past, modulo 2^64.
+  void take_words(std::size_t count, std::uint64_t* words) {
+    const std::uint8_t* from = take(count * kWordBytes);
+    for (std::size_t i = 0; i < count; ++i) {
+      std::memcpy(&words[i], from + i * kWordBytes + 1, sizeof words[i]);
+      words[i] = __builtin_bswap64(words[i]);
+    }
+  }
+
+  // Whether the value here is nil.
+  bool at_nil() const { return at_ != end_ && *at_ == 0xC0; }
+
   // Goes past one value, whatever it holds. No recursion: it counts what is still to come.
   void skip() {
     for (std::uint64_t values = 1; values > 0;) {
       --values;
-      if (at_ != end_ && (*at_ < 0x80 || *at_ >= 0xE0)) {  // token ids: most of all there is
+      if (at_ != end_ && (*at_ < 0x80 || *at_ >= 0xE0 || *at_ == 0xC0)) {  // small ints, nil
         ++at_;
         continue;
       }
@@ -108,6 +134,8 @@ class Reader {
   }
 
  private:
+  static constexpr std::size_t kWordBytes = 9;  // a 64-bit int with its mark
+
   // How an int that begins with a byte lies in the eight bytes there, read big-endian.
   struct Small {
     std::uint8_t size;
