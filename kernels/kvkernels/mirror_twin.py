@@ -148,6 +148,10 @@ class Mirror:
         """int32[workers]: how many leading blocks of the chain are resident on each."""
         return self._index.longest_prefix(chain)
 
+    def raise_prefix(self, chain: Buffer, hits: Hits) -> None:
+        """Raise `hits`, int32[workers], to what `longest_prefix` gives, where that is more."""
+        self._index.raise_prefix(chain, hits)
+
     def held(self, worker: int) -> int:
         """Blocks resident on `worker`."""
         return self._of(_integer(worker, "worker")).resident

@@ -104,6 +104,16 @@ class PrefixIndex:
         blocks = _buffer(hashes, "hashes", "uint64").tolist()
         return self._depths([self._used(0, block) for block in blocks])
 
+    def raise_prefix(self, hashes: Buffer, hits: Hits) -> None:
+        """Raise `hits`, int32[workers], to what `longest_prefix` gives, where that is more.
+
+        Written in place while other threads run: nobody else may use it meanwhile. Raises
+        ValueError for a buffer of another size and for one that must not be written to.
+        """
+        _buffer(hashes, "hashes", "uint64")
+        raised = _depths(hits, self.workers)
+        np.maximum(raised, self.longest_prefix(hashes), out=raised)
+
     def longest_prefix_tiers(self, hashes: Buffer) -> Hits:
         """int32[3, workers]: the same, row t counting tiers 0..t."""
         blocks = _buffer(hashes, "hashes", "uint64").tolist()
@@ -209,6 +219,15 @@ def _tier(value: SupportsIndex) -> int:
     if not 0 <= tier < TIERS:
         raise ValueError(f"tier must be 0..{TIERS - 1}, got {tier}")
     return tier
+
+
+def _depths(hits: Hits, workers: int) -> Hits:
+    values = _buffer(hits, "hits", "int32")
+    if not values.flags.writeable:
+        raise ValueError("hits must be writable")
+    if len(values) != workers:
+        raise ValueError(f"hits must have {workers} values, one a worker, got {len(values)}")
+    return values
 
 
 _FORMATS = {

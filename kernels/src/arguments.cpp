@@ -52,6 +52,15 @@ void* Buffer::writable_data(const char* name) const {
   return view_.buf;
 }
 
+Depths::Depths(nb::handle object, const char* name, std::size_t workers)
+    : Buffer(object, name, {"int32", "il", 4}),
+      values_(static_cast<std::int32_t*>(writable_data(name))) {
+  if (size() != workers) {
+    throw value_error(std::string(name) + " must have " + std::to_string(workers) +
+                      " values, one a worker, got " + std::to_string(size()));
+  }
+}
+
 void Buffer::refuse(const char* name, const Wanted& wanted) const {
   const std::string argument = name;
   const std::string format = view_.format == nullptr ? "B" : view_.format;

@@ -44,6 +44,17 @@ class Tokens : public Buffer {
   }
 };
 
+// int32 numbers of blocks, one a worker, to write to.
+class Depths : public Buffer {
+ public:
+  // ValueError unless there are so many, and their owner lets them be written to.
+  Depths(nanobind::handle object, const char* name, std::size_t workers);
+  std::int32_t* data() const { return values_; }
+
+ private:
+  std::int32_t* values_;
+};
+
 // uint64 chain hashes.
 class Hashes : public Buffer {
  public:

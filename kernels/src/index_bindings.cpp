@@ -62,6 +62,13 @@ auto longest_prefix(const PrefixIndex& self, nb::handle hashes) {
   return hits.give();
 }
 
+void raise_prefix(const PrefixIndex& self, nb::handle hashes, nb::handle hits) {
+  const Hashes buffer(hashes, "hashes");
+  const kv::arguments::Depths raised(hits, "hits", self.workers());
+  const Unlocked unlocked;
+  self.raise_prefix(buffer.span(), raised.data());
+}
+
 auto longest_prefix_tiers(const PrefixIndex& self, nb::handle hashes) {
   const Hashes buffer(hashes, "hashes");
   kv::Result<std::int32_t> hits(kv::kTiers * self.workers());
@@ -107,6 +114,9 @@ void kv::bind_prefix_index(nb::module_& module) {
       .def("longest_prefix", longest_prefix, arg("hashes"),
            nb::sig("def longest_prefix(self, hashes: Buffer) -> Hits"),
            "int32[workers]: how many leading blocks of the chain each worker holds on the gpu.")
+      .def("raise_prefix", raise_prefix, arg("hashes"), arg("hits"),
+           nb::sig("def raise_prefix(self, hashes: Buffer, hits: Hits) -> None"),
+           "Raise int32[workers] to how many leading blocks of the chain each holds on the gpu.")
       .def("longest_prefix_tiers", longest_prefix_tiers, arg("hashes"),
            nb::sig("def longest_prefix_tiers(self, hashes: Buffer) -> Hits"),
            "int32[3, workers]: the same, row t counting tiers 0..t.")

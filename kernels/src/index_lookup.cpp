@@ -47,6 +47,10 @@ class Stream {
 
 void PrefixIndex::longest_prefix(Hashes chain, std::int32_t* hits) const {
   std::fill_n(hits, workers(), 0);
+  raise_prefix(chain, hits);
+}
+
+void PrefixIndex::raise_prefix(Hashes chain, std::int32_t* hits) const {
   const std::shared_lock lock(lock_);
   const IndexTier* gpu = tier_at(0);
   // Most prompts that are new to everybody end here.

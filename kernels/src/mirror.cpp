@@ -86,6 +86,11 @@ void Mirror::longest_prefix(Hashes chain, std::int32_t* hits) {
   index_.longest_prefix(chain, hits);
 }
 
+void Mirror::raise_prefix(Hashes chain, std::int32_t* hits) {
+  const std::lock_guard lock(mutex_);
+  index_.raise_prefix(chain, hits);
+}
+
 std::size_t Mirror::held(std::int64_t worker) const {
   const Recency& blocks = workers_[checked(worker)];
   const std::lock_guard lock(mutex_);

@@ -51,6 +51,9 @@ class Mirror {
   // Writes to hits[0..workers) how many leading blocks of the chain are resident on each.
   void longest_prefix(Hashes chain, std::int32_t* hits);
 
+  // The same, but raises what is in hits[0..workers): it stays where it is not less.
+  void raise_prefix(Hashes chain, std::int32_t* hits);
+
   std::size_t held(std::int64_t worker) const;
   std::size_t remembered(std::int64_t worker) const;
   std::size_t size() const;

@@ -84,6 +84,13 @@ auto mirrored_prefix(Mirror& self, nb::handle chain) {
   return hits.give();
 }
 
+void raise_mirrored(Mirror& self, nb::handle chain, nb::handle hits) {
+  const Hashes hashes(chain, "chain");
+  const kv::arguments::Depths raised(hits, "hits", self.workers());
+  const Unlocked unlocked;
+  self.raise_prefix(hashes.span(), raised.data());
+}
+
 std::size_t held(const Mirror& self, nb::handle worker) {
   const std::int64_t slot = integer(worker, "worker");
   const Unlocked unlocked;
@@ -123,6 +130,9 @@ void kv::bind_mirror(nb::module_& module) {
       .def("longest_prefix", calls::mirrored_prefix, arg("chain"),
            nb::sig("def longest_prefix(self, chain: Buffer) -> Hits"),
            "int32[workers]: how many leading blocks of the chain are resident on each.")
+      .def("raise_prefix", calls::raise_mirrored, arg("chain"), arg("hits"),
+           nb::sig("def raise_prefix(self, chain: Buffer, hits: Hits) -> None"),
+           "Raise int32[workers] to how many leading blocks are resident on each.")
       .def("held", calls::held, arg("worker"), nb::sig("def held(self, worker: int) -> int"),
            "Blocks resident on `worker`.")
       .def("remembered", calls::remembered, arg("worker"),

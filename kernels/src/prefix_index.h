@@ -43,6 +43,9 @@ class PrefixIndex {
   // Writes to hits[0..workers) how many leading blocks of the chain each worker holds in tier 0.
   void longest_prefix(Hashes chain, std::int32_t* hits) const;
 
+  // The same, but raises what is in hits[0..workers): it stays where it is not less.
+  void raise_prefix(Hashes chain, std::int32_t* hits) const;
+
   // Writes three such rows: row t counts blocks held in any of the tiers 0..t.
   void longest_prefix_tiers(Hashes chain, std::int32_t* hits) const;
 

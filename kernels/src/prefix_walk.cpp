@@ -77,7 +77,9 @@ bool PrefixWalk::keep_chunks(ChunkOf chunk_of, std::int32_t depth) {
       alive[half] &= held[half];
       const unsigned first = number * BitmapForm::kChunkBits + 64 * half;
       for (std::uint64_t bits = fallen; bits != 0; bits &= bits - 1) {
-        hits_[seats_.worker_on(first + static_cast<unsigned>(std::countr_zero(bits)))] = depth;
+        const unsigned seat = first + static_cast<unsigned>(std::countr_zero(bits));
+        std::int32_t& hit = hits_[seats_.worker_on(seat)];
+        hit = std::max(hit, depth);
         --count_;
       }
     }

@@ -54,7 +54,7 @@ struct SeatBits {
 
 class PrefixWalk {
  public:
-  // `hits`: a number for each worker, all 0.
+  // `hits`: a number for each worker, which the walk raises.
   PrefixWalk(const WorkerSets& sets, const Seats& seats, std::int32_t* hits)
       : sets_(sets), seats_(seats), hits_(hits) {}
 

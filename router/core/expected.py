@@ -43,8 +43,7 @@ class ExpectedBlocks:
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
         """Raise `blocks`, int32[slots], to the leading blocks expected on each worker."""
         for generation in (self._young, self._old):
-            if len(generation):
-                np.maximum(blocks, generation.longest_prefix(chain), out=blocks)
+            generation.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
         """Expect nothing of this worker any more."""

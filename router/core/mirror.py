@@ -125,8 +125,7 @@ class Mirrors:
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
         """Raise `blocks`, int32[slots], to the leading blocks mirrored on each worker."""
-        if len(self._mirror):
-            np.maximum(blocks, self._mirror.longest_prefix(chain), out=blocks)
+        self._mirror.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
         """The worker's cache began anew, or the worker left: nothing is known of it."""

@@ -116,6 +116,9 @@ class SameHistory(RuleBasedStateMachine):
         asked = self.seen + [[block] for chain in self.seen for block in set(chain)]
         for chain in asked:
             native, twin = (mirror.longest_prefix(hashes(chain)) for mirror in self.pair)
+            raised = np.full_like(twin, 2)
+            self.pair[0].raise_prefix(hashes(chain), raised)
+            np.testing.assert_array_equal(raised, np.maximum(twin, 2))
             assert native.tolist() == twin.tolist()
 
 

@@ -83,6 +83,12 @@ class SameHistory(RuleBasedStateMachine):
         got = self.native.longest_prefix(hashes(chain))
         assert got.dtype == np.int32
         np.testing.assert_array_equal(got, self.twin.longest_prefix(hashes(chain)))
+        raised = np.resize(np.array([0, 3, 9], dtype=np.int32), len(got))
+        wanted = np.maximum(raised, got)
+        self.native.raise_prefix(hashes(chain), raised)
+        np.testing.assert_array_equal(raised, wanted)
+        self.twin.raise_prefix(hashes(chain), raised)
+        np.testing.assert_array_equal(raised, wanted)
         rows = self.native.longest_prefix_tiers(hashes(chain))
         np.testing.assert_array_equal(rows, self.twin.longest_prefix_tiers(hashes(chain)))
 

@@ -13,6 +13,7 @@ Call = Callable[[Any], object]
 
 BLOCKS = np.arange(8, dtype=np.uint64)
 TOKENS = np.arange(8, dtype=np.int32)
+FROZEN = np.frombuffer(bytes(8), dtype=np.int32)
 
 
 def refusal(call: Call, module: ModuleType) -> tuple[type[Exception], str]:
@@ -50,6 +51,10 @@ CASES: list[tuple[Call, type[Exception], str]] = [
     (lambda m: m.PrefixIndex(2).store(0, TOKENS), TypeError, "hashes must be a buffer of uint64"),
     (lambda m: m.PrefixIndex(2).remove(0, [1]), TypeError, "hashes must be a buffer of uint64"),
     (lambda m: m.PrefixIndex(2).longest_prefix({1}), TypeError, "uint64, got set; numpy.array"),
+    (lambda m: m.PrefixIndex(2).raise_prefix(TOKENS, TOKENS), TypeError, "hashes must be a buffer"),
+    (lambda m: m.PrefixIndex(2).raise_prefix(BLOCKS, BLOCKS), TypeError, "hits must be a buffer"),
+    (lambda m: m.PrefixIndex(2).raise_prefix(BLOCKS, TOKENS[:3]), ValueError, "2 values, one a wo"),
+    (lambda m: m.PrefixIndex(2).raise_prefix(BLOCKS, FROZEN), ValueError, "hits must be writable"),
     (lambda m: m.PrefixIndex(2).longest_prefix(BLOCKS[::2]), ValueError, "hashes must be C-contig"),
 ]
 
