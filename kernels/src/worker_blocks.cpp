@@ -232,13 +232,10 @@ void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier) {
     if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
     BlockNames::Known known = names_.at(names[i]);
     const std::uint8_t tiers = known.tiers();
-    if (tiers == 0 || known.chain() == chain[i]) {
-      known.set(chain[i], static_cast<std::uint8_t>(tiers | bit));
-    } else {
-      const std::uint64_t before = known.chain();
-      known.set(chain[i], bit);
-      leave(before, tiers);
-    }
+    const bool renamed = tiers != 0 && known.chain() != chain[i];
+    const std::uint64_t before = renamed ? known.chain() : 0;
+    known.set(chain[i], static_cast<std::uint8_t>(renamed ? bit : tiers | bit));
+    if (renamed) leave(before, tiers);
     tell(Told::stored, tier, chain[i]);
   }
   if (tier == 0) counters_.stored_blocks += names.size();
