@@ -14,7 +14,11 @@ from typing import NamedTuple
 from engine.wire.errors import WireError
 
 END_SEQ = (1 << 64) - 1  # -1 as unsigned: the replay is over
+MAX_SEQ = (1 << 63) - 1  # nobody gets there by counting, and one more still is a number
 MAX_TOPIC_BYTES = 1024
+
+
+_END = END_SEQ.to_bytes(8, "big")
 
 
 class Live(NamedTuple):
@@ -63,16 +67,18 @@ def parse_replay(frames: Sequence[bytes]) -> Live | None:
     """One reply as a DEALER receives it, old form or new; None at the end marker."""
     if len(frames) not in (3, 4) or frames[0] != b"":
         raise WireError(f"replay reply of {len(frames)} frames; expected an empty one and 2 or 3")
-    seq = _seq(frames[-2])
-    if seq == END_SEQ:
+    if frames[-2] == _END:
         return None
-    return Live(_topic(frames[1]) if len(frames) == 4 else "", seq, frames[-1])
+    return Live(_topic(frames[1]) if len(frames) == 4 else "", _seq(frames[-2]), frames[-1])
 
 
 def _seq(frame: bytes) -> int:
     if len(frame) != 8:
         raise WireError(f"sequence number of {len(frame)} bytes; expected 8")
-    return int.from_bytes(frame, "big")
+    seq = int.from_bytes(frame, "big")
+    if seq > MAX_SEQ:
+        raise WireError(f"sequence number {seq}; at most {MAX_SEQ}")
+    return seq
 
 
 def _topic(frame: bytes) -> str:

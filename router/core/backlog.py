@@ -5,13 +5,17 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from policies.facts import KvEvents
+from router.core.wire_events import WireEvents
+
+MAX_BYTES = 64 << 20  # on the wire; as much as our engine keeps for replays
 
 
 class Backlog:
-    """At most `limit` batches of one worker, by number. Lifetime: worker."""
+    """At most `limit` batches of one worker, and `MAX_BYTES`, by number. Lifetime: worker."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._bytes = 0
         self._batches: dict[int, KvEvents] = {}
         self._seqs: list[int] = []  # a heap of their numbers, and of some that were taken out
 
@@ -27,13 +31,17 @@ class Backlog:
 
     def keep(self, batch: KvEvents) -> int:
         """Keep a batch; returns how many were dropped for want of room: the oldest go first."""
-        dropped = 0
-        if batch.seq not in self._batches:
-            if len(self._batches) >= self._limit:
-                self.pop(self.first_seq)
-                dropped = 1
+        before = self._batches.get(batch.seq)
+        if before is None:
             heappush(self._seqs, batch.seq)
+        else:
+            self._bytes -= _size_bytes(before)
         self._batches[batch.seq] = batch
+        self._bytes += _size_bytes(batch)
+        dropped = 0
+        while len(self) > self._limit or (self._bytes > MAX_BYTES and len(self) > 1):
+            self.pop(self.first_seq)
+            dropped += 1
         return dropped
 
     def has(self, batch: KvEvents) -> bool:
@@ -44,6 +52,8 @@ class Backlog:
     def pop(self, seq: int) -> KvEvents | None:
         """Take this batch out, if it is there."""
         batch = self._batches.pop(seq, None)
+        if batch is not None:
+            self._bytes -= _size_bytes(batch)
         while self._seqs and self._seqs[0] not in self._batches:
             heappop(self._seqs)
         return batch
@@ -55,5 +65,10 @@ class Backlog:
 
     def clear(self) -> None:
         """Forget all."""
+        self._bytes = 0
         self._batches.clear()
         self._seqs.clear()
+
+
+def _size_bytes(batch: KvEvents) -> int:
+    return batch.events.size_bytes if isinstance(batch.events, WireEvents) else 0

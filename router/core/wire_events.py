@@ -22,9 +22,13 @@ class WireEvents(Sequence[KvEvent]):
     Events that the batches skipped are not among them. Lifetime: fact.
     """
 
-    __slots__ = ("_facts", "batches", "model")
+    __slots__ = ("_facts", "batches", "model", "size_bytes")
 
-    def __init__(self, batch: EventBatch | Sequence[EventBatch], model: str) -> None:
+    def __init__(
+        self, batch: EventBatch | Sequence[EventBatch], model: str, size_bytes: int = 0
+    ) -> None:
+        """`size_bytes`: on the wire, which is about what they take while they wait."""
+        self.size_bytes = size_bytes
         self.batches = (batch,) if isinstance(batch, EventBatch) else tuple(batch)
         self.model = model
         self._facts: tuple[KvEvent, ...] | None = None

@@ -30,6 +30,8 @@ class Replayed:
     """A replay that was answered. Lifetime: answer."""
 
     first_seq: int | None = None  # of its batches
+    last_seq: int = -1
+    leaps: bool = False  # batches are missing in it that it lacked when asked for them alone
 
 
 class Asked(Protocol):
@@ -125,7 +127,8 @@ class AskedByZmq:
         """Tell the core what is replayed; None at its end, else where to ask again.
 
         A publisher that replays faster than we read drops what its socket has no room for (vLLM
-        before 0.33), the end mark too: what is left is asked for as long as some of it comes.
+        before 0.33), the end mark too: what is left is asked for as long as some of it comes. One
+        that lacks batches for good (TensorRT-LLM, whose own queue was full) is not asked for each.
         Raises TimeoutError, WireError or zmq.ZMQError.
         """
         turn = Turn(self._context.clock)
@@ -145,10 +148,13 @@ class AskedByZmq:
                 live = parse_replay(frames)
                 if live is None:
                     return None
-                if next_seq is not None and live.seq > next_seq:
+                if next_seq is None:
+                    replayed.leaps |= replayed.first_seq is not None and live.seq > from_seq
+                elif live.seq > next_seq and not replayed.leaps:
                     return next_seq
                 if replayed.first_seq is None:
                     replayed.first_seq = live.seq
+                replayed.last_seq = live.seq
                 await self._teller.batch(live.seq, live.payload, "replay")
                 next_seq = live.seq + 1
 

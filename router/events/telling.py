@@ -93,7 +93,7 @@ class Teller:
             self.live_seq = seq
         if digest is None:
             digest = xxh3_64_intdigest(payload)
-        events = WireEvents(batch, self.model)
+        events = WireEvents(batch, self.model, len(payload))
         self._tell(KvEvents(self._clock(), self.worker_id, seq, events, source, digest))
 
     def snapshot(self, seq: int, batches: Sequence[EventBatch]) -> None:

@@ -56,7 +56,8 @@ async def test_a_gap_is_filled_by_a_replay(answer: Answer) -> None:
         for lost in (True, True, False):
             await one.publisher.publish(lost)
         await one.settled()
-        assert one.publisher.replays[-1] == missed - 1  # one batch that we would know again
+        # One batch that we would know again, or everything where that was about to be asked.
+        assert one.publisher.replays[-1] in (missed - 1, 0)
         assert one.kv.counters.gaps >= 1
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.facts import Cleared, ReplayEnd, WorkerChange
+from policies.facts import Cleared, KvEvents, ReplayEnd, WorkerChange
+from router.core import backlog as backlog_module
 from router.core.actions import Resync
+from router.core.wire_events import WireEvents
 from tests.effort import EFFORT
 from tests.router.core_world import BLOCK, World, removed, stored
 
@@ -127,6 +130,35 @@ def test_the_backlog_is_bounded() -> None:
     assert kv.counters.dropped_batches == 3
     world.core.on_replay_end(ReplayEnd(0.0, 0, answered=True))
     assert (world.hits([8]), world.hits([9])) == ([1], [1])
+
+
+@settings(max_examples=100 * EFFORT, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40), st.booleans()), max_size=60),
+    limit=st.integers(1, 6),
+)
+def test_a_backlog_keeps_the_latest_within_both_bounds(
+    steps: list[tuple[int, int, bool]], limit: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backlog_module, "MAX_BYTES", 50)
+        backlog, kept = backlog_module.Backlog(limit), {}
+        for seq, size, take in steps:
+            if take:
+                batch = backlog.pop(seq)
+                assert (batch is None) == (seq not in kept)
+                kept.pop(seq, None)
+                continue
+            kept[seq] = size
+            dropped = 0
+            while len(kept) > limit or (sum(kept.values()) > 50 and len(kept) > 1):
+                del kept[min(kept)]
+                dropped += 1
+            events = WireEvents((), "m", size)
+            assert backlog.keep(KvEvents(0.0, 0, seq, events, "live", 1 + seq)) == dropped
+            assert len(backlog) == len(kept)
+            assert backlog.first_seq == min(kept)
+            assert len(backlog._seqs) <= 10
 
 
 def test_foreign_block_sizes_are_counted_and_other_tiers_kept_apart() -> None:
