@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from router.events.asking import Asked
+from router.events.asking import Asked, Replayed
 from router.events.telling import Teller
 
 _MORE_TRIES = 2
@@ -36,6 +36,11 @@ class _Question:
     def proves(self) -> bool:
         """Whether the answer tells if the publisher is still the one that was heard."""
         return self.heard_seq >= 0
+
+    def proven_by(self, replayed: Replayed) -> bool:
+        """Whether it has what was heard; by their digests the core knows those batches again."""
+        first_seq, last_seq = replayed.first_seq, replayed.last_seq
+        return first_seq is not None and first_seq <= self.heard_seq <= last_seq
 
 
 class Missed:
@@ -113,10 +118,8 @@ class Missed:
 
     def _next_question(self) -> _Question:
         if self._after_absence:  # first: of another one, a snapshot tells nothing of what was heard
-            # Where it has begun anew with lower numbers since, that was noticed by those.
             latest_seq = self._teller.next_seq - 1
             first_seq, heard_seq = self._heard_at or (latest_seq, latest_seq)
-            heard_seq = min(heard_seq, latest_seq)
             question = _Question(max(min(first_seq, heard_seq) - _OVERLAP, 0), heard_seq)
             self._after_absence, self._heard_at = False, None
         else:
@@ -145,8 +148,12 @@ class Missed:
         if question.proves:
             if replayed is None:
                 return "none"
-            if replayed.first_seq is None or replayed.first_seq > question.heard_seq:
+            if not question.proven_by(replayed):
                 return "anew"
+            # One that goes on with the numbers of a snapshot that we had of another one shows in
+            # no batch: nobody has told those that the snapshot included.
+            if publisher.has_snapshot:
+                return "told" if await publisher.snapshot() else "none"
         may_mend = from_seq != 0 and not self._asked.is_set()  # else the next question is asked
         if may_mend and (replayed is None or self._lacking) and await publisher.snapshot():
             return "told"

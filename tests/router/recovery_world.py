@@ -153,6 +153,7 @@ class Recovery:
                 return None
             if replayed.first_seq is None:
                 replayed.first_seq = seq
+            replayed.last_seq = seq
             await self._teller.batch(seq, payload, "replay")
             await self._wait()
         return None if how == 3 else replayed
