@@ -55,7 +55,7 @@ async def test_another_one_is_noticed_though_it_says_nothing(batches: int) -> No
         new = range(20, 20 + batches)
         await until(lambda: one.kv().known and holds(one, new), lambda: "the new one's cache")
         assert not any(holds(one, [n]) for n in range(4))
-        assert one.kv().counters.restarts == 1
+        assert one.kv().counters.restarts in (1, 2)  # by another digest, by what it lacks, or both
 
 
 async def test_another_one_that_goes_on_with_the_next_number_is_noticed() -> None:
