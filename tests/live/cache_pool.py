@@ -132,6 +132,7 @@ class Pool:
         name = f"{engine.name}-{engine.starts}"
         arguments = engine_arguments(**engine.options)
         engine.program = await self.programs.start(name, "engine", arguments)
+        engine.relay.reach_again()
 
     async def _start_router(self) -> None:
         self.router_starts += 1

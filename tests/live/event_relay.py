@@ -72,6 +72,16 @@ class EventRelay:
         self._router.setsockopt(zmq.SNDHWM, 0)
         self.replay = _bound(self._router)
 
+    def reach_again(self) -> None:
+        """Connect anew to an engine that began anew.
+
+        While nobody listens at a port, a connection to it may reach its own or another socket
+        that got the same number; ZMQ takes a wrong kind of peer for final.
+        """
+        with suppress(zmq.ZMQError):
+            self._sub.disconnect(self.upstream_live)
+        self._sub.connect(self.upstream_live)
+
     async def run(self) -> None:
         """Relay until cancelled."""
         try:

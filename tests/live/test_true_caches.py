@@ -70,7 +70,7 @@ async def settled(pool: Pool, number: int) -> str:
     while True:
         due = engine.exact_due
         patience_s = EXACT_S if due and touches else HEARD_S
-        view, held = await heard(pool, number, due, patience_s)
+        seq, view, held = await heard(pool, number, due, patience_s)
         if held is not None:
             missing, extra = differences(view, held)
             if extra or (missing and view.exact):
@@ -83,24 +83,26 @@ async def settled(pool: Pool, number: int) -> str:
                 engine.compared(view.exact)
                 return ""
         if touches >= (TOUCHES_EXACT if due else TOUCHES_TURNOVER):
-            return f"not {'exact' if due else 'known'} after {touches} batches: {shown(view)}"
+            return f"not {'exact' if due else 'known'} after {touches} batches, up to {seq}: {shown(view)}"
         touches += 1
         await pool.touch(number)
 
 
 async def heard(
     pool: Pool, number: int, exact: bool, patience_s: float
-) -> tuple[KvView, Chains | None]:
-    """The router's view and the engine's blocks as of the same batch; None if it never comes."""
+) -> tuple[int, KvView, Chains | None]:
+    """(batch, view, blocks): the router's view and the engine's last batch, and its blocks where
+    both are as of the same batch.
+    """
     deadline_s = time.monotonic() + patience_s
     while True:
         seq, held = await pool.truth(number)
         view = await pool.view(number)
         same = view.next_seq == seq + 1 and not view.resyncing
         if same and (view.exact or not exact):
-            return view, held
+            return seq, view, held
         if time.monotonic() > deadline_s:
-            return view, held if same else None
+            return seq, view, held if same else None
         await asyncio.sleep(0.01)
 
 
