@@ -83,7 +83,8 @@ async def settled(pool: Pool, number: int) -> str:
                 engine.compared(view.exact)
                 return ""
         if touches >= (TOUCHES_EXACT if due else TOUCHES_TURNOVER):
-            return f"not {'exact' if due else 'known'} after {touches} batches, up to {seq}: {shown(view)}"
+            what = f"not {'exact' if due else 'known'} after {touches} batches"
+            return f"{what}, the engine's last being {seq}: {shown(view)}"
         touches += 1
         await pool.touch(number)
 
