@@ -99,10 +99,11 @@ class EventRelay:
             topic, seq, payload = await self._sub.recv_multipart()
             self.counted["live"] += 1
             faults, draw = self.faults, self.rng.random
-            if self._to_lose:
+            if self._to_lose and faults.burst:  # a calm ends what is left of a burst
                 self._to_lose -= 1
                 self.counted["lost"] += 1
                 continue
+            self._to_lose = 0
             if draw() < faults.drop:
                 self.counted["lost"] += 1
                 continue
