@@ -64,6 +64,8 @@ class Recovery:
         self.publishers = [Publisher(0)]
         self.on_the_way: deque[tuple[int, bytes]] = deque()
         self.saved: SavedStream | None = None
+        # A publisher was replaced, and whoever asks has not been told: batches of both may mix.
+        self._unnoticed = False
         self._buffer = buffer
         self._gate: asyncio.Future[int] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -93,6 +95,7 @@ class Recovery:
         self._follow()
 
     def _follow(self) -> None:
+        self._unnoticed = False
         roster = self.world.core.roster
         nobody = cast(Any, None)
         context = FeedContext(nobody, nobody, lambda: 0.0, self._tell, Hubs(), 1.0, 8)
@@ -184,6 +187,7 @@ class Recovery:
 
     async def restart_unseen(self) -> None:
         """Another publisher, though all that was noticed is that the connection broke."""
+        self._unnoticed = True
         self.publishers.append(Publisher(len(self.publishers)))
         await self.reconnect()
 
@@ -196,7 +200,7 @@ class Recovery:
         self._follow()
 
     async def save(self) -> None:
-        frozen = self.kv.frozen()
+        frozen = None if self._unnoticed else self.kv.frozen()
         self.saved = self.saved if frozen is None else frozen.saved()
 
     async def restart_router(self) -> None:
@@ -217,6 +221,7 @@ class Recovery:
             await self.deliver(1)
             await self.quiet()
             if not self.on_the_way and (self._gate is None or self._gate.done()):
+                self._unnoticed = False
                 return
             await self.go_on(0)
             await self.quiet()
@@ -225,7 +230,7 @@ class Recovery:
     def check(self) -> None:
         """What is called exact is what was held as of that batch; else it is a part of it."""
         kv, seen = self.kv, self.seen
-        if kv._doubtful:
+        if kv._doubtful or self._unnoticed:
             return
         then = [one.history.get(kv.next_seq - 1) for one in self.publishers]
         if kv.exact:
