@@ -41,6 +41,7 @@ from router.worker_spec import parse_worker_spec
 
 log = logging.getLogger(__name__)
 
+_WORKER_SOCKETS = 5
 _SPARE_SOCKETS = 64  # of workers that were removed and are being closed
 _TOKENIZER_THREADS = 2  # tokenizing holds no lock of Python's; two keep a long prompt from blocking
 
@@ -57,8 +58,8 @@ class Router:
         self._request_log = self._open_log(config)
         self.switchboard.recorder = _recorder(config, core)
         self.zmq = zmq.asyncio.Context()
-        # Each worker has two: its stream, and now and then a replay.
-        self.zmq.set(zmq.MAX_SOCKETS, 2 * config.limits.workers + _SPARE_SOCKETS)
+        # A worker has up to five: its stream, a replay, what tells of connections (two ends each).
+        self.zmq.set(zmq.MAX_SOCKETS, _WORKER_SOCKETS * config.limits.workers + _SPARE_SOCKETS)
         self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._context = FleetContext(
             http,
