@@ -135,13 +135,13 @@ class Recovery:
         publisher = self.publisher
         now = publisher.snapshot()
         how = await self._wait()
-        if how == 3 or publisher is not self.publisher:
+        if how >= 3 or publisher is not self.publisher:
             return False
         self._teller.snapshot(*(now if how == 2 else publisher.snapshot()))
         return True
 
     async def replay(self, from_seq: int) -> Replayed | None:
-        """Whole, from later on, cut off, or none."""
+        """Whole, from later on, cut off, broken off, or none."""
         publisher = self.publisher
         first = max(from_seq, len(publisher.payloads) - self._buffer)
         batches = list(enumerate(publisher.payloads))[first:]
@@ -149,6 +149,8 @@ class Recovery:
         if how == 1 and len(batches) > 1:
             batches = batches[-max(1, len(batches) - 2) :]
         replayed = Replayed()
+        if how == 4:
+            return None
         for n, (seq, payload) in enumerate(batches):
             if how == 2 and n == 2:
                 return replayed

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.router.recovery_world import BLOCKS, BUFFER, CAPACITY_BLOCKS, Recovery
 
 WHOLE = st.just(0)
-ANY = st.integers(0, 3)
+ANY = st.integers(0, 4)
 
 
 def steps(answers: st.SearchStrategy[int]) -> st.SearchStrategy[list]:
@@ -26,6 +26,14 @@ def steps(answers: st.SearchStrategy[int]) -> st.SearchStrategy[list]:
         ),
         max_size=60,
     )
+
+
+PUBLISHED = [*[("publish", block, False) for block in (0, 3, 4)], ("settle",)]
+GAP = [*PUBLISHED, ("publish", 1, True), ("publish", 2, False), ("deliver", 1)]
+# Nobody answers for a gap at first, neither replay nor snapshot: all is given up.
+GIVEN_UP = [*GAP, ("go_on", 4), ("go_on", 4)]
+# A replay that brings nothing of use: the one who asks is content, the core is not.
+OF_NO_USE = [*GAP, ("go_on", 1), ("go_on", 0), ("go_on", 4)]
 
 
 async def recovered(history: list, snapshot: bool, buffer: int) -> None:
@@ -55,6 +63,8 @@ async def recovered(history: list, snapshot: bool, buffer: int) -> None:
 
 @settings(max_examples=150 * EFFORT, deadline=None)
 @given(history=steps(ANY))
+@example(history=GIVEN_UP)
+@example(history=OF_NO_USE)
 def test_a_worker_with_a_snapshot_becomes_exact_with_the_next_batch(history: list) -> None:
     asyncio.run(recovered(history, snapshot=True, buffer=BUFFER))
 
