@@ -42,6 +42,7 @@ async def connecting(one: Rig, live: str, topic: bytes) -> AsyncIterator[Publish
     async with publisher(one.context, topic) as engine:
         engine.pub.close(linger=0)
         engine.pub = one.context.socket(zmq.XPUB)
+        engine.pub.setsockopt(zmq.SNDHWM, 0)  # loses nothing, however slow the machine
         engine.pub.connect(live)
         engine.live = live
         await engine.heard()
