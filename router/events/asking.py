@@ -87,6 +87,7 @@ class AskedByZmq:
     async def snapshot(self) -> bool:
         """Tell its whole cache; False where it cannot be had."""
         url = self._source.snapshot
+        heard_seq = self._teller.next_seq - 1
         if url is None:
             return False
         try:
@@ -100,7 +101,7 @@ class AskedByZmq:
         except (aiohttp.ClientError, TimeoutError, WireError) as error:
             log.info("worker %d: no snapshot: %s", self._teller.worker_id, error)
             return False
-        self._teller.snapshot(seq, batches)
+        self._teller.snapshot(seq, batches, heard_seq)
         return True
 
     async def replay(self, from_seq: int) -> Replayed | None:

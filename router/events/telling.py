@@ -96,8 +96,14 @@ class Teller:
         events = WireEvents(batch, self.model, len(payload))
         self._tell(KvEvents(self._clock(), self.worker_id, seq, events, source, digest))
 
-    def snapshot(self, seq: int, batches: Sequence[EventBatch]) -> None:
-        """Tell the worker's whole cache as of `seq`."""
+    def snapshot(self, seq: int, batches: Sequence[EventBatch], heard_seq: int) -> None:
+        """Tell the worker's whole cache as of `seq`.
+
+        `heard_seq`: the last batch that had been told when it was asked for. The publisher of that
+        one cannot have a cache as of an earlier batch: this is another one's.
+        """
+        if seq < heard_seq:
+            self.began_anew()
         self.counters.snapshots += 1
         self.counters.skipped_events += sum(batch.skipped for batch in batches)
         self.next_seq = seq + 1

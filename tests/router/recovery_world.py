@@ -132,12 +132,12 @@ class Recovery:
         """As of now, as of when it arrives, or none."""
         if not self.has_snapshot:
             return False
-        publisher = self.publisher
+        publisher, heard_seq = self.publisher, self._teller.next_seq - 1
         now = publisher.snapshot()
         how = await self._wait()
         if how >= 3 or publisher is not self.publisher:
             return False
-        self._teller.snapshot(*(now if how == 2 else publisher.snapshot()))
+        self._teller.snapshot(*(now if how == 2 else publisher.snapshot()), heard_seq)
         return True
 
     async def replay(self, from_seq: int) -> Replayed | None:

@@ -34,6 +34,14 @@ GAP = [*PUBLISHED, ("publish", 1, True), ("publish", 2, False), ("deliver", 1)]
 GIVEN_UP = [*GAP, ("go_on", 4), ("go_on", 4)]
 # A replay that brings nothing of use: the one who asks is content, the core is not.
 OF_NO_USE = [*GAP, ("go_on", 1), ("go_on", 0), ("go_on", 4)]
+# Another publisher that shows in no number, and nobody answers who is to tell.
+PROOF_UNANSWERED = [
+    ("publish", 1, False),
+    ("reconnect",),
+    ("settle",),
+    ("restart_unseen",),
+    ("go_on", 3),
+]
 
 
 async def recovered(history: list, snapshot: bool, buffer: int) -> None:
@@ -65,6 +73,7 @@ async def recovered(history: list, snapshot: bool, buffer: int) -> None:
 @given(history=steps(ANY))
 @example(history=GIVEN_UP)
 @example(history=OF_NO_USE)
+@example(history=PROOF_UNANSWERED)
 def test_a_worker_with_a_snapshot_becomes_exact_with_the_next_batch(history: list) -> None:
     asyncio.run(recovered(history, snapshot=True, buffer=BUFFER))
 
