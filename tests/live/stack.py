@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from simulator.processes import Program, Programs
+from tests.live.ports import lasting_port
 
 MODEL = "tiny"
 PROFILE = "llama-3.1-8b-h100"
@@ -117,8 +118,14 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 def engine_arguments(**options: Any) -> list[str]:
-    """A quick timed worker with small blocks."""
-    known = {"port": 0, "timed": PROFILE, "speed": 20, "block-size": 16, "model-name": MODEL}
+    """A quick timed worker with small blocks, at a port it can be started at again."""
+    known = {
+        "port": lasting_port(),
+        "timed": PROFILE,
+        "speed": 20,
+        "block-size": 16,
+        "model-name": MODEL,
+    }
     arguments: list[str] = []
     for name, value in (known | options).items():
         arguments += [f"--{name}", str(value)]

@@ -1,0 +1,26 @@
+"""Ports for programs that are ended and started again at the same address."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+
+_FIRST, _PORTS = 20_000, 10_000  # below those that the system gives to outgoing connections
+_turn = itertools.count(os.getpid() * 61)  # tests in other processes begin elsewhere
+
+
+def lasting_port() -> int:
+    """A port of loopback that nobody listens on, and that stays free while its program is down.
+
+    A port that the system chose (`--port 0`) may go to anybody's outgoing connection meanwhile.
+    """
+    for turn in itertools.islice(_turn, _PORTS):
+        port = _FIRST + turn % _PORTS
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no port is free from {_FIRST} to {_FIRST + _PORTS - 1}")
