@@ -19,5 +19,5 @@ POLICIES = {
     "kv_prefix": "policies.kv_prefix:KvPrefix",
     "kv_load": "policies.kv_load:KvLoad",
     "hybrid": "policies.hybrid:Hybrid",
-    "llm_d": "policies.llm_d:LlmD",
+    "llm_d": "policies.published.llm_d:LlmD",
 }

@@ -11,7 +11,7 @@ returns the next state for the same facts the decision core takes (`policies.fac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
+Standing = Literal["new", "cold", "warm"]
 
 
 @record
@@ -39,6 +40,18 @@ class RequestView:
     session: str | None = None
     tenant: str | None = None
     priority: int = 0  # lower is served first, as in vLLM
+    # Of its session, known by its id or by the prompt it goes on from (`router.estimators`):
+    # "new" where this is its first request, "cold" where no worker holds half of what was its own,
+    # else "warm".
+    standing: Standing = "new"
+    home_id: int = -1  # worker that its session was last sent to; -1: none, or gone
+    trunk_tokens: int = 0  # leading tokens of the prompt that other sessions use, too
+    held_s: float = 0.0  # has waited at the router so long
+
+    @property
+    def private_tokens(self) -> int:
+        """Tokens of the prompt that only its session uses: its footprint in a cache."""
+        return self.prompt_tokens - self.trunk_tokens
 
     @property
     def prompt_blocks(self) -> int:
@@ -70,7 +83,11 @@ class FleetView:
     kv_capacity_tokens: Floats  # from the worker when it was recognized; NaN when unknown
     prefill_tokens_per_s: Floats  # calibrated on this worker's own first tokens (estimators.speed)
     step_s: Floats  # seconds of one decode step, calibrated on inter-token gaps
-    working_set_tokens: Floats  # KV tokens its live sessions want back; NaN when not estimated
+    # What the live sessions at home on it will want again, each by the chance that it returns in
+    # time to be worth its memory; without the session of this request (`router.estimators`).
+    working_set_tokens: Floats  # private tokens, and each of their trunks once
+    working_set_s: Floats  # seconds of its prefill to compute the private ones again
+    holds_trunk: Bools  # a session with the trunk of this request is at home on it
     max_requests: Floats  # the worker's own thresholds; NaN when its options set none
     max_queued_tokens: Floats
     max_kv_fraction: Floats
@@ -79,6 +96,10 @@ class FleetView:
     arrival_rate_per_s: float = 0.0  # smoothed arrivals of the pool
     mean_load_s: float = 0.0  # mean over rows of queued prefill in seconds
     live_sessions: int = 0  # sessions with a request in flight or seen lately
+    pair_tokens: float = 0.0  # prefill attention of one query to one key, in tokens of linear work
+    cycle_s: float = (
+        0.0  # of a session turn whose cache is warm: pause and decode, smoothed; 0: none
+    )
 
     def __len__(self) -> int:
         return len(self.worker_id)
@@ -93,6 +114,16 @@ class FleetView:
     def queued_prefill_s(self) -> Floats:
         """Seconds each worker needs, at its own speed, for the prefill already sent to it."""
         seconds: Floats = self.queued_prefill_tokens / self.prefill_tokens_per_s
+        return seconds
+
+    def prefill_s(self, tokens: Floats | Ints | float, cached: Floats | Ints | float) -> Floats:
+        """float64[rows]: seconds for `tokens` after `cached` ones, at each worker's own speed.
+
+        Attention makes a token dearer by each one before it: n after h cost n + pair_tokens * n *
+        (h + n / 2) tokens of linear work.
+        """
+        work = tokens * (1.0 + self.pair_tokens * (cached + tokens * 0.5))
+        seconds: Floats = work / self.prefill_tokens_per_s
         return seconds
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:

@@ -10,10 +10,10 @@ from policies.hybrid import Hybrid
 from policies.kv_load import KvLoad
 from policies.kv_prefix import KvPrefix
 from policies.least_requests import LeastRequests
-from policies.llm_d import LlmD
 from policies.load import load
 from policies.pick import pick
 from policies.power_of_two import PowerOfTwo
+from policies.published.llm_d import LlmD
 from policies.round_robin import RoundRobin
 from policies.uniform import Uniform
 from tests.policies.fleet import fleet_of, request_of
