@@ -160,7 +160,15 @@ class LiveFleet(FleetView):
 
     @asked
     def working_set_tokens(self) -> Floats:
-        return np.full(len(self), np.nan)
+        return np.zeros(len(self))
+
+    @asked
+    def working_set_s(self) -> Floats:
+        return np.zeros(len(self))
+
+    @asked
+    def holds_trunk(self) -> Bools:
+        return np.zeros(len(self), dtype=np.bool_)
 
     @asked
     def max_requests(self) -> Floats:
@@ -202,3 +210,11 @@ class LiveFleet(FleetView):
     @asked
     def live_sessions(self) -> int:
         return self._arrivals.live_sessions(self._now_s)
+
+    @asked
+    def pair_tokens(self) -> float:
+        return 0.0
+
+    @asked
+    def cycle_s(self) -> float:
+        return 0.0

@@ -11,9 +11,18 @@ import numpy.typing as npt
 from policies.contract import FleetView, RequestView
 
 _INTS = {"worker_id", "hit_tokens", "hit_tokens_host", "hit_tokens_disk", "running", "waiting"}
-_SCALARS = {"arrival_rate_per_s": 0.0, "mean_load_s": 0.0, "live_sessions": 0}
+_BOOLS = {"hits_unknown", "holds_trunk"}
+_SCALARS = {
+    "arrival_rate_per_s": 0.0,
+    "mean_load_s": 0.0,
+    "live_sessions": 0,
+    "pair_tokens": 0.0,
+    "cycle_s": 0.0,
+}
 _IDLE: dict[str, float] = {
     "queued_prefill_tokens": 0.0,
+    "working_set_tokens": 0.0,
+    "working_set_s": 0.0,
     "context_tokens": 0.0,
     "prefill_tokens_per_s": 10_000.0,
     "step_s": 0.010,
@@ -59,7 +68,7 @@ def _column(name: str, value: Any, rows: int) -> npt.NDArray[Any]:
     if name in _INTS:
         dtype: type = np.int64
     else:
-        dtype = np.bool_ if name == "hits_unknown" else np.float64
+        dtype = np.bool_ if name in _BOOLS else np.float64
     if value is None:
         value = 0 if dtype is not np.float64 else _IDLE.get(name, np.nan)
     column = np.asarray(value, dtype=dtype)

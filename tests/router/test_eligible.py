@@ -156,7 +156,11 @@ def test_every_column_is_what_the_ledger_and_the_reports_say(
         "waiting": columns.waiting[slots] + foreign[1],
         "kv_used_tokens": columns.kv_reported_tokens[slots]
         + np.maximum(own - columns.own_tokens_at_report[slots], 0.0),
-        "working_set_tokens": np.full(len(slots), np.nan),
+        "working_set_tokens": np.zeros(len(slots)),
+        "working_set_s": np.zeros(len(slots)),
+        "holds_trunk": np.zeros(len(slots), dtype=bool),
+        "pair_tokens": 0.0,
+        "cycle_s": 0.0,
         "load_age_s": now_s - columns.report_s[slots],
         "event_age_s": now_s - columns.event_s[slots],
         "arrival_rate_per_s": world.core.arrivals.rate_per_s(now_s),
