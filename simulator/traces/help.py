@@ -37,8 +37,9 @@ it. For smaller blocks, names are derived from the id; where a file lists full b
 follows the last one is taken to be shared with nobody.
 """
 SIZES = """\
-A size is `1200` (always), `1200~360` (normal: mean and deviation, at least 1) or `2..20`
-(uniform). Same seed, same requests. `inf` is a rate at which all arrive at once.
+A size is `1200` (always), `1200~360` (normal: mean and deviation, at least 1), `2..20` (uniform)
+or `700*0.6` (log-normal: median and sigma). Same seed, same requests. `inf` is a rate at which all
+arrive at once.
 """
 
 

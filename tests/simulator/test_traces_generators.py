@@ -191,6 +191,46 @@ def test_sessions_know_their_answers_and_pauses() -> None:
     assert max(job.prompt_tokens for job in code) <= 9000
 
 
+def test_agents_share_one_prompt_and_pause_as_asked() -> None:
+    jobs = made("gen:agentic?sessions=400")
+    told = sessions(iter(jobs))
+    assert {int(job.ids[624]) for job in jobs} == {int(jobs[0].ids[624])}  # 625 blocks of 16
+    assert len({int(turns[0].ids[625]) for _, turns in told}) == 400
+    counts = [len(turns) for _, turns in told]
+    assert (min(counts), max(counts)) == (2, 20)
+    assert sum(counts) / 400 == pytest.approx(11, rel=0.08)
+    later = [job for _, turns in told for job in turns[1:]]
+    pauses = [job.think_ns / 1e9 for job in later if job.think_ns is not None]
+    assert min(pauses) > 1.0
+    assert sum(pauses) / len(pauses) == pytest.approx(1 + 3 * math.exp(0.18), rel=0.05)
+    outputs = sorted(job.output_tokens for job in jobs)
+    assert outputs[len(outputs) // 2] == pytest.approx(90, rel=0.05)  # the median
+    # First prompts find the shared 10,000 tokens; later ones all but the question.
+    assert ideal_hit_share(jobs, 16) == pytest.approx(0.925, abs=0.015)
+
+
+def test_tenants_have_shares_and_prompts_of_their_own() -> None:
+    jobs = made("gen:tenants?sessions=4000")
+    told = sessions(iter(jobs))
+    shares = Counter(turns[0].tenant for _, turns in told)
+    harmonic = sum(rank**-1.1 for rank in range(1, 21))
+    assert shares["tenant-0"] / 4000 == pytest.approx(1 / harmonic, rel=0.1)
+    assert len(shares) == 20
+    heads = {(job.tenant, int(job.ids[159])) for job in jobs}  # 160 blocks of 16
+    assert len(heads) == len({head for _, head in heads}) == 20
+    assert all({job.tenant for job in turns} == {turns[0].tenant} for _, turns in told)
+    assert ideal_hit_share(jobs, 16) == pytest.approx(0.893, abs=0.01)
+
+
+def test_one_shared_prompt_as_the_study_has_it() -> None:
+    stream = opened("gen:shared")
+    jobs = list(stream.jobs)
+    assert stream.total == len(jobs) == 4000
+    assert len({int(job.ids[375]) for job in jobs}) == 1  # 376 blocks of 16
+    assert ideal_hit_share(jobs, 16) == pytest.approx(0.877, abs=0.005)
+    assert jobs[-1].at_ns / 1e9 == pytest.approx(80, rel=0.1)
+
+
 SMALL = {
     "sglang": "groups=5&prompts=6&rate=3&question=100~50",
     "vllm": "requests=50&rate=9&burstiness=2",
@@ -198,6 +238,9 @@ SMALL = {
     "llmd": "stages=5:5,10:3",
     "zipf": "requests=60&levels=2&lifetime_s=5",
     "sessions": "sessions=15&rate=2&turns=1..5",
+    "agentic": "sessions=4&rate=2&system=200&context=100*0.6",
+    "tenants": "sessions=15&tenants=3&system=64..200",
+    "shared": "requests=40&prefix=300&suffix=60*0.6",
 }
 
 
@@ -234,7 +277,10 @@ def test_every_job_is_one_that_can_be_run(name: str, block: int | None) -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("gen:kafka", "expected one of: sglang, vllm, inference_perf, llmd, zipf, sessions"),
+        (
+            "gen:kafka",
+            "expected one of: sglang, vllm, inference_perf, llmd, zipf, sessions, agentic",
+        ),
         ("gen:sglang?group=3", "unknown key 'group'; valid ones: burstiness, gap_s, groups"),
         ("gen:sglang?groups=0", "groups=0: .*>= 1"),
         ("gen:sglang?groups=x", "groups=x: "),
@@ -243,7 +289,11 @@ def test_every_job_is_one_that_can_be_run(name: str, block: int | None) -> None:
         ("gen:sglang?system=4000000&question=400000", "a prompt of 4400000 tokens"),
         ("gen:sglang?groups=10000000&prompts=10", "different prompts"),
         ("gen:sglang?rate=-1", "rate=-1"),
+        ("gen:sglang?system=5*3.5", "sigma at most 3"),
         ("gen:vllm?requests=5", "one per prefix"),
+        ("gen:agentic?case=chat", "unknown key 'case'"),
+        ("gen:agentic?think_sigma=9", "think_sigma=9"),
+        ("gen:tenants?tenants=0", "tenants=0"),
         ("gen:inference_perf?stages=5", "expected rate:seconds"),
         ("gen:inference_perf?stages=0:5", "no request"),
         ("gen:llmd?case=9x9", "case=9x9"),
@@ -264,13 +314,13 @@ def test_every_key_says_what_it_means() -> None:
     assert ("sglang", "groups", "64", "system prompts") in rows
 
 
-@pytest.mark.parametrize("text", ["1200", "1200~360", "2..20", "0"])
+@pytest.mark.parametrize("text", ["1200", "1200~360", "2..20", "0", "700*0.6"])
 def test_sizes_are_written_as_they_are_read(text: str) -> None:
     assert str(Size.parse(text)) == text
 
 
 @settings(max_examples=200 * EFFORT, deadline=None)
-@given(text=st.text("0123456789~.-x", max_size=8))
+@given(text=st.text("0123456789~.-*x", max_size=8))
 def test_a_size_is_read_or_refused(text: str) -> None:
     try:
         size = Size.parse(text)

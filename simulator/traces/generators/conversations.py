@@ -1,11 +1,15 @@
-"""Conversations with think time: the catalogue of inference-perf's `conversation_replay` (2026).
+"""Conversations with think time: system prompts that many share, a context of one's own, turns.
 
-A system prompt that all share, a context of the conversation's own, then turns: each prompt is
-the one before, its answer and a new question. Answers are known, so later turns find them cached.
+Each prompt is the one before, its answer and a new question. Answers are known, so that later
+turns find them cached. The cases of `gen:sessions` are those of inference-perf's
+`conversation_replay` (2026); `gen:agentic` and `gen:tenants` stress a router's memory of sessions.
 """
 
 from __future__ import annotations
 
+import math
+from array import array
+from bisect import bisect
 from collections.abc import Iterator
 from random import Random
 from typing import Annotated, Literal
@@ -17,24 +21,24 @@ from simulator.traces.generators.arrivals import at_rate
 from simulator.traces.generators.keys import Count, Made, Rate, Seconds, check_prompt
 from simulator.traces.generators.segments import block_for
 from simulator.traces.generators.talk import Talk, Turn, turns
+from simulator.traces.generators.zipf import weights
 from simulator.traces.mooncake import MAX_PROMPT_TOKENS
-from simulator.traces.size import Size
+from simulator.traces.size import MAX_SIGMA, Size
 from simulator.traces.timing import NS
 
 Case = Literal["chat", "code", "deep_research", "reasoning", "rag"]
+Sessions = Annotated[Count, Meta(description="conversations")]
+Begun = Annotated[Rate, Meta(description="conversations begun per second")]
+Tenants = Annotated[int, Meta(ge=1, le=100_000)]
+Sigma = Annotated[float, Meta(ge=0, le=MAX_SIGMA)]
+Exponent = Annotated[float, Meta(ge=0, le=10)]
 
 
-class SessionKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Conversations as in inference-perf's catalogue; what is left out is as the case has it.
+class TalkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What can be asked of any kind of conversation; None: as the case has it."""
 
-    Shared + own tokens, turns, in/out a turn, pause: chat 1,000 + 4,000, 4, 50/300, 45 s; code
-    3,000 + 160,000, 2..100, 1,500/425, 15 s; deep_research 2,000 + 45,000, 15, 3,000/300, 25 s;
-    reasoning 250 + 0, 1, 1,000/8,000; rag 500 + 0, 1, 15,000/500.
-    """
-
-    case: Annotated[Case, Meta(description="chat, code, deep_research, reasoning or rag")] = "chat"
-    sessions: Annotated[Count, Meta(description="conversations")] = 1000
-    rate: Annotated[Rate, Meta(description="conversations begun per second")] = 1.0
+    sessions: Sessions = 1000
+    rate: Begun = 1.0
     system: Annotated[Size | None, Meta(description="tokens that all share")] = None
     context: Annotated[Size | None, Meta(description="tokens of the conversation's own")] = None
     turns: Annotated[Size | None, Meta(description="turns of a conversation")] = None
@@ -42,6 +46,14 @@ class SessionKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: Annotated[Size | None, Meta(description="tokens of an answer")] = None
     think_s: Annotated[
         Seconds | None, Meta(description="mean pause between turns, exponential")
+    ] = None
+    think_sigma: Annotated[
+        Sigma | None, Meta(description="pauses log-normal instead, of the median think_s")
+    ] = None
+    pause_s: Annotated[Seconds | None, Meta(description="on top of every pause")] = None
+    tenants: Annotated[Tenants | None, Meta(description="each has its system prompt")] = None
+    exponent: Annotated[
+        Exponent | None, Meta(description="Zipf's, of the tenants' shares; 0: all alike")
     ] = None
     token_ms: Annotated[
         Seconds, Meta(description="open loop: what an answer is taken to last, per token")
@@ -51,6 +63,40 @@ class SessionKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1_000_000
 
 
+class SessionKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
+    """Conversations as in inference-perf's catalogue; what is left out is as the case has it.
+
+    Shared + own tokens, turns, in/out a turn, pause: chat 1,000 + 4,000, 4, 50/300, 45 s; code
+    3,000 + 160,000, 2..100, 1,500/425, 15 s; deep_research 2,000 + 45,000, 15, 3,000/300, 25 s;
+    reasoning 250 + 0, 1, 1,000/8,000; rag 500 + 0, 1, 15,000/500.
+    """
+
+    case: Annotated[Case, Meta(description="chat, code, deep_research, reasoning or rag")] = "chat"
+
+
+class AgenticKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
+    """Agents at work: one long prompt for all, much context of their own, many quick turns.
+
+    What is left out: 10,000 shared and 6000*0.6 own tokens, 2..20 turns of 1500*0.6 in and 90*0.6
+    out, 1 s and a log-normal pause of median 3 s (sigma 0.6) between them; some 6,000 requests.
+    """
+
+    sessions: Sessions = 545
+    rate: Begun = 0.45
+
+
+class TenantsKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
+    """Chats of a few large and many small customers, each with a system prompt of its own.
+
+    What is left out: 20 tenants (Zipf 1.1) with 2,560 shared tokens each, 1..7 turns of 400*0.6 in
+    and 220*0.6 out, 5 s and a log-normal pause of median 10 s (sigma 0.6) between them; some 6,000
+    requests.
+    """
+
+    sessions: Sessions = 1500
+    rate: Begun = 10.0
+
+
 class _Case(msgspec.Struct, frozen=True):
     system: Size
     context: Size
@@ -58,6 +104,10 @@ class _Case(msgspec.Struct, frozen=True):
     question: Size
     output: Size
     think_s: float
+    think_sigma: float | None = None  # None: pauses are exponential
+    pause_s: float = 0.0
+    tenants: int = 1
+    exponent: float = 1.0
 
 
 # Of code the catalogue says "up to thousands of turns".
@@ -68,9 +118,32 @@ CASES = {
     "reasoning": _Case(Size(250), Size(0), Size(1), Size(1000), Size(8000), 0.0),
     "rag": _Case(Size(500), Size(0), Size(1), Size(15_000), Size(500), 0.0),
 }
+AGENTIC = _Case(
+    Size(10_000), Size(6000, "*", 0.6), Size(2, "..", 20), Size(1500, "*", 0.6), Size(90, "*", 0.6),
+    think_s=3.0, think_sigma=0.6, pause_s=1.0,
+)  # fmt: skip
+TENANTS = _Case(
+    Size(2560), Size(0), Size(1, "..", 7), Size(400, "*", 0.6), Size(220, "*", 0.6),
+    think_s=10.0, think_sigma=0.6, pause_s=5.0, tenants=20, exponent=1.1,
+)  # fmt: skip
 
 
 def sessions(keys: SessionKeys, seed: int, block: int | None) -> Made:
+    """Conversations of one of inference-perf's cases."""
+    return _conversations(keys, keys.case, CASES[keys.case], seed, block)
+
+
+def agentic(keys: AgenticKeys, seed: int, block: int | None) -> Made:
+    """Agents' sessions."""
+    return _conversations(keys, "agentic", AGENTIC, seed, block)
+
+
+def tenants(keys: TenantsKeys, seed: int, block: int | None) -> Made:
+    """Chats of many tenants."""
+    return _conversations(keys, "tenants", TENANTS, seed, block)
+
+
+def _conversations(keys: TalkKeys, name: str, usual: _Case, seed: int, block: int | None) -> Made:
     """`sessions` conversations that begin as a Poisson process; holds those under way.
 
     Arrivals of later turns are what an open loop would record: the answer at `token_ms` a token,
@@ -81,34 +154,55 @@ def sessions(keys: SessionKeys, seed: int, block: int | None) -> Made:
         for name in _Case.__struct_fields__
         if (value := getattr(keys, name)) is not None
     }
-    case = msgspec.structs.replace(CASES[keys.case], **told)
+    case = msgspec.structs.replace(usual, **told)
     check_prompt(case.system, case.context, case.question)
     random = Random(f"sessions {seed}")
     block = block or block_for([case.system])
-    system = case.system.draw(random)
+    heads = array("l", (case.system.draw(random) for _ in range(case.tenants)))
 
     def take(_: Talk) -> Turn:
         answer = max(1, case.output.draw(random))
-        pause_s = random.expovariate(1 / case.think_s) if case.think_s else 0.0
+        pause_s = _pause_s(case, random)
         gap_ns = round(answer * keys.token_ms * 1e6 + pause_s * NS)
         return Turn(answer, case.question.draw(random), gap_ns, think_ns=round(pause_s * NS))
 
-    starts = _starts(keys, case, system // block, system, random)
-    jobs = turns(starts, take, block, keys.max_prompt)
+    jobs = turns(_starts(keys, case, block, heads, random), take, block, keys.max_prompt)
     total = keys.sessions * case.turns.mean if case.turns.fixed else None
-    longest = system + case.context.most + case.turns.most * (case.question.most + case.output.most)
-    origin = (
-        f"{keys.sessions} conversations ({keys.case}), {keys.rate:g} begun per second, "
+    longest = max(heads) + case.context.most
+    longest += case.turns.most * (case.question.most + case.output.most)
+    return Made(jobs, block, total if longest <= keys.max_prompt else None, _said(keys, name, case))
+
+
+def _said(keys: TalkKeys, name: str, case: _Case) -> str:
+    many = f"{case.tenants} tenants, " if case.tenants > 1 else ""
+    return (
+        f"{keys.sessions} conversations ({name}), {keys.rate:g} begun per second, {many}"
         f"{case.turns} turns, {case.system} shared + {case.context} own tokens, "
-        f"{case.question} in and {case.output} out a turn, {case.think_s:g} s between turns"
+        f"{case.question} in and {case.output} out a turn, {case.pause_s + case.think_s:g} s "
+        "between turns"
     )
-    return Made(jobs, block, total if longest <= keys.max_prompt else None, origin)
+
+
+def _pause_s(case: _Case, random: Random) -> float:
+    if case.think_sigma is not None:
+        return case.pause_s + case.think_s * math.exp(random.gauss(0.0, case.think_sigma))
+    return case.pause_s + (random.expovariate(1 / case.think_s) if case.think_s else 0.0)
 
 
 def _starts(
-    keys: SessionKeys, case: _Case, shared_blocks: int, system: int, random: Random
+    keys: TalkKeys, case: _Case, block: int, heads: array[int], random: Random
 ) -> Iterator[tuple[int, Talk]]:
+    shares = weights(case.tenants, case.exponent)
     for serial, at_ns in enumerate(at_rate(keys.rate, keys.sessions, random)):
-        tokens = max(1, system + case.context.draw(random) + case.question.draw(random))
+        number, tenant = 0, None
+        if case.tenants > 1:
+            number = bisect(shares, random.random() * shares[-1])
+            tenant = f"tenant-{number}"
+        own = case.context.draw(random) + case.question.draw(random)
+        tokens = max(1, heads[number] + own)
         count = max(1, case.turns.draw(random))
-        yield at_ns, Talk(serial, 0, shared_blocks, 1 + serial, tokens, count)
+        talk = Talk(
+            serial, number, heads[number] // block, case.tenants + serial, tokens, count,
+            tenant=tenant,
+        )  # fmt: skip
+        yield at_ns, talk

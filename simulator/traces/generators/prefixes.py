@@ -68,6 +68,19 @@ class VllmKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     burstiness: Annotated[Shape, Meta(description="gamma shape of gaps: 1 Poisson, inf even")] = 1.0
 
 
+class SharedKeys(VllmKeys, frozen=True, forbid_unknown_fields=True):
+    """One system prompt before every request: where affinity alone makes a hot spot."""
+
+    prefix: Annotated[Size, Meta(description="tokens a prefix has")] = Size(6016)
+    suffix: Annotated[Size, Meta(description="tokens of its own")] = Size(700, "*", 0.6)
+    prefixes: Annotated[Count, Meta(description="number of prefixes, with equal shares")] = 1
+    output: Annotated[Size, Meta(description="tokens of an answer")] = Size(170, "*", 0.6)
+    requests: Annotated[Requests, Meta(description="in all; what prefixes do not divide falls")] = (
+        4000
+    )
+    rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = 50.0
+
+
 def sglang(keys: SglangKeys, seed: int, block: int | None) -> Made:
     """`groups` x `prompts` conversations, each question distinct."""
     system, question, output = (

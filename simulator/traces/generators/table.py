@@ -9,10 +9,23 @@ from typing import Any
 import msgspec
 
 from simulator.traces.errors import TraceError
-from simulator.traces.generators.conversations import SessionKeys, sessions
+from simulator.traces.generators.conversations import (
+    AgenticKeys,
+    SessionKeys,
+    TenantsKeys,
+    agentic,
+    sessions,
+    tenants,
+)
 from simulator.traces.generators.corpus import InferencePerfKeys, LlmdKeys, inference_perf, llmd
 from simulator.traces.generators.keys import Made
-from simulator.traces.generators.prefixes import SglangKeys, VllmKeys, sglang, vllm
+from simulator.traces.generators.prefixes import (
+    SglangKeys,
+    SharedKeys,
+    VllmKeys,
+    sglang,
+    vllm,
+)
 from simulator.traces.generators.zipf import ZipfKeys, zipf
 from simulator.traces.options import name_of, option_rows, parse_options
 
@@ -38,6 +51,9 @@ GENERATORS = (
     Generator("llmd", "llm-d's published workloads with their ladders", LlmdKeys, llmd),
     Generator("zipf", "popular and rare prefixes, nested, born and dying", ZipfKeys, zipf),
     Generator("sessions", "conversations with think time", SessionKeys, sessions),
+    Generator("agentic", "agents: a long shared prompt, many quick turns", AgenticKeys, agentic),
+    Generator("tenants", "chats below tenants' system prompts", TenantsKeys, tenants),
+    Generator("shared", "one long system prompt before every request", SharedKeys, vllm),
 )
 
 

@@ -24,6 +24,7 @@ class Talk:
     prompt_tokens: int  # of the turn that is next
     turns_left: int  # that one included
     think_ns: int = 0  # of the client before it
+    tenant: str | None = None
 
 
 class Turn(NamedTuple):
@@ -75,4 +76,5 @@ def turn_job(talk: Talk, at_ns: int, answer: int, block: int) -> Job:
         answer_ids=span(talk.own_part, full, (talk.prompt_tokens + answer) // block),
         session=str(talk.serial),
         think_ns=talk.think_ns,
+        tenant=talk.tenant,
     )

@@ -79,13 +79,14 @@ def zipf(keys: ZipfKeys, seed: int, block: int | None) -> Made:
     return Made(_jobs(keys, block, random), block, keys.requests, origin)
 
 
-def _weights(count: int, exponent: float) -> array[float]:
+def weights(count: int, exponent: float) -> array[float]:
+    """`[count]` running sums of `rank^-exponent`, ranks from 1: for draws by bisection."""
     return array("d", accumulate(rank**-exponent for rank in range(1, count + 1)))
 
 
 def _jobs(keys: ZipfKeys, block: int, random: Random) -> Iterator[Job]:
-    top = _weights(keys.groups, keys.exponent)
-    below = _weights(keys.children, keys.exponent)
+    top = weights(keys.groups, keys.exponent)
+    below = weights(keys.children, keys.exponent)
     lives = _Lives(keys.groups, keys.lifetime_s, random)
     ends = [level * keys.system // block for level in range(keys.levels + 1)]
     tokens = keys.levels * keys.system
