@@ -20,4 +20,6 @@ POLICIES = {
     "kv_load": "policies.kv_load:KvLoad",
     "hybrid": "policies.hybrid:Hybrid",
     "llm_d": "policies.published.llm_d:LlmD",
+    "lmetric": "policies.published.lmetric:LMetric",
+    "lpwl": "policies.published.lpwl:Lpwl",
 }

@@ -90,17 +90,21 @@ def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
     order = np.random.default_rng(seed).permutation(len(fleet))
     shuffled = replace(fleet, **{k: column[order] for k, column in columns_of(fleet).items()})
     policy = load(name)
-    straight = policy.costs(request, fleet, None)[order]
-    np.testing.assert_allclose(policy.costs(request, shuffled, None), straight, rtol=1e-9)
+    state = policy.initial_state()
+    straight = policy.costs(request, fleet, state)[order]
+    np.testing.assert_allclose(policy.costs(request, shuffled, state), straight, rtol=1e-9)
 
 
 @every_policy
 @given(request=requests, fleet=fleets(rows_max=1))
 @settings(max_examples=20 * EFFORT)
 def test_a_pool_of_one_is_always_chosen(name, request, fleet):
-    assert pick(load(name).costs(request, fleet, None), request.draw) == 0
+    policy = load(name)
+    assert pick(policy.costs(request, fleet, policy.initial_state()), request.draw) == 0
 
 
 @every_policy
 def test_an_empty_pool_has_no_costs(name):
-    assert load(name).costs(request_of(), fleet_of(worker_id=[]), None).shape == (0,)
+    policy = load(name)
+    costs = policy.costs(request_of(), fleet_of(worker_id=[]), policy.initial_state())
+    assert costs.shape == (0,)

@@ -1,0 +1,83 @@
+"""LMetric: new prefill times batch size, and a copy of its own for a prefix that grows too hot.
+
+Source: LMetric (Shanghai Jiao Tong University and Alibaba, arXiv 2603.15202, 2026), in the variant
+whose token factor counts queued prefill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import Bools, FleetView, Floats, RequestView
+from policies.facts import Dispatched
+from policies.published.hot_classes import HotClasses, class_of
+
+
+@dataclass(frozen=True, slots=True)
+class LMetric:
+    """cost = max(1, queued prefill + missing tokens) * (unfinished requests + 1).
+
+    Weights would cancel in the comparison, so it has none. `queued=false` leaves the queued prefill
+    out. Tokens, whatever the worker's speed: a worker at half speed looks as good as any.
+
+    `hot_spots`: requests that share their first `class_blocks` blocks are one class. With x its
+    share of the last `window` dispatches and m holders of these blocks among N workers, a class is
+    too hot if x / (1 - x) > m / (N - m). If it is, and its last 2 m requests all went to holders,
+    these cost +inf once; the copy that this makes is one more holder. The wins of holders count
+    from before the class became hot, too.
+
+    Spill depth, queue drained: (P - H_idle) / (P - H) - 1 requests, with P prompt tokens, H hit
+    tokens of the holder: S / u for a prefix of S and u tokens behind it. By hot spots: after 2 m
+    requests, where others do not take most of the window.
+
+    Unknown hits are a lower bound, taken as they are; host and disk tiers count as missing. No
+    signal that it asks for can be absent.
+    """
+
+    queued: bool = True
+    hot_spots: bool = True
+    class_blocks: int = 4
+    window: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("class_blocks", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+
+    def costs(self, request: RequestView, fleet: FleetView, state: HotClasses) -> Floats:
+        tokens = float(request.prompt_tokens) - fleet.hit_tokens
+        if self.queued:
+            tokens += fleet.queued_prefill_tokens
+        costs: Floats = np.maximum(tokens, 1.0) * (fleet.requests + 1)
+        if self.hot_spots:
+            too_hot = self._too_hot(request, fleet, state)
+            if too_hot is not None:
+                costs[too_hot] = np.inf
+        return costs
+
+    def _too_hot(self, request: RequestView, fleet: FleetView, state: HotClasses) -> Bools | None:
+        """bool[rows]: the holders that this request shall not go to; None: it may go anywhere."""
+        key = class_of(request.chain, self.class_blocks)
+        wins = state.wins.get(key, 0)
+        if wins < 2:  # the least that one holder needs: most requests end here
+            return None
+        blocks = min(self.class_blocks, request.prompt_blocks)
+        # Where the prompt is nothing but these blocks, its last token never counts as a hit.
+        depth = min(blocks * request.block_size, request.prompt_tokens - 1)
+        holders: Bools = fleet.hit_tokens >= depth
+        m = int(np.count_nonzero(holders))
+        others, mine = len(fleet) - m, state.counts.get(key, 0)
+        if m == 0 or others == 0 or wins < 2 * m:
+            return None
+        return holders if mine * others > (len(state.recent) - mine) * m else None
+
+    def initial_state(self) -> HotClasses:
+        return HotClasses(self.window, self.class_blocks)
+
+    def observe(self, fact: Any, state: HotClasses) -> HotClasses:
+        if type(fact) is Dispatched:
+            state.dispatched(fact)
+        return state

@@ -1,0 +1,32 @@
+"""LPWL: least prefill work left, what waits and what this request would add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from policies.contract import FleetView, Floats, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Lpwl:
+    """cost = queued prefill + missing tokens; among equals fewer unfinished requests.
+
+    Source: the cache-aware dispatch of Llumnix (its gateway of 2026: missing and all uncomputed
+    prefill first, load second), studied as "least prefill work left" in a public study of agentic
+    traffic (8 H20, Qwen3-Coder-30B-A3B, 2026). The tie-break is a share of one token, so workers
+    that differ by less than a token of work may change places for it.
+
+    Spill depth: none. A holder whose queue has drained is chosen however many requests it decodes;
+    only prefill that it has not computed sends a request elsewhere.
+
+    Unknown hits are a lower bound, taken as they are; host and disk tiers count as missing. Tokens,
+    whatever the worker's speed. No signal that it asks for can be absent.
+    """
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        requests = fleet.requests
+        most = float(requests.max(initial=0))
+        tokens = fleet.queued_prefill_tokens + (float(request.prompt_tokens) - fleet.hit_tokens)
+        costs: Floats = tokens + requests / (most + 1.0)
+        return costs

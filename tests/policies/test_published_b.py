@@ -1,0 +1,163 @@
+"""Published rules that price what is missing, against costs worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.facts import Dispatched
+from policies.pick import pick
+from policies.published.hot_classes import NO_CLASS, HotClasses, class_of, hit_blocks
+from policies.published.lmetric import LMetric
+from policies.published.lpwl import Lpwl
+from tests.effort import EFFORT
+from tests.policies.fleet import fleet_of, request_of
+
+INF, NAN = np.inf, np.nan
+
+
+def costs_of(policy, request=None, facts=(), **columns):
+    request = request or request_of()
+    return policy.costs(request, fleet_of(**columns), state_of(policy, facts)).tolist()
+
+
+def state_of(policy, facts=()):
+    state = policy.initial_state() if hasattr(policy, "initial_state") else None
+    for fact in facts:
+        state = policy.observe(fact, state)
+    return state
+
+
+def sent(chain, worker_id=0, hit_tokens=0, request_id=0, now_s=0.0, size=16):
+    chain = np.array(chain, dtype=np.uint64)
+    uncached = max(len(chain) * size - hit_tokens, 1)
+    return Dispatched(now_s, request_id, worker_id, hit_tokens, uncached, chain)
+
+
+def spill_depth(policy, request, hit_tokens, limit=200, state=None, **columns):
+    """Least count of running requests of the holder at which the request leaves it."""
+    for requests in range(limit):
+        fleet = fleet_of(hit_tokens=[hit_tokens, 0], running=[requests, 0], **columns)
+        made = state(requests) if state else state_of(policy)
+        if pick(policy.costs(request, fleet, made), 0.0) == 1:
+            return requests
+    return None
+
+
+# --- lmetric ---------------------------------------------------------------------------------
+
+
+def test_lmetric_multiplies_tokens_and_requests():
+    columns = {
+        "hit_tokens": [600, 0, 999],
+        "queued_prefill_tokens": [200.0, 50.0, 0.0],
+        "running": [1, 0, 2],
+        "waiting": [1, 0, 0],
+    }
+    assert costs_of(LMetric(), **columns) == [600.0 * 3, 1_050.0, 3.0]
+    assert costs_of(LMetric(queued=False), **columns) == [400.0 * 3, 1_000.0, 3.0]
+    assert costs_of(LMetric(), hit_tokens=[5_000]) == [1.0]
+
+
+def test_lmetric_spill_depth():
+    # 700 tokens behind 6,000: 6,700 / 700 - 1 = 8.6 requests.
+    assert spill_depth(LMetric(), request_of(prompt_tokens=6_700), 6_000) == 9
+
+
+CHAIN = range(1, 11)
+
+
+@pytest.mark.parametrize(
+    ("wins", "others", "left"),
+    [
+        (1, 0, False),  # a holder has not won often enough
+        (2, 0, True),
+        (2, 5, True),  # 3 / 5 of one class against 1 / 3 of the workers
+        (2, 10, False),  # 3 / 10: not as hot as that
+    ],
+)
+def test_lmetric_leaves_the_holder_of_a_hot_class_once(wins, others, left):
+    first = [sent(CHAIN)]
+    foreign = [sent([1000 + n] * 10) for n in range(others)]
+    facts = first + foreign + [sent(CHAIN, hit_tokens=64)] * wins
+    request = request_of(prompt_tokens=160)
+    columns = {"hit_tokens": [64, 0, 48, 0]}
+    expected = [INF if left else 96.0, 160.0, 112.0, 160.0]
+    assert costs_of(LMetric(), request, facts, **columns) == expected
+    if left:  # the copy that it made counts as no win
+        after = [*facts, sent(CHAIN, worker_id=1)]
+        assert costs_of(LMetric(), request, after, **columns)[0] == 96.0
+    assert costs_of(LMetric(hot_spots=False), request, facts, **columns)[0] == 96.0
+
+
+def test_lmetric_leaves_two_holders_after_four_wins_and_never_all_workers():
+    request = request_of(prompt_tokens=160)
+    three = [sent(CHAIN, hit_tokens=64)] * 3
+    four = [sent(CHAIN, hit_tokens=64)] * 4
+    two_of_three = {"hit_tokens": [64, 64, 0]}
+    assert np.isfinite(costs_of(LMetric(), request, three, **two_of_three)).all()
+    assert costs_of(LMetric(), request, four, **two_of_three) == [INF, INF, 160.0]
+    assert np.isfinite(costs_of(LMetric(), request, four, hit_tokens=[64, 64])).all()
+
+
+def test_lmetric_takes_a_prompt_of_no_more_than_its_class_for_held_in_full():
+    facts = [sent(range(1, 5), hit_tokens=63)] * 2  # all but the last token of 64
+    request = request_of(prompt_tokens=64)
+    assert costs_of(LMetric(), request, facts, hit_tokens=[63, 0]) == [INF, 64.0]
+
+
+def test_lmetric_does_not_class_prompts_shorter_than_a_block():
+    facts = [Dispatched(0.0, 0, 0, 0, 9, np.array([], dtype=np.uint64))] * 9
+    assert costs_of(LMetric(), request_of(prompt_tokens=9), facts, hit_tokens=[0, 0]) == [9.0, 9.0]
+
+
+@pytest.mark.parametrize("bad", [{"class_blocks": 0}, {"window": 0}])
+def test_lmetric_refuses_senseless_parameters(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        LMetric(**bad)
+
+
+@settings(max_examples=200 * EFFORT)
+@given(st.integers(1, 64), st.integers(1, 200), st.integers(0, 63), st.data())
+def test_held_blocks_are_told_without_the_block_size(size, blocks, rest, data):
+    held = data.draw(st.integers(0, blocks))
+    prompt = blocks * size + rest % size
+    hit_tokens = min(held * size, prompt - 1)
+    fact = Dispatched(0.0, 0, 0, hit_tokens, prompt - hit_tokens, np.zeros(blocks, np.uint64))
+    full_but_one = held * size == prompt and size == 1
+    assert hit_blocks(fact) == held - full_but_one
+
+
+@settings(max_examples=100 * EFFORT)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=60))
+def test_hot_classes_are_those_of_the_window(events):
+    classes, told = HotClasses(8, 4), []
+    for first, held in events:
+        chain = [] if first == 5 else [first * 100 + n for n in range(6)]
+        fact = sent(chain, hit_tokens=16 * held if chain else 0)
+        classes.dispatched(fact)
+        told.append((class_of(fact.chain, 4), bool(chain) and held >= 4))
+    window = [key for key, _ in told[-8:]]
+    assert list(classes.recent) == window
+    assert classes.counts == {key: window.count(key) for key in set(window)}
+    assert set(classes.wins) <= set(window) - {NO_CLASS}
+    for key, wins in classes.wins.items():
+        last = [held for other, held in told if other == key]
+        assert last[-wins:] == [True] * wins
+
+
+# --- lpwl ------------------------------------------------------------------------------------
+
+
+def test_lpwl_adds_what_waits_and_what_is_missing():
+    costs = costs_of(
+        Lpwl(), hit_tokens=[600, 0, 0], queued_prefill_tokens=[200.0, 50.0, 50.0], running=[3, 1, 0]
+    )
+    assert costs == [600.75, 1_050.25, 1_050.0]
+
+
+def test_lpwl_breaks_ties_by_requests_and_never_spills_by_decode():
+    assert pick(np.array(costs_of(Lpwl(), running=[2, 1, 5])), 0.9) == 1
+    assert spill_depth(Lpwl(), request_of(), 160, limit=1_000) is None
