@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 
 from policies import POLICIES
 from policies.contract import FleetView
-from policies.load import load
+from policies.facts import Dispatched, Finish, WorkerChange
+from policies.load import LoadedPolicy, load
 from policies.pick import pick
 from tests.effort import EFFORT
 from tests.policies.fleet import fleet_of, request_of
 
-SYMMETRIC = [name for name in POLICIES if name not in ("round_robin", "power_of_two")]
+# Those that point at a row by its place say so in their docstring.
+POINTING = ("round_robin", "power_of_two", "trt_llm", "ray_prefix")
+SYMMETRIC = [name for name in POLICIES if name not in POINTING]
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 counts = st.integers(0, 10_000)
 amounts = st.floats(0.0, 1e6)
@@ -53,7 +57,22 @@ requests = st.builds(
     prompt_tokens=st.integers(1, 5_000),
     draw=st.floats(0.0, 1.0, exclude_max=True),
     serial=st.integers(0, 2**40),
+    session=st.one_of(st.none(), st.sampled_from("abc")),
 )
+
+
+def told(policy: LoadedPolicy, fleet: FleetView, seed: int = 0) -> Any:
+    """The state of `policy` after a few dispatches to workers of `fleet` and one that is gone."""
+    random = np.random.default_rng(seed)
+    state = policy.initial_state()
+    chain = np.arange(1, 11, dtype=np.uint64)
+    for number in range(6):
+        worker_id = int(random.choice(fleet.worker_id)) if len(fleet) else 7
+        session = ("a", "b", None)[number % 3]
+        sent = Dispatched(float(number), number, worker_id, 16, 100 * number, chain, session)
+        state = policy.observe(sent, state)
+    state = policy.observe(Finish(6.0, 0), state)
+    return policy.observe(WorkerChange(7.0, 20_000, "gone"), state)
 
 
 def columns_of(fleet: FleetView) -> dict[str, np.ndarray]:
@@ -70,7 +89,7 @@ def test_same_view_same_costs_of_the_right_kind_and_nothing_is_touched(name, req
     for column in columns_of(fleet).values():
         column.setflags(write=False)
     request.chain.setflags(write=False)
-    state = policy.initial_state()
+    state = told(policy, fleet)
     first, second = (policy.costs(request, fleet, state) for _ in range(2))
     assert first.shape == (len(fleet),)
     assert first.dtype == np.float64

@@ -1,0 +1,48 @@
+"""Which worker served a session last: a bounded memory, the longest unused forgotten first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from policies.contract import Bools, FleetView, RequestView
+from policies.facts import Dispatched, Fact
+
+
+class SessionHomes:
+    """Session -> worker id of its latest dispatch, at most `max_sessions`. Lifetime: process."""
+
+    def __init__(self, max_sessions: int) -> None:
+        self._max_sessions = max_sessions
+        self._home: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+    def observe(self, fact: Fact) -> None:
+        """Remember where a request with a session went."""
+        if type(fact) is not Dispatched or fact.session is None:
+            return
+        self._home[fact.session] = fact.worker_id
+        self._home.move_to_end(fact.session)
+        if len(self._home) > self._max_sessions:
+            self._home.popitem(last=False)
+
+    def rows(self, request: RequestView, fleet: FleetView) -> Bools | None:
+        """bool[rows]: the row of its session's worker; None where none of them is it.
+
+        A worker that is gone or may not be asked now is no row: its sessions find another one,
+        and stay there.
+        """
+        home_id = None if request.session is None else self._home.get(request.session)
+        if home_id is None:
+            return None
+        is_home: Bools = fleet.worker_id == home_id
+        return is_home if np.count_nonzero(is_home) else None
+
+
+def check_max_sessions(max_sessions: int) -> None:
+    """Raise ValueError unless it is 1 or more."""
+    if max_sessions < 1:
+        raise ValueError(f"max_sessions is {max_sessions}; it must be 1 or more")

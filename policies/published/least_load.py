@@ -1,0 +1,47 @@
+"""SMG's least load: the time until the queue is drained, and a barrier before memory is full.
+
+Source: lightseekorg/smg gateway, policy least_load, 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+
+FULL = 0.999  # where the barrier stops rising: at 1 it would be infinite
+
+
+@dataclass(frozen=True, slots=True)
+class LeastLoad:
+    """cost [s] = queued prefill tokens / rate + kv_weight_s * k / (1 - k), k the share in use.
+
+    The second term is the mean number in an M/M/1 queue of that utilization, in seconds by the
+    weight. The rate is the worker's own, calibrated; with `tokens_per_s` it is that for all (the
+    source divides by generated tokens per second and takes 2,000 where a worker reports none). Our
+    ledger counts each dispatch at once, which the source has to credit by hand between polls.
+    A share that nobody has told counts as 0. The prefix is ignored.
+
+    Spill depth: no affinity.
+    """
+
+    kv_weight_s: float = 0.15
+    tokens_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.kv_weight_s < float("inf"):
+            raise ValueError(f"kv_weight_s is {self.kv_weight_s}; it must be finite, 0 or more")
+        if self.tokens_per_s is not None and not 0.0 < self.tokens_per_s < float("inf"):
+            raise ValueError(
+                f"tokens_per_s is {self.tokens_per_s}; it must be finite and above 0, or none"
+            )
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        rate = fleet.prefill_tokens_per_s if self.tokens_per_s is None else self.tokens_per_s
+        share = np.clip(np.nan_to_num(fleet.kv_fraction, nan=0.0), 0.0, FULL)
+        drain_s = fleet.queued_prefill_tokens / rate
+        costs: Floats = drain_s + self.kv_weight_s * share / (1.0 - share)
+        return costs

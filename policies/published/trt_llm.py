@@ -1,0 +1,45 @@
+"""TensorRT-LLM's cache-aware router: the share that matches, less the requests already there.
+
+Source: NVIDIA/TensorRT-LLM, `serve` router of kind kv_cache_aware, 2025 and 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+
+AHEAD = 1e-7  # above what `policies.pick` takes for a tie, below any difference that counts
+
+
+@dataclass(frozen=True, slots=True)
+class TrtLlm:
+    """cost = requests / max_batch_size - hit tokens / padded prompt; ties go round.
+
+    The padded prompt is the prompt without its last token in whole blocks: what can match at
+    most. Of equal rows the one that the arrival's serial points at wins, so that which row that
+    is depends on the order of rows. Unknown hits count as what is known of them; no other signal
+    is asked for.
+
+    Spill depth of H hit tokens of L: max_batch_size * H / L requests. The match counts at most 1,
+    however long it is, so that 54 requests pile up on the holder of 85 % of a prompt whether that
+    is 500 tokens or 50,000.
+    """
+
+    max_batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size < 1:
+            raise ValueError(f"max_batch_size is {self.max_batch_size}; it must be 1 or more")
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        size = request.block_size
+        padded = max(-(-(request.prompt_tokens - 1) // size) * size, 1)
+        costs: Floats = fleet.requests / self.max_batch_size - fleet.hit_tokens / padded
+        if len(costs):
+            tied = np.flatnonzero(costs == costs.min())
+            costs[tied[request.serial % len(tied)]] -= AHEAD
+        return costs
