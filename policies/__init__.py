@@ -33,4 +33,7 @@ POLICIES = {
     "session_sticky": "policies.published.session_sticky:SessionSticky",
     "lmetric": "policies.published.lmetric:LMetric",
     "lpwl": "policies.published.lpwl:Lpwl",
+    "dualmap": "policies.published.dualmap:DualMap",
+    "prequal": "policies.published.prequal:Prequal",
+    "lbgr": "policies.published.lbgr:Lbgr",
 }

@@ -1,0 +1,67 @@
+"""What a worker was sent and how much longer its answers take: LBGR's memory of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+DECAYS_PER_S = 50.0  # the queue is multiplied by 31/32 every 20 ms
+DECAY = 31.0 / 32.0
+P0 = 1e6  # variance before the first observation: the first one is believed
+MAX_INFLIGHT = 1_000_000  # requests that are remembered; beyond it the oldest is forgotten
+
+
+@dataclass(slots=True)
+class Lane:
+    """One worker: its queue as of a moment, and the residual with its variance."""
+
+    queue_ms: float = 0.0
+    at_s: float = 0.0
+    residual_ms: float = 0.0
+    variance: float = P0
+
+    def queued_ms(self, now_s: float) -> float:
+        """What is left of the queue."""
+        return self.queue_ms * float(DECAY ** (max(now_s - self.at_s, 0.0) * DECAYS_PER_S))
+
+    def add(self, ms: float, now_s: float) -> None:
+        """To the queue; below 0: from it."""
+        self.queue_ms = max(self.queued_ms(now_s) + ms, 0.0)
+        self.at_s = now_s
+
+    def learn(self, residual_ms: float, forgetting: float) -> None:
+        """Recursive least squares of a constant."""
+        gain = self.variance / (forgetting + self.variance)
+        self.residual_ms += gain * (residual_ms - self.residual_ms)
+        self.variance *= (1.0 - gain) / forgetting
+
+
+@dataclass(slots=True)
+class Lanes:
+    """Lanes by worker; requests in flight: (worker, sent at, its own ms, ms queued before it)."""
+
+    of: dict[int, Lane] = field(default_factory=dict)
+    sent: dict[int, tuple[int, float, float, float]] = field(default_factory=dict)
+
+    def send(self, request_id: int, worker_id: int, own_ms: float, now_s: float) -> None:
+        """A request of `own_ms` goes to a worker; if it went to another one before, it left."""
+        self.release(request_id, now_s)
+        if len(self.sent) == MAX_INFLIGHT:
+            self.release(next(iter(self.sent)), now_s)
+        lane = self.of.setdefault(worker_id, Lane())
+        self.sent[request_id] = (worker_id, now_s, own_ms, lane.queued_ms(now_s))
+        lane.add(own_ms, now_s)
+
+    def answered(self, request_id: int, now_s: float, forgetting: float) -> None:
+        """The worker's residual learns from how long the answer took."""
+        worker_id, sent_s, own_ms, before_ms = self.sent.get(request_id, (-1, 0.0, 0.0, 0.0))
+        lane = self.of.get(worker_id)
+        if lane is not None:
+            took_ms = (now_s - sent_s) * 1_000.0
+            lane.learn(max(took_ms - own_ms - before_ms, 1.0), forgetting)
+
+    def release(self, request_id: int, now_s: float) -> None:
+        """What is left of a request in its worker's queue goes."""
+        worker_id, sent_s, own_ms, _ = self.sent.pop(request_id, (-1, 0.0, 0.0, 0.0))
+        lane = self.of.get(worker_id)
+        if lane is not None:
+            lane.add(-own_ms * DECAY ** ((now_s - sent_s) * DECAYS_PER_S), now_s)

@@ -1,0 +1,49 @@
+"""Requests in flight by worker, and the few that were looked at lately: Prequal's memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+MAX_INFLIGHT = 1_000_000  # requests whose worker is remembered; beyond it the oldest is forgotten
+
+
+@dataclass(slots=True)
+class Probes:
+    """What the latest probes found: (worker id, own requests in flight, when)."""
+
+    pool: deque[tuple[int, int, float]]  # bounded: the oldest goes
+    worker_of: dict[int, int] = field(default_factory=dict)  # unfinished request -> worker
+    inflight: dict[int, int] = field(default_factory=dict)  # worker -> own requests
+    workers: list[int] = field(default_factory=list)  # in the order in which they joined
+    turn: int = 0  # of the worker that is probed next
+
+    def send(self, request_id: int, worker_id: int) -> None:
+        """A request goes to a worker; if it went to another one before, it left."""
+        self.release(request_id)
+        if len(self.worker_of) == MAX_INFLIGHT:
+            self.release(next(iter(self.worker_of)))
+        self.worker_of[request_id] = worker_id
+        if worker_id in self.inflight:
+            self.inflight[worker_id] += 1
+
+    def release(self, request_id: int) -> None:
+        """A request left its worker."""
+        worker_id = self.worker_of.pop(request_id, None)
+        if worker_id in self.inflight:
+            self.inflight[worker_id] -= 1
+
+    def probe(self, count: int, now_s: float) -> None:
+        """The next `count` workers in turn go into the pool."""
+        for _ in range(min(count, len(self.workers))):
+            worker = self.workers[self.turn % len(self.workers)]
+            self.turn += 1
+            self.pool.append((worker, self.inflight[worker], now_s))
+
+    def change(self, worker_id: int, *, gone: bool) -> None:
+        """A worker joined, stays, or left for good."""
+        if gone:
+            self.inflight.pop(worker_id, None)
+        else:
+            self.inflight.setdefault(worker_id, 0)
+        self.workers = list(self.inflight)
