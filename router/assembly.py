@@ -17,7 +17,6 @@ from aiohttp import web
 
 from policies.facts import Tick, WorkerChange
 from policies.load import load
-from policies.parameters import PolicyError
 from router.config import Config
 from router.config_keys import value_at
 from router.config_load import reloadable
@@ -30,6 +29,7 @@ from router.http.decisions import DecisionLog
 from router.http.inference import Inference
 from router.http.tenants import Tenants, read_keys
 from router.metrics import RouterMetrics
+from router.policy_watch import HangWatch, PolicyTrouble
 from router.record.recorder import FactRecorder
 from router.record.request_line import Header
 from router.record.request_log import RequestLog
@@ -51,10 +51,12 @@ class Router:
 
     def __init__(self, config: Config, http: aiohttp.ClientSession) -> None:
         self.config = config
+        report = PolicyTrouble().report
         core = RouterCore(
-            load(config.policy), core_settings(config), config.seed, _PolicyTrouble().report
+            load(config.policy), core_settings(config), config.seed, report, time.monotonic
         )
         self.switchboard = Switchboard(core, time.monotonic)
+        self.hang_watch = HangWatch(core.guard, time.monotonic, config.policy_hang_s)
         self._request_log = self._open_log(config)
         self.switchboard.recorder = _recorder(config, core)
         self.zmq = zmq.asyncio.Context()
@@ -184,22 +186,6 @@ def _without(refused: Iterable[str], new: Config, old: Config) -> Config:
             kept = {section: msgspec.structs.replace(getattr(new, section), **kept)}
         new = msgspec.structs.replace(new, **kept)
     return new
-
-
-class _PolicyTrouble:
-    """Tells of a policy's failures at the 1st, 2nd, 4th, 8th ... Lifetime: process.
-
-    Every request may fail the same way, and must not fill the log.
-    """
-
-    def __init__(self) -> None:
-        self._failures = 0
-
-    def report(self, error: PolicyError) -> None:
-        """One more failure."""
-        self._failures += 1
-        if self._failures & (self._failures - 1) == 0:
-            log.error("%d failures so far: %s", self._failures, error, exc_info=error)
 
 
 def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:

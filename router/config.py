@@ -143,6 +143,17 @@ class Config(_Section, frozen=True):
     policy: Annotated[
         str, Meta(min_length=1, description="NAME?key=value&... or package.module:attr?...")
     ] = "hybrid"
+    policy_fallback: Annotated[
+        str, Meta(min_length=1, description="decides where the policy fails: a built-in, no memory")
+    ] = "least_requests"
+    policy_slow_ms: Annotated[
+        float,
+        Meta(ge=0.1, le=60_000.0, description="a call of the policy beyond this is a fault, ms"),
+    ] = 5.0
+    policy_hang_s: Annotated[
+        float,
+        Meta(ge=0.5, le=3_600.0, description="a call of the policy beyond this ends the process"),
+    ] = 10.0
     tokenizer: Annotated[
         str | None, Meta(description="folder with tokenizer.json; none: text blocks, approximate")
     ] = None

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from policies import POLICIES
 from policies.load import load
 from router.config import Config
 from router.config_keys import Key
@@ -38,6 +39,9 @@ FIXED = MappingProxyType(
         **dict.fromkeys(
             (
                 "seed",
+                "policy_fallback",
+                "policy_slow_ms",
+                "policy_hang_s",
                 "tokenizer",
                 "chat_content_format",
                 "chat_template_kwargs",
@@ -91,6 +95,8 @@ def check_value(key: Key, value: Any) -> Any:
     read = key.read(value)
     if key.path == "policy":
         load(read)
+    elif key.path == "policy_fallback":
+        _check_fallback(read)
     elif key.path == "trusted_peers":
         _each(read, _check_peer)
     elif key.path in ("session_header", "tenant_header") and read.startswith("x-warmroute-"):
@@ -143,6 +149,12 @@ def _workers(value: Any) -> tuple[str, ...]:
         return str(spec)
 
     return _each(value, text_of)
+
+
+def _check_fallback(spec: str) -> None:
+    policy = load(spec)
+    if policy.name not in POLICIES or policy.remembers:
+        raise ValueError(f"{policy.name} must be a built-in without memory, as least_requests is")
 
 
 def _check_place(path: Path) -> None:

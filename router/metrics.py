@@ -23,6 +23,7 @@ from router.http.errors import WorkerError
 from router.http.prompts import PromptReader
 from router.http.relay.reply import Outcome
 from router.http.token_check import TokenCheck
+from router.policy_metrics import policy_metrics
 from router.record.request_log import RequestLog
 from router.state.keeper import StateKeeper
 from router.state_metrics import StateCollector
@@ -159,9 +160,7 @@ class _CoreCollector(Collector):
         yield _counter("warmroute_holds", "Requests held at the router", counters.holds)
         yield _counter("warmroute_retries", "Dispatches tried again elsewhere", counters.retries)
         yield _counter("warmroute_ejections", "Workers put aside", counters.ejections)
-        yield _counter(
-            "warmroute_policy_failures", "Failures of the policy's code", counters.policy_failures
-        )
+        yield from policy_metrics(self._core.guard)
         yield _counter(
             "warmroute_template_refusals",
             "Prompts that the tokenizer or its chat template refused, placed approximately",

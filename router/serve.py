@@ -42,6 +42,7 @@ async def serve(config: Config, read_config: Callable[[], Config]) -> None:
         runners: list[web.AppRunner] = []
         ticking = asyncio.create_task(router.tick(), name="tick")
         checking = asyncio.create_task(router.tokenizing.run(), name="token check")
+        router.hang_watch.start()
         try:
             client = await _listen(router.client_app(), config.host, config.port, config, runners)
             admin = await _listen(
@@ -62,6 +63,7 @@ async def serve(config: Config, read_config: Callable[[], Config]) -> None:
             checking.cancel()
             await asyncio.wait([ticking, checking])
             await router.aclose()
+            router.hang_watch.stop()
 
 
 def _allow_many_files() -> None:

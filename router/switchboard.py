@@ -121,6 +121,8 @@ class Switchboard:
             actions = take(self.core, fact)
         else:
             actions = self.recorder.record(fact, partial(take, self.core))
+        if self.core.guard.overdue_s:
+            self._settle_slow(fact.now_s, self.core.guard.overdue_s)
         for action in actions:
             self._do(action)
 
@@ -142,6 +144,11 @@ class Switchboard:
         self.core.set_policy(policy)
         if self.recorder is not None:
             self.recorder.set_policy(policy.spec)
+
+    def _settle_slow(self, now_s: float, took_s: float) -> None:
+        if self.recorder is not None:  # a player's clock would not tell
+            self.recorder.slow(now_s, took_s)
+        self.core.guard.settle_slow(now_s, took_s)
 
     def _do(self, action: Action) -> None:
         match action:

@@ -25,6 +25,8 @@ def core_settings(config: Config) -> CoreSettings:
         speculative_s=timeouts.speculative_s,
         ejection_failures=config.ejection.failures,
         recover_s=config.ejection.recover_s,
+        policy_fallback=config.policy_fallback,
+        policy_slow_s=config.policy_slow_ms / 1e3,
         backlog_batches=limits.events_backlog_batches,
     )
 

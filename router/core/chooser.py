@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from policies.contract import Floats, Ints, RequestView
-from policies.facts import Fact
-from policies.load import LoadedPolicy
-from policies.parameters import PolicyError
-from policies.pick import pick
+from policies.contract import FleetView, Ints, RequestView
 from policies.record import record
 from router.core.actions import Decision, Ranking, Reject
 from router.core.columns import WorkerColumns
 from router.core.eligible import Eligibility, Rows
+from router.core.guard import PolicyGuard
 from router.core.hold_queue import Pending
 from router.core.live_fleet import LiveFleet
 from router.core.roster import Roster
@@ -32,59 +28,49 @@ class Choice:
 
 
 class Chooser:
-    """Eligibility, then the policy, then `pick`. Lifetime: process (the policy's state)."""
+    """Eligibility, then the policy or what stands in for it (`guard`). Lifetime: process."""
 
     def __init__(
         self,
-        policy: LoadedPolicy,
+        guard: PolicyGuard,
         settings: CoreSettings,
         columns: WorkerColumns,
         workers: WorkerTable,
         roster: Roster,
         arrivals: ArrivalEstimator,
     ) -> None:
+        self._guard = guard
         self._settings = settings
         self._columns = columns.read_only()
         self._eligibility = Eligibility(workers)
         self._roster = roster
         self._arrivals = arrivals
-        self.set_policy(policy)
 
-    def set_policy(self, policy: LoadedPolicy) -> None:
-        """Decide by `policy` from now on. Raises PolicyError; the one before stays then."""
-        try:
-            state: Any = policy.initial_state()
-        except Exception as error:
-            raise _failed(policy, error) from error
-        self.policy = policy
-        self.remembers = policy.remembers
-        self._state = state
+    def choose(
+        self, pending: Pending, now_s: float, reason: str, asked: bool = False
+    ) -> Choice | Reject | None:
+        """The worker to take the request, a refusal, or None: hold it.
 
-    def observe(self, fact: Fact) -> None:
-        """Let a policy with memory see a fact. Raises PolicyError; its memory stays as it was."""
-        try:
-            self._state = self.policy.observe(fact, self._state)
-        except Exception as error:
-            raise _failed(self.policy, error) from error
+        `asked`: somebody only wants to know, and a policy is not judged by what it answers.
 
-    def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
-        """The worker to take the request, a refusal, or None: hold it. Raises PolicyError."""
+        Raises FallbackError where even the fallback fails.
+        """
         arrival = pending.arrival
         rows = self._eligibility.rows(pending, now_s)
         if isinstance(rows, Reject):
             return rows
         hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
-        try:  # a policy may be anybody's code: whatever it raises is its own failure
-            costs = self._costs(pending, rows, hits, now_s)
-            row = pick(costs, pending.draw, self.policy.temperature)
-        except Exception as error:
-            raise _failed(self.policy, error) from error
+        request, fleet = self._views(pending, rows, hits, now_s)
+        decide = self._guard.consult if asked else self._guard.decide
+        policy, costs, row = decide(request, fleet)
         if row < 0:
             return None
+        if policy is not self._guard.policy:
+            reason = "fallback"
         return Choice(
             rows.workers[row],
             Decision(
-                policy=self.policy.name,
+                policy=policy.name,
                 reason="only_worker" if reason == "policy" and len(rows) == 1 else reason,
                 hit_tokens=int(hits[row]),
                 prompt_tokens=arrival.prompt_tokens,
@@ -93,7 +79,9 @@ class Chooser:
             ),
         )
 
-    def _costs(self, pending: Pending, rows: Rows, hits: Ints, now_s: float) -> Floats:
+    def _views(
+        self, pending: Pending, rows: Rows, hits: Ints, now_s: float
+    ) -> tuple[RequestView, FleetView]:
         arrival = pending.arrival
         size = rows.block_sizes[0]
         request = RequestView(
@@ -123,8 +111,4 @@ class Chooser:
             self._arrivals,
             below_gpu,
         )
-        return self.policy.costs(request, fleet, self._state)
-
-
-def _failed(policy: LoadedPolicy, error: Exception) -> PolicyError:
-    return PolicyError(f"policy {policy.name} failed: {type(error).__name__}: {error}")
+        return request, fleet

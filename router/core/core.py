@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from policies import facts
-from policies.load import LoadedPolicy
-from policies.parameters import PolicyError
+from policies.load import LoadedPolicy, load
 from router.core.actions import (
     Action,
     Cancel,
@@ -26,9 +25,9 @@ from router.core.chooser import Choice, Chooser
 from router.core.columns import WorkerColumns
 from router.core.counters import CoreCounters
 from router.core.draws import draw_of
+from router.core.guard import FallbackError, PolicyFaultError, PolicyGuard, no_time, raising
 from router.core.hold_queue import HoldQueue, Pending
 from router.core.ledger import Ledger
-from router.core.memory import PolicyMemory, raising
 from router.core.roster import Roster
 from router.core.settings import CoreSettings
 from router.core.workers import Worker, WorkerTable
@@ -39,7 +38,8 @@ from router.estimators.speed import SpeedEstimator
 class RouterCore:
     """Lifetime: process. Not thread-safe: one thread tells it facts, in the order of time.
 
-    `report` is told when the policy fails; the default raises. Where it returns, all goes on.
+    `report` is told when the policy fails; the default raises. Where it returns, all goes on by
+    the fallback (`guard`). `clock` measures how long the policy takes; by default, no time.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class RouterCore:
         policy: LoadedPolicy,
         settings: CoreSettings,
         seed: int = 0,
-        report: Callable[[PolicyError], None] = raising,
+        report: Callable[[PolicyFaultError], None] = raising,
+        clock: Callable[[], float] = no_time,
     ) -> None:
         self.settings = settings
         self.counters = CoreCounters()
@@ -57,11 +58,12 @@ class RouterCore:
         self.roster = Roster(settings, self.columns, self.workers)
         self.arrivals = ArrivalEstimator()
         self._speed = SpeedEstimator(self.columns)
+        fallback = load(settings.policy_fallback)
+        self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s)
         self._chooser = Chooser(
-            policy, settings, self.columns, self.workers, self.roster, self.arrivals
+            self.guard, settings, self.columns, self.workers, self.roster, self.arrivals
         )
-        self._memory = PolicyMemory(self._chooser, self.counters, report)
-        self._observe = self._memory.observe
+        self._observe = self.guard.observe
         self._seed = seed
         self._serial = 0
         self._pending: dict[int, Pending] = {}
@@ -70,11 +72,11 @@ class RouterCore:
     @property
     def policy(self) -> LoadedPolicy:
         """The policy in use."""
-        return self._chooser.policy
+        return self.guard.policy
 
     def set_policy(self, policy: LoadedPolicy) -> None:
         """Decide by another policy from the next request on; it starts without memory."""
-        self._chooser.set_policy(policy)
+        self.guard.set_policy(policy)
 
     @property
     def inflight_requests(self) -> int:
@@ -163,7 +165,7 @@ class RouterCore:
         """What would be decided for this request now; nothing is charged or remembered."""
         self.ledger.advance(fact.now_s)
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
-        return self._chooser.choose(pending, fact.now_s, "policy")
+        return self._chooser.choose(pending, fact.now_s, "policy", asked=True)
 
     # --- workers ----------------------------------------------------------------------------
 
@@ -217,8 +219,7 @@ class RouterCore:
         self.ledger.advance(now_s)
         try:
             choice = self._chooser.choose(pending, now_s, reason)
-        except PolicyError as error:
-            self._memory.failed(error)
+        except FallbackError:
             return self._give_up(pending, 500, "policy_failed", "the routing policy failed")
         if isinstance(choice, Reject):
             return self._give_up(pending, choice.status, choice.code, choice.message)
@@ -238,7 +239,7 @@ class RouterCore:
         pending.prediction = self.roster.expect(worker, arrival, now_s)
         pending.worker_id = worker.worker_id
         self.counters.dispatched(choice.decision)
-        if self._chooser.remembers:
+        if self.guard.remembers:
             sent = (arrival.request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
             self._observe(facts.Dispatched(now_s, *sent, chain, arrival.session))
         stage = Stage(worker.worker_id, worker.facts.role)

@@ -19,7 +19,6 @@ class CoreCounters:
     holds: int = 0
     retries: int = 0
     ejections: int = 0
-    policy_failures: int = 0
 
     def dispatched(self, decision: Decision) -> None:
         """A request was sent."""

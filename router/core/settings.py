@@ -24,4 +24,6 @@ class CoreSettings:
     parked_blocks: int = 65_536  # stored blocks of one worker whose parent has not been seen
     backlog_batches: int = 10_000  # batches of one worker kept while a gap is filled
     signal_stale_s: float = 5.0  # others' load in a report older than this is no longer believed
+    policy_fallback: str = "least_requests"  # decides where the policy fails; never fails itself
+    policy_slow_s: float = 0.005  # a call of the policy that takes longer is a fault
     retry_after_s: float = 1.0  # told to clients that are turned away for want of capacity

@@ -7,6 +7,7 @@ The first record is the `Preamble`. Then come, in the order in which the core sa
     ["explain", fields]               somebody asked where such an arrival would go
     ["advance", now_s]                somebody looked at the load as of now
     ["policy", specification]         another policy decides from here on
+    ["slow", [now_s, took_s]]         a call of the policy took too long
     ["late", fact, event, chain]      the chain of blocks of an earlier fact (counted from 0)
                                       whose parent became known only here
     ["end", why]                      why it ends; without it the file was cut off
@@ -45,7 +46,7 @@ class RecordingError(ValueError):
 class Preamble(msgspec.Struct, frozen=True):
     """With what the recorded core began. Settings stand by their names."""
 
-    settings: dict[str, float | int]
+    settings: dict[str, float | int | str]
     seed: int
     policy: str  # specification, every parameter written out
     format: str = FORMAT

@@ -89,7 +89,7 @@ class Player:
                     self._late[fact, event] = hashes(chain)
                 case ["end", str(why)]:
                     self.ended = why
-                case ["fact" | "explain" | "advance" | "policy", *_]:
+                case ["fact" | "explain" | "advance" | "policy" | "slow", *_]:
                     pass
                 case _:
                     raise RecordingError(f"{self._path}: record {number} is of no known kind")
@@ -115,6 +115,8 @@ class Player:
                 self._core.ledger.advance(now_s)
             case ["policy", spec]:
                 self._core.set_policy(load(spec))
+            case ["slow", [now_s, took_s]]:
+                self._core.guard.settle_slow(now_s, took_s)
         return None
 
     def _explain(self, arrival: facts.Arrival) -> None:

@@ -27,7 +27,9 @@ from router.record.request_line import pseudonym
 
 log = logging.getLogger(__name__)
 
-Told = tuple[str, Any, Any]  # "fact", "explain", "advance" or "policy"; what; what came of it
+Told = tuple[
+    str, Any, Any
+]  # "fact", "explain", "advance", "policy" or "slow"; what; what came of it
 
 _WAITING_ITEMS = 65_536
 _WAITING_BYTES = 256 << 20
@@ -97,6 +99,10 @@ class FactRecorder:
     def set_policy(self, spec: str) -> None:
         """Another policy decides from here on."""
         self._note("policy", spec, None)
+
+    def slow(self, now_s: float, took_s: float) -> None:
+        """The policy took too long for one of its calls: a fault of its own from here on."""
+        self._note("slow", (now_s, took_s), None)
 
     def close(self) -> None:
         """Write what waits, and end. Takes up to five seconds."""

@@ -1,4 +1,4 @@
-"""A policy is anybody's code: whatever it raises or returns, no load stays behind."""
+"""A policy is anybody's code: whatever it raises or returns, its requests are served."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from policies.facts import Arrival, Finish, Tick
 from policies.load import LoadedPolicy
 from policies.parameters import PolicyError
-from router.core.actions import Dispatch, Hold, Reject
+from router.core.actions import Dispatch, Hold
 from router.core.core import RouterCore
+from router.core.guard import PolicyFaultError
 from tests.router.core_world import World
 
 
@@ -35,13 +36,26 @@ def fails(*_: object) -> Any:
     raise RuntimeError("broken policy")
 
 
+def exits(*_: object) -> Any:
+    raise SystemExit(3)
+
+
+class TextlessError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def fails_silently(*_: object) -> Any:
+    raise TextlessError
+
+
 class FailingWorld(World):
     """A world whose policy is scripted and whose failures are collected. Lifetime: test."""
 
     def __init__(self) -> None:
         super().__init__(workers=2)
         self.policy = Scripted()
-        self.reported: list[PolicyError] = []
+        self.reported: list[PolicyFaultError] = []
         self.core = RouterCore(
             LoadedPolicy("scripted", {}, 0.0, self.policy),
             self.core.settings,
@@ -56,28 +70,38 @@ class FailingWorld(World):
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "kind"),
     [
-        fails,
-        lambda rows: np.full(rows, np.nan),
-        lambda rows: np.full(rows, -np.inf),
-        lambda rows: np.zeros(rows + 1),
-        lambda rows: [0.0] * rows,
-        lambda rows: None,
+        (fails, "raised"),
+        (exits, "raised"),
+        (fails_silently, "raised"),
+        (lambda rows: np.full(rows, np.nan), "nan"),
+        (lambda rows: np.full(rows, -np.inf), "nan"),
+        (lambda rows: np.zeros(rows + 1), "shape"),
+        (lambda rows: np.zeros((rows, 1)), "shape"),
+        (lambda rows: np.zeros(rows, dtype=np.float32), "shape"),
+        (lambda rows: [0.0] * rows, "shape"),
+        (lambda rows: None, "shape"),
     ],
-    ids=["raises", "nan", "minus_inf", "too_long", "list", "none"],
+    ids=[
+        *("raises", "exits", "textless", "nan", "minus_inf"),
+        *("too_long", "column", "float32", "list", "none"),
+    ],
 )
-def test_a_policy_that_answers_nonsense_costs_its_request_only(answer) -> None:
+def test_a_request_is_decided_by_the_fallback_where_the_policy_fails(answer, kind) -> None:
     world = FailingWorld()
     world.policy.answer = answer
     (action,) = world.core.on_arrival(world.arrival([1]))
-    assert isinstance(action, Reject)
-    assert (action.status, action.code) == (500, "policy_failed")
-    assert "scripted" in str(world.reported[0])
-    assert world.core.counters.policy_failures == 1
-    world.assert_idle()
+    assert isinstance(action, Dispatch)
+    assert (action.decision.policy, action.decision.reason) == ("least_requests", "fallback")
+    (fault,) = world.reported
+    assert str(fault).startswith("policy scripted failed: ")
+    assert (fault.policy, fault.kind) == ("scripted", kind)
+    assert world.core.guard.faults == {("scripted", kind): 1}
     world.policy.answer = np.zeros
-    assert isinstance(world.core.on_arrival(world.arrival([1]))[0], Dispatch)
+    (action,) = world.core.on_arrival(world.arrival([1]))
+    assert isinstance(action, Dispatch)
+    assert (action.decision.policy, action.decision.reason) == ("scripted", "policy")
 
 
 def test_a_policy_that_fails_for_a_held_request_does_not_touch_the_one_that_finished() -> None:
@@ -96,9 +120,11 @@ def test_a_policy_that_fails_for_a_held_request_does_not_touch_the_one_that_fini
     world.policy.answer = once
     first, second = world.core.on_finish(Finish(1.0, running.request_id))
     assert isinstance(first, Dispatch)
-    assert isinstance(second, Reject)
+    assert isinstance(second, Dispatch)
+    assert [a.decision.reason for a in (first, second)] == ["held", "fallback"]
     assert {first.request_id, second.request_id} == {a.request_id for a in held}
     world.core.on_finish(Finish(2.0, first.request_id))
+    world.core.on_finish(Finish(2.0, second.request_id))
     world.assert_idle()
 
 
@@ -110,7 +136,7 @@ def test_a_policy_that_cannot_remember_loses_no_release() -> None:
     world.core.on_finish(Finish(1.0, arrival.request_id))
     world.core.on_tick(Tick(2.0))
     world.assert_idle()
-    assert world.core.counters.policy_failures == 2
+    assert world.core.guard.faults == {("scripted", "raised"): 2}
 
 
 def test_without_somebody_to_report_to_the_failure_is_loud() -> None:

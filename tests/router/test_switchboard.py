@@ -13,6 +13,7 @@ from policies.facts import KvEvents, Tick, WorkerChange
 from policies.load import LoadedPolicy
 from router.core.actions import Dispatch, Reject
 from router.core.core import RouterCore
+from router.core.guard import PolicyFaultError
 from router.switchboard import Switchboard, Ticket
 from tests.router.core_world import World
 
@@ -38,7 +39,7 @@ class Desk(World):
         super().__init__(workers=2)
         self.policy = Scripted()
         loaded = LoadedPolicy("scripted", {}, 0.0, self.policy)
-        self.failures: list[Exception] = []
+        self.failures: list[PolicyFaultError] = []
         self.core = RouterCore(loaded, self.core.settings, report=self.failures.append)
         for worker_id in range(2):
             self.join(worker_id)
@@ -166,16 +167,17 @@ async def test_what_ran_on_a_removed_worker_is_released_once_and_may_go_elsewher
     desk.assert_idle()
 
 
-async def test_a_policy_that_fails_answers_500_and_leaves_nothing() -> None:
+async def test_what_the_fallback_cannot_decide_answers_500_and_leaves_nothing() -> None:
     desk = Desk()
     desk.policy.answer = lambda rows: np.full(rows, np.nan)
+    desk.core.guard.fallback = LoadedPolicy("a defect", {}, 0.0, desk.policy)
     with desk.ticket() as ticket:
         desk.arrive(ticket)
         action = await ticket.next_action()
         assert isinstance(action, Reject)
         assert (action.status, action.code) == (500, "policy_failed")
     desk.assert_idle()
-    assert len(desk.failures) == 1
+    assert [fault.policy for fault in desk.failures] == ["scripted", "a defect"]
 
 
 async def test_a_resync_goes_to_its_worker() -> None:

@@ -1,0 +1,221 @@
+"""A policy may be anybody's code: it is asked, watched, and put aside while it keeps failing.
+
+Whatever the policy in use raises or answers, the request is decided: by the fallback, a built-in
+without memory. Where the policy keeps failing it is neither asked nor told anything for a while
+(`suspension.py`); its memory begins anew when it is tried again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal
+
+from policies.contract import FleetView, Floats, RequestView
+from policies.facts import Fact
+from policies.load import LoadedPolicy
+from policies.parameters import PolicyError
+from policies.pick import pick
+from router.core.suspension import Suspension
+
+FaultKind = Literal["raised", "nan", "shape", "slow", "terms"]
+Answer = tuple[LoadedPolicy, Floats, int]  # who decided, its costs, the row (pick.HOLD: nobody)
+
+_COUNTED_POLICIES = 64  # by name: each reload may bring another
+_TEXT_CHARS = 500  # of an error's own text
+# What somebody's code may raise. The rest (a keyboard's interrupt, a cancelled task) is not its.
+RAISABLE = (Exception, SystemExit)
+
+
+class PolicyFaultError(PolicyError):
+    """What a policy did wrong. `str` names the policy and says what was expected."""
+
+    def __init__(self, policy: str, kind: FaultKind, text: str) -> None:
+        super().__init__(f"policy {policy} {text}")
+        self.policy = policy
+        self.kind = kind
+        self.suspended_s = 0.0  # the policy is put aside for so long because of this one
+
+
+class FallbackError(RuntimeError):
+    """The built-in that stands in for a policy failed as well: a defect of ours."""
+
+
+def raising(fault: PolicyFaultError) -> None:
+    """For whoever wants a policy's failure to end all: a replay must not go on by another rule."""
+    raise fault
+
+
+def no_time() -> float:
+    """The clock of those for whom no policy is ever slow: on virtual time it takes none."""
+    return 0.0
+
+
+class PolicyGuard:
+    """The policy in use, its memory and its faults. Lifetime: process.
+
+    `report` is told of every fault; where it returns, the fallback decides. `clock` measures what
+    a call of the policy takes, in seconds; `slow_s` is too long.
+    """
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        fallback: LoadedPolicy,
+        report: Callable[[PolicyFaultError], None] = raising,
+        clock: Callable[[], float] = no_time,
+        slow_s: float = math.inf,
+    ) -> None:
+        self.fallback = fallback
+        self.faults: Counter[tuple[str, str]] = Counter()  # (policy, kind); of 64 policies at most
+        self.last_fault: PolicyFaultError | None = None  # of the policy in use
+        self.since_s = math.inf  # when the call under way began, on `clock`; +inf: there is none
+        self.overdue_s = 0.0  # the slowest call since `settle_slow`; 0: none was too slow
+        self._report = report
+        self._clock = clock
+        self._slow_s = slow_s
+        self.set_policy(policy)
+
+    def set_policy(self, policy: LoadedPolicy) -> None:
+        """Decide by `policy` from now on. Raises PolicyError; the one before stays then."""
+        try:
+            state: Any = policy.initial_state()
+        except RAISABLE as error:
+            raise PolicyFaultError(policy.name, "raised", _raised(error)) from error
+        self.policy = policy
+        self.remembers = policy.remembers
+        self._state = state
+        self._asks_terms = getattr(policy.policy, "terms", None)
+        self.last_fault = None
+        self.suspension = Suspension()  # while active, the fallback decides
+
+    # --- the policy's code --------------------------------------------------------------------
+
+    def decide(self, request: RequestView, fleet: FleetView) -> Answer:
+        """One decision, by the policy or the fallback. Raises FallbackError where that failed."""
+        if self.suspension.active and not self._woken(request.now_s):
+            return self._by_fallback(request, fleet)
+        self.suspension.decided()
+        answer = self._ask(request, fleet)
+        return self._by_fallback(request, fleet) if answer is None else answer
+
+    def consult(self, request: RequestView, fleet: FleetView) -> Answer:
+        """The same for somebody who only wants to know: faults count, and suspend nobody."""
+        answer = None if self.suspension.active else self._ask(request, fleet, counts=False)
+        return self._by_fallback(request, fleet) if answer is None else answer
+
+    def observe(self, fact: Fact) -> None:
+        """Let a policy with memory see a fact; where its code fails, its memory stays."""
+        if not self.remembers or self.suspension.active:
+            return
+        try:
+            self.since_s = began_s = self._clock()
+            self._state = self.policy.observe(fact, self._state)
+            self._took(self._clock() - began_s)
+        except RAISABLE as error:
+            self._failed("raised", _raised(error), fact.now_s, error)
+        finally:
+            self.since_s = math.inf
+
+    def terms(self, request: RequestView, fleet: FleetView) -> Any:
+        """What the policy calls its terms; None where it has none, fails or is suspended."""
+        if self._asks_terms is None or self.suspension.active:
+            return None
+        try:
+            self.since_s = self._clock()
+            return self._asks_terms(request, fleet, self._state)
+        except RAISABLE as error:
+            self.refuse_terms(_raised(error), request.now_s, error)
+            return None
+        finally:
+            self.since_s = math.inf
+
+    def refuse_terms(self, text: str, now_s: float, cause: BaseException | None = None) -> None:
+        """The policy's terms are of no use. That is told, and held against no decision."""
+        self._failed("terms", text, now_s, cause, counts=False)
+
+    def settle_slow(self, now_s: float, took_s: float) -> None:
+        """Count a call that took `took_s` as a fault. Apart, so that a recording can repeat it."""
+        self.overdue_s = 0.0
+        limit_ms = self._slow_s * 1e3
+        text = f"took {took_s * 1e3:.1f} ms for one call; more than {limit_ms:g} ms is slow"
+        self._failed("slow", text, now_s)
+
+    def _ask(self, request: RequestView, fleet: FleetView, counts: bool = True) -> Answer | None:
+        policy, costs = self.policy, None
+        try:
+            self.since_s = began_s = self._clock()
+            costs = policy.costs(request, fleet, self._state)
+            row = pick(costs, request.draw, policy.temperature)
+            self._took(self._clock() - began_s)
+            return policy, costs, row
+        except RAISABLE as error:
+            if costs is not None:
+                self._failed("nan", _raised(error), request.now_s, error, counts)
+            elif isinstance(error, PolicyError):
+                self._failed("shape", _raised(error), request.now_s, error, counts)
+            else:
+                self._failed("raised", _raised(error), request.now_s, error, counts)
+            return None
+        finally:
+            self.since_s = math.inf
+
+    def _by_fallback(self, request: RequestView, fleet: FleetView) -> Answer:
+        policy = self.fallback
+        try:
+            costs = policy.costs(request, fleet, None)
+            return policy, costs, pick(costs, request.draw, policy.temperature)
+        except Exception as error:
+            fault = PolicyFaultError(policy.name, "raised", _raised(error))
+            self._count(fault)
+            self._report(fault)
+            raise FallbackError(str(fault)) from error
+
+    # --- its faults ---------------------------------------------------------------------------
+
+    def _took(self, took_s: float) -> None:
+        if took_s > self._slow_s:
+            self.overdue_s = max(self.overdue_s, took_s)
+
+    def _failed(
+        self,
+        kind: FaultKind,
+        text: str,
+        now_s: float,
+        cause: BaseException | None = None,
+        counts: bool = True,
+    ) -> None:
+        fault = self.last_fault = PolicyFaultError(self.policy.name, kind, text)
+        fault.__cause__ = cause
+        self._count(fault)
+        if counts and self.suspension.fault(now_s):
+            fault.suspended_s = self.suspension.backoff_s
+        self._report(fault)
+
+    def _count(self, fault: PolicyFaultError) -> None:
+        key = (fault.policy, fault.kind)
+        if key not in self.faults and len({name for name, _ in self.faults}) >= _COUNTED_POLICIES:
+            key = ("other", fault.kind)
+        self.faults[key] += 1
+
+    def _woken(self, now_s: float) -> bool:
+        """Try a suspended policy again, its memory begun anew, where its time is over."""
+        if not self.suspension.end(now_s):
+            return False
+        try:
+            self.since_s = self._clock()
+            self._state = self.policy.initial_state()
+        except RAISABLE as error:
+            self._failed("raised", _raised(error), now_s, error)
+        finally:
+            self.since_s = math.inf
+        return not self.suspension.active
+
+
+def _raised(error: BaseException) -> str:
+    try:
+        text = str(error)[:_TEXT_CHARS]
+    except Exception:  # noqa: BLE001 - its own `__str__` is somebody's code, too
+        text = "(an error without a text)"
+    return f"failed: {type(error).__name__}: {text}"

@@ -1,0 +1,25 @@
+"""Metrics of the policy in use: its faults, and whether it is suspended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from router.core.guard import PolicyGuard
+
+
+def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
+    """The families, as of now."""
+    faults = CounterMetricFamily(
+        "warmroute_policy_faults", "Faults of policies, by kind", labels=["policy", "kind"]
+    )
+    for labels, count in guard.faults.items():
+        faults.add_metric(labels, count)
+    yield faults
+    suspended = GaugeMetricFamily(
+        "warmroute_policy_suspended", "1 while the fallback decides in the policy's place"
+    )
+    suspended.add_metric([], float(guard.suspension.active))
+    yield suspended
