@@ -33,7 +33,21 @@ POLICIES = {
     "session_sticky": "policies.published.session_sticky:SessionSticky",
     "lmetric": "policies.published.lmetric:LMetric",
     "lpwl": "policies.published.lpwl:Lpwl",
+    "dynamo": "policies.published.dynamo:Dynamo",
+    "dynamo_agentic": "policies.published.dynamo_agentic:DynamoAgentic",
+    "jsew": "policies.published.jsew:Jsew",
+    "ramjet": "policies.published.ramjet:Ramjet",
+    "mooncake": "policies.published.mooncake:Mooncake",
     "dualmap": "policies.published.dualmap:DualMap",
     "prequal": "policies.published.prequal:Prequal",
     "lbgr": "policies.published.lbgr:Lbgr",
+    "learned": "policies.published.learned:Learned",
+}
+
+# The same for what goes round a policy: `hybrid|bounded_load?epsilon=0.25`.
+WRAPPERS = {
+    "thresholds": "policies.wrappers.thresholds:Thresholds",
+    "bounded_load": "policies.wrappers.bounded_load:BoundedLoad",
+    "late_binding": "policies.wrappers.late_binding:LateBinding",
+    "progressive": "policies.wrappers.progressive:Progressive",
 }

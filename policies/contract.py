@@ -163,3 +163,15 @@ class StatefulPolicy(Policy, Protocol):
     def observe(self, fact: Any, state: Any) -> Any:
         """The state after `fact` (one of `policies.facts`)."""
         ...
+
+
+@runtime_checkable
+class Wrapper(Protocol):
+    """What goes round any policy: `lmetric|bounded_load?epsilon=0.25` (`policies.wrappers`).
+
+    As pure as a policy, and as one it may remember (`initial_state`, `observe`: its own state).
+    """
+
+    def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        """New costs from those of the policy inside, which are finite or +inf and read-only."""
+        ...

@@ -9,6 +9,7 @@ import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
 from policies.thresholds import check_thresholds, reached_thresholds
+from policies.work import step_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,9 @@ class Hybrid:
         check_thresholds(self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        # The pool's median, not the worker's own step: token gaps grow with every prefill beside
-        # them, which `queued` counts already. With its own, a busy worker is charged twice, a quiet
-        # one attracts everybody, and near saturation the load swings between them.
-        step_tokens = _median(fleet.step_s * fleet.prefill_tokens_per_s)
         # All unfinished requests, not the running ones only: one whose prefill should be over by
         # the model, but whose first token has not come yet, would otherwise weigh nothing.
-        load_tokens = fleet.queued_prefill_tokens + fleet.requests * step_tokens
+        load_tokens = fleet.queued_prefill_tokens + fleet.requests * step_tokens(fleet)
         work_tokens = fleet.missing_tokens(request.prompt_tokens) + self.load_factor * load_tokens
         costs: Floats = work_tokens / fleet.prefill_tokens_per_s
         reached = reached_thresholds(
@@ -57,15 +54,3 @@ class Hybrid:
         if reached is not None:
             costs[reached] = np.inf
         return costs
-
-
-def _median(values: Floats) -> float:
-    """The median, 0 of no values: as numpy's own, but a tenth of its time on a few values."""
-    rows = len(values)
-    if rows == 0:
-        return 0.0
-    ordered = values.copy()
-    ordered.sort()  # NaN comes last
-    if ordered[-1] != ordered[-1]:
-        return float("nan")
-    return float(ordered[rows // 2] + ordered[(rows - 1) // 2]) / 2

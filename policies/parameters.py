@@ -41,8 +41,10 @@ class Parameter:
         return value
 
 
-def parameters_of(policy: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters of a policy class (all of its constructor's) or function (keyword-only).
+def parameters_of(who: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
+    """The parameters of a class (all of its constructor's) or function (keyword-only).
+
+    `who`, for messages: "policy hybrid", "wrapper thresholds".
 
     Raises PolicyError for one without a default or of a type that text cannot spell.
     """
@@ -55,7 +57,7 @@ def parameters_of(policy: str, attr: Callable[..., Any]) -> dict[str, Parameter]
         kind = next((k for k in kinds if k in _CONVERTIBLE), None)
         if parameter.default is parameter.empty or kind is None or len(kinds - {kind}) > 1:
             raise PolicyError(
-                f"policy {policy}: parameter {parameter.name} needs a default and one of the "
+                f"{who}: parameter {parameter.name} needs a default and one of the "
                 "types float, int, bool, str, or one of these with None"
             )
         optional = type(None) in kinds
@@ -64,21 +66,21 @@ def parameters_of(policy: str, attr: Callable[..., Any]) -> dict[str, Parameter]
 
 
 def coerce_all(
-    policy: str, valid: Mapping[str, Parameter], given: Mapping[str, str]
+    who: str, valid: Mapping[str, Parameter], given: Mapping[str, str]
 ) -> dict[str, Value]:
     """Every parameter's value: `given` text coerced, defaults for the rest.
 
-    Raises PolicyError naming the policy, the parameter and the valid ones.
+    Raises PolicyError naming `who`, the parameter and the valid ones.
     """
     names = ", ".join(str(p) for p in valid.values()) or "none"
     values = {p.name: p.default for p in valid.values()}
     for name, text in given.items():
         if name not in valid:
-            raise PolicyError(f"policy {policy} has no parameter {name!r}; valid: {names}")
+            raise PolicyError(f"{who} has no parameter {name!r}; valid: {names}")
         try:
             values[name] = valid[name].coerce(text)
         except ValueError as error:
-            raise PolicyError(f"policy {policy}: {name}: {error}; valid: {names}") from error
+            raise PolicyError(f"{who}: {name}: {error}; valid: {names}") from error
     return values
 
 

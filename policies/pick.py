@@ -26,7 +26,7 @@ def pick(costs: Floats, draw: float, temperature: float = 0.0) -> int:
     Raises ValueError for NaN or -inf (naming the row), for a draw outside [0, 1) and for a
     negative or NaN temperature.
     """
-    best = _lowest(costs)
+    best = lowest(costs)
     if not 0.0 <= draw < 1.0:
         raise ValueError(f"draw is {draw}; it must be in [0, 1)")
     if not temperature >= 0.0:
@@ -45,7 +45,7 @@ def ranked(costs: Floats, k: int) -> Ints:
 
     For explanations. Raises ValueError for NaN or -inf, as `pick` does.
     """
-    _lowest(costs)
+    lowest(costs)
     order = np.argsort(costs, kind="stable")
     finite = order[np.isfinite(costs[order])]
     return finite[: max(k, 0)].astype(np.int64)
@@ -63,8 +63,11 @@ def _softmax_index(finite: list[float], draw: float, temperature: float) -> int:
     return min(bisect_right(reached, draw * reached[-1]), len(finite) - 1)
 
 
-def _lowest(costs: Floats) -> float:
-    """The lowest cost, +inf of no rows: NaN counts as lowest, so one look finds all faults."""
+def lowest(costs: Floats) -> float:
+    """The lowest cost, +inf of no rows. Raises ValueError for NaN or -inf, naming the row.
+
+    NaN counts as lowest, so one look finds all faults.
+    """
     if len(costs) == 0:
         return math.inf
     best = float(costs[costs.argmin()])  # a seventh of the time of `min`

@@ -20,6 +20,19 @@ def reached_thresholds(
     its own. When all have, the thresholds say nothing about who suffers least, so none is
     excluded and the cost decides. An unknown KV fraction reaches no threshold.
     """
+    reached = at_thresholds(fleet, max_requests, max_queued_tokens, max_kv_fraction)
+    if reached is None:
+        return None
+    return reached if 0 < np.count_nonzero(reached) < len(fleet) else None
+
+
+def at_thresholds(
+    fleet: FleetView,
+    max_requests: float | None,
+    max_queued_tokens: float | None,
+    max_kv_fraction: float | None,
+) -> Bools | None:
+    """bool[rows]: the rows that have reached one of theirs, be it all; None: nobody has any."""
     if not (max_requests or max_queued_tokens or max_kv_fraction or fleet.has_thresholds):
         return None
     reached = _reaches(fleet.requests, fleet.max_requests, max_requests)
@@ -28,7 +41,7 @@ def reached_thresholds(
     # The fraction in use takes several columns to tell: only where somebody asks for it.
     if max_kv_fraction is not None or np.count_nonzero(own == own):
         reached |= _reaches(fleet.kv_fraction, own, max_kv_fraction)
-    return reached if 0 < np.count_nonzero(reached) < len(fleet) else None
+    return reached
 
 
 def check_thresholds(

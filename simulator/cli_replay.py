@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from engine.profiles import PROFILES
-from policies.load import names
+from policies.load import names, wrapper_names
 from simulator import arguments
 from simulator.cli_command import HELP_COLUMNS, add_command, from_module
 from simulator.replay.setup import Goodput, World
@@ -76,7 +76,11 @@ def add_sources(parsers: Any) -> None:
 
 def known() -> str:
     """Policies and profiles by name, for the end of a help text."""
-    lines = (("policies", names()), ("profiles", list(PROFILES)))
+    lines = (
+        ("policies", names()),
+        ("wrappers", wrapper_names()),
+        ("profiles", list(PROFILES)),
+    )
     return "".join(
         "\n" + fill(f"{title}: {', '.join(of)}", HELP_COLUMNS, subsequent_indent="  ") + "\n"
         for title, of in lines
@@ -94,7 +98,8 @@ def add_policies(
     """What is compared, and with which draws."""
     parser.add_argument(
         "--policy", action="append", metavar="SPEC",
-        help="NAME?key=value&... or package.module:attr; repeat to compare; "
+        help="NAME?key=value&... or package.module:attr, then |WRAPPER?key=value&... for "
+        "what goes round it; repeat to compare; "
         f"default: {', '.join(policies)}",
     )  # fmt: skip
     parser.add_argument(

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
+from policies.load import name_of
 from simulator.plots import INK, RC, RULE, as_svg, log_labels, log_steps, new_figure
 from simulator.report.aggregate import Interval
 from simulator.report.figures import Figure
@@ -92,8 +93,8 @@ def load_plot(
 
 
 def policy_name(point: Point) -> str:
-    """The policy without its parameters: what colours and marks tell apart."""
-    return point.setup.policy.partition("?")[0]
+    """The policy and its wrappers without parameters: what colours and marks tell apart."""
+    return name_of(point.setup.policy)
 
 
 def _joined(axes: Axes, front: Sequence[Point], first: Figure, second: Figure) -> None:

@@ -16,7 +16,8 @@ from simulator.sweep.errors import SweepError
 
 SHAPE = (
     "a policy is a name, a specification as hybrid?load_factor=2, or a name with values for its "
-    "parameters as {hybrid: {load_factor: [1, 2]}}"
+    "parameters as {hybrid: {load_factor: [1, 2]}}; wrappers follow behind |, and a wrapper's "
+    "parameter is written as {hybrid|bounded_load: {bounded_load.epsilon: [0.1, 1]}}"
 )
 
 
@@ -42,8 +43,13 @@ class PolicyAxis:
         return self._spec({name: values.draw(random) for name, values in self.params.items()})
 
     def _spec(self, chosen: Mapping[str, Scalar]) -> str:
-        pairs = [f"{name}={quote(text_of(value), safe='')}" for name, value in chosen.items()]
-        return self.spec + ("?" + "&".join(pairs) if pairs else "")
+        inner, *wrappers = self.spec.split("|")
+        pairs: dict[str, list[str]] = {part: [] for part in ("", *wrappers)}
+        for key, value in chosen.items():  # "epsilon", or "bounded_load.epsilon" of a wrapper
+            wrapper, _, name = key.rpartition(".")
+            pairs[wrapper].append(f"{name}={quote(text_of(value), safe='')}")
+        parts = ((wrapper or inner, "&".join(of)) for wrapper, of in pairs.items())
+        return "|".join(part + ("?" + told if told else "") for part, told in parts)
 
 
 def parse_policies(where: str, given: Any, *, grid: bool) -> list[PolicyAxis]:
@@ -83,6 +89,14 @@ def _parse(where: str, item: Any, *, grid: bool) -> PolicyAxis:
     if "?" in name or not isinstance(params or {}, dict):
         raise SweepError([f"{where}: {item!r} is no policy; {SHAPE}"])
     check_policies([name])  # before its parameters, so that a wrong name is told as such
+    wrappers = name.split("|")[1:]
+    for key in params or {}:
+        wrapper, dot, _ = str(key).rpartition(".")
+        if dot and wrapper not in wrappers:
+            known = ", ".join(wrappers) or "none"
+            raise SweepError(
+                [f"{where}.{name}.{key}: {wrapper} is no wrapper of {name}; wrappers: {known}"]
+            )
     values = {
         key: parse_values(f"{where}.{name}.{key}", value, grid=grid)
         for key, value in (params or {}).items()

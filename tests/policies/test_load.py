@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policies import POLICIES
-from policies import load as loading
+from policies import naming
 from policies.contract import FleetView, Floats, RequestView
 from policies.load import load, names
 from policies.parameters import PolicyError
@@ -175,9 +175,9 @@ def test_a_wrong_answer_names_its_policy(attr, says):
 
 
 def test_installed_entry_points_are_names(monkeypatch):
-    entry = EntryPoint("newest_first", f"{HERE}:newest", loading.ENTRY_POINTS)
-    shadow = EntryPoint("random", f"{HERE}:newest", loading.ENTRY_POINTS)
-    monkeypatch.setattr(loading, "entry_points", lambda group: [entry, shadow])
+    entry = EntryPoint("newest_first", f"{HERE}:newest", "warmroute.policies")
+    shadow = EntryPoint("random", f"{HERE}:newest", "warmroute.policies")
+    monkeypatch.setattr(naming, "entry_points", lambda group: [entry, shadow])
     assert names() == [*POLICIES, "newest_first"]
     assert load("newest_first").spec == "newest_first?temperature=0.0"
     assert load("random").costs(request_of(), fleet_of(worker_id=[7]), None).tolist() == [0.0]

@@ -1,0 +1,68 @@
+"""Bounded load: nobody gets a request that would put it far above the mean, whatever it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+from policies.work import brought_s, load_s, whole_s
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedLoad:
+    """+inf for worker i unless load_i + w_i <= (1 + epsilon) * mean load + w_max, in seconds.
+
+    load_i: the work before worker i (`policies.work.load_s`: queued prefill and a decode step for
+    each unfinished request, at its own speed). w_i: what the request brings there, hits deducted.
+    w_max: what it would bring with nothing cached, to the slowest. Means and maxima are over the
+    rows the policy leaves open (finite cost); the others stay +inf. Consistent hashing with bounded
+    loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018; KubeAI's CHWBL counts requests) in seconds.
+
+    Someone is always admissible: some open row k has load_k <= mean load, and w_k <= w_max, so
+    load_k + w_k <= mean + w_max <= (1 + epsilon) * mean + w_max. Hence it never holds a request.
+
+    The bound: dispatching raises load_i by w_i at most, so right after it load_i <= (1 + epsilon)
+    * mean + w_max, the mean as before it. Nothing else raises a load (time and endings lower it;
+    another router's requests, once reported, and a slower calibration are beyond any rule). So
+    every worker's load is at most (1 + epsilon) * M + W at any time: M the greatest mean, W the
+    greatest w_max since the worker was last idle. No other rule published bounds it in seconds.
+
+    Spill depth: the w_max - w_i of a holder is what its hit saves, so in an otherwise idle pool of
+    n it takes requests until they are H / rate / (1 - (1 + epsilon) / n) seconds of work.
+    Unknown hits are a lower bound, so w_i is an upper one and the bound holds. All it reads is
+    always known. epsilon: 0 or more; small is even, large is sticky.
+    """
+
+    epsilon: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.epsilon < float("inf"):
+            raise ValueError(f"epsilon is {self.epsilon}; it must be finite, 0 or more")
+
+    def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        is_open = np.isfinite(costs)
+        if np.count_nonzero(is_open) < 2:  # nobody, or the one that is always admissible
+            return costs
+        return np.where(self._above_s(is_open, request, fleet) > 0.0, np.inf, costs)
+
+    def terms(
+        self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
+    ) -> Mapping[str, Floats]:
+        """`above_s`: seconds above the bound that the request would bring each row to."""
+        is_open = np.isfinite(costs)
+        if not is_open.any():
+            return {}
+        return {"above_s": self._above_s(is_open, request, fleet)}
+
+    def _above_s(self, is_open: Any, request: RequestView, fleet: FleetView) -> Floats:
+        before_s = load_s(fleet)
+        mean_s = float(before_s[is_open].mean())
+        most_s = float(whole_s(request, fleet)[is_open].max())
+        bound_s = (1.0 + self.epsilon) * mean_s + most_s
+        # A rounding error must not shut out the one that is just at the bound.
+        above_s: Floats = before_s + brought_s(request, fleet) - bound_s * (1.0 + 1e-9)
+        return above_s

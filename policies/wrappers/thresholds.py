@@ -1,0 +1,85 @@
+"""Thresholds: leave a worker alone while it is too full, by fixed limits or beside its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import Bools, FleetView, Floats, RequestView
+from policies.thresholds import at_thresholds, check_thresholds
+from policies.work import load_s, whole_s
+
+_SIGMAS = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """+inf for workers at a threshold, while another that the policy leaves open is below all.
+
+    Fixed: `max_requests`, `max_queued_tokens`, `max_kv_fraction`, and each worker's own of these
+    names before them (`policies.thresholds`; TensorRT-LLM's and Dynamo's routers have such limits).
+
+    From the fleet: with `spread` k, a worker is too full whose load exceeds
+        median + max(k * sigma, what one request like this, uncached, would bring to it)
+    of the rows left open, in seconds (`policies.work`), sigma = 1.4826 * the median absolute
+    deviation (Hampel, 1974: up to half of the pool may be outliers and move neither). Nothing can
+    be spread more evenly than by one request: that is the least that counts as being apart, and so
+    equal loads, or a single request in an idle pool, exclude nobody. Of an even number, the lower
+    of the middle two is the median: of two workers the fuller can then be apart. Seconds of each
+    worker's own speed, so a slow one is full with less.
+
+    When every open row is at a threshold, or the policy leaves one row open, nobody is excluded: it
+    never holds a request. An unknown KV share reaches no threshold; the other signals are always
+    known. Unknown hits play no part. Spill depth: `max_requests`, or the requests that bring the
+    deviation; else the policy's own.
+    """
+
+    max_requests: float | None = None
+    max_queued_tokens: float | None = None
+    max_kv_fraction: float | None = None
+    spread: float | None = None
+
+    def __post_init__(self) -> None:
+        check_thresholds(self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
+        if self.spread is not None and not 0.0 <= self.spread < float("inf"):
+            raise ValueError(f"spread is {self.spread}; it must be finite, 0 or more, or none")
+
+    def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        is_open = np.isfinite(costs)
+        if np.count_nonzero(is_open) < 2:
+            return costs
+        full = at_thresholds(fleet, self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
+        if self.spread is not None:
+            apart = self._above_s(self.spread, is_open, request, fleet) > 0.0
+            full = apart if full is None else full | apart
+        if full is None or not np.count_nonzero(is_open & ~full):
+            return costs
+        return np.where(full, np.inf, costs)
+
+    def terms(
+        self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
+    ) -> Mapping[str, Floats]:
+        """`above_s`: seconds above the fleet's threshold; 0 or less: below it."""
+        is_open = np.isfinite(costs)
+        if self.spread is None or not is_open.any():
+            return {}
+        return {"above_s": self._above_s(self.spread, is_open, request, fleet)}
+
+    def _above_s(
+        self, spread: float, is_open: Bools, request: RequestView, fleet: FleetView
+    ) -> Floats:
+        loads_s = load_s(fleet)
+        middle_s = _lower_median(loads_s[is_open])
+        sigma_s = _SIGMAS * _lower_median(np.abs(loads_s[is_open] - middle_s))
+        apart_s = np.maximum(spread * sigma_s, whole_s(request, fleet))
+        above_s: Floats = loads_s - (middle_s + apart_s)
+        return above_s
+
+
+def _lower_median(values: Floats) -> float:
+    """The middle value, of an even number the lower of the two; `values` has a row at least."""
+    middle = (len(values) - 1) // 2
+    return float(np.partition(values, middle)[middle])
