@@ -1,0 +1,100 @@
+"""What the learned choice sees of each worker: 23 numbers of comparable size.
+
+Source: NVIDIA Dynamo's `learned-choice`, feature set v2 (2026), in its order and units.
+"""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+from policies.published.rendezvous import weights
+
+T = 8192.0  # tokens of a full prefill batch: the unit of tokens
+REQUESTS = 32.0  # the unit of unfinished requests
+KV_BLOCKS = 65_536.0  # of a worker that does not say how many it has
+HOME_TOKENS = 256  # of the prompt's head, which names its two hash homes
+FEATURES = (
+    "default_cost",  # Dynamo's default cost in blocks / blocks of the prompt
+    "overlap_frac",  # hit tokens / prompt tokens
+    "new_prefill",  # missing tokens / T
+    "active_prefill",  # queued prefill tokens / T
+    "kv_load",  # KV in use and to come / capacity
+    "active_requests",  # unfinished requests / 32
+    "session_affinity",  # 1 where the session was last sent
+    "prompt_x_active_prefill",
+    "log_ptok",  # ln((queued + missing) / 1024)
+    "log_new_prefill",  # ln(missing / 1024)
+    "log_batch",  # ln(1 + unfinished requests)
+    "hash_home",  # 1 for the two highest hash weights of the prompt's head
+    "kv_load_ratio",  # to the mean of the workers
+    "active_prefill_ratio",
+    "active_requests_ratio",
+    "kv_load_below",  # share of the workers that have less
+    "active_prefill_below",
+    "active_requests_below",
+    "kv_load_excess",  # above the mean, or 0
+    "active_prefill_excess",
+    "active_requests_excess",
+    "new_prefill_x_requests",
+    "prefill_attn",  # n (L - n / 2) / T^2: attention of the last n of L tokens
+)
+_ONE_UNIT = np.array([[0.01], [512.0 / T], [1.0 / REQUESTS]])  # keeps ratios finite
+
+
+def features(request: RequestView, fleet: FleetView) -> Floats:
+    """float64[23, rows], one row of this for each of `FEATURES`; finite whatever is unknown.
+
+    KV in use is our own ledger's: running contexts, queued prefills and this prompt's missing
+    tokens. A capacity nobody has told counts as 65,536 blocks.
+    """
+    rows, prompt, block = len(fleet), request.prompt_tokens, request.block_size
+    hit = np.minimum(fleet.hit_tokens, prompt)
+    missing = np.maximum(prompt - hit, 1).astype(np.float64)
+    queued, requests = fleet.queued_prefill_tokens, fleet.requests
+    in_use = fleet.context_tokens + queued + (prompt - hit)
+    capacity = fleet.kv_capacity_tokens
+    known = np.where(capacity > 0, capacity, KV_BLOCKS * block)
+    table = np.empty((len(FEATURES), rows))
+    blocks = max(-(-prompt // block), 1) * block  # of the prompt, in tokens
+    table[0] = (queued + (prompt - hit) + in_use) / blocks
+    table[1] = hit / max(prompt, 1)
+    table[2] = missing / T
+    table[3] = queued / T
+    table[4] = in_use / known
+    table[5] = requests / REQUESTS
+    table[6] = fleet.worker_id == request.home_id
+    table[7] = table[3] * (prompt / T)
+    # Plain Python: numpy's `log` differs in the last bit from one processor to another.
+    table[8] = [log(n / 1024.0) for n in (queued + missing).tolist()]
+    table[9] = [log(n / 1024.0) for n in missing.tolist()]
+    table[10] = [log(1.0 + n) for n in requests.tolist()]
+    table[11] = _hash_home(request, fleet)
+    _relative(table)
+    table[21] = table[2] * table[5]
+    table[22] = table[2] * (prompt / T - table[2] / 2.0)
+    return table
+
+
+def _relative(table: Floats) -> None:
+    """Ratios to the mean, ranks and excess of the three loads (rows 3 to 5), into rows 12 to 20."""
+    loads = table[[4, 3, 5]]
+    rows = max(loads.shape[1], 1)
+    mean = np.add.reduce(loads, axis=1, keepdims=True) / rows
+    table[12:15] = loads / (_ONE_UNIT + mean)
+    ordered = np.sort(loads, axis=1)
+    for row in range(3):
+        table[15 + row] = ordered[row].searchsorted(loads[row]) / rows
+    np.maximum(loads - mean, 0.0, out=table[18:21])
+
+
+def _hash_home(request: RequestView, fleet: FleetView) -> Floats | float:
+    if not request.prompt_blocks:
+        return 0.0
+    if len(fleet) <= 2:
+        return 1.0
+    depth = min(max(HOME_TOKENS // request.block_size, 1), request.prompt_blocks)
+    drawn = weights(int(request.chain[depth - 1]), fleet.worker_id, 0)
+    return (drawn >= np.sort(drawn)[-2]).astype(np.float64)
