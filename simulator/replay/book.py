@@ -1,4 +1,7 @@
-"""The table of requests while it grows: machine integers only, about 60 bytes a request."""
+"""The table of requests while it grows: machine integers only, about 70 bytes a request.
+
+Beside it stand the names of sessions, to tell which requests are of one.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ _TYPES = {
     "worker": "i",
     "attempts": "h",
     "verdict": "b",
+    "held_ns": "q",
+    "session": "i",
 }
 _ZERO = ("prompt_tokens", "output_tokens", "prompt_blocks", "expected_hit_tokens", "attempts")
 
@@ -31,8 +36,8 @@ _ZERO = ("prompt_tokens", "output_tokens", "prompt_blocks", "expected_hit_tokens
 class Book:
     """Columns as in `RequestTable`, and by which code a request was turned away.
 
-    Rows at and beyond `len(book)` are spare. Unset: 0 for counts, `NEVER` for times, worker, hits
-    and verdict. Lifetime: replay.
+    Rows at and beyond `len(book)` are spare. Unset: 0 for counts, `NEVER` for times, worker, hits,
+    verdict and session. Lifetime: replay.
     """
 
     def __init__(self) -> None:
@@ -48,8 +53,11 @@ class Book:
         self.worker = array("i")
         self.attempts = array("h")
         self.verdict = array("b")
+        self.held_ns = array("q")
+        self.session = array("i")
         self.code = array("b")  # index into `codes`; NEVER: was not turned away
         self.codes: list[str] = []
+        self._sessions: dict[str, int] = {}
         self._rows = 0
         self._spare = [
             (getattr(self, name), array(kind, [0 if name in _ZERO else NEVER]) * _GROW)
@@ -59,7 +67,9 @@ class Book:
     def __len__(self) -> int:
         return self._rows
 
-    def add(self, now_ns: int, prompt_tokens: int, prompt_blocks: int) -> int:
+    def add(
+        self, now_ns: int, prompt_tokens: int, prompt_blocks: int, session: str | None = None
+    ) -> int:
         """A request arrived: its row."""
         row = self._rows
         if row == len(self.verdict):
@@ -69,6 +79,8 @@ class Book:
         self.arrival_ns[row] = now_ns
         self.prompt_tokens[row] = prompt_tokens
         self.prompt_blocks[row] = prompt_blocks
+        if session is not None:
+            self.session[row] = self._sessions.setdefault(session, len(self._sessions))
         return row
 
     def turned_away(self, row: int, code: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from simulator.replay.errors import ReplayError
-from simulator.replay.setup import Setup, World
+from simulator.replay.setup import RouterSettings, Setup, World
 from simulator.replay.station import Station
 from simulator.traces.job import Job
 
@@ -23,6 +23,8 @@ _TIMES = (
 )
 _PERIODS = ("tick_ms", "health_ms")
 _MAX_MS = 86_400_000.0
+_MAX_ROUTER_S = 86_400.0
+_MAX_REQUESTS = 10_000_000
 
 
 def check_setup(setup: Setup) -> None:
@@ -42,6 +44,18 @@ def check_setup(setup: Setup) -> None:
     if setup.block_size is not None and setup.block_size < 1:
         raise ReplayError(f"block_size: {setup.block_size}; expected 1 token or more")
     _check_world(setup.world)
+    _check_router(setup.router)
+
+
+def _check_router(router: RouterSettings) -> None:
+    for name in ("hold_s", "speculative_s"):
+        value = getattr(router, name)
+        if value is not None and not 0 < value <= _MAX_ROUTER_S:
+            raise ReplayError(f"router.{name}: {value}; expected above 0, to {_MAX_ROUTER_S:g}")
+    for name in ("hold_requests", "inflight_requests"):
+        value = getattr(router, name)
+        if value is not None and not 1 <= value <= _MAX_REQUESTS:
+            raise ReplayError(f"router.{name}: {value}; expected 1..{_MAX_REQUESTS}")
 
 
 def _check_world(world: World) -> None:
@@ -50,6 +64,9 @@ def _check_world(world: World) -> None:
         low = 1.0 if name in _PERIODS else 0.0
         if not low <= value <= _MAX_MS:
             raise ReplayError(f"world.{name}: {value}; expected {low:g}..{_MAX_MS:g}")
+    if not 0.0 <= world.no_session_share <= 1.0:
+        share = world.no_session_share
+        raise ReplayError(f"world.no_session_share: {share}; expected a share from 0 to 1")
     if not 0.0 <= world.event_loss < 1.0:
         raise ReplayError(f"world.event_loss: {world.event_loss}; expected 0 or more, below 1")
 

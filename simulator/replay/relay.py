@@ -12,6 +12,7 @@ from policies.facts import Arrival, Failure, Finish, FirstToken, Progress
 from router.core.actions import Action, Dispatch, PutAside, Reject, Resync
 from router.core.core import RouterCore
 from simulator.replay.agenda import Agenda, Rank
+from simulator.replay.anonymous import Anonymous
 from simulator.replay.arrivals import Arrivals, Turn
 from simulator.replay.book import Book
 from simulator.replay.live import Live
@@ -41,6 +42,7 @@ class Relay:
         network_ns: int,
         progress_ns: int,
         observers: Sequence[Observer],
+        anonymous: Anonymous,
     ) -> None:
         self.core = core
         self.book = Book()
@@ -57,6 +59,7 @@ class Relay:
         self._block_size = chainer.engine_block
         self._progress_ns = progress_ns
         self._observers = tuple(observers)
+        self._anonymous = anonymous
         self._live: dict[int, Live] = {}
         self.serving = Serving(agenda, self._live, network_ns)
         self.serving.on_answer = self._answered
@@ -91,7 +94,7 @@ class Relay:
         self._tell_progress(now_ns)
         job, size = turn.job, self._block_size
         blocks = job.prompt_tokens // size
-        row = self.book.add(now_ns, job.prompt_tokens, blocks)
+        row = self.book.add(now_ns, job.prompt_tokens, blocks, job.session)
         # Index and engine take whole buffers; of a source with small blocks it is every k-th name.
         chain = np.ascontiguousarray(self._chainer.chain(job, row))
         self._live[row] = Live(turn, chain)
@@ -101,7 +104,7 @@ class Relay:
             model=MODEL,
             prompt_tokens=job.prompt_tokens,
             chains={size: chain if len(chain) == blocks else chain[:blocks]},
-            session=job.session,
+            session=self._anonymous.seen(job.session),
             tenant=job.tenant,
             priority=job.priority,
         )
@@ -153,6 +156,8 @@ class Relay:
         book.dispatched_ns[row] = now_ns
         book.expected_hit_tokens[row] = action.decision.hit_tokens
         book.hit_tokens[row] = NEVER
+        if not book.attempts[row]:
+            book.held_ns[row] = now_ns - book.arrival_ns[row]
         book.attempts[row] += 1
         for observer in self._observers:
             observer.on_dispatch(row, live.turn.job, live.chain, action.decision, self.stations)
@@ -222,6 +227,8 @@ class Relay:
         live = self._live.pop(row)
         assert self.book.verdict[row] == NEVER, f"request {row} ended twice"
         self.book.verdict[row] = verdict
+        if not self.book.attempts[row]:
+            self.book.held_ns[row] = now_ns - self.book.arrival_ns[row]
         self.ended += 1
         self.last_end_ns = now_ns
         for observer in self._observers:

@@ -42,6 +42,8 @@ class RequestTable:
     worker: I32  # the last one
     attempts: npt.NDArray[np.int16]  # dispatches
     verdict: npt.NDArray[np.int8]
+    held_ns: I64  # from the arrival to the first dispatch, or to the refusal of who had none
+    session: I32  # number of its session, counted from 0 as they began; `NEVER`: it has none
 
     def __len__(self) -> int:
         return len(self.arrival_ns)

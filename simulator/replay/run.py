@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from policies.facts import WorkerChange
 from policies.load import LoadedPolicy, load
 from policies.parameters import PolicyError
 from router.core.core import RouterCore
 from router.core.settings import CoreSettings
 from simulator.replay.agenda import Agenda
+from simulator.replay.anonymous import Anonymous
 from simulator.replay.arrivals import ClosedLoop, OpenLoop
 from simulator.replay.checks import check_setup, some_fit
 from simulator.replay.errors import ReplayError
@@ -87,7 +90,8 @@ class _Run:
         jobs = some_fit(stream.jobs, self._stations)
 
         slots = len(groups) + sum(fault.do == "join" for fault in self._faults)
-        self._core = RouterCore(policy, CoreSettings(max_workers=slots), setup.seed)
+        told = {k: v for k, v in msgspec.structs.asdict(setup.router).items() if v is not None}
+        self._core = RouterCore(policy, CoreSettings(max_workers=slots, **told), setup.seed)
         self._agenda = Agenda()
         self._relay = Relay(
             self._core,
@@ -98,6 +102,7 @@ class _Run:
             _ns(setup.world.network_ms),
             _ns(setup.world.progress_ms),
             observers,
+            Anonymous(setup.seed, setup.world.no_session_share),
         )
         self._relay.on_ended = None if on_progress is None else self._tell
         self._wire(fleet)

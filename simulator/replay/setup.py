@@ -53,6 +53,16 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     progress_ms: float = 250.0  # least time between two progress facts of one answer
     tick_ms: float = 100.0
     health_ms: float = 1000.0  # between two health probes of a worker
+    no_session_share: float = 0.0  # share of sessions whose id the router is not told, [0, 1]
+
+
+class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of the decision core (`router.core.settings`). None: its own default."""
+
+    hold_s: float | None = None  # longest wait at the router; then the request is turned away
+    hold_requests: int | None = None  # held at a time
+    inflight_requests: int | None = None  # dispatched and held together
+    speculative_s: float | None = None  # that a block on its way is believed in
 
 
 class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,4 +84,5 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     world: World = World()
     faults: str | None = None  # a timeline file
     goodput: Goodput = Goodput()
+    router: RouterSettings = RouterSettings()
     native: bool = True  # False: the plain Python scheduler, to check the other

@@ -13,6 +13,18 @@ import numpy as np
 from simulator.replay.result import I64, NEVER, ReplayResult, RequestTable, Verdict
 from simulator.report.spread import NS_PER_MS, Spread, ratio, spread, total
 from simulator.report.stages import StageRow, summarize_stages
+from simulator.report.turns import (
+    NO_SESSIONS,
+    NO_TURNS,
+    NO_WAITS,
+    SessionsRow,
+    TurnsRow,
+    Waits,
+    new_ones,
+    sessions_row,
+    turns_row,
+    waits,
+)
 
 NS_PER_S = 1_000_000_000
 HASH_DIGITS = 16
@@ -70,6 +82,10 @@ class ReplayRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preemptions: int
     hit_error_tokens: float | None  # mean of |expected hit - real hit| over admitted requests
     stages: tuple[StageRow, ...] = ()  # of a ladder of loads; warming up is left out
+    new_sessions: TurnsRow = NO_TURNS  # requests that began a session, or had none
+    continuations: TurnsRow = NO_TURNS  # the others
+    waits: Waits = NO_WAITS  # at the router, of all requests
+    sessions: SessionsRow = NO_SESSIONS
 
 
 def summarize(result: ReplayResult) -> ReplayRow:
@@ -79,6 +95,7 @@ def summarize(result: ReplayResult) -> ReplayRow:
     done = table.verdict == Verdict.COMPLETED
     simulated_s = result.simulated_ns / NS_PER_S
     output_tokens = total(table.output_tokens[done])
+    new = new_ones(table)
     tokens, blocks, mean, error = _hit_rates(table, result.block_size)
     row = ReplayRow(
         policy=result.policy,
@@ -116,6 +133,10 @@ def summarize(result: ReplayResult) -> ReplayRow:
         preemptions=sum(one.preemptions for one in workers),
         hit_error_tokens=error,
         stages=summarize_stages(result),
+        new_sessions=turns_row(table, new),
+        continuations=turns_row(table, ~new),
+        waits=waits(table.held_ns),
+        sessions=sessions_row(result),
     )
     return msgspec.structs.replace(row, report_hash=_hash(row, table))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from simulator.replay.setup import Goodput, WorkerGroup, World
+from simulator.replay.setup import Goodput, RouterSettings, WorkerGroup, World
 from simulator.sweep.errors import SweepError, unknown
 
 Scalar = str | int | float | bool | None
@@ -31,7 +31,12 @@ SHORT_NAMES: Mapping[str, Path] = {
     "faults": ("faults",),
 }
 # Not `workload.source`: figures of different workloads cannot be compared.
-_SECTIONS = (("world", World), ("fleet", WorkerGroup), ("goodput", Goodput))
+_SECTIONS = (
+    ("world", World),
+    ("fleet", WorkerGroup),
+    ("goodput", Goodput),
+    ("router", RouterSettings),
+)
 _OF_A_WORKLOAD = ("requests", "seconds", "spread_s")
 
 

@@ -37,6 +37,7 @@ LOST = Figure(
 OURS = (*FIGURES, PER_GPU, PER_USER, LOST)
 # Whoever turns requests away is quick with the others: no rival to those that serve all.
 MAX_LOST_SHARE = 0.01
+SCENERY = ("world.", "goodput.", "workload.", "router.")
 LOADS = ("rate_per_s", "speed")
 
 
@@ -154,7 +155,7 @@ def is_load(name: str) -> bool:
 
 def is_scenery(name: str) -> bool:
     """Whether an axis sets the world around: points are compared within one."""
-    return name in ("closed_loop", "faults") or name.startswith(("world.", "goodput.", "workload."))
+    return name in ("closed_loop", "faults") or name.startswith(SCENERY)
 
 
 def best(points: Sequence[Point], figure: Figure) -> list[Point]:

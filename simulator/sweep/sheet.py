@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from simulator.replay.setup import Goodput, Setup, WorkerGroup, WorkloadSpec, World
+from simulator.replay.setup import Goodput, RouterSettings, Setup, WorkerGroup, WorkloadSpec, World
 from simulator.sweep.axes import Scalar, Values, axis_paths, parse_values
 from simulator.sweep.check import check_setups
 from simulator.sweep.errors import SweepError, unknown
@@ -35,6 +35,7 @@ SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "fleet": WorkerGroup,
     "world": World,
     "goodput": Goodput,
+    "router": RouterSettings,
 }
 PLAIN = ("block_size", "closed_loop", "faults", "native")
 SEARCHES = ("grid", "random")
@@ -78,7 +79,8 @@ def parse_sheet(given: Any) -> Sheet:
         problems.append("give one of grid and random: what is to be varied")
     if problems:
         raise SweepError(problems)
-    base = {name: given[name] for name in ("workload", *PLAIN, "world", "goodput") if name in given}
+    base = {name: given[name] for name in (*PLAIN, *SECTIONS) if name in given}
+    base.pop("fleet")
     fleet = given["fleet"]
     base["groups"] = fleet if isinstance(fleet, list) else [{"count": 1, **fleet}]
     search, name = given[searches[0]], searches[0]

@@ -35,6 +35,8 @@ REQUEST = {
     "worker": 0,
     "attempts": 1,
     "verdict": Verdict.COMPLETED,
+    "held": 0.0,
+    "session": NEVER,
 }
 
 
@@ -64,6 +66,8 @@ def table(rows: Sequence[dict[str, Any]]) -> RequestTable:
         worker=column("worker"),
         attempts=column("attempts", "int16"),
         verdict=column("verdict", "int8"),
+        held_ns=np.array([round(row["held"] * MS) for row in full], dtype=np.int64),
+        session=column("session"),
     )
 
 
@@ -158,6 +162,8 @@ def busy_result(
                 "hit": hit,
                 "expected": hit if random.random() < 0.9 else 0,
                 "worker": random.randrange(workers),
+                "session": serial % (requests // 2 + 1),
+                "held": 25.0 if serial == 7 else 0.0,
             }
         )
     rows[3] = {"arrival": 3.0, **rejected()}

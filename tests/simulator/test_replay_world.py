@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from policies.contract import Hashes
+from policies.contract import FleetView, Floats, Hashes, RequestView
 from router.core.actions import Decision
 from simulator.replay.book import Book
 from simulator.replay.errors import ReplayError
@@ -16,7 +16,7 @@ from simulator.replay.hindsight import predicted_ttft_ms
 from simulator.replay.result import NEVER, Verdict
 from simulator.replay.run import ReplayProgress
 from simulator.replay.samples import ROWS_MAX
-from simulator.replay.setup import Setup, World
+from simulator.replay.setup import RouterSettings, Setup, World
 from simulator.replay.station import Station
 from simulator.traces.job import Job
 from tests.simulator.replays import job, pool, run, setup_of, steady
@@ -100,6 +100,45 @@ def test_held_requests_wait_at_the_router_and_run_later() -> None:
     table = result.table
     assert (table.verdict == Verdict.COMPLETED).all()
     assert (table.dispatched_ns > table.arrival_ns).sum() == result.holds
+    assert table.held_ns.tolist() == (table.dispatched_ns - table.arrival_ns).tolist()
+
+
+def test_the_routers_patience_and_room_are_set() -> None:
+    holding = setup_of("tests.simulator.replays:at_most_two", pool(2))
+    jobs = steady(40, 1.0, output=40)
+    soon = msgspec.structs.replace(holding, router=RouterSettings(hold_s=0.2))
+    result = run(jobs, soon)
+    assert result.rejections == {"hold_timeout": (result.table.verdict == 1).sum()}
+    away = result.table.verdict == Verdict.REJECTED
+    assert away.any()
+    assert (result.table.held_ns[away] >= 200 * MS).all()
+    assert (result.table.held_ns[away] < 400 * MS).all()  # it looks every 100 ms
+    room = msgspec.structs.replace(holding, router=RouterSettings(inflight_requests=10))
+    assert run(jobs, room).rejections["router_full"] > 0
+
+
+def seen_sessions(request: RequestView, fleet: FleetView, state: object) -> Floats:
+    """Sends requests without a session to worker 0, the others to worker 1."""
+    costs: Floats = (fleet.worker_id == (request.session is None)).astype(np.float64)
+    return costs
+
+
+def test_some_clients_do_not_say_their_session() -> None:
+    jobs = [job(n, 320, 2, own=n, session=f"s{n % 100}") for n in range(300)]
+    policy = f"{__name__}:seen_sessions"
+
+    def unknown(share: float, seed: int = 0) -> list[bool]:
+        setup = setup_of(policy, pool(2), seed=seed, world=World(no_session_share=share))
+        table = run(jobs, setup).table
+        assert table.session.tolist() == [n % 100 for n in range(300)]  # the report still knows
+        by_turn = (table.worker == 0).reshape(3, 100)
+        assert (by_turn == by_turn[0]).all()  # a client says it always or never
+        return [bool(x) for x in by_turn[0]]
+
+    assert sum(unknown(0.0)) == 0
+    assert sum(unknown(1.0)) == 100
+    assert 12 <= sum(unknown(0.25)) <= 38
+    assert unknown(0.25) == unknown(0.25) != unknown(0.25, seed=1)
 
 
 def test_a_full_queue_sends_the_request_elsewhere_and_is_no_illness() -> None:
@@ -202,6 +241,9 @@ def test_nothing_to_do_is_a_result_too() -> None:
         ({"world": World(event_loss=1.0)}, r"world\.event_loss"),
         ({"world": World(network_ms=float("nan"))}, r"world\.network_ms"),
         ({"world": World(event_lag_ms=-1.0)}, r"world\.event_lag_ms"),
+        ({"world": World(no_session_share=1.5)}, r"world\.no_session_share: 1\.5"),
+        ({"router": RouterSettings(hold_s=0.0)}, r"router\.hold_s: 0\.0"),
+        ({"router": RouterSettings(hold_requests=0)}, r"router\.hold_requests: 0"),
         ({"faults": "nowhere.yaml"}, r"nowhere\.yaml"),
     ],
 )

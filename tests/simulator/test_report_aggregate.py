@@ -16,6 +16,7 @@ from simulator.report.figures import FIGURES, figure, labels
 from simulator.report.file import Report, ReportError, encode, read_json, write_json
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.stages import StageRow
+from simulator.report.turns import SessionsRow, TurnsRow, Waits
 from tests.effort import EFFORT
 from tests.simulator.replayed import busy_result, rejected, result, setup
 
@@ -159,6 +160,6 @@ def test_wall_time_is_all_that_two_equal_runs_differ_in() -> None:
 def test_every_field_of_the_file_is_explained() -> None:
     text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
     section = text.partition("### JSON")[2].partition("\n## ")[0]
-    for kind in (Report, ReplayRow, StageRow, Aggregate):
+    for kind in (Report, ReplayRow, StageRow, TurnsRow, Waits, SessionsRow, Aggregate):
         missing = [name for name in kind.__struct_fields__ if f"`{name}`" not in section]
         assert missing == [n for n in missing if f'"{n}"' in section]
