@@ -95,6 +95,7 @@ class Chooser:
             session=arrival.session,
             tenant=arrival.tenant,
             priority=arrival.priority,
+            held_s=now_s - arrival.now_s if pending.held else 0.0,
         )
         index = self._roster.index
         below_gpu = None
