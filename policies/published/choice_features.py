@@ -91,10 +91,9 @@ def _relative(table: Floats) -> None:
 
 
 def _hash_home(request: RequestView, fleet: FleetView) -> Floats | float:
-    if not request.prompt_blocks:
-        return 0.0
-    if len(fleet) <= 2:
-        return 1.0
+    if not request.prompt_blocks or len(fleet) <= 2:
+        return float(request.prompt_blocks > 0)
     depth = min(max(HOME_TOKENS // request.block_size, 1), request.prompt_blocks)
     drawn = weights(int(request.chain[depth - 1]), fleet.worker_id, 0)
-    return (drawn >= np.sort(drawn)[-2]).astype(np.float64)
+    home: Floats = (drawn >= np.sort(drawn)[-2]).astype(np.float64)
+    return home
