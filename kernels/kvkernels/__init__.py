@@ -1,13 +1,12 @@
 """Native building blocks for prefix-aware routing.
 
 Owns: chain hashes (XXH3-64 over token blocks), the index of which worker holds which block, the
-decoding of KV events and what they say of one worker, the mirror of workers that tell nothing, the
-arithmetic over a pool's columns, and the twin of the engine on virtual time.
-Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`, `drain_queues`,
-`missing_tokens`; `NATIVE` says whether the C++ build or the plain-Python twins (same answers,
-slower) are in use. `VirtualWorker` is None
-without the C++ build: its plain twin is `engine.virtual.VirtualWorker`, which drives the real
-scheduler.
+decoding of KV events and what they say of one worker, the mirror of workers that tell nothing, who
+uses which blocks, the arithmetic over a pool's columns, and the twin of the engine on virtual time.
+Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`, `PrefixOwners`,
+`drain_queues`, `missing_tokens`; `NATIVE` says whether the C++ build or the plain-Python twins
+(same answers, slower) are in use. `VirtualWorker` is None without the C++ build: its plain twin is
+`engine.virtual.VirtualWorker`, which drives the real scheduler.
 Never imports: anything else of this project, torch.
 Start reading at: `twins.py`, which states in Python what the C++ in `kernels/src/` does fast.
 """
@@ -18,6 +17,7 @@ try:
         FrozenBlocks,
         Mirror,
         PrefixIndex,
+        PrefixOwners,
         VirtualWorker,
         WorkerBlocks,
         chain_hashes,
@@ -31,6 +31,7 @@ except ImportError:  # no compiler at install time: the twins answer the same
     from kvkernels.column_twins import drain_queues, missing_tokens
     from kvkernels.event_twins import EventBatch, WorkerBlocks  # type: ignore[assignment]
     from kvkernels.mirror_twin import Mirror  # type: ignore[assignment]
+    from kvkernels.prefix_owners_twin import PrefixOwners  # type: ignore[assignment]
     from kvkernels.twins import PrefixIndex, chain_hashes  # type: ignore[assignment]
 
     VirtualWorker = None  # type: ignore[assignment,misc]
@@ -42,6 +43,7 @@ __all__ = [
     "FrozenBlocks",
     "Mirror",
     "PrefixIndex",
+    "PrefixOwners",
     "VirtualWorker",
     "WorkerBlocks",
     "chain_hashes",

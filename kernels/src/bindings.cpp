@@ -9,6 +9,7 @@
 #include "event_bindings.h"
 #include "index_bindings.h"
 #include "mirror_bindings.h"
+#include "prefix_owners_bindings.h"
 #include "results.h"
 #include "worker_bindings.h"
 
@@ -54,5 +55,6 @@ NB_MODULE(_native, module) {
   kv::bind_prefix_index(module);
   kv::bind_events(module);
   kv::bind_mirror(module);
+  kv::bind_prefix_owners(module);
   kv::bind_virtual_worker(module);
 }

@@ -7,7 +7,15 @@ from typing import Any
 
 import kvkernels
 from engine import virtual
-from kvkernels import _native, blocks_file_twin, column_twins, event_twins, mirror_twin, twins
+from kvkernels import (
+    _native,
+    blocks_file_twin,
+    column_twins,
+    event_twins,
+    mirror_twin,
+    prefix_owners_twin,
+    twins,
+)
 
 STUB = ast.parse((Path(kvkernels.__file__).parent / "_native.pyi").read_text())
 
@@ -19,6 +27,7 @@ def twin_of(name: str) -> Any:
     others = {
         "VirtualWorker": virtual,
         "Mirror": mirror_twin,
+        "PrefixOwners": prefix_owners_twin,
         "EventBatch": event_twins,
         "FrozenBlocks": blocks_file_twin,
         "WorkerBlocks": event_twins,
