@@ -42,7 +42,6 @@ POLICIES = {
     "prequal": "policies.published.prequal:Prequal",
     "lbgr": "policies.published.lbgr:Lbgr",
     "learned": "policies.published.learned:Learned",
-    "learned": "policies.published.learned:Learned",
 }
 
 # The same for what goes round a policy: `hybrid|bounded_load?epsilon=0.25`.

@@ -12,38 +12,13 @@ from policies.pick import pick
 from policies.published.hot_classes import NO_CLASS, HotClasses, class_of, hit_blocks
 from policies.published.lmetric import LMetric
 from policies.published.lpwl import Lpwl
+from policies.published.mooncake import Mooncake
+from policies.published.ramjet import Ramjet
 from tests.effort import EFFORT
-from tests.policies.fleet import fleet_of, request_of
+from tests.policies.fleet import request_of
+from tests.policies.published import costs_of, sent, spill_depth
 
 INF, NAN = np.inf, np.nan
-
-
-def costs_of(policy, request=None, facts=(), **columns):
-    request = request or request_of()
-    return policy.costs(request, fleet_of(**columns), state_of(policy, facts)).tolist()
-
-
-def state_of(policy, facts=()):
-    state = policy.initial_state() if hasattr(policy, "initial_state") else None
-    for fact in facts:
-        state = policy.observe(fact, state)
-    return state
-
-
-def sent(chain, worker_id=0, hit_tokens=0, request_id=0, now_s=0.0, size=16):
-    chain = np.array(chain, dtype=np.uint64)
-    uncached = max(len(chain) * size - hit_tokens, 1)
-    return Dispatched(now_s, request_id, worker_id, hit_tokens, uncached, chain)
-
-
-def spill_depth(policy, request, hit_tokens, limit=200, state=None, **columns):
-    """Least count of running requests of the holder at which the request leaves it."""
-    for requests in range(limit):
-        fleet = fleet_of(hit_tokens=[hit_tokens, 0], running=[requests, 0], **columns)
-        made = state(requests) if state else state_of(policy)
-        if pick(policy.costs(request, fleet, made), 0.0) == 1:
-            return requests
-    return None
 
 
 # --- lmetric ---------------------------------------------------------------------------------
@@ -161,3 +136,61 @@ def test_lpwl_adds_what_waits_and_what_is_missing():
 def test_lpwl_breaks_ties_by_requests_and_never_spills_by_decode():
     assert pick(np.array(costs_of(Lpwl(), running=[2, 1, 5])), 0.9) == 1
     assert spill_depth(Lpwl(), request_of(), 160, limit=1_000) is None
+
+
+# --- ramjet ----------------------------------------------------------------------------------
+
+
+def test_ramjet_caps_what_a_prefix_is_worth():
+    columns = {
+        "hit_tokens": [40_960, 38_912, 0],
+        "queued_prefill_tokens": [4_096.0, 0.0, 0.0],
+        "running": [2, 1, 1],
+    }
+    assert costs_of(Ramjet(), **columns) == [4 * 2.5, 4 + 4, 32 + 4]
+    assert costs_of(Ramjet(relative=False), **columns) == [4 * 2.5 - 32, 4 - 32, 4]
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize(("prefix", "depth"), [(6_144, 3), (16_384, 8), (64_000, 8)])
+def test_ramjet_spill_depth(relative, prefix, depth):
+    request = request_of(prompt_tokens=prefix + 700)
+    assert spill_depth(Ramjet(relative=relative), request, prefix) == depth + 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"point_tokens": 0.0}, {"request_tokens": NAN}, {"max_points": -1.0}, {"load_weight": INF}],
+)
+def test_ramjet_refuses_senseless_parameters(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Ramjet(**bad)
+
+
+# --- mooncake --------------------------------------------------------------------------------
+
+
+def test_mooncake_estimates_the_time_to_first_token():
+    columns = {
+        "hit_tokens": [600, 0, 1_000],
+        "queued_prefill_tokens": [200.0, 500.0, 0.0],
+        "prefill_tokens_per_s": [1_000.0, 2_000.0, 1_000.0],
+        "running": [9, 0, 0],
+        "pair_tokens": 0.001,
+    }
+    assert costs_of(Mooncake(), **columns) == pytest.approx(
+        [
+            0.2 + 400 * (1 + 0.001 * (600 + 200)) / 1_000,
+            0.25 + 1_000 * (1 + 0.001 * 500) / 2_000,
+            (1 + 0.001 * 999.5) / 1_000,
+        ]
+    )
+
+
+def test_mooncake_spills_by_the_queue_only():
+    request = request_of(prompt_tokens=6_700)
+    assert spill_depth(Mooncake(), request, 6_000, limit=500) is None
+    held = {"hit_tokens": [6_000, 0]}
+    for queued, row in ((5_990.0, 0), (6_010.0, 1)):
+        costs = costs_of(Mooncake(), request, **held, queued_prefill_tokens=[queued, 0.0])
+        assert pick(np.array(costs), 0.0) == row

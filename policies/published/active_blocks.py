@@ -1,0 +1,90 @@
+"""Which blocks unfinished requests use on each worker, a block that several share counted once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policies.contract import Hashes
+from policies.facts import Dispatched, Failure, Finish, WorkerChange
+
+PIECE = 16  # blocks looked at as one: a prefix counts as shared up to its last whole piece
+MAX_REQUESTS = 65_536  # tracked at once; beyond, the oldest is taken for finished
+
+
+class ActiveBlocks:
+    """Prompt blocks in use by worker. Lifetime: the policy's. Answers do not count.
+
+    A chain hash stands for its block and all before it, so who uses a piece uses all earlier ones.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, int] = {}  # worker -> distinct blocks in use
+        self._users: dict[int, dict[int, int]] = {}  # piece -> worker -> requests that use it
+        self._sent: dict[int, tuple[int, list[int], int]] = {}  # request -> worker, pieces, rest
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def observe(self, fact: Any) -> None:
+        """Take a fact; those of other kinds change nothing. O(pieces of the prompt)."""
+        kind = type(fact)
+        if kind is Dispatched:
+            self._add(fact.request_id, fact.worker_id, fact.chain)
+        elif kind is Finish or kind is Failure:
+            self._remove(fact.request_id)
+        elif kind is WorkerChange and fact.state == "gone":
+            for number in [n for n, sent in self._sent.items() if sent[0] == fact.worker_id]:
+                self._remove(number)
+
+    def shared(self, chain: Hashes) -> dict[int, int]:
+        """Worker -> leading blocks of `chain` in use there; workers that use none are left out."""
+        levels = []
+        for piece in _pieces(chain):
+            users = self._users.get(piece)
+            if users is None:
+                break
+            levels.append(users)
+        found: dict[int, int] = {}
+        for depth in range(len(levels), 0, -1):
+            users = levels[depth - 1]
+            if len(users) > len(found):  # who uses a deeper piece is among them
+                for worker_id in users:
+                    found.setdefault(worker_id, depth * PIECE)
+        return found
+
+    def _add(self, request_id: int, worker_id: int, chain: Hashes) -> None:
+        self._remove(request_id)
+        if len(self._sent) >= MAX_REQUESTS:
+            self._remove(next(iter(self._sent)))
+        pieces, rest = _pieces(chain), len(chain) % PIECE
+        self._sent[request_id] = (worker_id, pieces, rest)
+        blocks = self.blocks.get(worker_id, 0) + rest
+        for piece in pieces:
+            users = self._users.setdefault(piece, {})
+            if worker_id not in users:
+                blocks += PIECE
+            users[worker_id] = users.get(worker_id, 0) + 1
+        if blocks:
+            self.blocks[worker_id] = blocks
+
+    def _remove(self, request_id: int) -> None:
+        sent = self._sent.pop(request_id, None)
+        if sent is None:
+            return
+        worker_id, pieces, freed = sent
+        for piece in pieces:
+            users = self._users[piece]
+            users[worker_id] -= 1
+            if not users[worker_id]:
+                freed += PIECE
+                del users[worker_id]
+                if not users:
+                    del self._users[piece]
+        left = self.blocks.pop(worker_id, 0) - freed
+        if left:
+            self.blocks[worker_id] = left
+
+
+def _pieces(chain: Hashes) -> list[int]:
+    pieces: list[int] = chain[PIECE - 1 :: PIECE].tolist()
+    return pieces

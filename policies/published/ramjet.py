@@ -1,0 +1,52 @@
+"""Ramjet: what is cached counts, but never for more than a few requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Ramjet:
+    """cost = min((most hits - hits) / point_tokens, max_points)
+            + load_weight * (unfinished requests + queued prefill / request_tokens).
+
+    Source: Ramjet, as NVIDIA Dynamo 1.6 ports it (2026). `relative=false`: the first term is
+    -min(hits / point_tokens, max_points) instead, which knows no difference between workers that
+    all hold more than 16,384 tokens; relative to the warmest one, long sessions stay apart.
+
+    Spill depth: min(S / point_tokens, max_points) / load_weight requests for a prefix of S tokens:
+    S / 2048, and 8 from 16,384 tokens on.
+
+    Unknown hits are a lower bound, taken as they are; host and disk tiers count as missing. No
+    signal that it asks for can be absent.
+    """
+
+    point_tokens: float = 512.0
+    max_points: float = 32.0
+    load_weight: float = 4.0
+    request_tokens: float = 8192.0
+    relative: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("point_tokens", "request_tokens"):
+            if not 0.0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite, above 0")
+        for name in ("max_points", "load_weight"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite, 0 or more")
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        hits = fleet.hit_tokens
+        load = fleet.requests + fleet.queued_prefill_tokens / self.request_tokens
+        if self.relative:
+            behind = hits.max(initial=0) - hits
+            affinity = -np.minimum(behind / self.point_tokens, self.max_points)
+        else:
+            affinity = np.minimum(hits / self.point_tokens, self.max_points)
+        costs: Floats = self.load_weight * load - affinity
+        return costs

@@ -1,0 +1,203 @@
+"""Dynamo's rules against costs worked out by hand; what is in use against an oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.facts import Failure, Finish, WorkerChange
+from policies.pick import pick
+from policies.published.active_blocks import PIECE, ActiveBlocks
+from policies.published.dynamo import Dynamo
+from policies.published.dynamo_agentic import DynamoAgentic
+from policies.published.jsew import Jsew
+from tests.effort import EFFORT
+from tests.policies.fleet import request_of
+from tests.policies.published import costs_of, sent, spill_depth, state_of
+
+INF, NAN = np.inf, np.nan
+
+
+# --- dynamo, dynamo_agentic ------------------------------------------------------------------
+
+
+def test_dynamo_adds_blocks_to_compute_and_blocks_in_use():
+    # 40 blocks at worker 0; this prompt shares 32 of them, and 16 of 16 at worker 1.
+    facts = [sent([*range(1, 33), *range(900, 908)]), sent(range(1, 17), 1, request_id=1)]
+    columns = {"hit_tokens": [512, 256, 0], "queued_prefill_tokens": [0.0, 160.0, 320.0]}
+    request = request_of(prompt_tokens=1_000)  # 62.5 blocks
+    assert costs_of(Dynamo(), request, facts, **columns) == [
+        (62.5 - 32) + (40 + 62.5 - 32),
+        (62.5 + 10 - 16) + (16 + 62.5 - 16),
+        (62.5 + 20) + 62.5,
+    ]
+
+
+def test_dynamo_weighs_tiers_requests_and_how_far_a_worker_is_behind():
+    columns = {
+        "hit_tokens": [320, 320],
+        "hit_tokens_host": [0, 160],
+        "hit_tokens_disk": [160, 0],
+        "queued_prefill_tokens": [160.0, 960.0],
+        "running": [2, 1],
+    }
+    policy = Dynamo(prefill_scale=2.0, request_tokens=32.0, decay=0.5)
+    request = request_of(prompt_tokens=800)  # 50 blocks
+    # The second is one prompt behind: its hits count 1 / 1.5.
+    first = 2 * (50 + 10 - 20 - 0.25 * 10) + 50 + 2 * 2
+    second = 2 * (50 + 60 - 20 / 1.5 - 0.75 * 10) + 50 + 2
+    assert costs_of(policy, request, **columns) == pytest.approx([first, second])
+    # Credit above the work is lost, not owed.
+    assert costs_of(Dynamo(overlap_credit=9.0), request, hit_tokens=[320]) == [50.0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "depth"),
+    [
+        (Dynamo(), 6_400 / 640),  # S / u
+        (Dynamo(request_tokens=160.0), 6_400 / 800),
+        (DynamoAgentic(), 4 * 7_040 / (1_024 + 640)),
+    ],
+)
+def test_dynamo_spill_depth(policy, depth):
+    prefix, own = 400, 40  # blocks
+
+    def after(requests):
+        chains = [
+            [*range(1, prefix + 1), *range(10_000 * n, 10_000 * n + own)]
+            for n in range(1, requests + 1)
+        ]
+        # A prompt shares whole pieces; 400 blocks are 25 of them, its own 40 are 2 and 8 blocks.
+        return state_of(policy, [sent(chain, request_id=n) for n, chain in enumerate(chains)])
+
+    request = request_of(prompt_tokens=7_040)
+    assert spill_depth(policy, request, 6_400, state=after) == int(depth) + 1
+
+
+def test_dynamo_agentic_is_dynamo_with_its_preset():
+    agentic = Dynamo(prefill_scale=4.0, overlap_credit=2.0, request_tokens=64 * 16.0)
+    columns = {"hit_tokens": [320, 0], "running": [3, 1], "queued_prefill_tokens": [700.0, 0.0]}
+    assert costs_of(DynamoAgentic(), **columns) == costs_of(agentic, **columns)
+
+
+@pytest.mark.parametrize("name", ["prefill_scale", "overlap_credit", "host_credit", "decay"])
+@pytest.mark.parametrize("value", [-1.0, NAN, INF])
+def test_dynamo_refuses_senseless_parameters(name, value):
+    with pytest.raises(ValueError, match=name):
+        Dynamo(**{name: value})
+
+
+class PlainActive:
+    """What is in use, found anew each time: the oracle of `ActiveBlocks`."""
+
+    def __init__(self):
+        self.sent = {}
+
+    def blocks(self, worker_id):
+        chains = [chain for worker, chain in self.sent.values() if worker == worker_id]
+        whole = {tuple(c[:end]) for c in chains for end in range(PIECE, len(c) + 1, PIECE)}
+        return len(whole) * PIECE + sum(len(c) % PIECE for c in chains)
+
+    def shared(self, chain, worker_id):
+        blocks = {
+            c[i]
+            for worker, c in self.sent.values()
+            if worker == worker_id
+            for i in range(len(c) // PIECE * PIECE)
+        }
+        depth = 0
+        while depth + PIECE <= len(chain) and chain[depth + PIECE - 1] in blocks:
+            depth += PIECE
+        return depth
+
+
+@st.composite
+def tree_chains(draw):
+    """Chains of a small tree: they branch off each other after whole and broken pieces."""
+    branch, length = draw(st.integers(0, 2)), draw(st.integers(0, 70))
+    fork = draw(st.sampled_from([0, 7, 16, 40, 48]))
+    return [n + 1 if n < fork else 1000 * (branch + 1) + 100 * fork + n for n in range(length)]
+
+
+@settings(max_examples=150 * EFFORT)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["send", "send", "finish", "fail", "gone"]),
+            st.integers(0, 5),
+            st.integers(0, 2),
+            tree_chains(),
+        ),
+        max_size=30,
+    ),
+    tree_chains(),
+)
+def test_active_blocks_are_what_unfinished_requests_use(events, chain):
+    active, plain = ActiveBlocks(), PlainActive()
+    for what, number, worker_id, sent_chain in events:
+        if what == "send":
+            active.observe(sent(sent_chain, worker_id, request_id=number))
+            plain.sent[number] = (worker_id, sent_chain)
+        elif what == "gone":
+            active.observe(WorkerChange(0.0, worker_id, "gone"))
+            plain.sent = {n: s for n, s in plain.sent.items() if s[0] != worker_id}
+        else:
+            active.observe(
+                Finish(0.0, number) if what == "finish" else Failure(0.0, number, "worker")
+            )
+            plain.sent.pop(number, None)
+    asked = active.shared(np.array(chain, dtype=np.uint64))
+    for worker_id in range(3):
+        assert active.blocks.get(worker_id, 0) == plain.blocks(worker_id)
+        assert asked.get(worker_id, 0) == plain.shared(chain, worker_id)
+    for number in range(6):
+        active.observe(Finish(0.0, number))
+    assert not active.blocks
+    assert not len(active)
+
+
+def test_active_blocks_forget_the_oldest_beyond_their_limit(monkeypatch):
+    monkeypatch.setattr("policies.published.active_blocks.MAX_REQUESTS", 2)
+    active = ActiveBlocks()
+    for number in range(3):
+        active.observe(sent([number + 1], worker_id=number, request_id=number))
+    assert active.blocks == {1: 1, 2: 1}
+
+
+# --- jsew ------------------------------------------------------------------------------------
+
+
+def test_jsew_weighs_contexts_by_batch_and_by_how_far_they_are_above_the_mean():
+    columns = {
+        "hit_tokens": [600, 0],
+        "queued_prefill_tokens": [200.0, 0.0],
+        "context_tokens": [2_000.0, 0.0],
+        "running": [2, 0],
+        "waiting": [1, 0],
+    }
+    work = [3_200 * 4**0.13, 1_000.0]
+    mean = sum(work) / 2
+    c = [u * (u / mean) ** 0.2 for u in work]
+    expected = [(600 + 1.526 * c[0]) / 16, (1_000 + 1.526 * c[1]) / 16]
+    assert costs_of(Jsew(), **columns) == pytest.approx(expected)
+    # One prompt, of which a quarter was missing: e moves by that much of the smoothing.
+    weight = 1.526 + 17.6 * 0.25 * 0.01737
+    expected = [(600 + weight * c[0]) / 16, (1_000 + weight * c[1]) / 16]
+    facts = [sent(range(4), hit_tokens=48)]
+    assert costs_of(Jsew(), facts=facts, **columns) == pytest.approx(expected)
+
+
+def test_jsew_spill_depth():
+    request = request_of(prompt_tokens=6_700)
+    held = {"hit_tokens": [6_000, 0]}
+    assert pick(np.array(costs_of(Jsew(), request, **held)), 0.0) == 0
+    busy = {"context_tokens": [6_700.0, 0.0], "running": [1, 0]}
+    assert pick(np.array(costs_of(Jsew(), request, **held, **busy)), 0.0) == 1
+
+
+@pytest.mark.parametrize("bad", [{"context_weight": -1.0}, {"smoothing": 1.1}, {"smoothing": NAN}])
+def test_jsew_refuses_senseless_parameters(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Jsew(**bad)
