@@ -2,7 +2,7 @@
 
 Owns: one file per built-in wrapper.
 Gives: nothing from this face; `policies.WRAPPERS` names each one, `policies.load` puts them on.
-Never imports: router, engine, simulator, kvkernels; only numpy, the standard library, policies.
+Never imports: router, engine, simulator, kvkernels; only numpy, stdlib and other policies.
 Start reading at: `bounded_load.py`.
 
 A wrapper is a class with `adjust(costs, request, fleet, state)`, or a function of these: +inf

@@ -109,7 +109,7 @@ def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
     order = np.random.default_rng(seed).permutation(len(fleet))
     shuffled = replace(fleet, **{k: column[order] for k, column in columns_of(fleet).items()})
     policy = load(name)
-    state = policy.initial_state()
+    state = told(policy, fleet, seed)
     straight = policy.costs(request, fleet, state)[order]
     np.testing.assert_allclose(policy.costs(request, shuffled, state), straight, rtol=1e-9)
 
@@ -119,7 +119,7 @@ def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
 @settings(max_examples=20 * EFFORT)
 def test_a_pool_of_one_is_always_chosen(name, request, fleet):
     policy = load(name)
-    assert pick(policy.costs(request, fleet, policy.initial_state()), request.draw) == 0
+    assert pick(policy.costs(request, fleet, told(policy, fleet)), request.draw) == 0
 
 
 @every_policy

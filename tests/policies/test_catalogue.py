@@ -1,0 +1,96 @@
+"""Every policy by name: it stands in the catalogue as it is, and a wide pool does not upset it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policies import POLICIES
+from policies.load import load
+from policies.parameters import text_of
+from policies.pick import HOLD, pick
+from tests.policies.fleet import fleet_of, request_of
+from tests.policies.test_properties import told
+from tests.policies.wide import wide_fleet
+
+CATALOGUE = Path(__file__).parents[2] / "docs" / "catalogue.md"
+every_policy = pytest.mark.parametrize("name", list(POLICIES))
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """Policy -> the cells of its row, of all tables with a column `parameters`."""
+    rows: dict[str, list[str]] = {}
+    heads: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not cells:
+            heads = []
+        elif not heads:
+            heads = cells
+        elif "parameters" in heads and (name := re.fullmatch(r"`(\w+)`", cells[0])):
+            assert name[1] not in rows, f"{name[1]} stands in the catalogue twice"
+            assert len(cells) == len(heads), f"{name[1]}: {len(cells)} cells for {heads}"
+            rows[name[1]] = [cells[heads.index("parameters")], *cells]
+    return rows
+
+
+def test_the_catalogue_names_every_policy_with_its_defaults():
+    rows = rows_of(CATALOGUE.read_text(encoding="utf-8"))
+    wrong = []
+    for name in POLICIES:
+        if name not in rows:
+            wrong.append(f"{name} is not in {CATALOGUE.name}")
+            continue
+        written = dict(re.findall(r"`(\w+)=([^`]*)`", rows[name][0]))
+        real = {key: text_of(value) for key, value in load(name).params.items()}
+        if written != real:
+            wrong.append(f"{name} has the parameters {real}, the catalogue says {written}")
+        wrong += [f"{name}: an empty cell" for cell in rows[name][2:4] if not cell]
+    wrong += [f"{name} is no policy" for name in rows.keys() - POLICIES.keys()]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_row_of_the_catalogue_is_read_as_it_is_written():
+    text = "| name | rule | parameters |\n|---|---|---|\n| `a` | x \\| y | `b=1`, `c=none` |\n"
+    assert rows_of(text) == {"a": ["`b=1`, `c=none`", "`a`", "x \\| y", "`b=1`, `c=none`"]}
+    assert rows_of("| name | default |\n|---|---|\n| `a` | 1 |\n") == {}
+
+
+@every_policy
+@pytest.mark.parametrize("workers", [64, 1_000])
+@pytest.mark.parametrize("session", [None, "a", "never heard of"])
+def test_a_wide_pool(name, workers, session):
+    policy = load(name)
+    for seed in range(4):
+        fleet = wide_fleet(seed, workers)
+        request = request_of(session=session, serial=seed, draw=seed / 5)
+        costs = policy.costs(request, fleet, told(policy, fleet, seed))
+        assert not np.isnan(costs).any()
+        assert HOLD < pick(costs, request.draw) < workers
+
+
+@every_policy
+def test_a_prompt_without_a_full_block(name):
+    policy = load(name)
+    fleet = wide_fleet(0, 8)
+    for prompt_tokens in (1, 3):
+        request = request_of(prompt_tokens=prompt_tokens)
+        assert HOLD < pick(policy.costs(request, fleet, told(policy, fleet)), 0.5) < 8
+
+
+@every_policy
+def test_equal_workers_are_equal(name):
+    """Where nothing tells two workers apart, each is chosen now and then."""
+    policy = load(name)
+    fleet = fleet_of(worker_id=range(4), kv_used_tokens=0.0, kv_capacity_tokens=1e5)
+    state = policy.initial_state()
+    chosen = set()
+    for serial in range(300):
+        chain = np.arange(62, dtype=np.uint64) + np.uint64(1_000 * (serial + 1))
+        draw = (serial * 0.618034) % 1.0
+        request = request_of(chain=chain, draw=draw, serial=serial, now_s=float(serial))
+        chosen.add(pick(policy.costs(request, fleet, state), draw))
+    assert chosen == {0, 1, 2, 3}
