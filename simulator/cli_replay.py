@@ -164,6 +164,10 @@ def add_workload(parser: argparse.ArgumentParser, *, closed_loop: bool = True) -
     )  # fmt: skip
     group.add_argument("--requests", type=arguments.count, metavar="N", help="the first N only")
     group.add_argument(
+        "--skip", type=arguments.not_negative, default=0.0, metavar="S",
+        help="leave out the first S seconds of a file, as recorded; --seconds counts from there",
+    )  # fmt: skip
+    group.add_argument(
         "--seconds", type=arguments.positive, metavar="S",
         help="the first S seconds only, as recorded",
     )  # fmt: skip

@@ -80,6 +80,7 @@ def workload_of(options: argparse.Namespace) -> WorkloadSpec:
         speed=options.speed or 1.0,
         rate_per_s=options.rate,
         requests=options.requests,
+        skip_s=options.skip,
         seconds=options.seconds,
         spread_s=options.spread or 0.0,
         strict=options.strict,

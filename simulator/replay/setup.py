@@ -17,7 +17,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speed: float = 1.0  # recorded times are divided by it
     rate_per_s: float | None = None  # instead: scale the times to this mean rate
     requests: int | None = None  # at most so many
-    seconds: float | None = None  # of the source's start only, recorded time
+    skip_s: float = 0.0  # leave out so much of a file's start, recorded time
+    seconds: float | None = None  # from there on only, recorded time
     spread_s: float = 0.0  # spread requests of one timestamp over so long
     strict: bool = False  # stop at the first wrong line instead of counting it
 

@@ -22,7 +22,8 @@ __all__ = ["Chainer", "JobStream", "Stage", "TraceError", "open_jobs", "sessions
 def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
     """Starts a reading of `spec.source`; each call starts anew and gives the same jobs.
 
-    Order of what `spec` asks: spread, seconds and requests in recorded time, then speed or rate.
+    Order of what `spec` asks: spread, skip, seconds and requests in recorded time, then speed or
+    rate.
     A rate is reached by one factor on all times, which takes a first pass over the chosen part.
     Raises `TraceError` for a source that cannot be opened or a value that is out of range; what
     is wrong with single lines is in the stream's `errors`.
@@ -74,6 +75,8 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
 def _generated(spec: WorkloadSpec, seed: int) -> JobStream:
     if spec.format != "auto":
         raise TraceError(f"format {spec.format!r}: is for files; {spec.source} is a generator")
+    if spec.skip_s:
+        raise TraceError(f"skip_s {spec.skip_s:g}: is for files; {spec.source} is a generator")
     generator, keys = find_generator(spec.source)
     made = generator.make(keys, seed, spec.block_tokens)
     total = made.total
@@ -110,6 +113,8 @@ def _faster(stage: Stage, factor: float) -> Stage:
 
 def _pace(spec: WorkloadSpec) -> str:
     parts = []
+    if spec.skip_s:
+        parts.append(f"without the first {spec.skip_s:g} s")
     if spec.requests is not None:
         parts.append(f"first {spec.requests} requests")
     if spec.seconds is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import islice, takewhile
+from itertools import dropwhile, islice, takewhile
 
 import msgspec
 
@@ -27,6 +27,8 @@ def check_timing(spec: WorkloadSpec) -> None:
             raise TraceError(f"{name} {value:g}: expected a number above 0")
     if not 0 <= spec.spread_s <= MAX_SECONDS:
         raise TraceError(f"spread_s {spec.spread_s:g}: expected 0..{MAX_SECONDS:g} seconds")
+    if not 0 <= spec.skip_s <= MAX_SECONDS:
+        raise TraceError(f"skip_s {spec.skip_s:g}: expected 0..{MAX_SECONDS:g} seconds")
     if spec.seconds is not None and spec.seconds > MAX_SECONDS:
         raise TraceError(f"seconds {spec.seconds:g}: expected at most {MAX_SECONDS:g}")
     if spec.block_tokens is not None and spec.block_tokens > MAX_BLOCK_TOKENS:
@@ -43,10 +45,18 @@ def chosen(jobs: Iterator[Job], spec: WorkloadSpec) -> Iterator[Job]:
     """The part of `jobs` that `spec` asks for, in recorded time, spread where it says so."""
     if spec.spread_s:
         jobs = spread(jobs, round(spec.spread_s * NS))
+    if spec.skip_s:
+        jobs = _after(jobs, round(spec.skip_s * NS))
     if spec.seconds is not None:
         end_ns = round(spec.seconds * NS)
         jobs = takewhile(lambda job: job.at_ns < end_ns, jobs)
     return islice(jobs, spec.requests) if spec.requests is not None else jobs
+
+
+def _after(jobs: Iterator[Job], start_ns: int) -> Iterator[Job]:
+    """What comes from `start_ns` on, counted from there."""
+    for job in dropwhile(lambda job: job.at_ns < start_ns, jobs):
+        yield msgspec.structs.replace(job, at_ns=job.at_ns - start_ns)
 
 
 def spread(jobs: Iterable[Job], span_ns: int) -> Iterator[Job]:

@@ -43,6 +43,9 @@ def test_parts_and_paces(tmp_path: Path) -> None:
     assert times_s(trace(tmp_path, *at, requests=4)) == [0.0, 0.0, 0.0, 3.0]
     assert times_s(trace(tmp_path, *at, seconds=6.0)) == [0.0, 0.0, 0.0, 3.0]
     assert times_s(trace(tmp_path, *at, seconds=2.0, spread_s=3.0)) == [0.0, 1.0]
+    assert times_s(trace(tmp_path, *at, skip_s=2.0)) == [1.0, 4.0]
+    assert times_s(trace(tmp_path, *at, skip_s=3.0, seconds=3.0)) == [0.0]
+    assert times_s(trace(tmp_path, *at, skip_s=1.5, spread_s=3.0, requests=2)) == [0.5, 1.5]
     # Four gaps in six seconds become four in two.
     assert times_s(trace(tmp_path, *at, rate_per_s=2.0)) == [0.0, 0.0, 0.0, 1.0, 2.0]
     # The rate is that of the part that is taken.
@@ -75,6 +78,8 @@ def test_speed_shortens_pauses_too() -> None:
         {"speed": float("inf")},
         {"rate_per_s": -1.0},
         {"seconds": 0.0},
+        {"skip_s": -1.0},
+        {"skip_s": float("nan")},
         {"spread_s": -1.0},
         {"requests": 0},
         {"block_tokens": 0},
@@ -84,6 +89,11 @@ def test_speed_shortens_pauses_too() -> None:
 def test_values_out_of_range_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(TraceError, match=next(iter(wrong))):
         open_jobs(trace(tmp_path, 0, **wrong))
+
+
+def test_a_generator_has_no_start_to_skip() -> None:
+    with pytest.raises(TraceError, match="skip_s 1: is for files"):
+        open_jobs(WorkloadSpec("gen:sglang", skip_s=1.0))
 
 
 def test_a_rate_needs_time_between_requests(tmp_path: Path) -> None:
