@@ -142,8 +142,8 @@ void PrefixOwners::insert(std::uint64_t hash, std::uint64_t users) {
 }
 
 // A clock with counters (GCLOCK: A. Smith, "Sequentiality and Prefetching in Database Systems",
-// 1978) that takes the least warm of those it has seen once it has looked long enough: a claim ends in
-// time though all be warm, and a warm stretch is passed over, not nibbled at.
+// 1978). It takes the least warm of those it has seen once it has looked long enough: a claim ends
+// in time though all be warm, and a warm stretch is passed over, not nibbled at.
 std::size_t PrefixOwners::coldest() {
   std::size_t victim = hand_;
   std::uint64_t least = kWarmthMask + 1;

@@ -2,8 +2,8 @@
 # Builds the C++ core and its tests with the address and undefined-behaviour sanitizers and all
 # warnings as errors, then runs one. Arguments go to the program: `histories N SEED`, or `hashes`,
 # which prints a hash for each message length; `workers N SEED` is the virtual worker's, `mirrors N
-# SEED` the mirror's, `sets N SEED` the worker sets'; `threads ROUNDS` looks up beside a writer, under
-# the thread sanitizer. Needs a C++20 compiler ($CXX, else g++).
+# SEED` the mirror's, `owners N SEED` the prefix owners', `sets N SEED` the worker sets'; `threads
+# ROUNDS` looks up beside a writer, under the thread sanitizer. Needs a C++20 compiler ($CXX, else g++).
 set -eu
 cd "$(dirname "$0")/../.."
 mkdir -p build/sanitize
@@ -23,6 +23,11 @@ then
   shift
   program=build/sanitize/mirrors
   sources="kernels/tests/mirrors.cpp $src/mirror.cpp $src/recency.cpp $index"
+elif [ "${1:-histories}" = owners ]
+then
+  shift
+  program=build/sanitize/owners
+  sources="kernels/tests/owners.cpp $src/prefix_owners.cpp"
 elif [ "${1:-histories}" = sets ]
 then
   program=build/sanitize/sets

@@ -28,6 +28,13 @@ def test_histories_of_mirrors_run_clean(sanitized_replay: Path) -> None:
     assert "as the list says" in done.stdout
 
 
+def test_histories_of_prefix_owners_run_clean(sanitized_replay: Path) -> None:
+    command = ["sh", str(sanitized_replay), "owners", str(400 * EFFORT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "as the sets say" in done.stdout
+
+
 def test_worker_sets_run_clean(sanitized_replay: Path) -> None:
     command = ["sh", str(sanitized_replay), "sets", str(30 * EFFORT)]
     done = subprocess.run(command, capture_output=True, text=True)
