@@ -38,6 +38,7 @@ POLICIES = {
     "jsew": "policies.published.jsew:Jsew",
     "ramjet": "policies.published.ramjet:Ramjet",
     "mooncake": "policies.published.mooncake:Mooncake",
+    "preble": "policies.published.preble:Preble",
     "dualmap": "policies.published.dualmap:DualMap",
     "prequal": "policies.published.prequal:Prequal",
     "lbgr": "policies.published.lbgr:Lbgr",

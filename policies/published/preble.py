@@ -1,0 +1,96 @@
+"""Preble's E2: go on where most is cached, else go where the last minutes cost least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import Bools, FleetView, Floats, RequestView
+from policies.published.preble_window import PrebleWindow
+
+
+@dataclass(frozen=True, slots=True)
+class Preble:
+    """cost [s] = prefill sent in the window + requests * median output * step + own prefill.
+
+    Exploit: workers that hold more of the prompt than they miss, if there are any, and +inf for
+    all others. Explore: else all workers. The first two terms are a worker's load: prefill time of
+    all that was sent to it in the last `window_s` seconds, attention included, and decode time of
+    its unfinished requests, by the median answer of the pool.
+
+    A prefix grows a replica after `warmup_requests` requests per worker: while the largest load is
+    above `imbalance` times the smallest, the largest is a holder's, and the prefix's mean time to
+    first token in the newer half of the window is `ttft_ratio` times that of the older one, the
+    least loaded workers may be chosen, too. It is the request's large prefix (`preble_window`) that
+    was served most often.
+
+    Source: Preble (UC San Diego, arXiv 2407.00023, 2024), global scheduler. There the window's cost
+    is summed over prefixes, misses only, which is the prefill sent; nodes may move as well as be
+    copied, and the recompute of what a prompt evicts may be charged: neither is done here.
+
+    Spill depth: none by requests; a prefix that most prompts consist of is left when load and time
+    to first token show both, and never before the warm-up.
+
+    Unknown hits are a lower bound, taken as they are. Before the first answer told its tokens,
+    decoding costs nothing; the time to first token is that of streaming answers.
+    """
+
+    window_s: float = 180.0
+    imbalance: float = 1.5
+    ttft_ratio: float = 2.0
+    warmup_requests: int = 50
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.window_s < float("inf"):
+            raise ValueError(f"window_s is {self.window_s}; it must be finite, above 0")
+        for name in ("imbalance", "ttft_ratio"):
+            if not 1.0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite, 1 or more")
+        if self.warmup_requests < 0:
+            raise ValueError(f"warmup_requests is {self.warmup_requests}; it must be 0 or more")
+
+    def costs(self, request: RequestView, fleet: FleetView, state: PrebleWindow) -> Floats:
+        loads = _loads(fleet, state)
+        cached = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
+        missing = request.prompt_tokens - cached
+        costs: Floats = loads + fleet.prefill_s(missing, cached)
+        holders: Bools = cached > missing
+        if np.count_nonzero(holders) in (0, len(fleet)):
+            return costs
+        if self._grows(request, loads, holders, state):
+            holders |= loads <= loads.min()
+        costs[~holders] = np.inf
+        return costs
+
+    def _grows(
+        self, request: RequestView, loads: Floats, holders: Bools, state: PrebleWindow
+    ) -> bool:
+        """Whether the request's prefix is to be copied to the least loaded worker."""
+        most = loads.max()
+        if state.dispatches < self.warmup_requests * len(loads):
+            return False
+        if most <= self.imbalance * loads.min() or not holders[loads >= most].any():
+            return False
+        served = state.ttft.totals
+        nodes = [node for node in state.large_nodes(request.chain) if node in served]
+        if not nodes:
+            return False
+        before_s, now_s = state.ttft.halves(max(nodes, key=lambda node: served[node][1]))
+        return now_s >= self.ttft_ratio * before_s  # NaN: too early to tell
+
+    def initial_state(self) -> PrebleWindow:
+        return PrebleWindow(self.window_s)
+
+    def observe(self, fact: Any, state: PrebleWindow) -> PrebleWindow:
+        state.observe(fact)
+        return state
+
+
+def _loads(fleet: FleetView, state: PrebleWindow) -> Floats:
+    """float64[rows]: seconds."""
+    sums, none = state.work.totals, (0.0, 0.0)
+    work = np.array([sums.get(w, none) for w in fleet.worker_id.tolist()]).reshape(-1, 2)
+    prefill_s: Floats = (work[:, 0] + fleet.pair_tokens * work[:, 1]) / fleet.prefill_tokens_per_s
+    return prefill_s + fleet.requests * fleet.step_s * state.median_output_tokens
