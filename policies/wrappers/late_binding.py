@@ -10,6 +10,7 @@ import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.pick import TIE
+from policies.work import load_s
 
 _HEARD_S = 5.0  # a worker that told neither load nor KV events for longer may hang
 
@@ -18,25 +19,26 @@ _HEARD_S = 5.0  # a worker that told neither load nor KV events for longer may h
 class LateBinding:
     """All +inf (hold) while the worker that holds most of the prompt is busy and worth a wait.
 
-    Where the policy's best rows hold less than the holder h, take the time to the first token
+    Where the policy's best rows hold less than the holder h, in seconds:
 
-        now, at the best of them:   elsewhere = queued_s + prefill_s(what it lacks)
-        at the holder, once free:   queued_s[h] + prefill_s[h](what it lacks)
+        held + load[h] < (best of load + missing - missing[h]) * (1 - held / max_wait_s)
 
-    and hold while   held_s + queued_s[h] < (elsewhere - prefill_s[h]) * (1 - held_s / max_wait_s).
+    load: `policies.work.load_s`, missing: its missing prompt tokens (each shared among its
+    holders, `policies.pricing`) at its own speed. Left: what going to h takes with its queue;
+    right: what it takes elsewhere, less what h must compute itself: what waiting may still gain. It
+    shrinks with the wait, so a held request grows less patient, and is 0 at `max_wait_s`. While
+    that holds and h has more than a decode step of prefill queued, the request is held; the core
+    asks again on every finish and tick. Once h has less, one that was held goes to h, if the
+    policy leaves h open, or else where the policy says. Selective pushing (SkyWalker, EuroSys
+    2026), towards the holder instead of anyone.
 
-    The right side is what waiting may still gain; it shrinks with the time already waited, so what
-    was held grows less and less patient, and is 0 at `max_wait_s`. The core asks again on every
-    finish and tick. It is released when h has a decode step's worth of prefill left or less: what
-    the policy then still has against h, no waiting cures. Selective pushing (SkyWalker, EuroSys
-    2026), towards one worker instead of any.
-
-    It never holds when nobody has any of the prompt, or a best row has as much of it; when the hits
+    It never holds when nobody has any of the prompt or a best row has as much of it; when the hits
     of the holder or of a best row are a lower bound only; when the holder told neither load nor KV
-    events for 5 s (it may hang, and its queue would not move); nor beyond `max_wait_s`, above 0
-    and finite. Without it a policy in seconds, as hybrid, sends most such requests to the
-    holder's own queue; it matters round policies that count requests, and round limits. Where the
-    policy is indifferent (equal costs) and one of the equals is the holder, nothing waits.
+    events for 5 s (it may hang, and its queue would not move); nor after `max_wait_s`, which is
+    finite and above 0. A policy in seconds, as `hybrid`, and `bounded_load`, whose bound leaves
+    a holder just what its hit saves, have sent such a request to the holder's queue already: it
+    is for policies that count requests and for `max_queued_tokens`. Spill depth: theirs, or what
+    the hit saves in seconds where that is more.
     """
 
     max_wait_s: float = 1.0
@@ -46,37 +48,41 @@ class LateBinding:
             raise ValueError(f"max_wait_s is {self.max_wait_s}; it must be finite, above 0")
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        return np.full(len(fleet), np.inf) if self._holds(costs, request, fleet) else costs
+        row = self._worth_a_wait(costs, request, fleet)
+        if row < 0:
+            return costs
+        if fleet.queued_prefill_s[row] > fleet.step_s[row]:
+            return np.full(len(fleet), np.inf)
+        if request.held_s == 0.0 or costs[row] == np.inf:
+            return costs
+        return np.where(np.arange(len(fleet)) == row, costs, np.inf)
 
     def terms(
         self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> Mapping[str, Floats]:
-        """`first_token_s`: seconds to the first token at each worker, its queue included."""
-        return {"first_token_s": fleet.queued_prefill_s + _missing_s(request, fleet)}
+        """`load_s` and `missing_s` of each worker, as compared."""
+        return {"load_s": load_s(fleet), "missing_s": _missing_s(request, fleet)}
 
-    def _holds(self, costs: Floats, request: RequestView, fleet: FleetView) -> bool:
+    def _worth_a_wait(self, costs: Floats, request: RequestView, fleet: FleetView) -> int:
+        """The holder's row, or -1: there is none, or the best rows serve as well."""
         hits = fleet.hit_tokens
         left = 1.0 - request.held_s / self.max_wait_s
         if left <= 0.0 or len(hits) < 2 or not (most := int(hits.max())):
-            return False
+            return -1
         lowest = float(costs.min())
         best: Bools = costs <= lowest + TIE * max(1.0, abs(lowest))
         if lowest == np.inf or hits[best].max() >= most or fleet.hits_unknown[best].any():
-            return False
-        queued_s, missing_s = fleet.queued_prefill_s, _missing_s(request, fleet)
+            return -1
         heard_s = np.minimum(fleet.load_age_s, fleet.event_age_s)
         holds = (hits == most) & ~fleet.hits_unknown & (heard_s <= _HEARD_S)
         if not holds.any():
-            return False
-        row = int(np.where(holds, queued_s, np.inf).argmin())
-        wait_s = float(queued_s[row])
-        if wait_s <= fleet.step_s[row]:
-            return False
-        elsewhere_s = float((queued_s + missing_s)[best].min())
-        return request.held_s + wait_s < (elsewhere_s - float(missing_s[row])) * left
+            return -1
+        loads_s, missing_s = load_s(fleet), _missing_s(request, fleet)
+        row = int(np.where(holds, loads_s, np.inf).argmin())
+        gain_s = float((loads_s + missing_s)[best].min()) - float(missing_s[row])
+        return row if request.held_s + float(loads_s[row]) < gain_s * left else -1
 
 
 def _missing_s(request: RequestView, fleet: FleetView) -> Floats:
-    """float64[rows]: seconds to compute what each worker lacks of the prompt."""
-    cached = np.minimum(fleet.hit_tokens, max(request.prompt_tokens - 1, 0))
-    return fleet.prefill_s(request.prompt_tokens - cached, cached)
+    seconds: Floats = fleet.missing_tokens(request.prompt_tokens) / fleet.prefill_tokens_per_s
+    return seconds

@@ -1,0 +1,219 @@
+"""Wrappers by specification: chains, parameters, one's own, what is refused and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies import POLICIES, WRAPPERS, naming
+from policies.facts import Tick
+from policies.load import load, name_of, wrapper_names
+from policies.parameters import PolicyError
+from tests.policies.fleet import fleet_of, request_of
+
+HERE = __name__
+INF = np.inf
+
+
+def shifted(costs, request, fleet, state, *, by: float = 1.0, label: str = ""):
+    return costs + by
+
+
+def first_row_out(costs, request, fleet, state):
+    return np.where(np.arange(len(costs)) == 0, INF, costs)
+
+
+def not_a_number(costs, request, fleet, state):
+    return costs * np.nan
+
+
+def minus_infinity(costs, request, fleet, state):
+    return costs - INF
+
+
+def too_few(costs, request, fleet, state):
+    return costs[1:]
+
+
+def as_list(costs, request, fleet, state):
+    return costs.tolist()
+
+
+def in_place(costs, request, fleet, state):
+    costs += 1.0
+    return costs
+
+
+def nan_policy(request, fleet, state):
+    return np.full(len(fleet), np.nan)
+
+
+def waiting_column(request, fleet, state):
+    return fleet.queued_prefill_tokens
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Adds the facts it saw, `step` each."""
+
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        if self.step < 1:
+            raise ValueError(f"step is {self.step}; it must be 1 or more")
+
+    def initial_state(self) -> int:
+        return 0
+
+    def observe(self, fact: Any, state: int) -> int:
+        if fact == "bad":
+            raise TypeError("no such fact")
+        return state + self.step
+
+    def adjust(self, costs, request, fleet, state):
+        return costs + float(state)
+
+    def terms(self, costs, request, fleet, state):
+        return {"seen": np.full(len(fleet), float(state))}
+
+
+def costs_of(spec: str, **columns: Any) -> list[float]:
+    policy = load(spec)
+    return policy.costs(request_of(), fleet_of(**columns), policy.initial_state()).tolist()
+
+
+def test_wrappers_apply_in_order_each_with_its_own_parameters():
+    running = {"running": [1, 2]}
+    assert costs_of("least_requests", **running) == [1.0, 2.0]
+    assert costs_of(f"least_requests|{HERE}:shifted?by=5", **running) == [6.0, 7.0]
+    both = f"least_requests|{HERE}:shifted?by=5|{HERE}:first_row_out"
+    assert costs_of(both, **running) == [INF, 7.0]
+    policy = load(both)
+    assert policy.name == f"least_requests|{HERE}:shifted|{HERE}:first_row_out"
+    assert policy.params == {f"{HERE}:shifted.by": 5.0, f"{HERE}:shifted.label": ""}
+
+
+def test_the_specification_loads_the_same_chain_again():
+    for spec in (
+        "hybrid?load_factor=2&temperature=0.5|bounded_load?epsilon=0.1|late_binding",
+        "random|thresholds?max_requests=4&spread=2.5",
+        f"random|{HERE}:shifted?label=a%7Cb%3Fc%26d%25|{HERE}:Counting?step=3",
+        *(f"kv_prefix|{name}" for name in WRAPPERS),
+    ):
+        policy = load(spec)
+        again = load(policy.spec)
+        assert (again.name, again.params, again.spec) == (policy.name, policy.params, policy.spec)
+        assert again.temperature == policy.temperature
+        assert name_of(policy.spec) == policy.name
+    labelled = load(f"random|{HERE}:shifted?label=a%7Cb%3Fc%26d%25")
+    assert labelled.params[f"{HERE}:shifted.label"] == "a|b?c&d%"
+    assert load("hybrid").spec == load("hybrid|thresholds").spec.partition("|")[0]
+
+
+def test_each_part_has_its_own_memory():
+    policy = load(f"tests.policies.test_load:Counting?step=10|{HERE}:Counting|thresholds")
+    assert policy.remembers
+    state = policy.initial_state()
+    assert state == (0, 0, None)
+    for fact in ("a", Tick(1.0)):
+        state = policy.observe(fact, state)
+    assert state == (20, 2, None)
+    assert policy.costs(request_of(), fleet_of(), state).tolist() == [22.0]
+    assert not load("random|thresholds").remembers
+    assert load("random|progressive").remembers
+
+
+def test_terms_tell_what_each_part_added():
+    policy = load(f"least_requests|{HERE}:Counting|{HERE}:first_row_out")
+    state = policy.observe("a", policy.initial_state())
+    terms = policy.terms(request_of(), fleet_of(running=[4, 2]), state)
+    assert {name: term.tolist() for name, term in terms.items()} == {
+        "least_requests": [4.0, 2.0],
+        f"{HERE}:Counting": [1.0, 1.0],
+        f"{HERE}:Counting.seen": [1.0, 1.0],
+        f"{HERE}:first_row_out": [INF, 0.0],
+    }
+    assert load("least_requests").terms(request_of(), fleet_of(), None) == {}
+    twice = load(f"least_requests|{HERE}:first_row_out|{HERE}:shifted")
+    added = twice.terms(request_of(), fleet_of(running=[4, 2]), twice.initial_state())
+    assert added[f"{HERE}:shifted"].tolist() == [0.0, 1.0], "+inf before and after: added nothing"
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("hybrid|treshold", r"no wrapper 'treshold' \(did you mean thresholds\?\); valid: thresh"),
+        ("hybrid|", "no wrapper ''"),
+        ("|thresholds", "no policy ''"),
+        ("thresholds", "no policy 'thresholds'"),
+        ("hybrid|kv_prefix", "no wrapper 'kv_prefix'"),
+        ("hybrid|bounded_load?eps=1", r"wrapper bounded_load has no parameter 'eps'; valid: epsil"),
+        ("hybrid|bounded_load?epsilon=-1", "wrapper bounded_load: epsilon is -1.0"),
+        ("hybrid|bounded_load?epsilon=nan", "epsilon is nan"),
+        ("hybrid|bounded_load?temperature=1", "no parameter 'temperature'"),
+        ("hybrid|bounded_load?epsilon", "key=value"),
+        ("hybrid|thresholds?max_requests=0", "max_requests is 0.0"),
+        ("hybrid|thresholds?max_kv_fraction=2", "max_kv_fraction is 2.0"),
+        ("hybrid|thresholds?spread=-1", "spread is -1.0"),
+        ("hybrid|late_binding?max_wait_s=0", "max_wait_s is 0.0"),
+        ("hybrid|late_binding?max_wait_s=inf", "max_wait_s is inf"),
+        ("hybrid|progressive?low=0.5&high=0.5", "low is 0.5 and high is 0.5"),
+        ("hybrid|progressive?load_factor=-1", "load_factor is -1.0"),
+        ("hybrid|thresholds|thresholds", "thresholds is given twice"),
+        (f"hybrid|{HERE}:Counting?step=0", "step is 0"),
+        (f"hybrid|{HERE}:nothing_here", "wrapper .* cannot import"),
+        (f"hybrid|{HERE}:nan_policy", r"must be a class with a method adjust\(costs, request, fl"),
+        ("hybrid|my_pkg.my_module", "`:attr` is missing; .* my_pkg.my_module:MyWrapper"),
+    ],
+)
+def test_refusals_say_what_would_be_right(spec, says):
+    with pytest.raises(PolicyError, match=says):
+        load(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (f"random|{HERE}:not_a_number", "wrapper .*not_a_number: cost of row 0 is nan"),
+        (f"random|{HERE}:minus_infinity", "wrapper .*minus_infinity: cost of row 0 is -inf"),
+        (f"random|{HERE}:too_few", r"wrapper .*too_few returned shape \(1,\) for 2 workers"),
+        (f"random|{HERE}:as_list", "wrapper .*as_list returned list"),
+        (f"random|{HERE}:in_place", "wrapper .*in_place failed: ValueError: .*read-only"),
+        (f"{HERE}:nan_policy|thresholds", "policy .*nan_policy: cost of row 0 is nan"),
+    ],
+)
+def test_a_wrong_answer_names_whose_it_is(spec, says):
+    with pytest.raises(PolicyError, match=says):
+        costs_of(spec, running=[0, 1])
+
+
+def test_a_failure_to_remember_names_whose_it_is():
+    policy = load(f"random|{HERE}:Counting")
+    with pytest.raises(PolicyError, match="wrapper .*Counting failed: TypeError: no such fact"):
+        policy.observe("bad", policy.initial_state())
+
+
+def test_a_policy_that_answers_with_a_column_keeps_it_as_it_was():
+    fleet = fleet_of(queued_prefill_tokens=[5.0, 6.0])
+    policy = load(f"{HERE}:waiting_column|{HERE}:shifted")
+    assert policy.costs(request_of(), fleet, policy.initial_state()).tolist() == [6.0, 7.0]
+    assert fleet.queued_prefill_tokens.tolist() == [5.0, 6.0]
+
+
+def test_installed_entry_points_are_names(monkeypatch):
+    entries = {
+        "warmroute.wrappers": [
+            EntryPoint("mine", f"{HERE}:shifted", "warmroute.wrappers"),
+            EntryPoint("thresholds", f"{HERE}:shifted", "warmroute.wrappers"),
+        ],
+        "warmroute.policies": [],
+    }
+    monkeypatch.setattr(naming, "entry_points", lambda group: entries[group])
+    assert wrapper_names() == [*WRAPPERS, "mine"]
+    assert not set(wrapper_names()) & set(POLICIES)
+    assert costs_of("random|mine?by=2") == [2.0]
+    assert "spread" in load("random|thresholds").spec, "a built-in cannot be shadowed"
