@@ -40,8 +40,15 @@ class LeastLoad:
             )
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        terms = self.terms(request, fleet, state)
+        costs: Floats = terms["drain_s"] + terms["kv_s"]
+        return costs
+
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
+        """Both parts of the cost."""
         rate = fleet.prefill_tokens_per_s if self.tokens_per_s is None else self.tokens_per_s
         share = np.clip(np.nan_to_num(fleet.kv_fraction, nan=0.0), 0.0, FULL)
-        drain_s = fleet.queued_prefill_tokens / rate
-        costs: Floats = drain_s + self.kv_weight_s * share / (1.0 - share)
-        return costs
+        return {
+            "drain_s": fleet.queued_prefill_tokens / rate,
+            "kv_s": self.kv_weight_s * share / (1.0 - share),
+        }

@@ -39,13 +39,20 @@ class LlmD:
                 raise ValueError(f"{name} is {weight}; it must be finite, 0 or more")
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        terms = self.terms(request, fleet, state)
+        costs: Floats = terms["prefix"] + terms["queue"] + terms["kv"]
+        return costs
+
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
+        """The three weighted scores, each below 0 for what speaks for a worker."""
         hits = fleet.hit_tokens.astype(np.float64)
         prefix = 1.0 - _scaled(hits) if self.min_max else hits / max(request.prompt_tokens, 1)
-        queue = _scaled(fleet.waiting.astype(np.float64))
         kv = 1.0 - np.nan_to_num(fleet.kv_fraction, nan=0.0)
-        score = self.prefix_weight * prefix + self.queue_weight * queue + self.kv_weight * kv
-        costs: Floats = -score
-        return costs
+        return {
+            "prefix": -self.prefix_weight * prefix,
+            "queue": -self.queue_weight * _scaled(fleet.waiting.astype(np.float64)),
+            "kv": -self.kv_weight * kv,
+        }
 
 
 def _scaled(values: Floats) -> Floats:

@@ -36,10 +36,15 @@ class TrtLlm:
             raise ValueError(f"max_batch_size is {self.max_batch_size}; it must be 1 or more")
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        size = request.block_size
-        padded = max(-(-(request.prompt_tokens - 1) // size) * size, 1)
-        costs: Floats = fleet.requests / self.max_batch_size - fleet.hit_tokens / padded
+        terms = self.terms(request, fleet, state)
+        costs: Floats = terms["load"] + terms["match"]
         if len(costs):
             tied = np.flatnonzero(costs == costs.min())
             costs[tied[request.serial % len(tied)]] -= AHEAD
         return costs
+
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
+        """Both parts of the cost, before ties are told apart."""
+        size = request.block_size
+        padded = max(-(-(request.prompt_tokens - 1) // size) * size, 1)
+        return {"load": fleet.requests / self.max_batch_size, "match": fleet.hit_tokens / -padded}

@@ -11,11 +11,13 @@ from policies.published.aibrix import Aibrix
 from policies.published.cache_aware import CacheAware
 from policies.published.least_load import LeastLoad
 from policies.published.least_tokens import LeastTokens
+from policies.published.llm_d import LlmD
 from policies.published.llm_d_sticky import LlmDSticky
 from policies.published.order import places
 from policies.published.ray_prefix import RayPrefix
 from policies.published.trt_llm import AHEAD, TrtLlm
 from tests.policies.fleet import fleet_of, request_of
+from tests.policies.wide import wide_fleet
 
 NAN = np.nan
 
@@ -223,6 +225,15 @@ def test_llm_d_sticky_spill_depth():
         return pick(np.array(costs_of(LlmDSticky(), **columns)), 0.0)
 
     assert [row(180_000.0), row(180_001.0)] == [0, 1]  # 18 s at 10,000 tokens/s
+
+
+@pytest.mark.parametrize("policy", [TrtLlm(), LeastLoad(), LlmD(), LlmD(min_max=True)])
+def test_terms_add_up_to_the_costs(policy):
+    for seed in range(20):
+        fleet, request = wide_fleet(seed, 9), request_of(serial=seed)
+        terms = policy.terms(request, fleet, None)
+        costs = policy.costs(request, fleet, None)
+        np.testing.assert_allclose(sum(terms.values()), costs, atol=2 * AHEAD)
 
 
 @pytest.mark.parametrize(
