@@ -1,0 +1,211 @@
+"""Hot trunks: heads of prompts that so many share that one worker cannot serve them all.
+
+A trunk's candidates are the places where prompts of different sessions part. Each arrival counts
+for every head that it begins with, whether a system prompt of all or a tenant's beneath it, and
+the heads that weigh most are kept (space-saving: A. Metwally et al., "Efficient Computation of
+Frequent and Top-k Elements in Data Streams", 2005, with counts that fade). How many copies one
+wants comes from its demand on workers, in seconds of work per second.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.contract import Hashes
+from policies.record import record
+
+TRUNKS_MAX = 256  # heads kept; whatever has more than 1/256 of all counts is among them
+_LEAST_TOKENS = 256  # shorter heads are computed again before anyone notices
+_FADE_S = 10.0  # time constant of the counts
+_FADES_MAX = 60.0  # time constants before the counts are scaled anew
+_UTILIZATION = 0.8  # of a worker by the demand on its copy
+_MEMORY_SHARE = 0.2  # of the pool's KV memory that all copies of one trunk may take
+
+
+@record
+class Trunk:
+    """A head of prompts, as it stands now. Lifetime: one decision."""
+
+    last_hash: int  # chain hash of its last block
+    tokens: int
+    rate_per_s: float  # arrivals that begin with it; a lower bound
+    share: float  # of all arrivals, 0..1
+    demand: float  # seconds of work they bring per second, the trunk itself not counted
+    backlog_s: float  # seconds of work that its copies have not got done
+    wanted_copies: int  # workers that should hold it, at least 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPace:
+    """What the pool can do, by its typical worker."""
+
+    workers: int
+    prefill_tokens_per_s: float
+    answer_s: float = 0.0  # worker seconds that the tokens of one answer take
+    capacity_tokens: float = math.inf  # KV memory of all workers together
+
+
+class Trunks:
+    """The heads that weigh most. Lifetime: process; at most `TRUNKS_MAX` heads of 80 bytes.
+
+    Deterministic: time comes with each call and never goes back.
+    """
+
+    def __init__(self, heads: int = TRUNKS_MAX) -> None:
+        self._pace = PoolPace(1, 15_000.0)
+        self._used = 0
+        self._last_hash = np.zeros(heads, dtype=np.uint64)
+        self._blocks = np.zeros(heads, dtype=np.int64)
+        self._tokens = np.zeros(heads, dtype=np.int64)
+        # Counts grow with time instead of fading: divided by `_scale` they are as of now.
+        self._count = np.zeros(heads)
+        self._error = np.zeros(heads)  # what of the count may be another head's that left
+        self._work_s = np.zeros(heads)
+        self._backlog_s = np.zeros(heads)  # as of `_drained_at_s`
+        self._drained_at_s = np.zeros(heads)
+        self._arrivals = 0.0
+        self._since_s: float | None = None  # when `_scale` is 1
+        self.replaced = 0  # heads that gave way to another
+
+    def pool(self, pace: PoolPace) -> None:
+        """What the workers can do now; asked for by each decision, so tell it now and then."""
+        self._pace = pace
+
+    def arrival(
+        self,
+        chain: Hashes,
+        block_size: int,
+        prompt_tokens: int,
+        shared_blocks: int,
+        known_blocks: int,
+        now_s: float,
+    ) -> None:
+        """A request came in.
+
+        `shared_blocks`: leading blocks that other sessions use, too; `known_blocks`: those that
+        any prompt before it had (`kvkernels.PrefixOwners`), so nobody need compute them again.
+        """
+        scale = self._scaled(now_s)
+        self._arrivals += scale
+        begun = self._begun_with(chain)
+        tokens = shared_blocks * block_size
+        if tokens >= _LEAST_TOKENS and not np.any(self._blocks[begun] == shared_blocks):
+            row = self._enter(int(chain[shared_blocks - 1]), shared_blocks, tokens, now_s)
+            begun = np.append(begun, row)
+        if not len(begun):
+            return
+        self._count[begun] += scale
+        pace, fresh = self._pace, prompt_tokens - known_blocks * block_size
+        for row in begun.tolist():
+            beyond = max(min(fresh, prompt_tokens - int(self._tokens[row])), 1)
+            work_s = beyond / pace.prefill_tokens_per_s + pace.answer_s
+            backlog_s = self._backlog(row, scale, now_s)
+            self._work_s[row] += work_s * scale
+            self._backlog_s[row] = backlog_s + work_s
+            self._drained_at_s[row] = now_s
+
+    def of(self, chain: Hashes, now_s: float) -> Trunk | None:
+        """The trunk a prompt begins with: the longest that wants copies, else the longest."""
+        begun = self._begun_with(chain)
+        longest_first = begun[np.argsort(-self._blocks[begun], kind="stable")]
+        scale, longest = self._scaled(now_s), None
+        for row in longest_first.tolist():
+            trunk = self._trunk(row, scale, now_s)
+            if trunk.wanted_copies > 1:
+                return trunk
+            longest = longest or trunk
+        return longest
+
+    def table(self, now_s: float) -> list[Trunk]:
+        """All heads kept, the greatest demand first."""
+        scale = self._scaled(now_s)
+        rows = [self._trunk(row, scale, now_s) for row in range(self._used)]
+        return sorted(rows, key=lambda trunk: (-trunk.demand, -trunk.tokens, trunk.last_hash))
+
+    def __len__(self) -> int:
+        return self._used
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the table, the same from the first arrival to the last."""
+        columns = (self._last_hash, self._blocks, self._tokens, self._count, self._error)
+        times = (self._work_s, self._backlog_s, self._drained_at_s)
+        return sum(column.nbytes for column in (*columns, *times))
+
+    def _begun_with(self, chain: Hashes) -> npt.NDArray[np.int64]:
+        """Rows of the heads that the chain begins with: one hash stands for all before it."""
+        if not self._used or not len(chain):
+            return np.empty(0, dtype=np.int64)
+        blocks = self._blocks[: self._used]
+        at = np.minimum(blocks, len(chain)) - 1
+        same = (chain[at] == self._last_hash[: self._used]) & (blocks <= len(chain))
+        return np.flatnonzero(same)
+
+    def _enter(self, last_hash: int, blocks: int, tokens: int, now_s: float) -> int:
+        """A row for a new head: an unused one, or the lightest's, with its count as the error."""
+        if self._used < len(self._count):
+            row, self._used = self._used, self._used + 1
+        else:
+            row = int(np.argmin(self._count))
+            self.replaced += 1
+        self._last_hash[row], self._blocks[row], self._tokens[row] = last_hash, blocks, tokens
+        self._error[row] = self._count[row]
+        self._work_s[row] = self._backlog_s[row] = 0.0
+        self._drained_at_s[row] = now_s
+        return row
+
+    def _trunk(self, row: int, scale: float, now_s: float) -> Trunk:
+        recent = float(self._count[row] - self._error[row]) / scale
+        demand = float(self._work_s[row]) / scale / _FADE_S
+        backlog_s = self._backlog(row, scale, now_s)
+        tokens = int(self._tokens[row])
+        return Trunk(
+            last_hash=int(self._last_hash[row]),
+            tokens=tokens,
+            rate_per_s=recent / _FADE_S,
+            share=min(recent * scale / self._arrivals, 1.0),
+            demand=demand,
+            backlog_s=backlog_s,
+            wanted_copies=self._wanted(tokens, recent, demand, backlog_s),
+        )
+
+    def _wanted(self, tokens: int, recent: float, demand: float, backlog_s: float) -> int:
+        """How many workers should hold a trunk.
+
+        So many as keep up with the demand; and, while the mean wait on r copies, half of the
+        backlog over r, is longer than computing the trunk once more, one more. But none that is
+        not used again before the counts fade, nor more than memory has room for.
+        """
+        pace = self._pace
+        trunk_s = tokens / pace.prefill_tokens_per_s
+        copies = math.ceil(max(demand / _UTILIZATION, backlog_s / (2 * trunk_s)))
+        room = min(_MEMORY_SHARE * pace.capacity_tokens / tokens, float(pace.workers), recent)
+        return max(1, min(copies, int(room)))
+
+    def _backlog(self, row: int, scale: float, now_s: float) -> float:
+        """Seconds of work left, had the copies wanted last done one second of it each second."""
+        left_s = float(self._backlog_s[row])
+        if not left_s:
+            return 0.0
+        recent = float(self._count[row] - self._error[row]) / scale
+        demand = float(self._work_s[row]) / scale / _FADE_S
+        copies = self._wanted(int(self._tokens[row]), recent, demand, left_s)
+        return max(left_s - copies * (now_s - float(self._drained_at_s[row])), 0.0)
+
+    def _scaled(self, now_s: float) -> float:
+        """What one arrival of now counts; long since the first, all counts are scaled down."""
+        if self._since_s is None:
+            self._since_s = now_s
+        fades = (now_s - self._since_s) / _FADE_S
+        if fades <= _FADES_MAX:
+            return math.exp(fades)
+        factor = math.exp(-min(fades, 700.0))
+        for column in (self._count, self._error, self._work_s):
+            column *= factor
+        self._arrivals *= factor
+        self._since_s = now_s
+        return 1.0

@@ -1,0 +1,190 @@
+"""The trunks kept are the ones that weigh most, and want as many copies as their demand asks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvkernels import PrefixOwners
+from router.estimators.trunks import TRUNKS_MAX, PoolPace, Trunk, Trunks
+from tests.effort import EFFORT
+
+BLOCK = 16
+FADE_S = 10.0
+PACE = PoolPace(workers=8, prefill_tokens_per_s=15_000.0)
+
+
+def run(start: int, tokens: int) -> np.ndarray:
+    return np.arange(start, start + tokens // BLOCK, dtype=np.uint64)
+
+
+class Traffic:
+    """Prompts of ever new sessions: some heads, then tokens of their own."""
+
+    def __init__(self, pace: PoolPace = PACE, heads: int = TRUNKS_MAX) -> None:
+        self.trunks = Trunks(heads)
+        self.trunks.pool(pace)
+        self.owners = PrefixOwners(1 << 18)
+        self.sessions = 0
+
+    def send(self, *heads: np.ndarray, own_tokens: int = 704, now_s: float = 0.0) -> np.ndarray:
+        self.sessions += 1
+        own = run((1 << 40) + self.sessions * 10_000, own_tokens)
+        chain = np.concatenate([*heads, own])
+        known = self.owners.owner(chain)[1]
+        shared = self.owners.claim(chain, self.sessions)
+        self.trunks.arrival(chain, BLOCK, len(chain) * BLOCK, shared, known, now_s)
+        return chain
+
+    def trunk(self, chain: np.ndarray, now_s: float = 0.0) -> Trunk:
+        found = self.trunks.of(chain, now_s)
+        assert found is not None
+        return found
+
+
+def test_two_prompts_that_part_make_a_trunk() -> None:
+    traffic, head = Traffic(), run(0, 6_000)
+    first = traffic.send(head)
+    assert traffic.trunks.of(first, 0.0) is None
+    second = traffic.send(head)
+    trunk = traffic.trunk(second)
+    assert (trunk.tokens, trunk.last_hash) == (6_000, int(head[-1]))
+    assert trunk.wanted_copies == 1
+    assert traffic.trunks.of(run(500_000, 6_000), 0.0) is None
+    assert traffic.trunks.of(run(500_000, 0), 0.0) is None
+
+
+def test_a_steady_demand_wants_so_many_copies_as_can_serve_it() -> None:
+    """20 requests a second of 3,000 own tokens: 4 workers' time, at 80 % each 5 workers."""
+    traffic, head = Traffic(), run(0, 6_000)
+    for i in range(1_200):
+        chain = traffic.send(head, own_tokens=3_008, now_s=i / 20)
+    trunk = traffic.trunk(chain, 60.0)
+    assert trunk.rate_per_s == pytest.approx(20, rel=0.05)
+    assert trunk.demand == pytest.approx(20 * 3_008 / 15_000, rel=0.05)
+    assert trunk.wanted_copies == math.ceil(trunk.demand / 0.8) == 5
+    assert trunk.share == pytest.approx(1.0, abs=0.01)
+    assert trunk.backlog_s == 0.0
+    for later_s, copies in ((65.0, 4), (75.0, 2), (600.0, 1), (100_000.0, 1)):
+        assert traffic.trunk(chain, later_s).wanted_copies <= copies
+
+
+def test_a_burst_wants_copies_while_waiting_is_longer_than_computing_once_more() -> None:
+    """64 at once: 3 s of work; on four copies they wait as long as the trunk takes to compute."""
+    traffic, head = Traffic(), run(0, 6_000)
+    for _ in range(64):
+        chain = traffic.send(head)
+    trunk = traffic.trunk(chain)
+    work_s = 63 * 704 / 15_000  # the first one came before there was a trunk
+    assert trunk.backlog_s == pytest.approx(work_s)
+    assert trunk.wanted_copies == math.ceil(work_s / (2 * 6_000 / 15_000)) == 4
+    assert traffic.trunk(chain, 0.5).backlog_s == pytest.approx(work_s - 4 * 0.5)
+    assert traffic.trunk(chain, 1.0).wanted_copies == 1
+
+
+def test_a_prompt_of_all_and_those_of_tenants_are_trunks_within_each_other() -> None:
+    traffic, world = Traffic(), run(0, 2_048)
+    tenants = [run(10_000 * i, 4_096) for i in range(1, 5)]
+    for i in range(400):
+        tenant = tenants[0] if i % 2 else tenants[i // 2 % 4]
+        chain = traffic.send(world, tenant, own_tokens=7_504, now_s=i / 20)
+    rows = traffic.trunks.table(20.0)
+    assert rows[0].tokens == 2_048
+    assert rows[0].share == pytest.approx(1.0, abs=0.02)
+    assert rows[1].last_hash == int(tenants[0][-1])
+    assert rows[1].share == pytest.approx(5 / 8, abs=0.05)
+    assert len(rows) == 5
+    # A light tenant's prompt begins with what all want copies of; its own head asks for none.
+    light = traffic.trunk(chain, 20.0)
+    assert light.last_hash in {int(world[-1]), *(int(each[-1]) for each in tenants)}
+    assert light.wanted_copies > 1
+
+
+def test_copies_are_bounded_by_the_pool_by_memory_and_by_use() -> None:
+    def wanted(pace: PoolPace, count: int = 400, own_tokens: int = 704) -> int:
+        traffic, head = Traffic(pace), run(0, 6_000)
+        for _ in range(count):
+            chain = traffic.send(head, own_tokens=own_tokens)
+        return traffic.trunk(chain).wanted_copies
+
+    assert wanted(PoolPace(8, 15_000.0)) == 8
+    assert wanted(PoolPace(64, 15_000.0)) == 24
+    assert wanted(PoolPace(64, 15_000.0, capacity_tokens=300_000.0)) == 10
+    assert wanted(PoolPace(64, 15_000.0, capacity_tokens=1_000.0)) == 1
+    assert wanted(PoolPace(64, 15_000.0), count=3, own_tokens=60_000) == 2
+    assert wanted(PoolPace(8, 15_000.0, answer_s=1.0), count=6) == 5
+
+
+def test_short_heads_are_no_trunks() -> None:
+    traffic = Traffic()
+    for _ in range(10):
+        traffic.send(run(0, 240))
+    assert not len(traffic.trunks)
+    traffic.send(run(0, 256))
+    traffic.send(run(0, 256))
+    assert len(traffic.trunks) == 1
+
+
+def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> None:
+    """A flood of unique prompts, then one of pairs, each a head of its own, beside two trunks."""
+    traffic, heads = Traffic(), (run(0, 6_000), run(1_000, 3_008))
+    before = traffic.trunks.memory_bytes
+    for i in range(500):
+        traffic.send(run(10**7 + i * 1_000, 512))
+    assert not len(traffic.trunks)
+    for i in range(4_000):
+        now_s = i / 200
+        if i % 20 == 0:  # one in twenty is of a real trunk
+            chains = [traffic.send(head, now_s=now_s) for head in heads]
+        pair = run(10**9 + i // 2 * 1_000, 512)
+        traffic.send(pair, now_s=now_s)
+    assert len(traffic.trunks) == TRUNKS_MAX
+    assert traffic.trunks.replaced > 1_000
+    assert traffic.trunks.memory_bytes == before
+    kept = {row.last_hash: row for row in traffic.trunks.table(20.0)}
+    for head, chain in zip(heads, chains, strict=True):
+        assert kept[int(head[-1])].rate_per_s == pytest.approx(10 * (1 - math.exp(-2)), rel=0.1)
+        assert traffic.trunk(chain, 20.0).tokens == len(head) * BLOCK
+
+
+@given(
+    heads=st.integers(1, 12),
+    arrivals=st.lists(st.tuples(st.integers(0, 30), st.floats(0.0, 40.0)), max_size=120),
+    rest_s=st.floats(0.0, 2_000.0),
+)
+@settings(max_examples=80 * EFFORT, deadline=None)
+def test_counts_are_right_within_the_error_of_space_saving(
+    heads: int, arrivals: list[tuple[int, float]], rest_s: float
+) -> None:
+    """Against each head's own faded count: no row tells more than it, and none that is greater
+    than 1 / heads of all counts is missing.
+    """
+    trunks, now_s, last_s = Trunks(heads), 0.0, {}
+    exact: Counter[int] = Counter()
+    for which, gap_s in arrivals:
+        now_s += gap_s
+        chain = run(which * 1_000, 512)
+        trunks.arrival(chain, BLOCK, 600, len(chain), len(chain), now_s)
+        for head in exact:
+            exact[head] *= math.exp(-gap_s / FADE_S)  # type: ignore[assignment]
+        exact[which] += 1
+        last_s[which] = now_s
+    fade = math.exp(-rest_s / FADE_S)
+    now_s += rest_s
+    total = sum(exact.values())
+    told = {row.last_hash // 1_000: row for row in trunks.table(now_s)}
+    assert len(told) <= heads
+    for head, row in told.items():
+        true = exact[head] * fade / FADE_S
+        assert row.rate_per_s <= true * (1 + 1e-6) + 1e-9
+        assert row.rate_per_s >= true - total * fade / heads / FADE_S - 1e-9
+        assert 0.0 <= row.share <= 1.0
+        assert row.wanted_copies >= 1
+    for head, count in exact.items():
+        if count > total / heads * (1 + 1e-9):
+            assert head in told
