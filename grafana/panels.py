@@ -141,7 +141,7 @@ DECISIONS = Row(
         Panel(
             "Decisions by policy and reason",
             "policy: chosen by cost. only_worker: no other could take it. retry: after another "
-            "worker failed. held: after a wait at the router.",
+            "worker failed. held: after a wait at the router. fallback: the policy failed.",
             "reqps",
             (
                 (
@@ -149,7 +149,7 @@ DECISIONS = Row(
                     "{{policy}}: {{reason}}",
                 ),
             ),
-            names=(": policy", ": only_worker", ": retry", ": held"),
+            names=(": policy", ": only_worker", ": retry", ": held", ": fallback"),
             stacked=True,
         ),
         Panel(

@@ -15,6 +15,7 @@ REJECTIONS = (
     "policy_failed",
 )
 STATES = ("ready", "joining", "draining", "ejected", "down")
+POLICY_FAULTS = ("raised", "nan", "shape", "slow", "terms")
 
 
 QUEUE = Row(
@@ -53,14 +54,17 @@ QUEUE = Row(
         ),
         Panel(
             "Policy and templates",
-            "Policy failures: errors in the policy's own code, the log says which. Template "
-            "refusals: prompts that the tokenizer or chat template refused, routed by their text.",
+            "Faults of the policy's own code, by kind: raised, nan, shape (its answer), slow, "
+            "terms; the log says which, the fallback decides. Suspended: 1 while it is not asked. "
+            "Template refusals: prompts that the tokenizer refused, routed by their text.",
             "suffix: per s",
             (
-                (rate("warmroute_policy_failures_total"), "policy failures"),
+                (rate("warmroute_policy_faults_total", by="kind"), "{{kind}}"),
+                (selected("warmroute_policy_suspended"), "suspended"),
                 (rate("warmroute_template_refusals_total"), "template refusals"),
             ),
             6,
+            names=(*POLICY_FAULTS, "suspended", "template refusals"),
         ),
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from router.core.guard import PolicyGuard
+from router.core.guard import FAULT_KINDS, PolicyGuard
 
 
 def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
@@ -15,7 +15,8 @@ def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
     faults = CounterMetricFamily(
         "warmroute_policy_faults", "Faults of policies, by kind", labels=["policy", "kind"]
     )
-    for labels, count in guard.faults.items():
+    in_use = {(guard.policy.name, kind): 0 for kind in FAULT_KINDS}
+    for labels, count in {**in_use, **guard.faults}.items():
         faults.add_metric(labels, count)
     yield faults
     suspended = GaugeMetricFamily(

@@ -67,6 +67,7 @@ class HangWatch:
     def start(self) -> None:
         """From now on. To be called in the main thread."""
         faulthandler.register(signal.SIGPROF, file=sys.stderr, chain=True)
+        self._wind_up()
         self._thread.start()
 
     def stop(self) -> None:
@@ -79,13 +80,16 @@ class HangWatch:
     def _watch(self) -> None:
         suspected_s = float("inf")  # a call that was too long at the last look
         while not self._over.wait(self._hang_s / _LOOKS):
-            signal.setitimer(signal.ITIMER_PROF, self._hang_s * _CPU_FACTOR)
+            self._wind_up()
             since_s = self._guard.since_s
             if self._clock() - since_s < self._hang_s:
                 continue
             if since_s == suspected_s:  # seen twice: not a process that was just now stopped
                 self._end(self._clock() - since_s)
             suspected_s = since_s
+
+    def _wind_up(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, self._hang_s * _CPU_FACTOR)
 
     def _end(self, lasted_s: float) -> None:
         """Not through `logging`, whose locks may be part of the trouble."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Fact
@@ -20,6 +20,7 @@ from policies.pick import pick
 from router.core.suspension import Suspension
 
 FaultKind = Literal["raised", "nan", "shape", "slow", "terms"]
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 Answer = tuple[LoadedPolicy, Floats, int]  # who decided, its costs, the row (pick.HOLD: nobody)
 
 _COUNTED_POLICIES = 64  # by name: each reload may bring another

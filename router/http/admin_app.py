@@ -16,6 +16,7 @@ from router.http.answers import Handler, errors_as_json, json_response
 from router.http.decisions import DecisionLog, Record
 from router.http.errors import ClientError
 from router.http.inference import Inference, explanation
+from router.http.policy_shown import policy_shown
 from router.kv_view import encode_kv_view, kv_view
 from router.metrics import RouterMetrics
 from router.switchboard import Switchboard
@@ -58,6 +59,7 @@ class AdminApi:
         app.router.add_get("/kv", self.kv)
         app.router.add_get("/explain", self.latest_decisions)
         app.router.add_post("/explain", self.explain)
+        app.router.add_get("/policy", self.policy)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/health", self.health)
         return app
@@ -144,6 +146,11 @@ class AdminApi:
             )
         shown = explanation(choice.worker.worker_id, choice.decision)
         return web.Response(body=shown, content_type="application/json")
+
+    async def policy(self, request: web.Request) -> web.StreamResponse:
+        """The policy in use, who decides, and what went wrong."""
+        core = self._switchboard.core
+        return json_response(policy_shown(core.guard, self._switchboard.clock()))
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Prometheus text."""

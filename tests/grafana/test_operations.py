@@ -15,7 +15,7 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from grafana.panels_kv import FLOW, LOST, SYNC
-from grafana.panels_trouble import REJECTIONS, STATES
+from grafana.panels_trouble import POLICY_FAULTS, REJECTIONS, STATES
 from router.http.errors import WorkerErrorKind
 from tests.grafana.monitoring import exposition, lively, promtool, run, tokenizing
 from tests.live.stack import MODEL, engine_arguments, running, until
@@ -57,11 +57,11 @@ async def test_the_table_of_metrics_is_what_the_router_shows(stack) -> None:
             shown[name] = labels - {"le"}
     told = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in METRIC_ROW.findall(PAGE)}
     assert told == shown
-    assert set(re.findall(r'\bkind="(\w+)"', text)) == {*SYNC, *LOST, *FLOW}
+    assert set(re.findall(r'\bkind="(\w+)"', text)) == {*SYNC, *LOST, *FLOW, *POLICY_FAULTS}
 
 
 @pytest.mark.parametrize(
-    "values", [REJECTIONS, STATES, SYNC, LOST, FLOW, get_args(WorkerErrorKind)]
+    "values", [REJECTIONS, STATES, SYNC, LOST, FLOW, POLICY_FAULTS, get_args(WorkerErrorKind)]
 )
 async def test_every_code_state_and_kind_is_explained(values) -> None:
     assert [value for value in values if f"`{value}`" not in PAGE] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from pathlib import Path
 
@@ -70,17 +69,6 @@ async def test_shutdown_ends_in_time_with_requests_held_and_streams_running(
         with pytest.raises(aiohttp.ClientError):
             await waiting
         assert "Traceback" not in stack.router.log.read_text()
-
-
-async def test_a_policy_that_fails_answers_500_and_is_told_of_in_the_log(tmp_path: Path) -> None:
-    router = ["--policy", "tests.live.holding:broken"]
-    async with running(tmp_path, workers=1, router=router) as stack:
-        for number in range(5):
-            status, answer = await stack.complete([number])
-            assert (status, answer["error"]["code"]) == (500, "policy_failed"), json.dumps(answer)
-        assert await stack.metric("warmroute_policy_failures_total") == 5
-        assert "cost of row 0 is nan" in stack.router.log.read_text()
-        await stack.assert_idle()
 
 
 async def test_what_a_reload_refused_is_said_again_by_the_next_one(tmp_path: Path) -> None:
