@@ -42,7 +42,6 @@ from policies.facts import (
 )
 from policies.facts import KvEvents as Events
 from policies.load import load
-from policies.pick import pick
 from router.core.actions import Dispatch
 from router.core.core import RouterCore
 from router.core.eligible import Rows
@@ -148,8 +147,8 @@ def measure(workers: int, block_size: int, decisions: int) -> Row:
 
 def _policy_only(core: RouterCore, arrival: Arrival, rows: Rows, hits: np.ndarray) -> None:
     """What a decision does between the index's answer and the choice, by the core's own code."""
-    costs = core._chooser._costs(Pending(arrival, 0, 0.5), rows, hits, 99.0)
-    pick(costs, 0.5, 0.0)
+    request, fleet = core._chooser._views(Pending(arrival, 0, 0.5), rows, hits, 99.0)
+    core.guard.decide(request, fleet)
 
 
 POLICIES = ("round_robin", "kv_prefix", "hybrid")

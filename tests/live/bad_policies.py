@@ -64,3 +64,11 @@ class Forgetful:
     def observe(self, fact: Any, state: list[Any]) -> list[Any]:
         """Fails."""
         return state[1]  # type: ignore[no-any-return]
+
+
+class Unborn(Forgetful):
+    """Its memory cannot even begin."""
+
+    def initial_state(self) -> list[Any]:
+        """Fails."""
+        raise OSError("no such file")
