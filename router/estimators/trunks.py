@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from policies.contract import Hashes
 from policies.record import record
@@ -50,7 +49,7 @@ class PoolPace:
 
 
 class Trunks:
-    """The heads that weigh most. Lifetime: process; at most `TRUNKS_MAX` heads of 80 bytes.
+    """The heads that weigh most. Lifetime: process; at most `TRUNKS_MAX` heads.
 
     Deterministic: time comes with each call and never goes back.
     """
@@ -59,16 +58,16 @@ class Trunks:
         self._pace = PoolPace(1, 15_000.0)
         self._used = 0
         self._last_hash = np.zeros(heads, dtype=np.uint64)
-        self._blocks = np.zeros(heads, dtype=np.int64)
-        self._tokens = np.zeros(heads, dtype=np.int64)
-        # Counts grow with time instead of fading: divided by `_scale` they are as of now.
-        self._count = np.zeros(heads)
-        self._error = np.zeros(heads)  # what of the count may be another head's that left
-        self._work_s = np.zeros(heads)
-        self._backlog_s = np.zeros(heads)  # as of `_drained_at_s`
-        self._drained_at_s = np.zeros(heads)
+        self._last_at = np.zeros(heads, dtype=np.int64)  # where in a chain that hash stands
+        self._tokens = [0] * heads
+        # Counts grow with time instead of fading: divided by `_scaled` they are as of now.
+        self._count = [0.0] * heads
+        self._error = [0.0] * heads  # what of the count may be another head's that left
+        self._work_s = [0.0] * heads
+        self._backlog_s = [0.0] * heads  # as of `_drained_at_s`
+        self._drained_at_s = [0.0] * heads
         self._arrivals = 0.0
-        self._since_s: float | None = None  # when `_scale` is 1
+        self._since_s: float | None = None  # when an arrival counted 1
         self.replaced = 0  # heads that gave way to another
 
     def pool(self, pace: PoolPace) -> None:
@@ -93,17 +92,14 @@ class Trunks:
         self._arrivals += scale
         begun = self._begun_with(chain)
         tokens = shared_blocks * block_size
-        if tokens >= _LEAST_TOKENS and not np.any(self._blocks[begun] == shared_blocks):
-            row = self._enter(int(chain[shared_blocks - 1]), shared_blocks, tokens, now_s)
-            begun = np.append(begun, row)
-        if not len(begun):
-            return
-        self._count[begun] += scale
+        if tokens >= _LEAST_TOKENS and all(self._tokens[row] != tokens for row in begun):
+            begun.append(self._enter(int(chain[shared_blocks - 1]), shared_blocks, tokens, now_s))
         pace, fresh = self._pace, prompt_tokens - known_blocks * block_size
-        for row in begun.tolist():
-            beyond = max(min(fresh, prompt_tokens - int(self._tokens[row])), 1)
+        for row in begun:
+            beyond = max(min(fresh, prompt_tokens - self._tokens[row]), 1)
             work_s = beyond / pace.prefill_tokens_per_s + pace.answer_s
             backlog_s = self._backlog(row, scale, now_s)
+            self._count[row] += scale
             self._work_s[row] += work_s * scale
             self._backlog_s[row] = backlog_s + work_s
             self._drained_at_s[row] = now_s
@@ -111,9 +107,8 @@ class Trunks:
     def of(self, chain: Hashes, now_s: float) -> Trunk | None:
         """The trunk a prompt begins with: the longest that wants copies, else the longest."""
         begun = self._begun_with(chain)
-        longest_first = begun[np.argsort(-self._blocks[begun], kind="stable")]
         scale, longest = self._scaled(now_s), None
-        for row in longest_first.tolist():
+        for row in sorted(begun, key=self._tokens.__getitem__, reverse=True):
             trunk = self._trunk(row, scale, now_s)
             if trunk.wanted_copies > 1:
                 return trunk
@@ -129,40 +124,32 @@ class Trunks:
     def __len__(self) -> int:
         return self._used
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the table, the same from the first arrival to the last."""
-        columns = (self._last_hash, self._blocks, self._tokens, self._count, self._error)
-        times = (self._work_s, self._backlog_s, self._drained_at_s)
-        return sum(column.nbytes for column in (*columns, *times))
-
-    def _begun_with(self, chain: Hashes) -> npt.NDArray[np.int64]:
+    def _begun_with(self, chain: Hashes) -> list[int]:
         """Rows of the heads that the chain begins with: one hash stands for all before it."""
         if not self._used or not len(chain):
-            return np.empty(0, dtype=np.int64)
-        blocks = self._blocks[: self._used]
-        at = np.minimum(blocks, len(chain)) - 1
-        same = (chain[at] == self._last_hash[: self._used]) & (blocks <= len(chain))
-        return np.flatnonzero(same)
+            return []
+        at = np.minimum(self._last_at, len(chain) - 1)
+        same = np.flatnonzero(chain.take(at) == self._last_hash).tolist()
+        return [row for row in same if row < self._used and self._last_at[row] < len(chain)]
 
     def _enter(self, last_hash: int, blocks: int, tokens: int, now_s: float) -> int:
         """A row for a new head: an unused one, or the lightest's, with its count as the error."""
         if self._used < len(self._count):
             row, self._used = self._used, self._used + 1
         else:
-            row = int(np.argmin(self._count))
+            row = self._count.index(min(self._count))
             self.replaced += 1
-        self._last_hash[row], self._blocks[row], self._tokens[row] = last_hash, blocks, tokens
+        self._last_hash[row], self._last_at[row], self._tokens[row] = last_hash, blocks - 1, tokens
         self._error[row] = self._count[row]
         self._work_s[row] = self._backlog_s[row] = 0.0
         self._drained_at_s[row] = now_s
         return row
 
     def _trunk(self, row: int, scale: float, now_s: float) -> Trunk:
-        recent = float(self._count[row] - self._error[row]) / scale
-        demand = float(self._work_s[row]) / scale / _FADE_S
+        recent = (self._count[row] - self._error[row]) / scale
+        demand = self._work_s[row] / scale / _FADE_S
         backlog_s = self._backlog(row, scale, now_s)
-        tokens = int(self._tokens[row])
+        tokens = self._tokens[row]
         return Trunk(
             last_hash=int(self._last_hash[row]),
             tokens=tokens,
@@ -188,13 +175,13 @@ class Trunks:
 
     def _backlog(self, row: int, scale: float, now_s: float) -> float:
         """Seconds of work left, had the copies wanted last done one second of it each second."""
-        left_s = float(self._backlog_s[row])
+        left_s = self._backlog_s[row]
         if not left_s:
             return 0.0
-        recent = float(self._count[row] - self._error[row]) / scale
-        demand = float(self._work_s[row]) / scale / _FADE_S
-        copies = self._wanted(int(self._tokens[row]), recent, demand, left_s)
-        return max(left_s - copies * (now_s - float(self._drained_at_s[row])), 0.0)
+        recent = (self._count[row] - self._error[row]) / scale
+        demand = self._work_s[row] / scale / _FADE_S
+        copies = self._wanted(self._tokens[row], recent, demand, left_s)
+        return max(left_s - copies * (now_s - self._drained_at_s[row]), 0.0)
 
     def _scaled(self, now_s: float) -> float:
         """What one arrival of now counts; long since the first, all counts are scaled down."""
@@ -205,7 +192,7 @@ class Trunks:
             return math.exp(fades)
         factor = math.exp(-min(fades, 700.0))
         for column in (self._count, self._error, self._work_s):
-            column *= factor
+            column[:] = [count * factor for count in column]
         self._arrivals *= factor
         self._since_s = now_s
         return 1.0

@@ -133,7 +133,6 @@ def test_short_heads_are_no_trunks() -> None:
 def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> None:
     """A flood of unique prompts, then one of pairs, each a head of its own, beside two trunks."""
     traffic, heads = Traffic(), (run(0, 6_000), run(1_000, 3_008))
-    before = traffic.trunks.memory_bytes
     for i in range(500):
         traffic.send(run(10**7 + i * 1_000, 512))
     assert not len(traffic.trunks)
@@ -145,7 +144,6 @@ def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> No
         traffic.send(pair, now_s=now_s)
     assert len(traffic.trunks) == TRUNKS_MAX
     assert traffic.trunks.replaced > 1_000
-    assert traffic.trunks.memory_bytes == before
     kept = {row.last_hash: row for row in traffic.trunks.table(20.0)}
     for head, chain in zip(heads, chains, strict=True):
         assert kept[int(head[-1])].rate_per_s == pytest.approx(10 * (1 - math.exp(-2)), rel=0.1)
