@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.pick import TIE
-from policies.work import load_s
+from policies.work import load_s, step_tokens
 
 _HEARD_S = 5.0  # a worker that told neither load nor KV events for longer may hang
 
@@ -51,7 +51,7 @@ class LateBinding:
         row = self._worth_a_wait(costs, request, fleet)
         if row < 0:
             return costs
-        if fleet.queued_prefill_s[row] > fleet.step_s[row]:
+        if fleet.queued_prefill_tokens[row] > step_tokens(fleet):
             return np.full(len(fleet), np.inf)
         if request.held_s == 0.0 or costs[row] == np.inf:
             return costs
@@ -78,8 +78,9 @@ class LateBinding:
         if not holds.any():
             return -1
         loads_s, missing_s = load_s(fleet), _missing_s(request, fleet)
-        row = int(np.where(holds, loads_s, np.inf).argmin())
-        gain_s = float((loads_s + missing_s)[best].min()) - float(missing_s[row])
+        ready_s = loads_s + missing_s
+        row = int(np.where(holds, ready_s, np.inf).argmin())
+        gain_s = float(ready_s[best].min()) - float(missing_s[row])
         return row if request.held_s + float(loads_s[row]) < gain_s * left else -1
 
 

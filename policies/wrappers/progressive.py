@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,9 +11,16 @@ from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Dispatched
 from policies.work import load_s, step_tokens
 
-_REQUESTS = 64  # over so many the mean of what requests bring is smoothed
+_REQUESTS = 64  # over so many dispatches what they bring and how often they come is smoothed
 
-State = tuple[int, float]  # dispatches seen, up to _REQUESTS; smoothed uncached tokens of one
+
+class State(NamedTuple):
+    """What was seen of the dispatches, smoothed."""
+
+    seen: int  # up to _REQUESTS
+    uncached_tokens: float
+    gap_s: float  # from one to the next
+    last_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +28,21 @@ class Progressive:
     """cost + weight * unit * load [s]: what the policy inside says, and more and more of the load.
 
     weight = load_factor * clip((u - low) / (high - low), 0, 1)
-    u      = arrivals per s * (mean uncached tokens + a decode step's) / the rows' tokens per s
+    u      = requests per s * (mean uncached tokens + a decode step's) / the rows' tokens per s
 
-    u is the share of the pool's prefill capacity that is asked for. The mean is of what dispatches
-    really lacked (smoothed over 64), so hits count at their value: the more of the prompts is
-    cached, the longer there is room for affinity. load: `policies.work.load_s`, above the least
-    loaded row's.
+    u is the share of the pool's prefill capacity that is asked for, by the last 64 dispatches and
+    what these really lacked: hits count at their value, so the more of the prompts is cached, the
+    longer there is room for affinity. load: `policies.work.load_s`, above the least loaded row's.
 
-    unit turns seconds into the units of the policy inside. Its costs differ by `span` where the
-    seconds of missing prefill (each token shared among its holders, `policies.pricing`) differ by
-    `span_s`: a second is worth span / span_s. So it is 1 for costs in seconds of what is missing,
-    tokens per second for `kv_prefix`, and does not depend on scale. Where nobody holds more than
-    another, the costs' span over that of the loads: then both weigh alike; 1 where the policy is
-    indifferent. With weight 1, `hybrid?load_factor=0|progressive` is `hybrid`. Made for policies
-    of affinity: one that weighs load itself gets it twice.
+    unit, of the policy per second: the span of its costs over that of the seconds of missing
+    prefill (`policies.pricing`); so 1 for costs in seconds of what is missing, tokens per second
+    for `kv_prefix`. Where nobody holds more than another, over that of the loads; 1 where the
+    policy is indifferent. `hybrid?load_factor=0|progressive` is `hybrid` at weight 1.
 
     Spill depth of H tokens on m workers: H / (m * step_tokens * weight) requests. low = 0 keeps
-    some weight at any load; below a higher low one prefix may fill one worker while the pool as a
-    whole has room. Unknown hits are a lower bound; all signals read are always known. The arrival
-    rate is that of the whole router: of several pools, each seems fuller than it is.
+    some weight at any load; below a higher low one prefix may fill one worker while the pool has
+    room. Unknown hits are a lower bound; all signals read are always known. The rate is the whole
+    router's: each of several pools seems fuller than it is.
     low: 0 or more. high: above low. load_factor: weight at high and beyond, 0 or more.
     """
 
@@ -56,17 +59,20 @@ class Progressive:
             raise ValueError(f"load_factor is {self.load_factor}; it must be finite, 0 or more")
 
     def initial_state(self) -> State:
-        return 0, 0.0
+        return State(0, 0.0, 0.0, 0.0)
 
     def observe(self, fact: Any, state: State) -> State:
         if not isinstance(fact, Dispatched):
             return state
-        seen = min(state[0] + 1, _REQUESTS)
-        return seen, state[1] + (fact.uncached_tokens - state[1]) / seen
+        seen = min(state.seen + 1, _REQUESTS)
+        gap_s = fact.now_s - state.last_s if state.seen else 0.0
+        gap_s = state.gap_s + (gap_s - state.gap_s) / max(min(state.seen, _REQUESTS), 1)
+        tokens = state.uncached_tokens + (fact.uncached_tokens - state.uncached_tokens) / seen
+        return State(seen, tokens, gap_s, fact.now_s)
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: State) -> Floats:
         is_open = np.isfinite(costs)
-        weight = self.weight(fleet, state)
+        weight = self.weight(request.now_s, fleet, state)
         if weight == 0.0 or np.count_nonzero(is_open) < 2:
             return costs
         loads_s = load_s(fleet)
@@ -75,22 +81,20 @@ class Progressive:
         adjusted: Floats = costs + weight * unit * (loads_s - float(loads_s[is_open].min()))
         return adjusted
 
-    def weight(self, fleet: FleetView, state: State) -> float:
+    def weight(self, now_s: float, fleet: FleetView, state: State) -> float:
         """Missing seconds that a second of load is worth, 0..load_factor."""
-        tokens = fleet.arrival_rate_per_s * (state[1] + step_tokens(fleet))
-        used = tokens / float(fleet.prefill_tokens_per_s.sum()) if len(fleet) else 0.0
+        if state.seen < 2 or not len(fleet):
+            return 0.0
+        # Since the last one, too: after a pause there is room, whatever came before it.
+        gap_s = max(state.gap_s, now_s - state.last_s, 1e-6)
+        tokens_per_s = (state.uncached_tokens + step_tokens(fleet)) / gap_s
+        used = tokens_per_s / float(fleet.prefill_tokens_per_s.sum())
         return self.load_factor * min(max((used - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
 def _unit(costs: Floats, missing_s: Floats, loads_s: Floats) -> float:
     """Cost per second; see the class."""
-    span, span_s = _span(costs), _span(missing_s)
-    if span == 0.0:
-        return 1.0
+    span, span_s, loads_span_s = (float(np.ptp(of)) for of in (costs, missing_s, loads_s))
     if span_s <= 1e-9 * float(missing_s.max()):
-        span_s = _span(loads_s)
-    return span / span_s if span_s > 0.0 else 1.0
-
-
-def _span(values: Floats) -> float:
-    return float(values.max() - values.min())
+        span_s = loads_span_s
+    return span / span_s if span > 0.0 and span_s > 0.0 else 1.0

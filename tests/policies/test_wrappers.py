@@ -193,7 +193,7 @@ def test_a_wrong_answer_names_whose_it_is(spec, says):
 
 def test_a_failure_to_remember_names_whose_it_is():
     policy = load(f"random|{HERE}:Counting")
-    with pytest.raises(PolicyError, match="wrapper .*Counting failed: TypeError: no such fact"):
+    with pytest.raises(PolicyError, match=r"wrapper .*Counting failed: TypeError: no such fact"):
         policy.observe("bad", policy.initial_state())
 
 
