@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from policies.contract import Hashes
+import numpy as np
+
+from policies.contract import Floats, Hashes, Ints
 from policies.facts import Dispatched, Failure, Finish, WorkerChange
 
 PIECE = 16  # blocks looked at as one: a prefix counts as shared up to its last whole piece
@@ -35,6 +37,13 @@ class ActiveBlocks:
         elif kind is WorkerChange and fact.state == "gone":
             for number in [n for n, sent in self._sent.items() if sent[0] == fact.worker_id]:
                 self._remove(number)
+
+    def beyond(self, chain: Hashes, worker_ids: Ints) -> Floats:
+        """float64[rows]: blocks in use on each worker, less those that it shares with `chain`."""
+        blocks, shared = self.blocks, self.shared(chain)
+        return np.array(
+            [blocks.get(w, 0) - shared.get(w, 0) for w in worker_ids.tolist()], dtype=np.float64
+        )
 
     def shared(self, chain: Hashes) -> dict[int, int]:
         """Worker -> leading blocks of `chain` in use there; workers that use none are left out."""

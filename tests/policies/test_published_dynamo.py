@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, WorkerChange
-from policies.pick import pick
 from policies.published.active_blocks import PIECE, ActiveBlocks
 from policies.published.dynamo import Dynamo
 from policies.published.dynamo_agentic import DynamoAgentic
@@ -18,6 +17,23 @@ from tests.policies.fleet import request_of
 from tests.policies.published import costs_of, sent, spill_depth, state_of
 
 INF, NAN = np.inf, np.nan
+
+
+def silent(policy):
+    """State after so many requests of one prefix, 400 blocks, and 40 of their own each.
+
+    What was missing of them is not told: the first was long ago.
+    """
+
+    def after(requests):
+        own = [range(10_000 * n, 10_000 * n + 40) for n in range(1, requests + 1)]
+        # A prompt shares whole pieces; 400 blocks are 25 of them, its own 40 are 2 and 8 blocks.
+        return state_of(
+            policy,
+            [sent([*range(1, 401), *o], hit_tokens=7_040, request_id=n) for n, o in enumerate(own)],
+        )
+
+    return after
 
 
 # --- dynamo, dynamo_agentic ------------------------------------------------------------------
@@ -62,18 +78,8 @@ def test_dynamo_weighs_tiers_requests_and_how_far_a_worker_is_behind():
     ],
 )
 def test_dynamo_spill_depth(policy, depth):
-    prefix, own = 400, 40  # blocks
-
-    def after(requests):
-        chains = [
-            [*range(1, prefix + 1), *range(10_000 * n, 10_000 * n + own)]
-            for n in range(1, requests + 1)
-        ]
-        # A prompt shares whole pieces; 400 blocks are 25 of them, its own 40 are 2 and 8 blocks.
-        return state_of(policy, [sent(chain, request_id=n) for n, chain in enumerate(chains)])
-
     request = request_of(prompt_tokens=7_040)
-    assert spill_depth(policy, request, 6_400, state=after) == int(depth) + 1
+    assert spill_depth(policy, request, 6_400, state=silent(policy)) == int(depth) + 1
 
 
 def test_dynamo_agentic_is_dynamo_with_its_preset():
@@ -169,32 +175,36 @@ def test_active_blocks_forget_the_oldest_beyond_their_limit(monkeypatch):
 # --- jsew ------------------------------------------------------------------------------------
 
 
-def test_jsew_weighs_contexts_by_batch_and_by_how_far_they_are_above_the_mean():
+def test_jsew_weighs_blocks_in_use_by_batch_and_by_how_far_they_are_above_the_mean():
+    # 40 blocks at worker 0; this prompt of 62.5 shares 32 of them. All of them were missing once.
+    facts = [sent([*range(1, 33), *range(900, 908)])]
     columns = {
-        "hit_tokens": [600, 0],
-        "queued_prefill_tokens": [200.0, 0.0],
-        "context_tokens": [2_000.0, 0.0],
+        "hit_tokens": [512, 0],
+        "queued_prefill_tokens": [160.0, 0.0],
         "running": [2, 0],
         "waiting": [1, 0],
     }
-    work = [3_200 * 4**0.13, 1_000.0]
+    work = [(40 + 62.5 - 32) * 4**0.13, 62.5]
     mean = sum(work) / 2
     c = [u * (u / mean) ** 0.2 for u in work]
-    expected = [(600 + 1.526 * c[0]) / 16, (1_000 + 1.526 * c[1]) / 16]
-    assert costs_of(Jsew(), **columns) == pytest.approx(expected)
-    # One prompt, of which a quarter was missing: e moves by that much of the smoothing.
-    weight = 1.526 + 17.6 * 0.25 * 0.01737
-    expected = [(600 + weight * c[0]) / 16, (1_000 + weight * c[1]) / 16]
-    facts = [sent(range(4), hit_tokens=48)]
+    weight = 1.526 + 17.6 * 0.01737
+    expected = [62.5 + 10 - 32 + weight * c[0], 62.5 + weight * c[1]]
+    assert costs_of(Jsew(), facts=facts, **columns) == pytest.approx(expected)
+    # Another prompt, of which a quarter was missing, and its end: the share moves, the blocks not.
+    facts += [sent(range(4), hit_tokens=48, request_id=1), Finish(0.0, 1)]
+    weight = 1.526 + 17.6 * (0.01737 + 0.01737 * (0.25 - 0.01737))
+    expected = [62.5 + 10 - 32 + weight * c[0], 62.5 + weight * c[1]]
     assert costs_of(Jsew(), facts=facts, **columns) == pytest.approx(expected)
 
 
+def test_jsew_scales_prefill_and_charges_requests_as_dynamo_does():
+    policy = Jsew(prefill_scale=2.0, overlap_credit=0.5, request_tokens=160.0, context_weight=0.0)
+    costs = costs_of(policy, hit_tokens=[512, 0], running=[0, 3])
+    assert costs == [2 * (62.5 - 16), 2 * 62.5 + 30]
+
+
 def test_jsew_spill_depth():
-    request = request_of(prompt_tokens=6_700)
-    held = {"hit_tokens": [6_000, 0]}
-    assert pick(np.array(costs_of(Jsew(), request, **held)), 0.0) == 0
-    busy = {"context_tokens": [6_700.0, 0.0], "running": [1, 0]}
-    assert pick(np.array(costs_of(Jsew(), request, **held, **busy)), 0.0) == 1
+    assert spill_depth(Jsew(), request_of(prompt_tokens=7_040), 6_400, state=silent(Jsew())) == 3
 
 
 @pytest.mark.parametrize("bad", [{"context_weight": -1.0}, {"smoothing": 1.1}, {"smoothing": NAN}])
