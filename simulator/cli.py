@@ -15,7 +15,7 @@ import uvloop
 from rich.console import Console
 
 from router.record.facts_file import RecordingError
-from simulator import cli_live, cli_replay, cli_study, cli_truth, usage
+from simulator import cli_learn, cli_live, cli_replay, cli_study, cli_truth, usage
 from simulator.calibrate.observation import ObservationError
 from simulator.cli_command import Command
 from simulator.limits.report import BoundError
@@ -138,6 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
     cli_replay.add_replay(commands_of)
     cli_study.add_plan(commands_of)
     cli_study.add_sweep(commands_of)
+    cli_learn.add_learn(commands_of)
     cli_study.add_hits(commands_of)
     cli_study.add_bound(commands_of)
     cli_replay.add_sources(commands_of)
