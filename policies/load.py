@@ -16,10 +16,17 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
+from policies.answers import WrapperFailedError, checked, checked_numbers
 from policies.contract import FleetView, Floats, Policy, RequestView, Wrapper
 from policies.naming import POLICY, WRAPPER, Kind
-from policies.parameters import Parameter, PolicyError, Value, coerce_all, parameters_of, text_of
-from policies.pick import lowest
+from policies.parameters import (
+    Parameter,
+    PolicyError,
+    Value,
+    coerce_all,
+    parameters_of,
+    text_of,
+)
 
 # Every policy takes it, because `pick` uses it and not the formula.
 TEMPERATURE = Parameter("temperature", float, optional=False, default=0.0)
@@ -42,8 +49,8 @@ class LoadedWrapper:
         try:
             adjusted = self.wrapper.adjust(shown, request, fleet, state)
         except Exception as error:
-            raise PolicyError(f"{who} failed: {type(error).__name__}: {error}") from error
-        return _numbers(who, _checked(who, adjusted, len(fleet)))
+            raise WrapperFailedError(f"{who} failed: {type(error).__name__}: {error}") from error
+        return checked_numbers(who, adjusted, len(fleet))
 
     def terms(
         self, costs: Floats, adjusted: Floats, request: RequestView, fleet: FleetView, state: Any
@@ -77,11 +84,16 @@ class LoadedPolicy:
         """The costs, float64[rows]. Raises PolicyError when anyone answered anything else."""
         if not self.wrappers:
             costs = self.policy.costs(request, fleet, state)
-            return _checked(f"policy {self.name}", costs, len(fleet))
+            return checked(f"policy {self.name}", costs, len(fleet))
         costs = self._inner_costs(request, fleet, state)
         for wrapper, its in zip(self.wrappers, state[1:], strict=True):
             costs = wrapper.adjust(costs, request, fleet, its)
         return costs
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether `terms` has anything to tell."""
+        return bool(self.wrappers) or hasattr(self.policy, "terms")
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
         """The costs taken apart, float64[rows] each: the policy's own terms where it names them
@@ -102,7 +114,7 @@ class LoadedPolicy:
     def _inner_costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         who = f"policy {self.name.partition('|')[0]}"
         costs = self.policy.costs(request, fleet, state[0])
-        return _numbers(who, _checked(who, costs, len(fleet)))
+        return checked_numbers(who, costs, len(fleet))
 
     def initial_state(self) -> Any:
         """The state before the first fact: None for a policy without memory. With wrappers, a
@@ -125,8 +137,8 @@ class LoadedPolicy:
             try:
                 seen.append(_observed(wrapper.wrapper, fact, its))
             except Exception as error:
-                kind = type(error).__name__
-                raise PolicyError(f"wrapper {wrapper.name} failed: {kind}: {error}") from error
+                told = f"wrapper {wrapper.name} failed: {type(error).__name__}: {error}"
+                raise WrapperFailedError(told) from error
         return tuple(seen)
 
 
@@ -225,26 +237,6 @@ def _pairs(who: str, query: str) -> dict[str, str]:
 def _spec(name: str, params: Params) -> str:
     pairs = [f"{key}={quote(text_of(value), safe='')}" for key, value in params.items()]
     return f"{name}?{'&'.join(pairs)}" if pairs else name
-
-
-def _checked(who: str, costs: Any, rows: int) -> Floats:
-    if not isinstance(costs, np.ndarray) or costs.dtype.char != "d":
-        kind = costs.dtype if isinstance(costs, np.ndarray) else type(costs).__name__
-        raise PolicyError(f"{who} returned {kind}; return a float64 array")
-    if costs.shape != (rows,):
-        raise PolicyError(
-            f"{who} returned shape {costs.shape} for {rows} workers; "
-            f"return one cost for each: ({rows},)"
-        )
-    return costs
-
-
-def _numbers(who: str, costs: Floats) -> Floats:
-    try:
-        lowest(costs)
-    except ValueError as error:
-        raise PolicyError(f"{who}: {error}") from error
-    return costs
 
 
 def _initial(part: Any) -> Any:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from policies.answers import NotACostError, WrapperFailedError
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Fact
 from policies.load import LoadedPolicy
@@ -87,7 +88,7 @@ class PolicyGuard:
         self.policy = policy
         self.remembers = policy.remembers
         self._state = state
-        self._asks_terms = getattr(policy.policy, "terms", None)
+        self._asks_terms = policy.terms if policy.has_terms else None
         self.last_fault = None
         self.suspension = Suspension()  # while active, the fallback decides
 
@@ -152,9 +153,9 @@ class PolicyGuard:
             self._took(self._clock() - began_s)
             return policy, costs, row
         except RAISABLE as error:
-            if costs is not None:
+            if costs is not None or isinstance(error, NotACostError):
                 self._failed("nan", _raised(error), request.now_s, error, counts)
-            elif isinstance(error, PolicyError):
+            elif isinstance(error, PolicyError) and not isinstance(error, WrapperFailedError):
                 self._failed("shape", _raised(error), request.now_s, error, counts)
             else:
                 self._failed("raised", _raised(error), request.now_s, error, counts)

@@ -1,0 +1,45 @@
+"""What a policy or a wrapper may answer: float64[rows], finite or +inf; all else is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from policies.contract import Floats
+from policies.parameters import PolicyError
+from policies.pick import lowest
+
+
+class NotACostError(PolicyError):
+    """A cost is NaN or -inf; the message names the policy or wrapper and the row."""
+
+
+class WrapperFailedError(PolicyError):
+    """A wrapper's own code raised; the message names it and what it raised."""
+
+
+def checked(who: str, costs: Any, rows: int) -> Floats:
+    """`costs`, when they are float64[rows]. `who`, for messages: "policy hybrid".
+
+    Raises PolicyError for another type or shape. That they are numbers, `pick` looks at.
+    """
+    if not isinstance(costs, np.ndarray) or costs.dtype.char != "d":
+        kind = costs.dtype if isinstance(costs, np.ndarray) else type(costs).__name__
+        raise PolicyError(f"{who} returned {kind}; return a float64 array")
+    if costs.shape != (rows,):
+        raise PolicyError(
+            f"{who} returned shape {costs.shape} for {rows} workers; "
+            f"return one cost for each: ({rows},)"
+        )
+    return costs
+
+
+def checked_numbers(who: str, costs: Any, rows: int) -> Floats:
+    """The same, where somebody goes on with them. Raises NotACostError for NaN or -inf, too."""
+    numbers = checked(who, costs, rows)
+    try:
+        lowest(numbers)
+    except ValueError as error:
+        raise NotACostError(f"{who}: {error}") from error
+    return numbers
