@@ -180,7 +180,7 @@ def load(spec: str) -> LoadedPolicy:
     for number, wrapper in enumerate(wrappers):
         if any(other.name == wrapper.name for other in wrappers[:number]):
             raise PolicyError(f"wrapper {wrapper.name} is given twice; give it once")
-        values |= {f"{wrapper.name}.{key}": value for key, value in wrapper.params.items()}
+        values |= {f"{quoted(wrapper.name)}.{key}": value for key, value in wrapper.params.items()}
     chain = "|".join([quoted(name), *(quoted(wrapper.name) for wrapper in wrappers)])
     return LoadedPolicy(chain, values, temperature, policy, wrappers)
 

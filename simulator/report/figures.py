@@ -107,8 +107,14 @@ def _label(row: ReplayRow, namesakes: Sequence[ReplayRow]) -> str:
         for name in names
         if any(other.params.get(name) != row.params.get(name) for other in namesakes)
     ]
-    told = "&".join(f"{name}={_plain(row.params[name])}" for name in telling if name in row.params)
-    return f"{row.policy}?{told}" if told else row.policy
+    inner, *wrappers = row.policy.split("|")
+    told: dict[str, list[str]] = {part: [] for part in ("", *wrappers)}
+    for name in telling:
+        if name in row.params:  # "epsilon", or "bounded_load.epsilon" of a wrapper
+            wrapper, _, key = name.rpartition(".")
+            told[wrapper].append(f"{key}={_plain(row.params[name])}")
+    parts = ((wrapper or inner, "&".join(of)) for wrapper, of in told.items())
+    return "|".join(f"{part}?{pairs}" if pairs else part for part, pairs in parts)
 
 
 def _plain(value: bool | int | float | str) -> str:
