@@ -26,6 +26,8 @@ class Probes:
         self.worker_of[request_id] = worker_id
         if worker_id in self.inflight:
             self.inflight[worker_id] += 1
+        else:  # it joined before this policy was chosen
+            self.change(worker_id, gone=False)
 
     def release(self, request_id: int) -> None:
         """A request left its worker."""
@@ -44,6 +46,6 @@ class Probes:
         """A worker joined, stays, or left for good."""
         if gone:
             self.inflight.pop(worker_id, None)
-        else:
-            self.inflight.setdefault(worker_id, 0)
+        elif worker_id not in self.inflight:
+            self.inflight[worker_id] = sum(one == worker_id for one in self.worker_of.values())
         self.workers = list(self.inflight)
