@@ -230,6 +230,11 @@ class Roster:
                 np.multiply(blocks, size, out=hits, where=own_sizes == size, dtype=np.int64)
         return np.minimum(hits, max(prompt_tokens - 1, 0), out=hits)
 
+    def copies(self, last_hash: int) -> int:
+        """How many workers hold a block, or soon will, and with it all before it."""
+        chain = np.array([last_hash], dtype=np.uint64)
+        return int(np.count_nonzero(self._hit_blocks(chain)))
+
     def _hit_blocks(self, chain: Hashes) -> Blocks:
         """int32[slots]: leading blocks by events, by our dispatches, by what no event tells."""
         blocks = self.index.longest_prefix(chain)

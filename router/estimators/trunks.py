@@ -42,8 +42,8 @@ class Trunk:
 class PoolPace:
     """What the pool can do, by its typical worker."""
 
-    workers: int
-    prefill_tokens_per_s: float
+    workers: int = 1 << 30
+    prefill_tokens_per_s: float = 15_000.0
     answer_s: float = 0.0  # worker seconds that the tokens of one answer take
     capacity_tokens: float = math.inf  # KV memory of all workers together
 
@@ -55,7 +55,7 @@ class Trunks:
     """
 
     def __init__(self, heads: int = TRUNKS_MAX) -> None:
-        self._pace = PoolPace(1, 15_000.0)
+        self._pace = PoolPace()
         self._used = 0
         self._last_hash = np.zeros(heads, dtype=np.uint64)
         self._last_at = np.zeros(heads, dtype=np.int64)  # where in a chain that hash stands
@@ -68,11 +68,13 @@ class Trunks:
         self._drained_at_s = [0.0] * heads
         self._arrivals = 0.0
         self._since_s: float | None = None  # when an arrival counted 1
+        self._now_s = 0.0  # the last time told
         self.replaced = 0  # heads that gave way to another
 
-    def pool(self, pace: PoolPace) -> None:
-        """What the workers can do now; asked for by each decision, so tell it now and then."""
+    def pool(self, pace: PoolPace, now_s: float) -> None:
+        """What the workers can do now: to be told with each arrival, and on ticks between them."""
         self._pace = pace
+        self._scaled(now_s)
 
     def arrival(
         self,
@@ -115,10 +117,10 @@ class Trunks:
             longest = longest or trunk
         return longest
 
-    def table(self, now_s: float) -> list[Trunk]:
-        """All heads kept, the greatest demand first."""
-        scale = self._scaled(now_s)
-        rows = [self._trunk(row, scale, now_s) for row in range(self._used)]
+    def table(self) -> list[Trunk]:
+        """All heads kept as of the last time told, the greatest demand first."""
+        scale = self._scaled(self._now_s)
+        rows = [self._trunk(row, scale, self._now_s) for row in range(self._used)]
         return sorted(rows, key=lambda trunk: (-trunk.demand, -trunk.tokens, trunk.last_hash))
 
     def __len__(self) -> int:
@@ -163,13 +165,16 @@ class Trunks:
     def _wanted(self, tokens: int, recent: float, demand: float, backlog_s: float) -> int:
         """How many workers should hold a trunk.
 
-        So many as keep up with the demand; and, while the mean wait on r copies, half of the
-        backlog over r, is longer than computing the trunk once more, one more. But none that is
-        not used again before the counts fade, nor more than memory has room for.
+        So many as keep up with the demand. And as long as one more saves those who wait more
+        time in all than computing the trunk takes a worker: n requests that wait for half of a
+        backlog B over r copies save n * B / (2 * r * (r + 1)). But none that is not used again
+        before the counts fade, nor more than memory has room for.
         """
         pace = self._pace
         trunk_s = tokens / pace.prefill_tokens_per_s
-        copies = math.ceil(max(demand / _UTILIZATION, backlog_s / (2 * trunk_s)))
+        waiting = backlog_s * recent / (demand * _FADE_S) if demand else 0.0
+        worth = waiting * backlog_s / (2 * trunk_s)  # r * (r + 1) of the last copy that pays
+        copies = math.ceil(max(demand / _UTILIZATION, math.sqrt(worth + 0.25) - 0.5))
         room = min(_MEMORY_SHARE * pace.capacity_tokens / tokens, float(pace.workers), recent)
         return max(1, min(copies, int(room)))
 
@@ -187,6 +192,7 @@ class Trunks:
         """What one arrival of now counts; long since the first, all counts are scaled down."""
         if self._since_s is None:
             self._since_s = now_s
+        self._now_s = now_s
         fades = (now_s - self._since_s) / _FADE_S
         if fades <= _FADES_MAX:
             return math.exp(fades)
