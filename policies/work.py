@@ -7,31 +7,32 @@ import numpy as np
 from policies.contract import FleetView, Floats, RequestView
 
 
-def load_s(fleet: FleetView) -> Floats:
+def load_s(fleet: FleetView, step: float) -> Floats:
     """float64[rows]: queued prefill and one decode step for each unfinished request, in seconds.
 
     All at the worker's own prefill rate, so a slow one is full with less. A step each, not all
     the steps an answer has left: those that run together share every step, so a further one
-    takes about its token from each, while nobody knows how many it will want. What a step costs
-    is `step_tokens`, equal for all, so load differs by requests and not by moments.
+    takes about its token from each, while nobody knows how many it will want. `step` is
+    `step_tokens(fleet)`, equal for all, so load differs by requests and not by moments.
     """
-    tokens = fleet.queued_prefill_tokens + fleet.requests * step_tokens(fleet)
-    seconds: Floats = tokens / fleet.prefill_tokens_per_s
+    seconds: Floats = (fleet.queued_prefill_tokens + fleet.requests * step) / (
+        fleet.prefill_tokens_per_s
+    )
     return seconds
 
 
-def brought_s(request: RequestView, fleet: FleetView) -> Floats:
+def brought_s(request: RequestView, fleet: FleetView, step: float) -> Floats:
     """float64[rows]: what the request would add to `load_s`: its missing prefill and one step."""
     computed = np.maximum(request.prompt_tokens - fleet.hit_tokens, 1)
-    step_s = step_tokens(fleet) / fleet.prefill_tokens_per_s
-    seconds: Floats = fleet.prefill_s(computed, request.prompt_tokens - computed) + step_s
+    cached = request.prompt_tokens - computed
+    seconds: Floats = fleet.prefill_s(computed, cached) + step / fleet.prefill_tokens_per_s
     return seconds
 
 
-def whole_s(request: RequestView, fleet: FleetView) -> Floats:
+def whole_s(request: RequestView, fleet: FleetView, step: float) -> Floats:
     """float64[rows]: the same where nothing of the prompt were cached."""
-    step_s = step_tokens(fleet) / fleet.prefill_tokens_per_s
-    seconds: Floats = fleet.prefill_s(max(request.prompt_tokens, 1), 0) + step_s
+    tokens = max(request.prompt_tokens, 1)
+    seconds: Floats = fleet.prefill_s(tokens, 0) + step / fleet.prefill_tokens_per_s
     return seconds
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
-from policies.work import brought_s, load_s, whole_s
+from policies.work import brought_s, load_s, step_tokens, whole_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,11 @@ class BoundedLoad:
         return {"above_s": self._above_s(is_open, request, fleet)}
 
     def _above_s(self, is_open: Any, request: RequestView, fleet: FleetView) -> Floats:
-        before_s = load_s(fleet)
-        mean_s = float(before_s[is_open].mean())
-        most_s = float(whole_s(request, fleet)[is_open].max())
+        step = step_tokens(fleet)
+        before_s, whole = load_s(fleet, step), whole_s(request, fleet, step)
+        mean_s = float(before_s.sum(where=is_open)) / np.count_nonzero(is_open)
+        most_s = float(whole.max(where=is_open, initial=0.0))
         bound_s = (1.0 + self.epsilon) * mean_s + most_s
         # A rounding error must not shut out the one that is just at the bound.
-        above_s: Floats = before_s + brought_s(request, fleet) - bound_s * (1.0 + 1e-9)
+        above_s: Floats = before_s + brought_s(request, fleet, step) - bound_s * (1.0 + 1e-9)
         return above_s

@@ -61,7 +61,10 @@ class LateBinding:
         self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> Mapping[str, Floats]:
         """`load_s` and `missing_s` of each worker, as compared."""
-        return {"load_s": load_s(fleet), "missing_s": _missing_s(request, fleet)}
+        return {
+            "load_s": load_s(fleet, step_tokens(fleet)),
+            "missing_s": _missing_s(request, fleet),
+        }
 
     def _worth_a_wait(self, costs: Floats, request: RequestView, fleet: FleetView) -> int:
         """The holder's row, or -1: there is none, or the best rows serve as well."""
@@ -77,7 +80,8 @@ class LateBinding:
         holds = (hits == most) & ~fleet.hits_unknown & (heard_s <= _HEARD_S)
         if not holds.any():
             return -1
-        loads_s, missing_s = load_s(fleet), _missing_s(request, fleet)
+        loads_s = load_s(fleet, step_tokens(fleet))
+        missing_s = _missing_s(request, fleet)
         ready_s = loads_s + missing_s
         row = int(np.where(holds, ready_s, np.inf).argmin())
         gain_s = float(ready_s[best].min()) - float(missing_s[row])

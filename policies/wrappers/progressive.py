@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.contract import FleetView, Floats, RequestView
+from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.facts import Dispatched
 from policies.work import load_s, step_tokens
 
@@ -39,10 +39,9 @@ class Progressive:
     for `kv_prefix`. Where nobody holds more than another, over that of the loads; 1 where the
     policy is indifferent. `hybrid?load_factor=0|progressive` is `hybrid` at weight 1.
 
-    Spill depth of H tokens on m workers: H / (m * step_tokens * weight) requests. low = 0 keeps
-    some weight at any load; below a higher low one prefix may fill one worker while the pool has
-    room. Unknown hits are a lower bound; all signals read are always known. The rate is the whole
-    router's: each of several pools seems fuller than it is.
+    Spill depth of H tokens on m workers: H / (m * step_tokens * weight) requests; below a `low`
+    above 0 one prefix may fill one worker. Unknown hits are a lower bound; all signals read are
+    always known. The rate is the whole router's: each of several pools seems fuller than it is.
     low: 0 or more. high: above low. load_factor: weight at high and beyond, 0 or more.
     """
 
@@ -52,9 +51,8 @@ class Progressive:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low < self.high < float("inf"):
-            raise ValueError(
-                f"low is {self.low} and high is {self.high}; they must be finite, 0 <= low < high"
-            )
+            told = f"low is {self.low} and high is {self.high}"
+            raise ValueError(f"{told}; they must be finite, 0 <= low < high")
         if not 0.0 <= self.load_factor < float("inf"):
             raise ValueError(f"load_factor is {self.load_factor}; it must be finite, 0 or more")
 
@@ -72,29 +70,31 @@ class Progressive:
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: State) -> Floats:
         is_open = np.isfinite(costs)
-        weight = self.weight(request.now_s, fleet, state)
+        step = step_tokens(fleet)
+        weight = self.weight(request.now_s, fleet, step, state)
         if weight == 0.0 or np.count_nonzero(is_open) < 2:
             return costs
-        loads_s = load_s(fleet)
+        loads_s = load_s(fleet, step)
         missing_s = fleet.missing_tokens(request.prompt_tokens) / fleet.prefill_tokens_per_s
-        unit = _unit(costs[is_open], missing_s[is_open], loads_s[is_open])
-        adjusted: Floats = costs + weight * unit * (loads_s - float(loads_s[is_open].min()))
+        low_s, loads_span_s = _span(loads_s, is_open)
+        span, (least_s, span_s) = _span(costs, is_open)[1], _span(missing_s, is_open)
+        if span_s <= 1e-9 * (least_s + span_s):  # nobody holds more than another
+            span_s = loads_span_s
+        unit = span / span_s if span > 0.0 and span_s > 0.0 else 1.0
+        adjusted: Floats = costs + weight * unit * (loads_s - low_s)
         return adjusted
 
-    def weight(self, now_s: float, fleet: FleetView, state: State) -> float:
+    def weight(self, now_s: float, fleet: FleetView, step: float, state: State) -> float:
         """Missing seconds that a second of load is worth, 0..load_factor."""
         if state.seen < 2 or not len(fleet):
             return 0.0
         # Since the last one, too: after a pause there is room, whatever came before it.
         gap_s = max(state.gap_s, now_s - state.last_s, 1e-6)
-        tokens_per_s = (state.uncached_tokens + step_tokens(fleet)) / gap_s
-        used = tokens_per_s / float(fleet.prefill_tokens_per_s.sum())
+        used = (state.uncached_tokens + step) / gap_s / float(fleet.prefill_tokens_per_s.sum())
         return self.load_factor * min(max((used - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
-def _unit(costs: Floats, missing_s: Floats, loads_s: Floats) -> float:
-    """Cost per second; see the class."""
-    span, span_s, loads_span_s = (float(np.ptp(of)) for of in (costs, missing_s, loads_s))
-    if span_s <= 1e-9 * float(missing_s.max()):
-        span_s = loads_span_s
-    return span / span_s if span > 0.0 and span_s > 0.0 else 1.0
+def _span(values: Floats, is_open: Bools) -> tuple[float, float]:
+    """The least of the open rows, and how far the greatest is above it."""
+    least = float(values.min(where=is_open, initial=np.inf))
+    return least, float(values.max(where=is_open, initial=-np.inf)) - least

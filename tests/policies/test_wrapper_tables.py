@@ -227,9 +227,9 @@ def test_the_weight_follows_the_share_of_capacity_asked_for(gap_s, since_s, weig
     fleet = fleet_of(worker_id=[0, 1])
     wrapper = Progressive(low=0.1, high=0.5, load_factor=2.0)
     state = after(wrapper, [300] * 9, gap_s)
-    told = wrapper.weight(state.last_s + since_s, fleet, state)
+    told = wrapper.weight(state.last_s + since_s, fleet, 100.0, state)
     assert told == pytest.approx(2.0 * weight, abs=1e-9)
-    assert wrapper.weight(5.0, fleet, after(wrapper, [300], 1.0)) == 0.0, "one tells no rate"
+    assert wrapper.weight(5.0, fleet, 100.0, after(wrapper, [300], 1.0)) == 0.0, "one tells no rate"
 
 
 def test_a_second_of_load_is_worth_what_a_second_of_missing_prefill_is():
