@@ -71,7 +71,7 @@ def add_learn(parsers: Any) -> None:
         help="coefficients tried in a generation; default 13",
     )  # fmt: skip
     group(
-        "--sigma", type=arguments.positive, default=0.02, metavar="S",
+        "--sigma", type=arguments.positive, default=0.1, metavar="S",
         help="how far the first generation looks; default %(default)g",
     )  # fmt: skip
     group("--seed", type=arguments.whole, default=1, metavar="N", help="default %(default)s")

@@ -38,7 +38,7 @@ class LearnCommand:
     state: Path | None = None  # None: beside `out`, with `STATE_SUFFIX`
     generations: int = 20
     population: int | None = None
-    sigma: float = 0.02
+    sigma: float = 0.1
     seed: int = 1
     jobs: int | None = None
 
@@ -64,9 +64,10 @@ def run_learn(
         Journal(state, _fingerprint(command, lessons, search)) as journal,
         Replays(evaluate, command.jobs, console) as replays,
     ):
-        _announce(command, lessons, search, journal, replays, console)
-        _train(command, lessons, search, journal, replays, console)
-        theta, found = _conclude(command, lessons, search, journal, replays, now)
+        run = _Run(command, lessons, search, journal, replays, console)
+        run.announce()
+        run.train()
+        theta, found = run.conclude(now())
     write(command.out, as_file(theta, found))
     console.print(table(found))
     console.print(f"train: {told(found.score_train)}", highlight=False)
@@ -74,6 +75,92 @@ def run_learn(
         console.print(f"held out: {told(found.score_held_out)}", highlight=False)
     console.print(f"{command.out}: coefficients and where they come from", highlight=False)
     return found.score_train < 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The parts of one learning run, wired. Lifetime: process."""
+
+    command: LearnCommand
+    lessons: Lessons
+    search: Search
+    journal: Journal
+    replays: Replays
+    console: Console
+
+    def announce(self) -> None:
+        """Says how many replays are to come."""
+        train, held_out = _runs(self.lessons.train), _runs(self.lessons.held_out)
+        wanted, there = self.command.generations, len(self.journal.generations)
+        each = self.search.population * train
+        total = max(wanted - there, 0) * each + 2 * (train + held_out)
+        total += train if self.journal.start is None else 0
+        self.replays.expect(total)
+        kept = f"; {there} are there already" if there else ""
+        self.console.print(
+            f"{wanted} generations of {self.search.population}, {each} replays each{kept}; "
+            f"{total} replays in all, {self.replays.jobs} at a time",
+            highlight=False,
+        )
+
+    def train(self) -> None:
+        """Generation after generation; those of the journal are told again, not replayed."""
+        search, journal = self.search, self.journal
+        for generation in journal.generations:
+            search.ask()  # what it draws is used up as it was then
+            search.tell(generation.thetas, generation.scores)
+        if journal.start is None:
+            journal.begin(self.replays.run([LMETRIC], self.lessons.train)[0])
+        for number in range(len(journal.generations), self.command.generations):
+            thetas = search.ask()
+            scores = self._scores(self.replays.run(thetas, self.lessons.train))
+            journal.add(Generation(thetas, scores))
+            search.tell(thetas, scores)
+            self.console.print(
+                f"generation {number + 1} of {self.command.generations}: best {min(scores):+.4f}, "
+                f"middle {sorted(scores)[len(scores) // 2]:+.4f}; so far {told(search.best_score)}",
+                highlight=False,
+            )
+
+    def conclude(self, at: datetime) -> tuple[Theta, Found]:
+        """The better of the best and the mean in training, shown on what was held out."""
+        train, held_out = self.lessons.train, self.lessons.held_out
+        tried = [self.search.best, self.search.mean]
+        in_training = self.replays.run(tried, train)
+        scores = self._scores(in_training)
+        theta, trained, train_score = LMETRIC, self._start, 0.0
+        if min(scores) < 0.0:
+            chosen = scores.index(min(scores))
+            theta, trained, train_score = tried[chosen], in_training[chosen], scores[chosen]
+        held, held_start = self.replays.run([theta, LMETRIC], held_out)
+        rows = [
+            *zip(["train"] * len(train), train, trained, self._start, strict=True),
+            *zip(["held_out"] * len(held_out), held_out, held, held_start, strict=True),
+        ]
+        told_of = len(self.journal.generations)
+        return theta, Found(
+            command=self.command.line,
+            date=at.strftime("%Y-%m-%d %H:%M"),
+            version=version("warmroute"),
+            lessons_file=self.command.lessons.name,
+            seed=self.command.seed,
+            sigma=self.command.sigma,
+            population=self.search.population,
+            generations=told_of,
+            replays=told_of * self.search.population * _runs(train),
+            start=spec_of(LMETRIC),
+            score_train=round(train_score, 6),
+            score_held_out=round(score(held, held_start), 6) if held else None,
+            lessons=[lesson_found(part, lesson, *figures) for part, lesson, *figures in rows],
+        )
+
+    @property
+    def _start(self) -> list[list[Figures]]:
+        assert self.journal.start is not None
+        return self.journal.start
+
+    def _scores(self, found: list[list[list[Figures]]]) -> list[float]:
+        return [score(one, self._start) for one in found]
 
 
 def _fingerprint(command: LearnCommand, lessons: Lessons, search: Search) -> str:
@@ -89,106 +176,3 @@ def _fingerprint(command: LearnCommand, lessons: Lessons, search: Search) -> str
 
 def _runs(lessons: tuple[Lesson, ...]) -> int:
     return sum(len(lesson.setups) for lesson in lessons)
-
-
-def _announce(
-    command: LearnCommand,
-    lessons: Lessons,
-    search: Search,
-    journal: Journal,
-    replays: Replays,
-    console: Console,
-) -> None:
-    left = max(command.generations - len(journal.generations), 0)
-    each = search.population * _runs(lessons.train)
-    ends = 2 * _runs(lessons.train) + 2 * _runs(lessons.held_out)
-    total = left * each + ends + (_runs(lessons.train) if journal.start is None else 0)
-    replays.expect(total)
-    there = f"; {len(journal.generations)} are there already" if journal.generations else ""
-    console.print(
-        f"{command.generations} generations of {search.population}, {each} replays each{there}; "
-        f"{total} replays in all, {replays.jobs} at a time",
-        highlight=False,
-    )
-
-
-def _train(
-    command: LearnCommand,
-    lessons: Lessons,
-    search: Search,
-    journal: Journal,
-    replays: Replays,
-    console: Console,
-) -> None:
-    """Generation after generation; those of the journal are told again, not replayed."""
-    for generation in journal.generations:
-        search.ask()  # what it draws is used up as it was then
-        search.tell(generation.thetas, generation.scores)
-    if journal.start is None:
-        journal.begin(replays.run([LMETRIC], lessons.train)[0])
-    start = _of(journal)
-    for number in range(len(journal.generations), command.generations):
-        thetas = search.ask()
-        scores = [score(found, start) for found in replays.run(thetas, lessons.train)]
-        journal.add(Generation(thetas, scores))
-        search.tell(thetas, scores)
-        console.print(
-            f"generation {number + 1} of {command.generations}: best {min(scores):+.4f}, "
-            f"middle {sorted(scores)[len(scores) // 2]:+.4f}; so far {told(search.best_score)}",
-            highlight=False,
-        )
-
-
-def _conclude(
-    command: LearnCommand,
-    lessons: Lessons,
-    search: Search,
-    journal: Journal,
-    replays: Replays,
-    now: Callable[[], datetime],
-) -> tuple[Theta, Found]:
-    """The better of the best and the mean, chosen in training; then shown on what was held out."""
-    start = _of(journal)
-    tried = [search.best, search.mean]
-    in_training = replays.run(tried, lessons.train)
-    scores = [score(found, start) for found in in_training]
-    if min(scores) < 0.0:
-        chosen = scores.index(min(scores))
-        theta, trained, train_score = tried[chosen], in_training[chosen], scores[chosen]
-    else:
-        theta, trained, train_score = LMETRIC, start, 0.0
-    held, held_start = replays.run([theta, LMETRIC], lessons.held_out)
-    rows = [
-        *zip(["train"] * len(trained), lessons.train, trained, start, strict=True),
-        *zip(["held_out"] * len(held), lessons.held_out, held, held_start, strict=True),
-    ]
-    return theta, Found(
-        command=command.line,
-        date=now().strftime("%Y-%m-%d %H:%M"),
-        version=version("warmroute"),
-        lessons_file=command.lessons.name,
-        seed=command.seed,
-        sigma=command.sigma,
-        population=search.population,
-        generations=len(journal.generations),
-        replays=len(journal.generations) * search.population * _runs(lessons.train),
-        start=spec_of(LMETRIC),
-        score_train=round(train_score, 6),
-        score_held_out=round(score(held, held_start), 6) if held else None,
-        lessons=[
-            lesson_found(
-                lesson.name,
-                part,
-                Path(lesson.setups[0].workload.source).name,
-                [setup.seed for setup in lesson.setups],
-                found,
-                before,
-            )
-            for part, lesson, found, before in rows
-        ],
-    )
-
-
-def _of(journal: Journal) -> list[list[Figures]]:
-    assert journal.start is not None
-    return journal.start

@@ -11,6 +11,7 @@ import msgspec
 from rich.table import Table
 
 from policies.published.choice_features import FEATURES
+from simulator.learn.lessons import Lesson
 from simulator.learn.objective import Figures
 from simulator.learn.search import Theta, spec_of
 
@@ -69,19 +70,14 @@ def write(path: Path, learned: LearnedFile) -> None:
 
 
 def lesson_found(
-    name: str,
-    part: str,
-    source: str,
-    seeds: Sequence[int],
-    figures: Sequence[Figures],
-    start: Sequence[Figures],
+    part: str, lesson: Lesson, figures: Sequence[Figures], start: Sequence[Figures]
 ) -> LessonFound:
     """One lesson's figures side by side."""
     return LessonFound(
-        name,
+        lesson.name,
         part,
-        source,
-        list(seeds),
+        Path(lesson.setups[0].workload.source).name,
+        [setup.seed for setup in lesson.setups],
         ttft_s=_mean([one.ttft_s for one in figures]),
         ttft_start_s=_mean([one.ttft_s for one in start]),
         e2e_s=_mean([one.e2e_s for one in figures]),

@@ -11,11 +11,25 @@ from collections.abc import Sequence
 import numpy as np
 from cmaes import CMA
 
+from policies.contract import Floats
 from policies.published.choice_features import FEATURES
 
 Theta = tuple[float, ...]  # one number per feature
 PINNED = FEATURES.index("log_ptok")
 LMETRIC: Theta = tuple(-1.0 if name in ("log_ptok", "log_batch") else 0.0 for name in FEATURES)
+# Features that differ by much more than 1 between workers, and by how much: the search steps in
+# coefficients divided by these, so that one step along any of them changes choices about as much.
+SPREAD = {
+    "default_cost": 5.0,
+    "new_prefill": 5.0,
+    "active_prefill": 5.0,
+    "prompt_x_active_prefill": 50.0,
+    "active_prefill_ratio": 3.0,
+    "active_prefill_excess": 5.0,
+    "new_prefill_x_requests": 5.0,
+    "prefill_attn": 50.0,
+}
+_STEPS = np.array([1.0 / SPREAD.get(name, 1.0) for n, name in enumerate(FEATURES) if n != PINNED])
 DIGITS = 6  # of a coefficient: what is replayed is what is written down
 
 
@@ -49,10 +63,11 @@ def spec_of(theta: Theta) -> str:
     return "learned?theta=" + ",".join(str(number) for number in theta)
 
 
-def _free(theta: Theta) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.array(theta[:PINNED] + theta[PINNED + 1 :])
+def _free(theta: Theta) -> Floats:
+    free: Floats = np.array(theta[:PINNED] + theta[PINNED + 1 :]) / _STEPS
+    return free
 
 
-def _whole(free: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Theta:
-    numbers = [round(float(number), DIGITS) for number in free]
+def _whole(free: Floats) -> Theta:
+    numbers = [round(float(number), DIGITS) for number in free * _STEPS]
     return (*numbers[:PINNED], LMETRIC[PINNED], *numbers[PINNED:])
