@@ -9,7 +9,7 @@ NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.
 DEMO_FLAGS ?=
 SIM_FLAGS ?=
 BENCH_FLAGS ?=
-BENCHES := decision mirror tokens scheduler virtual traces request_log relay feeds replay
+BENCHES := decision mirror owners tokens scheduler virtual traces request_log relay feeds replay
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
