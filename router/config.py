@@ -186,8 +186,11 @@ class Config(_Section, frozen=True):
         str | None, Meta(description="file of lines `key tenant`; none: no keys are asked")
     ] = None
     explain: Annotated[
-        bool, Meta(description="clients may ask x-warmroute-explain: 1 for the decision")
+        bool, Meta(description="clients may ask x-warmroute-explain: 1, or full, for the decision")
     ] = True
+    explain_every: Annotated[
+        int, Meta(ge=0, le=1 << 30, description="every N-th decision is kept in full; 0: none")
+    ] = 0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least level to log")
     ] = "info"

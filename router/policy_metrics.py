@@ -15,8 +15,9 @@ def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
     faults = CounterMetricFamily(
         "warmroute_policy_faults", "Faults of policies, by kind", labels=["policy", "kind"]
     )
-    in_use = {(guard.policy.name, kind): 0 for kind in FAULT_KINDS}
-    for labels, count in {**in_use, **guard.faults}.items():
+    counts: dict[tuple[str, str], int] = {(guard.policy.name, kind): 0 for kind in FAULT_KINDS}
+    counts.update(guard.faults)
+    for labels, count in counts.items():
         faults.add_metric(labels, count)
     yield faults
     suspended = GaugeMetricFamily(

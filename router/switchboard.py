@@ -16,7 +16,7 @@ from typing import Literal
 from policies.facts import Arrival, Fact, Failure, Finish, FirstToken, Progress
 from policies.load import LoadedPolicy
 from router.core.actions import Action, Cancel, Dispatch, Hold, PutAside, Reject, Resync
-from router.core.chooser import Choice
+from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
 from router.core.take import take
 from router.record.recorder import FactRecorder
@@ -96,6 +96,8 @@ class Switchboard:
         self.core = core
         self.clock = clock
         self._tickets: dict[int, Ticket] = {}
+        self._explained: set[int] = set()  # requests whose decisions are taken apart
+        core.explain_if(lambda arrival: arrival.request_id in self._explained)
         self._next_request_id = 0
         self.recorder: FactRecorder | None = None  # set before the first fact, or never
         self.resync: Callable[[int, int], None] = lambda worker_id, from_seq: None
@@ -105,15 +107,18 @@ class Switchboard:
         request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
         return request_id
 
-    def ticket(self, request_id: int) -> Ticket:
-        """A new request's line to the core."""
+    def ticket(self, request_id: int, explained: bool = False) -> Ticket:
+        """A new request's line to the core; somebody reads the details of its decisions, or not."""
         ticket = Ticket(self, request_id)
+        if explained:
+            self._explained.add(request_id)
         self._tickets[request_id] = ticket
         return ticket
 
     def forget(self, ticket: Ticket) -> None:
         """The request is over."""
         self._tickets.pop(ticket.request_id, None)
+        self._explained.discard(ticket.request_id)
 
     def tell(self, fact: Fact) -> None:
         """Give the core a fact and carry out what it asks for."""
@@ -126,11 +131,16 @@ class Switchboard:
         for action in actions:
             self._do(action)
 
-    def explain(self, arrival: Arrival) -> Choice | Reject | None:
+    def explain(self, arrival: Arrival) -> Choice | Withheld | Reject:
         """What the core would decide for `arrival` now; nothing is charged."""
         if self.recorder is not None:
             arrival = self.recorder.explain(arrival)
         return self.core.explain(arrival)
+
+    def explain_held(self, request_id: int) -> Choice | Withheld | Reject | None:
+        """Why this request waits, as of now; None where it does not."""
+        self.advance()
+        return self.core.explain_held(request_id, self.clock())
 
     def advance(self) -> None:
         """Bring the load up to now, for whoever wants to look at it."""

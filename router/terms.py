@@ -56,5 +56,6 @@ def inference_terms(config: Config) -> InferenceTerms:
         client_buffer_bytes=config.limits.client_buffer_bytes,
         session_header=config.session_header,
         explain=config.explain,
+        explain_every=config.explain_every,
         forward_token_ids=config.forward_token_ids,
     )

@@ -9,6 +9,7 @@ from policies.contract import Floats, Ints
 from policies.facts import Role
 from policies.pick import ranked
 from policies.record import record
+from router.core.details import Details
 
 _EXPLAINED = 3  # candidates named in a decision
 
@@ -52,10 +53,14 @@ class Ranking:
 class Decision:
     """Why a request goes where it goes. Frozen, and equal by value.
 
-    Its candidates are named when somebody reads them: few decisions are ever read.
+    Its candidates are named when somebody reads them: few decisions are ever read. `unit` and
+    `details` are about it and no part of it: they are not compared, nor recorded.
     """
 
-    __slots__ = ("_candidates", "approximate", "hit_tokens", "policy", "prompt_tokens", "reason")
+    __slots__ = (
+        "_candidates", "approximate", "details", "hit_tokens", "policy", "prompt_tokens", "reason",
+        "unit",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -67,11 +72,13 @@ class Decision:
         approximate: bool,
     ) -> None:
         self.policy = policy
-        self.reason = reason  # "policy", "only_worker", "retry" or "held"
+        self.reason = reason  # "policy", "only_worker", "retry", "held" or "fallback"
         self.hit_tokens = hit_tokens  # expected on the chosen worker
         self.prompt_tokens = prompt_tokens
         self._candidates = candidates
         self.approximate = approximate  # hits were expected from text, not the engine's tokens
+        self.unit: str | None = None  # of the costs, where the policy says
+        self.details: Details | None = None  # where somebody asked for them
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from policies.contract import FleetView, Ints, RequestView
+from policies.facts import Arrival
 from policies.record import record
 from router.core.actions import Decision, Ranking, Reject
 from router.core.columns import WorkerColumns
+from router.core.details import Details, details_of
 from router.core.eligible import Eligibility, Rows
-from router.core.guard import PolicyGuard
+from router.core.guard import Answer, PolicyGuard
 from router.core.hold_queue import Pending
 from router.core.live_fleet import LiveFleet
 from router.core.roster import Roster
@@ -25,6 +28,24 @@ class Choice:
 
     worker: Worker
     decision: Decision
+
+
+@record
+class Withheld:
+    """No worker, for now: by which policy, and what that saw."""
+
+    policy: str
+    details: Details
+
+
+@record
+class _Asked:
+    """Who may take a request, and what the policy is shown. Lifetime: one decision."""
+
+    rows: Rows
+    hits: Ints
+    request: RequestView
+    fleet: FleetView
 
 
 class Chooser:
@@ -45,39 +66,71 @@ class Chooser:
         self._eligibility = Eligibility(workers)
         self._roster = roster
         self._arrivals = arrivals
+        self.wants_details: Callable[[Arrival], bool] | None = None  # whose decision is read
 
-    def choose(
-        self, pending: Pending, now_s: float, reason: str, asked: bool = False
-    ) -> Choice | Reject | None:
+    def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
         """The worker to take the request, a refusal, or None: hold it.
-
-        `asked`: somebody only wants to know, and a policy is not judged by what it answers.
 
         Raises FallbackError where even the fallback fails.
         """
+        asked = self._asked(pending, now_s)
+        if isinstance(asked, Reject):
+            return asked
+        answer = self._guard.decide(asked.request, asked.fleet)
+        if answer[2] < 0:
+            return None
+        wants = self.wants_details
+        return self._choice(asked, answer, reason, wants is not None and wants(pending.arrival))
+
+    def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
+        """The same for somebody who only wants to know, with its details. Nobody is judged by it.
+
+        Raises FallbackError as well.
+        """
+        asked = self._asked(pending, now_s)
+        if isinstance(asked, Reject):
+            return asked
+        answer = self._guard.consult(asked.request, asked.fleet)
+        if answer[2] < 0:
+            return Withheld(answer[0].name, self._details(asked, answer))
+        return self._choice(asked, answer, reason, with_details=True)
+
+    def _asked(self, pending: Pending, now_s: float) -> _Asked | Reject:
         arrival = pending.arrival
         rows = self._eligibility.rows(pending, now_s)
         if isinstance(rows, Reject):
             return rows
         hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
         request, fleet = self._views(pending, rows, hits, now_s)
-        decide = self._guard.consult if asked else self._guard.decide
-        policy, costs, row = decide(request, fleet)
-        if row < 0:
-            return None
+        return _Asked(rows, hits, request, fleet)
+
+    def _choice(self, asked: _Asked, answer: Answer, reason: str, with_details: bool) -> Choice:
+        rows, hits, request = asked.rows, asked.hits, asked.request
+        policy, costs, row = answer
         if policy is not self._guard.policy:
             reason = "fallback"
-        return Choice(
-            rows.workers[row],
-            Decision(
-                policy=policy.name,
-                reason="only_worker" if reason == "policy" and len(rows) == 1 else reason,
-                hit_tokens=int(hits[row]),
-                prompt_tokens=arrival.prompt_tokens,
-                candidates=Ranking(rows.worker_ids, costs.copy(), hits, row),
-                approximate=arrival.approximate,
-            ),
+        elif reason == "policy" and len(rows) == 1:
+            reason = "only_worker"
+        decision = Decision(
+            policy=policy.name,
+            reason=reason,
+            hit_tokens=int(hits[row]),
+            prompt_tokens=request.prompt_tokens,
+            candidates=Ranking(rows.worker_ids, costs.copy(), hits, row),
+            approximate=request.approximate,
         )
+        if policy is self._guard.policy:
+            decision.unit = self._guard.unit
+        if with_details:
+            decision.details = self._details(asked, answer)
+        return Choice(rows.workers[row], decision)
+
+    def _details(self, asked: _Asked, answer: Answer) -> Details:
+        policy, costs, row = answer
+        costs = costs.copy()  # the policy may use its array again for its terms
+        by_itself = policy is self._guard.policy
+        terms = self._guard.terms(asked.request, asked.fleet) if by_itself else {}
+        return details_of(asked.request, asked.fleet, costs, row, terms)
 
     def _views(
         self, pending: Pending, rows: Rows, hits: Ints, now_s: float

@@ -21,7 +21,7 @@ from router.core.actions import (
     Resync,
     Stage,
 )
-from router.core.chooser import Choice, Chooser
+from router.core.chooser import Choice, Chooser, Withheld
 from router.core.columns import WorkerColumns
 from router.core.counters import CoreCounters
 from router.core.draws import draw_of
@@ -161,11 +161,23 @@ class RouterCore:
             actions.append(self._place(pending, fact.now_s, "retry"))
         return [*actions, *self._ask_held(fact.now_s)]
 
-    def explain(self, fact: facts.Arrival) -> Choice | Reject | None:
+    def explain(self, fact: facts.Arrival) -> Choice | Withheld | Reject:
         """What would be decided for this request now; nothing is charged or remembered."""
         self.ledger.advance(fact.now_s)
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
-        return self._chooser.choose(pending, fact.now_s, "policy", asked=True)
+        return self._chooser.explain(pending, fact.now_s, "policy")
+
+    def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
+        """Why this request waits, as of now; None where it does not."""
+        pending = self._pending.get(request_id)
+        if pending is None or not pending.held:
+            return None
+        self.ledger.advance(now_s)
+        return self._chooser.explain(pending, now_s, "held")
+
+    def explain_if(self, wanted: Callable[[facts.Arrival], bool]) -> None:
+        """Take those decisions apart (`Decision.details`) for whose request `wanted` is true."""
+        self._chooser.wants_details = wanted
 
     # --- workers ----------------------------------------------------------------------------
 

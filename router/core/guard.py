@@ -18,6 +18,7 @@ from policies.facts import Fact
 from policies.load import LoadedPolicy
 from policies.parameters import PolicyError
 from policies.pick import pick
+from router.core.details import checked_terms
 from router.core.suspension import Suspension
 
 FaultKind = Literal["raised", "nan", "shape", "slow", "terms"]
@@ -88,7 +89,7 @@ class PolicyGuard:
         self.policy = policy
         self.remembers = policy.remembers
         self._state = state
-        self._asks_terms = policy.terms if policy.has_terms else None
+        self.unit = None if policy.wrappers else getattr(policy.policy, "unit", None)
         self.last_fault = None
         self.suspension = Suspension()  # while active, the fallback decides
 
@@ -120,22 +121,21 @@ class PolicyGuard:
         finally:
             self.since_s = math.inf
 
-    def terms(self, request: RequestView, fleet: FleetView) -> Any:
-        """What the policy calls its terms; None where it has none, fails or is suspended."""
-        if self._asks_terms is None or self.suspension.active:
-            return None
+    def terms(self, request: RequestView, fleet: FleetView) -> dict[str, Floats]:
+        """The policy's terms, float64[rows] each; empty where it has none, fails or is suspended.
+
+        Terms that fail are told of, and held against no decision.
+        """
+        if self.suspension.active:
+            return {}
         try:
             self.since_s = self._clock()
-            return self._asks_terms(request, fleet, self._state)
+            return checked_terms(self.policy.terms(request, fleet, self._state), len(fleet))
         except RAISABLE as error:
-            self.refuse_terms(_raised(error), request.now_s, error)
-            return None
+            self._failed("terms", _raised(error), request.now_s, error, counts=False)
+            return {}
         finally:
             self.since_s = math.inf
-
-    def refuse_terms(self, text: str, now_s: float, cause: BaseException | None = None) -> None:
-        """The policy's terms are of no use. That is told, and held against no decision."""
-        self._failed("terms", text, now_s, cause, counts=False)
 
     def settle_slow(self, now_s: float, took_s: float) -> None:
         """Count a call that took `took_s` as a fault. Apart, so that a recording can repeat it."""

@@ -8,21 +8,20 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from router.core.actions import Reject
 from router.core.roster import TableFullError
 from router.fleet_io.manager import DuplicateWorkerError, FleetManager
 from router.fleet_io.member import Member
 from router.http.answers import Handler, errors_as_json, json_response
-from router.http.decisions import DecisionLog, Record
+from router.http.decisions import DecisionLog
 from router.http.errors import ClientError
-from router.http.inference import Inference, explanation
+from router.http.explain_pages import ExplainPages
+from router.http.inference import Inference
 from router.http.policy_shown import policy_shown
 from router.kv_view import encode_kv_view, kv_view
 from router.metrics import RouterMetrics
 from router.switchboard import Switchboard
 from router.worker_spec import WorkerSpecError, worker_spec_of
 
-_SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 _REQUEST = "admin request"  # who asked for a change, in the log
 
 
@@ -57,8 +56,9 @@ class AdminApi:
         app.router.add_delete("/workers", self.remove_ranks)
         app.router.add_post("/workers/drain", self.drain_ranks)
         app.router.add_get("/kv", self.kv)
-        app.router.add_get("/explain", self.latest_decisions)
-        app.router.add_post("/explain", self.explain)
+        explain = ExplainPages(self._switchboard, self._inference, self._decisions)
+        app.router.add_get("/explain", explain.look)
+        app.router.add_post("/explain", explain.attempt)
         app.router.add_get("/policy", self.policy)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/health", self.health)
@@ -123,29 +123,6 @@ class AdminApi:
             raise ClientError(409, f"worker {member.worker_id} is not recognized yet")
         view = kv_view(worker, self._switchboard.core.roster.index)
         return web.Response(body=encode_kv_view(view), content_type="application/msgpack")
-
-    async def latest_decisions(self, request: web.Request) -> web.StreamResponse:
-        """The latest dispatches and their reasons, newest first: `?last=20`."""
-        text = request.query.get("last", str(_SHOWN_DEFAULT))
-        if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _SHOWN_MAX):
-            raise ClientError(400, f"`last` must be 1..{_SHOWN_MAX}", "last")
-        shown = [_decision(record) for record in self._decisions.latest(int(text))]
-        return json_response({"decisions": shown})
-
-    async def explain(self, request: web.Request) -> web.StreamResponse:
-        """Where the request in the body would go now, and why. Nothing is sent or charged."""
-        body = await request.read()
-        path = request.query.get("path", "/v1/completions")
-        arrival, prompt = await self._inference.arrival(body, path, request.headers.get, None)
-        choice = self._switchboard.explain(arrival)
-        if choice is None:
-            return json_response({"held": True, "prompt_tokens": prompt.tokens})
-        if isinstance(choice, Reject):
-            raise ClientError(
-                choice.status if choice.status < 500 else 409, choice.message, code=choice.code
-            )
-        shown = explanation(choice.worker.worker_id, choice.decision)
-        return web.Response(body=shown, content_type="application/json")
 
     async def policy(self, request: web.Request) -> web.StreamResponse:
         """The policy in use, who decides, and what went wrong."""
@@ -238,17 +215,6 @@ def _number(value: float) -> float | None:
     """JSON has neither NaN nor infinity."""
     value = float(value)
     return round(value, 6) if math.isfinite(value) else None
-
-
-def _decision(record: Record) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.json.decode(explanation(record.worker_id, record.decision))
-    return {
-        "now_s": record.now_s,
-        "request": record.request_id,
-        "model": record.model,
-        "session": record.session,
-        **shown,
-    }
 
 
 @web.middleware

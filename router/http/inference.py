@@ -9,21 +9,28 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import msgspec
 from aiohttp import web
 
 from policies.facts import Arrival
-from router.core.actions import Decision, Dispatch, Reject
+from router.core.actions import Reject
 from router.fleet_io.manager import FleetManager
 from router.fleet_io.member import Member
 from router.http.client_reply import ClientReply, upstream_request
 from router.http.decisions import DecisionLog
 from router.http.errors import ClientError, WorkerError, error_body, error_type
+from router.http.explain_header import (
+    HELD_CODES,
+    TO_CLIENTS,
+    Asked,
+    asked,
+    explain_refusal,
+    reply_headers,
+)
 from router.http.forward_ids import with_token_ids
 from router.http.prompts import Prompt, PromptReader
-from router.http.relay.reply import Header, HeldReply, Outcome, Timeouts, Usage
+from router.http.relay.reply import HeldReply, Outcome, Timeouts, Usage
 from router.http.scan import ScanLimits, Scanned, scan
 from router.http.tenants import Tenants
 from router.http.token_check import TokenCheck
@@ -33,8 +40,6 @@ from router.switchboard import Switchboard, Ticket
 
 log = logging.getLogger(__name__)
 
-EXPLAIN_HEADER = "x-warmroute-explain"
-WORKER_HEADER = b"x-warmroute-worker"
 _UNCHANGED_EVERY = 64  # requests: one goes as text where ids are forwarded, to be checked
 
 
@@ -47,6 +52,7 @@ class InferenceTerms:
     client_buffer_bytes: int
     session_header: str
     explain: bool  # clients may ask for the reasons of a decision
+    explain_every: int = 0  # every n-th request is explained in full for the operator; 0: none
     forward_token_ids: bool = False  # workers that take ids get them instead of text
 
 
@@ -80,12 +86,14 @@ class Inference:
         tenant = self._tenants.tenant_of(request)
         body = await request.read()
         arrival, prompt = await self.arrival(body, request.path, request.headers.get, tenant)
-        with self._switchboard.ticket(arrival.request_id) as ticket:
+        terms = self._terms()
+        explain = asked(request, arrival.request_id, terms.explain, terms.explain_every)
+        with self._switchboard.ticket(arrival.request_id, explain != "no") as ticket:
             ticket.arrive(arrival)
             if self._request_log is None:
-                return await self._relay(request, body, arrival, prompt, ticket)
+                return await self._relay(request, body, arrival, prompt, ticket, explain)
             with self._request_log.entry(arrival) as entry:
-                return await self._relay(request, body, arrival, prompt, ticket, entry)
+                return await self._relay(request, body, arrival, prompt, ticket, explain, entry)
 
     async def arrival(
         self,
@@ -142,28 +150,32 @@ class Inference:
         arrival: Arrival,
         prompt: Prompt,
         ticket: Ticket,
+        explain: Asked,
         entry: Entry | None = None,
     ) -> web.StreamResponse:
         terms = self._terms()
-        explain = terms.explain and request.headers.get(EXPLAIN_HEADER) == "1"
         held: HeldReply | None = None
         while True:
             action = await ticket.next_action()
             if isinstance(action, Reject):
                 answer = await self._turned_away(request, action, held)
+                if explain in TO_CLIENTS and action.code in HELD_CODES and not answer.prepared:
+                    now_s = self._switchboard.clock()
+                    choice = self._switchboard.explain(replace(arrival, now_s=now_s))
+                    explain_refusal(answer, arrival, now_s, choice)
                 if entry is not None:
                     entry.rejected(action, answer.status)
                 return answer
             if entry is not None:
                 worker = self._switchboard.core.workers.get(action.worker_id)
                 entry.dispatched(action, None if worker is None else worker.facts.block_size)
-            self._decisions.add(arrival, action)
+            record = self._decisions.add(arrival, action, self._switchboard.clock())
             member = self._fleet.members.get(action.worker_id)
             if member is None:  # removed since the core chose it
                 ticket.fail("busy", retry=True, reason="worker removed")
                 continue
             sent = _body_for(member, request.path, body, arrival, prompt, terms)
-            headers = _reply_headers(action, explain)
+            headers = reply_headers(action, arrival.request_id, explain)
             reply = ClientReply(request, terms.client_buffer_bytes, headers)
             outcome = await member.upstream.send(
                 upstream_request(
@@ -178,6 +190,7 @@ class Inference:
                 ticket.progress if arrival.stream else None,
             )
             self._metrics.outcome(arrival, action, outcome, self._switchboard.clock())
+            record.ended(arrival, outcome)
             if entry is not None:
                 entry.ended(outcome)
             held = outcome.held or held
@@ -252,32 +265,3 @@ def _body_for(
     if arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts the tokens by itself
         return body
     return with_token_ids(body, path, recognized.kind, prompt.encoded)
-
-
-def _reply_headers(action: Dispatch, explain: bool) -> tuple[Header, ...]:
-    worker: Header = (WORKER_HEADER, b"%d" % action.worker_id)
-    if not explain:
-        return (worker,)
-    return worker, (EXPLAIN_HEADER.encode(), explanation(action.worker_id, action.decision))
-
-
-def explanation(worker_id: int, decision: Decision) -> bytes:
-    """A decision as one line of JSON: worker, expected hits, cost of the best three."""
-    return msgspec.json.encode(
-        {
-            "worker": worker_id,
-            "policy": decision.policy,
-            "reason": decision.reason,
-            "expected_hit_tokens": decision.hit_tokens,
-            "prompt_tokens": decision.prompt_tokens,
-            "approximate": decision.approximate,
-            "best": [
-                {
-                    "worker": c.worker_id,
-                    "cost": c.cost if math.isfinite(c.cost) else None,
-                    "hit_tokens": c.hit_tokens,
-                }
-                for c in decision.candidates
-            ],
-        }
-    )

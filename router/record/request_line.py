@@ -11,6 +11,7 @@ hashes only, and sessions and tenants are keyed digests whose key is kept nowher
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -70,6 +71,10 @@ class RequestLine(msgspec.Struct, frozen=True):
     ttft_ms: float | None  # arrival to first byte, streamed answers; a refusal is none
     e2e_ms: float  # arrival to end
     candidates: tuple[Best, ...]  # the best three, the chosen one first
+    sent_ms: float | None = None  # arrival to the last dispatch: what it waited at the router
+    regret_ms: float | None = None  # `router.core.regret`; of policies that count in seconds
+    regret_hit_tokens: int | None = None  # `router.core.regret`
+    explained: dict[str, Any] | None = None  # all that the decision saw, where somebody asked
 
 
 def chain_bytes(chain: Hashes) -> bytes:

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,9 +21,11 @@ import numpy as np
 from policies.contract import Hashes
 from policies.facts import Arrival
 from router.core.actions import Dispatch, Reject
+from router.core.regret import regret_hit_tokens, regret_s
 from router.http.errors import WorkerError
 from router.http.relay.reply import Outcome, Usage
 from router.record.background import Background
+from router.record.explanation import everything
 from router.record.log_file import LogFile
 from router.record.request_line import Best, Header, RequestLine, chain_bytes, pseudonym
 
@@ -32,6 +35,7 @@ _WAITING_ENTRIES = 16_384
 _WAITING_BYTES = 64 << 20
 _ENTRY_BYTES = 2_048  # what an entry keeps alive besides its chains, roughly
 _LINE_BYTES = 512  # of a line without its chain, roughly
+_EXPLAINED_BYTES = 8_192  # of one with all that its decision saw, more
 _CLOSE_S = 5.0  # a disk that hangs must not keep the router from ending
 _CLIENT_LEFT = 499
 _NO_USAGE = Usage()
@@ -46,13 +50,14 @@ class Entry:
 
     __slots__ = (
         "_log", "answer_s", "arrival", "attempts", "block_size", "dispatch", "end_s", "error",
-        "first_byte_s", "output_events", "reason", "status", "usage",
+        "first_byte_s", "output_events", "reason", "sent_s", "status", "usage",
     )  # fmt: skip
 
     def __init__(self, log: RequestLog, arrival: Arrival) -> None:
         self._log = log
         self.arrival = arrival
         self.dispatch: Dispatch | None = None
+        self.sent_s: float | None = None
         self.attempts = 0
         self.block_size: int | None = None
         self.status: int | None = None
@@ -83,6 +88,7 @@ class Entry:
     def dispatched(self, dispatch: Dispatch, block_size: int | None) -> None:
         """It goes to a worker whose blocks have `block_size` tokens."""
         self.dispatch = dispatch
+        self.sent_s = self._log.now_s()
         self.attempts += 1
         self.block_size = block_size
         self.status = self.error = None
@@ -137,6 +143,10 @@ class RequestLog:
     def lost(self) -> int:
         """Lines lost so far, for want of room in the queue or on the disk."""
         return self._no_room + self._sink.lost
+
+    def now_s(self) -> float:
+        """The router's clock."""
+        return self._clock()
 
     def entry(self, arrival: Arrival) -> Entry:
         """The entry of a request that begins."""
@@ -248,7 +258,24 @@ class _LineSink:
             candidates=()
             if decision is None
             else tuple(Best(c.worker_id, c.cost, c.hit_tokens) for c in decision.candidates),
+            sent_ms=_ms(entry.sent_s, arrival.now_s),
+            **_hindsight(entry, first_byte_s),
         )
+
+
+def _hindsight(entry: Entry, first_byte_s: float | None) -> dict[str, Any]:
+    """What is known of the decision only now, and what it saw."""
+    if entry.dispatch is None or entry.sent_s is None:
+        return {}
+    decision = entry.dispatch.decision
+    waited_s = None if first_byte_s is None else max(first_byte_s - entry.sent_s, 0.0)
+    lost_s = regret_s(decision, waited_s)
+    details = decision.details
+    return {
+        "regret_ms": None if lost_s is None else round(lost_s * 1e3, 3),
+        "regret_hit_tokens": regret_hit_tokens(decision, entry.usage.cached_tokens),
+        "explained": None if details is None else everything(details),
+    }
 
 
 def _block_size_of(entry: Entry) -> int | None:
@@ -264,7 +291,9 @@ def _chain_of(entry: Entry) -> Hashes:
 
 def _size_of(entry: Entry) -> int:
     """Bytes of its line, roughly."""
-    return _LINE_BYTES + _chain_of(entry).nbytes * 4 // 3
+    decision = None if entry.dispatch is None else entry.dispatch.decision
+    explained = decision is not None and decision.details is not None
+    return _LINE_BYTES + _EXPLAINED_BYTES * explained + _chain_of(entry).nbytes * 4 // 3
 
 
 def _ms(at_s: float | None, since_s: float) -> float | None:
