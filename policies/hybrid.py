@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class Hybrid:
     limits go first.
     """
 
+    unit: ClassVar[str] = "s"
     load_factor: float = 1.0
     max_requests: float | None = None
     max_queued_tokens: float | None = None
@@ -54,3 +55,12 @@ class Hybrid:
         if reached is not None:
             costs[reached] = np.inf
         return costs
+
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
+        """The cost's three summands, seconds each."""
+        rate, factor = fleet.prefill_tokens_per_s, self.load_factor
+        return {
+            "missing_s": fleet.missing_tokens(request.prompt_tokens) / rate,
+            "queued_s": factor * fleet.queued_prefill_tokens / rate,
+            "requests_s": factor * fleet.requests * step_tokens(fleet) / rate,
+        }

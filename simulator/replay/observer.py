@@ -13,7 +13,10 @@ from simulator.traces.job import Job
 
 
 class Observer(Protocol):
-    """Told as things happen. Rows are of the book; stations are in the order of their ids."""
+    """Told as things happen. Rows are of the book; stations are in the order of their ids.
+
+    One whose attribute `reads_details` is true gets `Decision.details` with each dispatch.
+    """
 
     def on_start(self, book: Book) -> None:
         """The table that is about to fill: read a row's columns when it ends."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from typing import TextIO
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TextIO
 
 from policies.contract import Hashes
 from router.core.actions import Decision
+from router.core.regret import regret_hit_tokens, regret_s
 from simulator.replay.book import Book
 from simulator.replay.hindsight import predicted_ttft_ms
 from simulator.replay.result import NEVER, Verdict
@@ -19,8 +21,21 @@ COLUMNS = (
     *("serial", "session", "arrival_s", "prompt_tokens", "output_tokens", "worker", "attempts"),
     *("verdict", "code", "expected_hit_tokens", "hit_tokens", "ttft_ms", "tpot_ms", "e2e_ms"),
     *("chosen", "second", "third", "best_worker", "loss_ms"),
+    *("policy", "reason", "standing", "sent_ms", "regret_ms", "regret_hit_tokens"),
+    *("chosen_terms", "second_terms", "chosen_columns", "second_columns"),
 )
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+class _Sent(NamedTuple):
+    """A request under way: cells that were known at its dispatch. Lifetime: request."""
+
+    session: str
+    cells: Sequence[str]
+    decision: Decision | None
+
+
+_NEVER_SENT = _Sent("", ("",) * (CANDIDATES + 2), None)
 
 
 class RequestsCsv:
@@ -30,16 +45,20 @@ class RequestsCsv:
     requests under way are kept. Cells: `chosen`, `second` and `third` are `worker:cost:hit
     tokens` as the router saw them at the last dispatch, cost in the policy's own unit;
     `best_worker` has by its engine's true state the lowest predicted TTFT, and `loss_ms` is how
-    much longer the chosen worker's is (`simulator.replay.hindsight`). What never came is empty.
-    `hindsight=False` leaves out those last two, which cost a look at every worker per request.
-    Lifetime: replay.
+    much longer the chosen worker's is (`simulator.replay.hindsight`). `sent_ms`: from arrival to
+    the last dispatch. Regrets are against `second`, the runner-up (`router.core.regret`). Terms and
+    columns are `name=value;...` as the policy gave and saw them. What never came is empty.
+    `hindsight=False` leaves out `best_worker` and `loss_ms`, which cost a look at every worker per
+    request. Lifetime: replay.
     """
+
+    reads_details = True
 
     def __init__(self, stream: TextIO, hindsight: bool = True) -> None:
         self._writer = csv.writer(stream, lineterminator="\n")
         self._writer.writerow(COLUMNS)
         self._hindsight = hindsight
-        self._under_way: dict[int, tuple[str, list[str]]] = {}  # row -> session, last five cells
+        self._under_way: dict[int, _Sent] = {}  # by row
 
     def on_start(self, book: Book) -> None:
         """Takes the table to read from."""
@@ -57,7 +76,7 @@ class RequestsCsv:
             cells += _loss(times, self._book.worker[row])
         else:
             cells += ["", ""]
-        self._under_way[row] = (_text(job.session or ""), cells)
+        self._under_way[row] = _Sent(_text(job.session or ""), cells, decision)
 
     def on_sample(self, now_ns: int, workers: Sequence[Station]) -> None:
         """Samples are of no request."""
@@ -65,13 +84,13 @@ class RequestsCsv:
     def on_end(self, row: int) -> None:
         """Writes the line."""
         book = self._book
-        session, cells = self._under_way.pop(row, ("", [""] * (CANDIDATES + 2)))
+        sent = self._under_way.pop(row, _NEVER_SENT)
         arrival, first, finish = book.arrival_ns[row], book.first_token_ns[row], book.finish_ns[row]
         output = book.output_tokens[row]
         self._writer.writerow(
             (
                 row,
-                session,
+                sent.session,
                 f"{arrival / 1e9:.6f}",
                 book.prompt_tokens[row],
                 output,
@@ -84,9 +103,40 @@ class RequestsCsv:
                 _span_ms(arrival, first),
                 _span_ms(first, finish, output - 1) if output > 1 else "",
                 _span_ms(arrival, finish),
-                *cells,
+                *sent.cells,
+                *_reasons(sent.decision, book, row),
             )
         )
+
+
+def _reasons(decision: Decision | None, book: Book, row: int) -> list[object]:
+    """The last ten cells."""
+    if decision is None:
+        return [""] * 10
+    sent_ns, first_ns = book.dispatched_ns[row], book.first_token_ns[row]
+    waited_s = None if NEVER in (sent_ns, first_ns) else (first_ns - sent_ns) / 1e9
+    hit_tokens = book.hit_tokens[row]
+    lost_s = regret_s(decision, waited_s)
+    lost_tokens = regret_hit_tokens(decision, None if hit_tokens == NEVER else hit_tokens)
+    details = decision.details
+    best = () if details is None else details.seen[:2]
+    cells: list[object] = [
+        decision.policy,
+        decision.reason,
+        "" if details is None else details.request["standing"],
+        _span_ms(book.arrival_ns[row], sent_ns),
+        "" if lost_s is None else f"{lost_s * 1e3:.3f}",
+        "" if lost_tokens is None else lost_tokens,
+    ]
+    cells += ([_pairs(one.terms) for one in best] + ["", ""])[:2]
+    cells += ([_pairs(one.columns) for one in best] + ["", ""])[:2]
+    return cells
+
+
+def _pairs(values: Mapping[str, float]) -> str:
+    """`name=value;...`; what nobody knows is left out."""
+    known = ((name, value) for name, value in values.items() if not math.isnan(value))
+    return _text(";".join(f"{name}={value:.6g}" for name, value in known))
 
 
 def _loss(times_ms: Sequence[float], chosen: int) -> list[str]:

@@ -69,6 +69,31 @@ def test_hindsight_names_the_worker_that_would_have_been_quicker() -> None:
     assert {line["loss_ms"] + line["best_worker"] for line in without.values()} == {""}
 
 
+def test_a_line_says_by_which_terms_it_was_decided_and_what_that_cost() -> None:
+    lines, result = written(steady(60, 20.0), setup=setup_of("hybrid", pool(3)))
+    table = result.table
+    for serial, line in lines.items():
+        for which in ("chosen", "second"):
+            terms = pairs(line[f"{which}_terms"])
+            assert terms.keys() == {"missing_s", "queued_s", "requests_s"}
+            _, cost, hits = line[which].split(":")
+            assert sum(terms.values()) == pytest.approx(float(cost), rel=1e-4)
+            columns = pairs(line[f"{which}_columns"])
+            assert columns["hit_tokens"] == float(hits)
+            assert "max_requests" not in columns  # nobody set one
+        assert (line["policy"], line["reason"]) == ("hybrid", "policy")
+        sent_ns, first_ns = table.dispatched_ns[serial], table.first_token_ns[serial]
+        assert float(line["sent_ms"]) == 0.0
+        regret_ms = (first_ns - sent_ns) / 1e6 - 1e3 * float(line["second"].split(":")[1])
+        assert float(line["regret_ms"]) == pytest.approx(regret_ms, abs=0.01)
+        beyond = int(line["second"].split(":")[2]) - table.hit_tokens[serial]
+        assert int(line["regret_hit_tokens"]) == max(beyond, 0)
+
+
+def pairs(cell: str) -> dict[str, float]:
+    return {name: float(value) for name, _, value in (p.partition("=") for p in cell.split(";"))}
+
+
 def test_those_turned_away_have_a_code_and_no_times() -> None:
     jobs = [job(0, 64, 5), job(1, 4_000, 5, own=1, session='a,"b"'), job(2, 64, 1)]
     lines, result = written(jobs, setup=setup_of("hybrid", pool(2, kv_tokens=1_024)))
@@ -76,6 +101,7 @@ def test_those_turned_away_have_a_code_and_no_times() -> None:
     line = lines[1]
     assert (line["verdict"], line["code"]) == ("rejected", next(iter(result.rejections)))
     assert line["ttft_ms"] == line["tpot_ms"] == line["e2e_ms"] == line["hit_tokens"] == ""
+    assert line["regret_ms"] == line["regret_hit_tokens"] == ""
     assert line["session"] == 'a,"b"'
     # An answer of one token has no time per token.
     assert (lines[2]["output_tokens"], lines[2]["tpot_ms"]) == ("1", "")

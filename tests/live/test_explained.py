@@ -1,0 +1,107 @@
+"""Why a request went where it went, from everywhere where a running router tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.live.stack import MODEL, Stack, running, until
+
+ASK = "x-warmroute-explain"
+
+
+async def told(stack: Stack, prompt: list[int], how: str = "1") -> dict[str, Any]:
+    """The header of a streamed answer that was read to its end."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    url = f"{stack.url}/v1/completions"
+    async with stack.http.post(url, json=body, headers={ASK: how}) as reply:
+        await reply.read()
+        return dict(json.loads(reply.headers[ASK]))
+
+
+async def page(stack: Stack, query: str) -> tuple[int, dict[str, Any]]:
+    async with stack.http.get(f"{stack.admin}/explain?{query}") as reply:
+        return reply.status, await reply.json()
+
+
+async def test_the_header_the_page_and_the_log_tell_the_same_story(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    async with running(tmp_path, workers=2, router=["--request-log", str(log)]) as stack:
+        short = await told(stack, list(range(100)))
+        assert short["best"][0]["terms"].keys() == {"missing_s", "queued_s", "requests_s"}
+        assert "columns" not in short
+        full = await told(stack, list(range(100)), "full")
+        assert full["columns"][str(full["worker"])]["hit_tokens"] == full["expected_hit_tokens"]
+        status, answer = await page(stack, f"request={full['request']}")
+        assert status == 200
+        (kept,) = answer["decisions"]
+        assert {name: kept[name] for name in short} == {name: full[name] for name in short}
+        assert [row["worker"] for row in kept["workers"]] == [one["worker"] for one in kept["best"]]
+        assert kept["considered_workers"] == 2
+        assert kept["unit"] == "s"
+        expected_s = kept["first_token_s"] - kept["best"][1]["cost"]
+        assert abs(kept["regret_s"] - expected_s) < 1e-4
+        assert kept["regret_hit_tokens"] == max(
+            kept["best"][1]["hit_tokens"] - kept["cached_tokens"], 0
+        )
+        stack.router.process.terminate()
+        assert await stack.router.process.wait() == 0
+        lines = [json.loads(line) for line in log.read_text().splitlines()][1:]
+        assert len(lines) == 2
+        assert lines[1]["explained"]["workers"] == kept["workers"]
+        assert abs(lines[1]["regret_ms"] - 1e3 * kept["regret_s"]) < 1.0
+        assert lines[1]["regret_hit_tokens"] == kept["regret_hit_tokens"]
+        assert 0 <= lines[1]["sent_ms"] < lines[1]["ttft_ms"]
+
+
+async def test_every_nth_request_is_kept_in_full_for_the_operator(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=2, router=["--explain-every", "3"]) as stack:
+        for number in range(6):
+            assert (await stack.complete([number]))[0] == 200
+        kept = [(await page(stack, f"request={n}"))[1]["decisions"][0] for n in range(6)]
+        assert ["workers" in one for one in kept] == [True, False, False] * 2
+        assert (await page(stack, "request=6"))[0] == 404
+        assert (await page(stack, "request=x"))[0] == 400
+        assert (await page(stack, "request=" + "9" * 40))[0] == 400
+
+
+async def test_who_may_not_ask_is_told_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1, router=["--explain", "false"]) as stack:
+        body = {"model": MODEL, "prompt": [1], "max_tokens": 1}
+        for how in ("1", "full"):
+            url = f"{stack.url}/v1/completions"
+            async with stack.http.post(url, json=body, headers={ASK: how}) as reply:
+                assert reply.status == 200
+                assert ASK not in reply.headers
+        assert "workers" not in (await page(stack, "request=0"))[1]["decisions"][0]
+
+
+async def test_why_a_request_waits_can_be_asked_while_it_does_and_stands_in_its_refusal(
+    tmp_path: Path,
+) -> None:
+    policy = ["--policy", "tests.live.holding:hold_all", "--limits-hold-s", "1.5"]
+    async with running(tmp_path, workers=2, router=policy) as stack:
+        body = {"model": MODEL, "prompt": [1, 2], "max_tokens": 1}
+        url = f"{stack.url}/v1/completions"
+        asking = asyncio.ensure_future(stack.http.post(url, json=body, headers={ASK: "1"}))
+
+        async def waits() -> bool:
+            return await stack.metric("warmroute_held_requests") == 1
+
+        await until(waits, "the request to wait")
+        status, answer = await page(stack, "request=0")
+        assert status == 200
+        assert answer["held"] is True
+        assert answer["policy"] == "tests.live.holding:hold_all"
+        assert answer["held_s"] > 0
+        assert [row["cost"] for row in answer["workers"]] == [None, None]
+        reply = await asking
+        assert reply.status == 503
+        shown = json.loads(reply.headers[ASK])
+        assert shown["held"] is True
+        assert shown["held_s"] >= 1.5
+        async with stack.http.post(f"{stack.admin}/explain", json=body) as tried:
+            assert (await tried.json())["held"] is True
