@@ -29,10 +29,19 @@ class Dynamo(DynamoPrefill):
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: ActiveBlocks) -> Floats:
-        costs = self.prefill_tokens(request, fleet) + float(request.prompt_tokens)
-        costs /= request.block_size
-        costs += state.beyond(request.chain, fleet.worker_id)
+        terms = self.terms(request, fleet, state)
+        costs: Floats = terms["prefill_blocks"] + terms["in_use_blocks"]
         return costs
+
+    def terms(
+        self, request: RequestView, fleet: FleetView, state: ActiveBlocks
+    ) -> dict[str, Floats]:
+        """Both parts of the cost; the charge per request is in the first one."""
+        in_use = state.beyond(request.chain, fleet.worker_id)
+        in_use += request.prompt_tokens / request.block_size
+        prefill = self.prefill_tokens(request, fleet)
+        prefill /= request.block_size
+        return {"prefill_blocks": prefill, "in_use_blocks": in_use}
 
     def initial_state(self) -> ActiveBlocks:
         return ActiveBlocks()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Dispatched
 from policies.published.active_blocks import ActiveBlocks
@@ -56,15 +54,21 @@ class Jsew(DynamoPrefill):
             raise ValueError(f"smoothing is {self.smoothing}; it must be at most 1")
 
     def costs(self, request: RequestView, fleet: FleetView, state: JsewMemory) -> Floats:
-        if len(fleet) == 0:
-            return np.zeros(0)
-        costs = self.prefill_tokens(request, fleet) / float(request.block_size)
+        terms = self.terms(request, fleet, state)
+        costs: Floats = terms["prefill_blocks"] + terms["work_blocks"]
+        return costs
+
+    def terms(self, request: RequestView, fleet: FleetView, state: JsewMemory) -> dict[str, Floats]:
+        """Both parts of the cost; the charge per request is in the first one."""
+        prefill = self.prefill_tokens(request, fleet)
+        prefill /= request.block_size
         work: Floats = state.active.beyond(request.chain, fleet.worker_id)
         work += request.prompt_tokens / request.block_size  # never 0 then
         work *= (fleet.requests + 1.0) ** self.batch_exponent
-        work *= (work / (work.sum() / len(work))) ** self.skew_exponent
-        costs += (self.context_weight + self.prefill_weight * state.uncached_share) * work
-        return costs
+        if len(work):
+            work *= (work / (work.sum() / len(work))) ** self.skew_exponent
+        work *= self.context_weight + self.prefill_weight * state.uncached_share
+        return {"prefill_blocks": prefill, "work_blocks": work}
 
     def initial_state(self) -> JsewMemory:
         return JsewMemory()

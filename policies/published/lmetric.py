@@ -48,15 +48,20 @@ class LMetric:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
     def costs(self, request: RequestView, fleet: FleetView, state: HotClasses) -> Floats:
-        tokens = float(request.prompt_tokens) - fleet.hit_tokens
-        if self.queued:
-            tokens += fleet.queued_prefill_tokens
-        costs: Floats = np.maximum(tokens, 1.0) * (fleet.requests + 1)
+        terms = self.terms(request, fleet, state)
+        costs: Floats = terms["tokens"] * terms["batch_requests"]
         if self.hot_spots:
             too_hot = self._too_hot(request, fleet, state)
             if too_hot is not None:
                 costs[too_hot] = np.inf
         return costs
+
+    def terms(self, request: RequestView, fleet: FleetView, state: HotClasses) -> dict[str, Floats]:
+        """Both factors of the cost; a holder may be ruled out all the same."""
+        tokens = float(request.prompt_tokens) - fleet.hit_tokens
+        if self.queued:
+            tokens += fleet.queued_prefill_tokens
+        return {"tokens": np.maximum(tokens, 1.0), "batch_requests": fleet.requests + 1.0}
 
     def _too_hot(self, request: RequestView, fleet: FleetView, state: HotClasses) -> Bools | None:
         """bool[rows]: the holders that this request shall not go to; None: it may go anywhere."""

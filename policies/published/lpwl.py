@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from policies.contract import FleetView, Floats, RequestView
 
 
@@ -25,8 +27,15 @@ class Lpwl:
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        requests = fleet.requests
-        most = float(requests.max(initial=0))
-        tokens = fleet.queued_prefill_tokens + (float(request.prompt_tokens) - fleet.hit_tokens)
-        costs: Floats = tokens + requests / (most + 1.0)
+        terms = self.terms(request, fleet, state)
+        costs: Floats = terms["queued_tokens"] + terms["missing_tokens"] + terms["tie_tokens"]
         return costs
+
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
+        """The parts of the cost."""
+        requests = fleet.requests
+        return {
+            "queued_tokens": fleet.queued_prefill_tokens,
+            "missing_tokens": np.float64(request.prompt_tokens) - fleet.hit_tokens,
+            "tie_tokens": requests / (float(requests.max(initial=0)) + 1.0),
+        }

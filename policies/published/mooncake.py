@@ -27,9 +27,13 @@ class Mooncake:
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        terms = self.terms(request, fleet, state)
+        costs: Floats = terms["queue_s"] + terms["prefill_s"]
+        return costs
+
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
+        """Both parts of the cost."""
         # The last token is computed even where all are resident.
         cached = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
-        costs: Floats = fleet.queued_prefill_s + fleet.prefill_s(
-            request.prompt_tokens - cached, cached
-        )
-        return costs
+        prefill_s = fleet.prefill_s(request.prompt_tokens - cached, cached)
+        return {"queue_s": fleet.queued_prefill_s, "prefill_s": prefill_s}

@@ -10,6 +10,8 @@ import numpy as np
 from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.published.preble_window import PrebleWindow
 
+Terms = dict[str, Floats]
+
 
 @dataclass(frozen=True, slots=True)
 class Preble:
@@ -30,8 +32,8 @@ class Preble:
     is summed over prefixes, misses only, which is the prefill sent; nodes may move as well as be
     copied, and the recompute of what a prompt evicts may be charged: neither is done here.
 
-    Spill depth: none by requests; a prefix that most prompts consist of is left when load and time
-    to first token show both, and never before the warm-up.
+    Spill depth: none by requests; a prefix that is most of a prompt is left when load and time to
+    first token both show it: after the warm-up, and half a window after its first request.
 
     Unknown hits are a lower bound, taken as they are. Before the first answer told its tokens,
     decoding costs nothing; the time to first token is that of streaming answers.
@@ -52,11 +54,10 @@ class Preble:
             raise ValueError(f"warmup_requests is {self.warmup_requests}; it must be 0 or more")
 
     def costs(self, request: RequestView, fleet: FleetView, state: PrebleWindow) -> Floats:
-        loads = _loads(fleet, state)
-        cached = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
-        missing = request.prompt_tokens - cached
-        costs: Floats = loads + fleet.prefill_s(missing, cached)
-        holders: Bools = cached > missing
+        terms = self.terms(request, fleet, state)
+        loads = terms["window_s"] + terms["decode_s"]
+        costs: Floats = loads + terms["prefill_s"]
+        holders: Bools = 2 * fleet.hit_tokens > request.prompt_tokens
         if np.count_nonzero(holders) in (0, len(fleet)):
             return costs
         if self._grows(request, loads, holders, state):
@@ -64,14 +65,25 @@ class Preble:
         costs[~holders] = np.inf
         return costs
 
+    def terms(self, request: RequestView, fleet: FleetView, state: PrebleWindow) -> Terms:
+        """The parts of the cost; a worker may be ruled out all the same."""
+        sums, none = state.work.totals, (0.0, 0.0)
+        work = np.array([sums.get(w, none) for w in fleet.worker_id.tolist()]).reshape(-1, 2)
+        work_tokens: Floats = work[:, 0] + fleet.pair_tokens * work[:, 1]
+        cached = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
+        return {
+            "window_s": work_tokens / fleet.prefill_tokens_per_s,
+            "decode_s": fleet.requests * fleet.step_s * state.median_output_tokens,
+            "prefill_s": fleet.prefill_s(request.prompt_tokens - cached, cached),
+        }
+
     def _grows(
         self, request: RequestView, loads: Floats, holders: Bools, state: PrebleWindow
     ) -> bool:
         """Whether the request's prefix is to be copied to the least loaded worker."""
         most = loads.max()
-        if state.dispatches < self.warmup_requests * len(loads):
-            return False
-        if most <= self.imbalance * loads.min() or not holders[loads >= most].any():
+        early = state.dispatches < self.warmup_requests * len(loads)
+        if early or most <= self.imbalance * loads.min() or not holders[loads >= most].any():
             return False
         served = state.ttft.totals
         nodes = [node for node in state.large_nodes(request.chain) if node in served]
@@ -86,11 +98,3 @@ class Preble:
     def observe(self, fact: Any, state: PrebleWindow) -> PrebleWindow:
         state.observe(fact)
         return state
-
-
-def _loads(fleet: FleetView, state: PrebleWindow) -> Floats:
-    """float64[rows]: seconds."""
-    sums, none = state.work.totals, (0.0, 0.0)
-    work = np.array([sums.get(w, none) for w in fleet.worker_id.tolist()]).reshape(-1, 2)
-    prefill_s: Floats = (work[:, 0] + fleet.pair_tokens * work[:, 1]) / fleet.prefill_tokens_per_s
-    return prefill_s + fleet.requests * fleet.step_s * state.median_output_tokens

@@ -41,12 +41,17 @@ class Ramjet:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be finite, 0 or more")
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        terms = self.terms(request, fleet, state)
+        costs: Floats = terms["load"] + terms["affinity"]
+        return costs
+
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
+        """Both parts of the cost."""
         hits = fleet.hit_tokens
         load = fleet.requests + fleet.queued_prefill_tokens / self.request_tokens
         if self.relative:
             behind = hits.max(initial=0) - hits
-            affinity = -np.minimum(behind / self.point_tokens, self.max_points)
+            affinity = np.minimum(behind / self.point_tokens, self.max_points)
         else:
-            affinity = np.minimum(hits / self.point_tokens, self.max_points)
-        costs: Floats = self.load_weight * load - affinity
-        return costs
+            affinity = -np.minimum(hits / self.point_tokens, self.max_points)
+        return {"load": self.load_weight * load, "affinity": affinity}

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.facts import Dispatched
+from policies.facts import Dispatched, Finish
+from policies.load import load
 from policies.pick import pick
 from policies.published.hot_classes import NO_CLASS, HotClasses, class_of, hit_blocks
 from policies.published.lmetric import LMetric
@@ -15,8 +16,8 @@ from policies.published.lpwl import Lpwl
 from policies.published.mooncake import Mooncake
 from policies.published.ramjet import Ramjet
 from tests.effort import EFFORT
-from tests.policies.fleet import request_of
-from tests.policies.published import costs_of, sent, spill_depth
+from tests.policies.fleet import fleet_of, request_of
+from tests.policies.published import costs_of, sent, spill_depth, state_of
 
 INF, NAN = np.inf, np.nan
 
@@ -194,3 +195,32 @@ def test_mooncake_spills_by_the_queue_only():
     for queued, row in ((5_990.0, 0), (6_010.0, 1)):
         costs = costs_of(Mooncake(), request, **held, queued_prefill_tokens=[queued, 0.0])
         assert pick(np.array(costs), 0.0) == row
+
+
+# --- costs taken apart -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lpwl", "mooncake", "ramjet", "dynamo", "jsew", "preble"])
+def test_terms_add_up_to_the_costs(name):
+    policy = load(name)
+    facts = [sent(range(20)), sent(range(9), 2, hit_tokens=64, request_id=1)]
+    state = policy.initial_state()
+    for fact in [*facts, Finish(1.0, 1, output_tokens=30)]:
+        state = policy.observe(fact, state)
+    fleet = fleet_of(
+        hit_tokens=[320, 0, 144], queued_prefill_tokens=[90.0, 0.0, 7.0], running=[4, 0, 1]
+    )
+    terms = policy.terms(request_of(), fleet, state)
+    assert all(term.any() for term in terms.values())
+    np.testing.assert_allclose(
+        sum(terms.values()), policy.costs(request_of(), fleet, state), rtol=1e-12
+    )
+
+
+def test_lmetrics_terms_are_factors():
+    fleet = fleet_of(hit_tokens=[320, 0], queued_prefill_tokens=[90.0, 0.0], running=[4, 0])
+    terms = LMetric().terms(request_of(), fleet, state_of(LMetric()))
+    assert {name: term.tolist() for name, term in terms.items()} == {
+        "tokens": [770.0, 1_000.0],
+        "batch_requests": [5.0, 1.0],
+    }
