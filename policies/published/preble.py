@@ -67,9 +67,9 @@ class Preble:
 
     def terms(self, request: RequestView, fleet: FleetView, state: PrebleWindow) -> Terms:
         """The parts of the cost; a worker may be ruled out all the same."""
-        sums, none = state.work.totals, (0.0, 0.0)
-        work = np.array([sums.get(w, none) for w in fleet.worker_id.tolist()]).reshape(-1, 2)
-        work_tokens: Floats = work[:, 0] + fleet.pair_tokens * work[:, 1]
+        sums, none, pair_tokens = state.work.totals, (0.0, 0.0), fleet.pair_tokens
+        found = [sums.get(worker_id, none) for worker_id in fleet.worker_id.tolist()]
+        work_tokens = np.array([new + pair_tokens * pairs for new, pairs in found])
         cached = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
         return {
             "window_s": work_tokens / fleet.prefill_tokens_per_s,
