@@ -43,6 +43,11 @@ example of a file:
     workers: [6, 8, 12]
     seeds: [1, 2, 3]
 """
+COMPARE_EXAMPLES = """\
+examples:
+  warmroute-sim compare sweep.yaml.results.jsonl --base hybrid
+  warmroute-sim compare build/study/*.results.jsonl --base lmetric --html study.html
+"""
 
 
 def add_plan(parsers: Any) -> None:
@@ -129,6 +134,29 @@ def add_sweep(parsers: Any) -> None:
         parser, csv="a line per run", json="all figures", html="a page with Pareto pictures"
     )
     parser.set_defaults(command=from_module(STUDIES, "sweep"))
+
+
+def add_compare(parsers: Any) -> None:
+    """`warmroute-sim compare`."""
+    parser = add_command(
+        parsers,
+        "compare",
+        "RESULTS... --base RULE [option]...",
+        "rules against one of them, seed by seed, from files of sweep results",
+        "Reads what sweeps have kept and says of each workload, fleet and load: times, hits, good "
+        "requests, collapsed seeds, and by which factor each rule is better or worse than the "
+        "base on the same seeds; where several loads were run, which one each rule takes.",
+        COMPARE_EXAMPLES,
+    )
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS", help="of `sweep`")
+    parser.add_argument("--base", required=True, metavar="RULE", help="what others are divided by")
+    parser.add_argument(
+        "--policy", action="append", metavar="RULE", help="show these and the base; default: all"
+    )
+    add_reports(
+        parser, json="all figures", html="a page with pictures", markdown="tables for a document"
+    )
+    parser.set_defaults(command=from_module(STUDIES, "compare"))
 
 
 def add_hits(parsers: Any) -> None:

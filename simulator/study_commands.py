@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from policies.parameters import PolicyError
 from router.record.player import Player
+from simulator.compare.command import CompareCommand, run_compare
 from simulator.limits.hindsight import Hindsight
 from simulator.limits.hits import RULES
 from simulator.limits.hits import hits as hit_rows
@@ -72,6 +73,21 @@ def sweep(options: argparse.Namespace, console: Console) -> bool:
         html=options.html,
     )
     return run_sweep(command, console)
+
+
+def compare(options: argparse.Namespace, console: Console) -> bool:
+    """Rules side by side."""
+    read = list(map(str, options.results))
+    check_files(options, ("json", "html", "markdown"), read)
+    command = CompareCommand(
+        results=tuple(dict.fromkeys(options.results)),
+        base=options.base,
+        policies=tuple(options.policy or ()),
+        json=options.json,
+        html=options.html,
+        markdown=options.markdown,
+    )
+    return run_compare(command, console)
 
 
 def hits(options: argparse.Namespace, console: Console) -> bool:

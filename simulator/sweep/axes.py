@@ -30,14 +30,13 @@ SHORT_NAMES: Mapping[str, Path] = {
     "closed_loop": ("closed_loop",),
     "faults": ("faults",),
 }
-# Not `workload.source`: figures of different workloads cannot be compared.
 _SECTIONS = (
     ("world", World),
     ("fleet", WorkerGroup),
     ("goodput", Goodput),
     ("router", RouterSettings),
 )
-_OF_A_WORKLOAD = ("requests", "seconds", "spread_s")
+_OF_A_WORKLOAD = ("source", "requests", "seconds", "spread_s")
 
 
 def axis_paths() -> dict[str, Path]:

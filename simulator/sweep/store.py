@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +26,36 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     row: ReplayRow | None = None
     error: str | None = None
     attempts: int = 1
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Every run in a file of results, in the order in which they ended; a torn end is left out.
+
+    Others may be writing to it. Raises `SweepError` for what cannot be read or is no such file.
+    """
+    decoder = msgspec.json.Decoder(Record)
+    try:
+        with path.open("rb") as lines:
+            if lines.readline() != HEADER:
+                raise SweepError([f"{path}: not a file of sweep results (`sweep` writes them)"])
+            for number, line in enumerate(lines, 2):
+                if not line.endswith(b"\n"):
+                    return
+                yield _decoded(decoder, path, line, number)
+    except OSError as error:
+        raise SweepError([f"{path}: cannot be read: {error.strerror}"]) from error
+
+
+def _decoded(decoder: msgspec.json.Decoder[Record], path: Path, line: bytes, number: int) -> Record:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SweepError(
+            [
+                f"{path}:{number}: not a result ({error}); remove that line to run it again, or "
+                "name another file"
+            ]
+        ) from error
 
 
 class Store:
@@ -102,14 +133,6 @@ class Store:
         self._file.truncate(end)
 
     def _take(self, decoder: msgspec.json.Decoder[Record], line: bytes, number: int) -> None:
-        try:
-            record = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise SweepError(
-                [
-                    f"{self.path}:{number}: not a result ({error}); remove that line to run it "
-                    "again, or name another file"
-                ]
-            ) from error
+        record = _decoded(decoder, self.path, line, number)
         if record.row is not None:
             self.rows[record.key] = record.row

@@ -14,6 +14,7 @@ from engine.profile import SUFFIX as PROFILE_SUFFIX
 from simulator.replay.setup import Setup
 from simulator.report.row import ReplayRow
 from simulator.sweep.errors import SweepError
+from simulator.sweep.policy_files import policy_files
 
 # A row for a set-up. It is sent to other processes by its name, so it is a function of a module.
 Evaluate = Callable[[Setup], ReplayRow]
@@ -54,18 +55,21 @@ class Runner(Protocol):
 class Keys:
     """Makes tasks of set-ups. Lifetime: one sweep.
 
-    A key stands for the set-up, the bytes of the files it names and the version of this program:
-    a file that was changed under its old name, or another version, makes another run.
+    A key stands for the set-up, the bytes of the files it names, those of its policy's source and
+    the version of this program: what was changed under its old name makes another run.
     """
 
     def __init__(self) -> None:
         self._version = version("warmroute")
         self._digests: dict[str, str] = {}
+        self._policies: dict[str, list[Path]] = {}
 
     def task(self, setup: Setup) -> Task:
         """The task of a set-up. Raises `SweepError` for a file that cannot be read."""
         said = hashlib.sha256(self._version.encode())
-        for path in _files(setup):
+        if setup.policy not in self._policies:
+            self._policies[setup.policy] = policy_files(setup.policy)
+        for path in (*_files(setup), *map(str, self._policies[setup.policy])):
             said.update(self._digest(path).encode())
         said.update(msgspec.json.encode(setup, order="sorted"))
         return Task(said.hexdigest()[:KEY_DIGITS], setup)

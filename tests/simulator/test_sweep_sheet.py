@@ -66,7 +66,12 @@ def test_a_grid_is_the_product_of_its_axes(tmp_path: Path) -> None:
 
 
 def test_every_axis_can_be_varied() -> None:
-    values = {"profile": [PROFILE], "faults": ["f.yaml"], "closed_loop": [True]}
+    values = {
+        "workload.source": ["a", "b"],
+        "profile": [PROFILE],
+        "faults": ["f.yaml"],
+        "closed_loop": [True],
+    }
     paths = axis_paths()
     used = set()
     for name, place in paths.items():

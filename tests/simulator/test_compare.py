@@ -1,0 +1,214 @@
+"""Rules side by side: ratios by hand, collapsed seeds, saturation, what is read, shown, refused."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from simulator.compare.command import CompareCommand, run_compare
+from simulator.compare.figures import compare_scene, ratio
+from simulator.compare.load import load_of
+from simulator.compare.results import read_scenes, short_names
+from simulator.compare.saturation import keeps_up, ladder
+from simulator.replay.setup import Setup
+from simulator.report.row import GoodputShare, ReplayRow
+from simulator.report.spread import Spread
+from simulator.sweep.errors import SweepError
+from simulator.sweep.store import Store
+from simulator.sweep.task import Keys, Outcome
+from tests.effort import EFFORT
+from tests.simulator.synthetic import evaluate, setup
+
+TIMES = {"lmetric": (100.0, 400.0, 200.0), "ours": (50.0, 100.0, 100.0), "slow": (900.0, 200.0)}
+
+
+def row_of(asked: Setup, ttft_ms: float, good: float = 1.0, lost: int = 0) -> ReplayRow:
+    """A row whose mean time to first token is known."""
+    row = evaluate(asked)
+    return msgspec.structs.replace(
+        row,
+        policy=asked.policy,
+        requests=100,
+        completed=100 - lost,
+        rejected=lost,
+        ttft_ms=Spread(ttft_ms, ttft_ms, ttft_ms, ttft_ms, 3 * ttft_ms, 4 * ttft_ms),
+        goodput=GoodputShare(2000.0, 50.0, good),
+    )
+
+
+def written(path: Path, runs: list[tuple[Setup, ReplayRow | None]]) -> Path:
+    """A file of results that holds `runs`."""
+    keys = Keys()
+    with Store(path) as store:
+        for asked, row in runs:
+            error = None if row is not None else "ValueError: no room"
+            store.add(Outcome(keys.task(asked), row, error))
+    return path
+
+
+def three_rules(rate: float = 10.0) -> list[tuple[Setup, ReplayRow | None]]:
+    known = {"lmetric": "least_requests", "ours": "hybrid", "slow": "random"}
+    asked = [
+        (setup(known[name], seed, rate=rate), time)
+        for name, times in TIMES.items()
+        for seed, time in enumerate(times)
+    ]
+    return [(one, row_of(one, time)) for one, time in asked]
+
+
+def test_figures_by_hand(tmp_path: Path) -> None:
+    [scene] = read_scenes([written(tmp_path / "W1.results.jsonl", three_rules())])
+    assert scene.name == "W1"
+    found = compare_scene(scene, "least_requests")
+    assert [rule.policy for rule in found.rules] == ["hybrid", "least_requests", "random"]
+    ours, base, slow = found.rules
+    assert (ours.ttft_mean_ms, ours.ttft_median_ms, ours.ttft_worst_ms) == (250 / 3, 100.0, 100.0)
+    assert found.collapse_ms == 250.0
+    assert (ours.collapsed, base.collapsed, slow.collapsed) == (0, 1, 1)
+    # Ratios of the seeds: 1/2, 1/4, 1/2.
+    told = ours.ratios["ttft_mean"]
+    assert told is not None
+    assert told.mean == pytest.approx((1 / 16) ** (1 / 3), abs=1e-4)
+    logs = [math.log(x) for x in (0.5, 0.25, 0.5)]
+    half = 4.302653 * statistics.stdev(logs) / math.sqrt(3)
+    assert told.low == pytest.approx(math.exp(statistics.fmean(logs) - half), abs=1e-4)
+    assert told.high == pytest.approx(math.exp(statistics.fmean(logs) + half), abs=1e-4)
+    paired = slow.ratios["ttft_mean"]
+    assert paired is not None
+    assert paired.seeds == 2
+    assert paired.mean == pytest.approx(math.sqrt(9 * 0.5), abs=1e-4)
+    even = base.ratios["e2e_mean"]
+    assert even is not None
+    assert (even.mean, even.low, even.high) == (1.0, 1.0, 1.0)
+
+
+@settings(max_examples=50 * EFFORT, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), min_size=1, max_size=30))
+def test_turned_round_a_ratio_is_its_inverse(pairs: list[tuple[float, float]]) -> None:
+    there, back = ratio(pairs), ratio([(b, a) for a, b in pairs])
+    assert there is not None
+    assert back is not None
+    assert there.mean * back.mean == pytest.approx(1, rel=1e-4)
+    if there.low is not None and there.high is not None and back.high is not None:
+        assert there.low <= there.mean <= there.high
+        if there.low > 1e-300:
+            assert there.low * back.high == pytest.approx(1, rel=1e-4)
+
+
+def test_who_turns_requests_away_is_collapsed_and_no_yardstick(tmp_path: Path) -> None:
+    quick = setup("random", 0)
+    runs = [*three_rules()[:6], (quick, row_of(quick, 1.0, lost=40))]
+    [scene] = read_scenes([written(tmp_path / "a.jsonl", runs)])
+    found = compare_scene(scene, "hybrid")
+    assert found.collapse_ms == 250.0
+    first = found.rules[0]
+    assert (first.policy, first.collapsed, first.lost_share) == ("random", 1, 0.4)
+
+
+def test_saturation_by_hand(tmp_path: Path) -> None:
+    def scene_at(rate: float, ttft_ms: float, good: float) -> list[tuple[Setup, ReplayRow | None]]:
+        ours, other = setup("hybrid", 0, rate=rate), setup("random", 0, rate=rate)
+        return [(ours, row_of(ours, ttft_ms, good)), (other, row_of(other, 9000.0, 0.5))]
+
+    runs = scene_at(10, 500.0, 1.0) + scene_at(20, 1000.0, 0.98) + scene_at(40, 4000.0, 0.58)
+    scenes = read_scenes([written(tmp_path / "ladder.yaml.results.jsonl", runs)])
+    names = ["ladder rate_per_s=10", "ladder rate_per_s=20", "ladder rate_per_s=40"]
+    assert [scene.name for scene in scenes] == names
+    found = [compare_scene(scene, "random") for scene in scenes]
+    assert [keeps_up(s.rules[0]) for s in found] == [True, True, False]
+    steps = ladder("ladder", found[::-1])
+    ours, other = steps.rules
+    # 2 s is crossed half-way in logarithms, at 30; 90 % a fifth of the way, at 24.
+    assert (ours.policy, ours.load, ours.beyond) == ("hybrid", 24.0, None)
+    assert (other.load, other.below) == (None, 10.0)
+    assert ladder("ladder", found[:2]).rules[0].beyond == 20.0
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "bare"),
+    [
+        ("gen:agentic?rate=0.3&turns=5", 0.3, "gen:agentic?turns=5"),
+        ("gen:agentic?turns=5&rate=0.3", 0.3, "gen:agentic?turns=5"),
+        ("gen:agentic", 0.45, "gen:agentic"),
+        ("gen:unheard", 2.0, "gen:unheard"),
+        ("a/trace.jsonl", 2.0, "a/trace.jsonl"),
+    ],
+)
+def test_how_much_is_asked(source: str, value: float, bare: str) -> None:
+    asked = setup()
+    work = msgspec.structs.replace(asked.workload, source=source, rate_per_s=None, speed=2.0)
+    found = load_of(msgspec.structs.replace(asked, workload=work))
+    generated = "begun" in found.unit
+    assert found.value == pytest.approx(value * 2 if generated else value)
+    assert found.of.workload.source == bare
+    assert found.of.workload.speed == 1.0
+
+
+def compared(command: CompareCommand) -> tuple[bool, str]:
+    console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
+    return run_compare(command, console), console.export_text()
+
+
+def test_everything_is_shown_and_written(tmp_path: Path) -> None:
+    failed = setup("random", 7)
+    runs = [*three_rules(), *three_rules(20.0), (failed, None)]
+    file = written(tmp_path / "W4b.results.jsonl", runs)
+    with file.open("ab") as torn:
+        torn.write(b'{"key": "torn')
+    json, html, markdown = (tmp_path / f"out.{kind}" for kind in ("json", "html", "md"))
+    command = CompareCommand((file,), "least_requests", (), json, html, markdown)
+    sound, text = compared(command)
+    assert not sound
+    assert "failed: W4b rate_per_s=10: random, seed 7: ValueError: no room" in text
+    assert "W4b rate_per_s=20: 2-3 seeds; ratios to least_requests" in text
+    assert "0.40 [0.15, 1.07]" in text
+    assert "20 and more" in text
+    report = msgspec.json.decode(json.read_bytes())
+    assert [scene["load"] for scene in report["scenes"]] == [10.0, 20.0]
+    assert "| `hybrid` | 0.083 (0.1 / 0.1) |" in markdown.read_text()
+    page = html.read_text()
+    assert page.count("<figure>") == 3
+    assert "http" not in page.replace("http://www.w3.org", "")
+    _, text = compared(CompareCommand((file,), "least_requests", ("hybrid",)))
+    assert "hybrid" in text
+    assert "random  " not in text
+
+
+def test_the_last_run_of_a_set_up_counts_and_a_failure_never_hides_one(tmp_path: Path) -> None:
+    asked = setup("hybrid", 0)
+    runs: list[tuple[Setup, ReplayRow | None]] = [
+        (asked, row_of(asked, 1.0)), (asked, row_of(asked, 2.0)), (asked, None),
+    ]  # fmt: skip
+    [scene] = read_scenes([written(tmp_path / "a.jsonl", runs)])
+    assert scene.rows["hybrid"][0].ttft_ms.mean == 2.0
+    assert scene.failed == []
+
+
+def test_wrong_input_is_told(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.jsonl", three_rules())
+    other, empty, broken = (tmp_path / name for name in ("other", "empty", "broken"))
+    other.write_text("hello\n")
+    written(empty, [])
+    broken.write_bytes(file.read_bytes().splitlines(keepends=True)[0] + b"{}\n")
+    for results, base, said in (
+        ((tmp_path / "none",), "hybrid", "cannot be read: No such file"),
+        ((other,), "hybrid", "not a file of sweep results"),
+        ((empty,), "hybrid", "holds no run yet"),
+        ((broken,), "hybrid", "broken:2: not a result"),
+        ((file,), "hybird", r"no result is of it \(did you mean hybrid\?\); there are least_requ"),
+    ):
+        with pytest.raises(SweepError, match=said):
+            compared(CompareCommand(results, base))
+
+
+def test_names_of_files() -> None:
+    paths = [Path("a/W1.results.jsonl"), Path("b/W1.jsonl"), Path("b/x.yaml.results.jsonl")]
+    assert short_names(paths) == ["a/W1.results.jsonl", "b/W1.jsonl", "x"]
