@@ -1,32 +1,30 @@
-"""Learning: the objective by hand, a search that goes on where it was, a tiny real one."""
+"""Learning: a run that goes on where it was, a tiny real one, what cannot run."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
+import os
+import signal
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 
 from policies.load import load
 from policies.published.choice_features import FEATURES
 from simulator.learn.command import HALVES, LearnCommand, run_learn
-from simulator.learn.journal import Generation, Journal
 from simulator.learn.lessons import read_lessons
-from simulator.learn.objective import LOST_S, Figures, figures, score
-from simulator.learn.search import LMETRIC, PINNED, Search, spec_of
+from simulator.learn.search import LMETRIC
 from simulator.sweep.errors import SweepError
-from tests.effort import EFFORT
-from tests.simulator import bowl, synthetic
+from tests.simulator import bowl
 from tests.simulator.cli_support import Run, run
 
 __all__ = ["run"]
+ROOT = Path(__file__).resolve().parents[2]
 LESSONS = """\
 train:
   - {name: a, workload: {source: "gen:agentic?sessions=8"}, seeds: [1, 2],
@@ -55,96 +53,6 @@ def command(folder: Path, generations: int = 3, jobs: int = 1, out: str = "o") -
         sigma=0.05,
         jobs=jobs,
     )
-
-
-# --- the objective ------------------------------------------------------------------------------
-
-
-def test_a_lost_request_counts_as_ten_minutes() -> None:
-    row = synthetic.evaluate(synthetic.setup())
-    times = msgspec.structs.replace(row.ttft_ms, mean=2_000.0)
-    row = msgspec.structs.replace(row, requests=4, completed=3, ttft_ms=times, e2e_ms=times)
-    assert figures(row) == Figures((3 * 2.0 + LOST_S) / 4, (3 * 2.0 + LOST_S) / 4, 1)
-    none = msgspec.structs.replace(times, mean=None)
-    lost = msgspec.structs.replace(row, completed=0, ttft_ms=none, e2e_ms=none)
-    assert figures(lost) == Figures(LOST_S, LOST_S, 4)
-    assert figures(None) == Figures(LOST_S, LOST_S, 0)
-
-
-def test_the_score_is_a_mean_over_lessons_of_means_over_seeds() -> None:
-    start = [[Figures(1.0, 10.0, 0), Figures(2.0, 10.0, 0)], [Figures(4.0, 8.0, 0)]]
-    found = [[Figures(0.5, 10.0, 0), Figures(2.0, 5.0, 0)], [Figures(8.0, 4.0, 0)]]
-    assert score(start, start) == 0.0
-    assert score(found, start) == pytest.approx((-math.log(2.0) + 0.0) / 2)
-
-
-# --- the search ---------------------------------------------------------------------------------
-
-
-def test_it_begins_as_lmetric_and_holds_the_scale() -> None:
-    assert dict(zip(FEATURES, LMETRIC, strict=True))["log_batch"] == -1.0
-    search = Search(0.05, 1, None)
-    assert search.population == 13
-    assert search.mean == LMETRIC
-    for theta in search.ask():
-        assert theta[PINNED] == -1.0
-        assert len(theta) == len(FEATURES)
-        loaded = load(spec_of(theta))
-        assert [float(text) for text in str(loaded.params["theta"]).split(",")] == list(theta)
-
-
-def test_what_is_worse_than_the_start_is_not_taken() -> None:
-    search = Search(0.05, 1, 4)
-    thetas = search.ask()
-    search.tell(thetas, [1.0, 2.0, 0.0, 3.0])
-    assert (search.best, search.best_score) == (LMETRIC, 0.0)
-    thetas = search.ask()
-    search.tell(thetas, [1.0, -0.5, -0.2, 3.0])
-    assert (search.best, search.best_score) == (thetas[1], -0.5)
-
-
-# --- the journal --------------------------------------------------------------------------------
-
-START = [[Figures(1.0, 2.0, 0)]]
-
-
-@settings(max_examples=30 * EFFORT, deadline=None)
-@given(count=st.integers(0, 4), data=st.data())
-def test_a_torn_journal_has_the_generations_that_were_whole(
-    count: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("torn") / "journal"
-    ends = []
-    with Journal(path, "run") as journal:
-        journal.begin(START)
-        ends.append(path.stat().st_size)
-        for number in range(count):
-            journal.add(Generation([LMETRIC], [float(number)]))
-            ends.append(path.stat().st_size)
-    cut = data.draw(st.integers(0, ends[-1]))
-    path.write_bytes(path.read_bytes()[:cut])
-    whole = sum(end <= cut for end in ends)  # lines, the head included
-    with Journal(path, "run") as journal:
-        assert journal.start == (START if whole else None)
-        assert [g.scores for g in journal.generations] == [[float(n)] for n in range(whole - 1)]
-        if journal.start is None:
-            journal.begin(START)
-        journal.add(Generation([LMETRIC], [9.0]))
-    with Journal(path, "run") as journal:
-        assert journal.generations[-1].scores == [9.0]
-
-
-def test_a_journal_of_another_run_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    with Journal(path, "one") as journal:
-        journal.begin(START)
-        with pytest.raises(SweepError, match="another run writes to it"):
-            Journal(path, "one")
-    with pytest.raises(SweepError, match="of other lessons, traces or settings"):
-        Journal(path, "another")
-    path.write_text("name,age\n")
-    with pytest.raises(SweepError, match=r"journal:1: no line of a learning run"):
-        Journal(path, "one")
 
 
 # --- a run --------------------------------------------------------------------------------------
@@ -184,6 +92,48 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert one["found"]["score_train"] == other["found"]["score_train"] < 0
     states = [(tmp_path / f"{name}.state.jsonl").read_text() for name in ("o", "straight")]
     assert states[0] == states[1]
+
+
+LEARNER = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from simulator.learn.command import LearnCommand, run_learn
+from tests.simulator import bowl
+
+if __name__ == "__main__":
+    lessons, out = map(Path, sys.argv[1:])
+    asked = LearnCommand("a test", out, lessons, generations=100_000, population=6, jobs=2)
+    try:
+        run_learn(asked, Console(width=200), bowl.evaluate)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+def test_ctrl_c_leaves_whole_generations(tmp_path: Path) -> None:
+    script, lessons = tmp_path / "learner.py", tmp_path / "lessons.yaml"
+    script.write_text(LEARNER)
+    lessons.write_text(LESSONS)
+    program = subprocess.Popen(
+        [sys.executable, "-u", str(script), str(lessons), str(tmp_path / "o")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    assert any(line.startswith("generation 2 ") for line in program.stdout)
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+    _, errors = program.communicate(timeout=60)
+    assert program.returncode == 130
+    assert "Traceback" not in errors
+    head, *lines = (tmp_path / "o.state.jsonl").read_text().splitlines()
+    assert json.loads(head)["format"] == "warmroute-learn"
+    assert len(lines) >= 2
+    assert all(len(json.loads(line)["scores"]) == 6 for line in lines)
+    assert not (tmp_path / "o").exists()
 
 
 def test_where_nothing_is_better_it_stays_with_the_start(tmp_path: Path) -> None:
