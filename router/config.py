@@ -141,7 +141,11 @@ class Config(_Section, frozen=True):
         Meta(description="workers: URL,key=value,... each (in a file also as mappings)"),
     ] = ()
     policy: Annotated[
-        str, Meta(min_length=1, description="NAME?key=value&... or package.module:attr?...")
+        str,
+        Meta(
+            min_length=1,
+            description="NAME?key=value&... or package.module:attr?..., then its wrappers",
+        ),
     ] = "hybrid"
     policy_fallback: Annotated[
         str, Meta(min_length=1, description="decides where the policy fails: a built-in, no memory")
