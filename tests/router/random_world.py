@@ -41,6 +41,7 @@ POLICIES = (
     "kv_prefix?temperature=0.3",
     "hybrid?max_queued_tokens=9000",
     "tests.router.random_world:at_most_three",
+    "kv_prefix|thresholds?max_queued_tokens=900|progressive|bounded_load|late_binding",
 )
 
 
