@@ -49,6 +49,11 @@ class Learned:
         costs: Floats = np.add.reduce(features(request, fleet) * self._minus_theta, axis=0)
         return costs
 
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
+        """What each feature adds to the costs, without those that add nothing."""
+        table = features(request, fleet) * self._minus_theta
+        return {name: table[row] for row, name in enumerate(FEATURES) if table[row].any()}
+
 
 def _parsed(theta: str) -> tuple[float, ...]:
     try:

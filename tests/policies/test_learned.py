@@ -136,6 +136,15 @@ def test_the_trained_coefficients_are_what_it_takes():
     assert Learned().costs(request_of(), fleet, None).tolist() == expected
 
 
+def test_terms_add_up_to_the_costs():
+    policy = Learned(theta(log_ptok=-1.0, log_batch=-0.5, overlap_frac=0.25, hash_home=0.1))
+    view = (request_of(), fleet_of(hit_tokens=[600, 0, 100], running=[9, 0, 2]), None)
+    terms = policy.terms(*view)
+    assert set(terms) == {"log_ptok", "log_batch", "overlap_frac", "hash_home"}
+    assert terms["log_batch"].tolist() == pytest.approx([0.5 * math.log(n + 1) for n in (9, 0, 2)])
+    assert sum(terms.values()).tolist() == pytest.approx(policy.costs(*view).tolist())
+
+
 @pytest.mark.parametrize(
     "bad", ["1,2,3", theta() + ",0", theta(log_ptok=math.inf), theta(log_ptok=NAN), "a,b", ","]
 )
