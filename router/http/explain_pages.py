@@ -79,9 +79,13 @@ def _decision(record: Record, whole: bool = False) -> dict[str, Any]:
         "model": record.model,
         "session": record.session,
         **explanation(record.request_id, record.worker_id, record.decision),
-        "first_token_s": record.first_token_s,
+        "first_token_s": _rounded(record.first_token_s),
         "cached_tokens": record.cached_tokens,
-        "regret_s": record.regret_s,
+        "regret_s": _rounded(record.regret_s),
         "regret_hit_tokens": record.regret_hit_tokens,
         **({} if details is None else everything(details)),
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
