@@ -29,7 +29,8 @@ class BoundedLoad:
     * mean + w_max, the mean as before it. Nothing else raises a load (time and endings lower it;
     another router's requests, once reported, and a slower calibration are beyond any rule). So
     every worker's load is at most (1 + epsilon) * M + W at any time: M the greatest mean, W the
-    greatest w_max since the worker was last idle. No other rule published bounds it in seconds.
+    greatest w_max since the worker was last idle. Over all workers, where the policy leaves all
+    of them open; one that shuts the idle ones gets the mean of the busy ones.
 
     Spill depth: the w_max - w_i of a holder is what its hit saves, so in an otherwise idle pool of
     n it takes requests until they are H / rate / (1 - (1 + epsilon) / n) seconds of work.
