@@ -18,6 +18,7 @@ POLICIES = {
     "power_of_two": "policies.power_of_two:PowerOfTwo",
     "kv_prefix": "policies.kv_prefix:KvPrefix",
     "kv_load": "policies.kv_load:KvLoad",
+    "warmset": "policies.warmset:Warmset",
     "hybrid": "policies.hybrid:Hybrid",
     "llm_d": "policies.published.llm_d:LlmD",
     "trt_llm": "policies.published.trt_llm:TrtLlm",

@@ -76,6 +76,7 @@ class FleetView:
     hit_tokens_disk: Ints  # further prompt tokens on disk
     hits_unknown: Bools  # events were lost: `hit_tokens` is a lower bound
     queued_prefill_tokens: Floats  # dispatched, not yet computed: own ledger, drained by the model
+    token_work: Floats  # linear work of one queued token: 1, and its attention on top
     running: Ints  # requests past their first token; own count, plus others' as reported
     waiting: Ints  # requests before their first token; own count, plus others' as reported
     context_tokens: Floats  # KV tokens read by one decode step: own ledger
@@ -113,7 +114,7 @@ class FleetView:
     @property
     def queued_prefill_s(self) -> Floats:
         """Seconds each worker needs, at its own speed, for the prefill already sent to it."""
-        seconds: Floats = self.queued_prefill_tokens / self.prefill_tokens_per_s
+        seconds: Floats = self.queued_prefill_tokens * self.token_work / self.prefill_tokens_per_s
         return seconds
 
     def prefill_s(self, tokens: Floats | Ints | float, cached: Floats | Ints | float) -> Floats:

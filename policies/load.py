@@ -116,6 +116,12 @@ class LoadedPolicy:
         costs = self.policy.costs(request, fleet, state[0])
         return checked_numbers(who, costs, len(fleet))
 
+    @property
+    def needs_sessions(self) -> bool:
+        """Whether it, or a wrapper, reads what only the followed sessions tell."""
+        asked = (self.policy, *(w.wrapper for w in self.wrappers))
+        return any(getattr(one, "needs_sessions", False) for one in asked)
+
     def initial_state(self) -> Any:
         """The state before the first fact: None for a policy without memory. With wrappers, a
         tuple of the policy's and of each one's."""

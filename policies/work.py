@@ -15,9 +15,8 @@ def load_s(fleet: FleetView, step: float) -> Floats:
     takes about its token from each, while nobody knows how many it will want. `step` is
     `step_tokens(fleet)`, equal for all, so load differs by requests and not by moments.
     """
-    seconds: Floats = (fleet.queued_prefill_tokens + fleet.requests * step) / (
-        fleet.prefill_tokens_per_s
-    )
+    steps_s = fleet.requests * (step / fleet.prefill_tokens_per_s)
+    seconds: Floats = fleet.queued_prefill_s + steps_s
     return seconds
 
 

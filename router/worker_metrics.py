@@ -66,7 +66,7 @@ def _values(worker: Worker, columns: WorkerColumns) -> tuple[float, ...]:
     slot, kv = worker.slot, worker.kv
     return (
         columns.requests[slot],
-        columns.charged_tokens[slot] - columns.drained_tokens[slot],
+        float(columns.queued_tokens(slice(slot, slot + 1))[0]),
         columns.context_tokens[slot],
         columns.prefill_tokens_per_s[slot],
         columns.step_s[slot],

@@ -12,6 +12,7 @@ from router.core.actions import Decision, Ranking, Reject
 from router.core.columns import WorkerColumns
 from router.core.details import Details, details_of
 from router.core.eligible import Eligibility, Rows
+from router.core.following import Following
 from router.core.guard import Answer, PolicyGuard
 from router.core.hold_queue import Pending
 from router.core.live_fleet import LiveFleet
@@ -59,6 +60,7 @@ class Chooser:
         workers: WorkerTable,
         roster: Roster,
         arrivals: ArrivalEstimator,
+        following: Following,
     ) -> None:
         self._guard = guard
         self._settings = settings
@@ -67,6 +69,7 @@ class Chooser:
         self._roster = roster
         self._arrivals = arrivals
         self.wants_details: Callable[[Arrival], bool] | None = None  # whose decision is read
+        self._following = following
 
     def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
         """The worker to take the request, a refusal, or None: hold it.
@@ -137,6 +140,7 @@ class Chooser:
     ) -> tuple[RequestView, FleetView]:
         arrival = pending.arrival
         size = rows.block_sizes[0]
+        told = self._following.view(pending, rows, hits)
         request = RequestView(
             chain=arrival.chains[size],
             block_size=size,
@@ -149,12 +153,15 @@ class Chooser:
             tenant=arrival.tenant,
             priority=arrival.priority,
             held_s=now_s - arrival.now_s if pending.held else 0.0,
+            standing="new" if told is None else told.standing,
+            home_id=-1 if told is None else told.home_id,
+            trunk_tokens=0 if told is None else told.trunk_tokens,
         )
         index = self._roster.index
         below_gpu = None
         if index.tiers > 1:  # looked up only where a policy asks
-            told = (arrival.chains, arrival.prompt_tokens, hits)
-            below_gpu = partial(tier_hits, index, rows, *told)
+            asked = (arrival.chains, arrival.prompt_tokens, hits)
+            below_gpu = partial(tier_hits, index, rows, *asked)
         fleet = LiveFleet(
             self._columns,
             rows,
@@ -164,5 +171,6 @@ class Chooser:
             self._settings.signal_stale_s,
             self._arrivals,
             below_gpu,
+            told,
         )
         return request, fleet

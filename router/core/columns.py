@@ -6,6 +6,7 @@ That keeps the cost of a decision flat in Python whatever the number of workers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 
 import numpy as np
@@ -13,14 +14,14 @@ import numpy as np
 from kvkernels import drain_queues
 from policies.contract import Floats, Ints
 from policies.facts import WorkerFacts
+from router.estimators.pair_cost import PairCost
 
 
 class WorkerColumns:
     """Lifetime: process; a row's content lives as long as its worker.
 
-    Queued prefill is kept as two running totals, tokens ever charged and tokens presumed
-    computed: their difference is the queue, and draining it by the worker's rate is one
-    vector operation.
+    Queued prefill is kept as two running totals, work ever charged and work presumed done: their
+    difference is the queue, and draining it by the worker's rate is one vector operation.
     """
 
     def __init__(self, slots: int) -> None:
@@ -30,11 +31,15 @@ class WorkerColumns:
         def ints(fill: int = 0) -> Ints:
             return np.full(slots, fill, dtype=np.int64)
 
+        self.attention = PairCost()  # of the model, so of all workers
         self.worker_id = ints(-1)
-        self.charged_tokens = floats()  # uncached prompt tokens ever sent to the worker
-        self.drained_tokens = floats()  # of these, presumed or known to be computed
+        # Prefill ever sent to the worker, in tokens of linear work: attention comes on top.
+        self.charged_work = floats()
+        self.drained_work = floats()  # of this, presumed or known to be computed
         # What may be presumed at most: up to the end of the oldest prompt without a first token.
-        self.drain_limit_tokens = floats(np.inf)
+        self.drain_limit_work = floats(np.inf)
+        self.waiting_tokens = floats()  # of requests before their first token, uncached
+        self.waiting_work = floats()  # the same with their attention, in tokens of linear work
         self.requests = ints()  # own, unfinished
         self.waiting = ints()  # of these, before their first token
         self.context_tokens = floats()  # KV of own requests past their first token
@@ -54,9 +59,13 @@ class WorkerColumns:
 
     def open(self, slot: int, worker_id: int) -> None:
         """Start a row afresh for a worker that joins."""
-        for name, column in vars(self).items():
+        for name, column in self.named():
             column[slot] = _FRESH.get(name, 0)
         self.worker_id[slot] = worker_id
+
+    def named(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Each column with its name."""
+        return ((n, column) for n, column in vars(self).items() if isinstance(column, np.ndarray))
 
     def describe(self, slot: int, facts: WorkerFacts, calibrate: bool) -> None:
         """Write what was learned of the worker; `calibrate` resets its speeds too."""
@@ -75,17 +84,32 @@ class WorkerColumns:
         out of KV computes nothing, however long that takes, and its queue must not look empty.
         """
         drain_queues(
-            self.drained_tokens,
+            self.drained_work,
             self.prefill_tokens_per_s,
-            self.charged_tokens,
-            self.drain_limit_tokens,
+            self.charged_work,
+            self.drain_limit_work,
             elapsed_s,
         )
+
+    def token_work(self, slots: slice | Ints) -> Floats:
+        """float64[slots]: linear work of one queued token, 1 and its attention on top.
+
+        The mean over those that wait, since nobody knows which of their tokens are left.
+        """
+        tokens = self.waiting_tokens[slots]
+        return np.divide(
+            self.waiting_work[slots], tokens, out=np.ones(len(tokens)), where=tokens > 0.5
+        )
+
+    def queued_tokens(self, slots: slice | Ints) -> Floats:
+        """float64[slots]: prefill tokens sent and not yet computed."""
+        queued: Floats = self.charged_work[slots] - self.drained_work[slots]
+        return queued if self.attention.pair_tokens == 0.0 else queued / self.token_work(slots)
 
     def read_only(self) -> WorkerColumns:
         """The same columns, where they lie, for those who may not write."""
         shown = copy(self)
-        for name, column in vars(self).items():
+        for name, column in self.named():
             view = column.view()
             view.flags.writeable = False
             setattr(shown, name, view)
@@ -93,13 +117,12 @@ class WorkerColumns:
 
     def own_tokens(self, slot: int) -> float:
         """Tokens of own requests on a worker, computed or still queued."""
-        queued = self.charged_tokens[slot] - self.drained_tokens[slot]
-        return float(self.context_tokens[slot] + queued)
+        return float(self.context_tokens[slot] + self.queued_tokens(slice(slot, slot + 1))[0])
 
 
 # What a fresh row holds where it is not zero.
 _FRESH = {
-    "drain_limit_tokens": np.inf,
+    "drain_limit_work": np.inf,
     "report_s": -np.inf,
     "event_s": -np.inf,
     "kv_reported_tokens": np.nan,
@@ -120,23 +143,27 @@ class Cells:
     """
 
     __slots__ = (
-        "charged_tokens",
+        "charged_work",
         "context_tokens",
-        "drain_limit_tokens",
-        "drained_tokens",
+        "drain_limit_work",
+        "drained_work",
         "prefill_tokens_per_s",
         "requests",
         "step_s",
         "waiting",
+        "waiting_tokens",
+        "waiting_work",
     )
 
     def __init__(self, columns: WorkerColumns) -> None:
-        self.charged_tokens = _float_cells(columns.charged_tokens)
-        self.drained_tokens = _float_cells(columns.drained_tokens)
-        self.drain_limit_tokens = _float_cells(columns.drain_limit_tokens)
+        self.charged_work = _float_cells(columns.charged_work)
+        self.drained_work = _float_cells(columns.drained_work)
+        self.drain_limit_work = _float_cells(columns.drain_limit_work)
         self.context_tokens = _float_cells(columns.context_tokens)
         self.prefill_tokens_per_s = _float_cells(columns.prefill_tokens_per_s)
         self.step_s = _float_cells(columns.step_s)
+        self.waiting_tokens = _float_cells(columns.waiting_tokens)
+        self.waiting_work = _float_cells(columns.waiting_work)
         self.requests = _int_cells(columns.requests)
         self.waiting = _int_cells(columns.waiting)
 

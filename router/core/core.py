@@ -25,6 +25,7 @@ from router.core.chooser import Choice, Chooser, Withheld
 from router.core.columns import WorkerColumns
 from router.core.counters import CoreCounters
 from router.core.draws import draw_of
+from router.core.following import Following
 from router.core.guard import FallbackError, PolicyFaultError, PolicyGuard, no_time, raising
 from router.core.hold_queue import HoldQueue, Pending
 from router.core.ledger import Ledger
@@ -60,9 +61,10 @@ class RouterCore:
         self._speed = SpeedEstimator(self.columns)
         fallback = load(settings.policy_fallback)
         self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s)
-        self._chooser = Chooser(
-            self.guard, settings, self.columns, self.workers, self.roster, self.arrivals
-        )
+        self.following = Following(self.columns, settings)
+        self.following.follow(policy)
+        pool = (self.columns, self.workers, self.roster, self.arrivals, self.following)
+        self._chooser = Chooser(self.guard, settings, *pool)
         self._observe = self.guard.observe
         self._seed = seed
         self._serial = 0
@@ -77,6 +79,7 @@ class RouterCore:
     def set_policy(self, policy: LoadedPolicy) -> None:
         """Decide by another policy from the next request on; it starts without memory."""
         self.guard.set_policy(policy)
+        self.following.follow(policy)
 
     @property
     def inflight_requests(self) -> int:
@@ -87,10 +90,6 @@ class RouterCore:
     def held_requests(self) -> int:
         """Waiting at the router."""
         return len(self._held)
-
-    def block_sizes(self, model: str) -> frozenset[int]:
-        """Block sizes of a model's pool: a request brings one chain for each."""
-        return self.workers.block_sizes(model)
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -104,6 +103,7 @@ class RouterCore:
             return [self._refuse(fact, 503, "router_full", "the router is at its request limit")]
         pending = Pending(fact, serial, draw_of(self._seed, serial))
         self._pending[fact.request_id] = pending
+        self.following.arrived(pending)
         return [self._place(pending, fact.now_s, "policy")]
 
     def on_first_token(self, fact: facts.FirstToken) -> list[Action]:
@@ -130,6 +130,7 @@ class RouterCore:
             return []
         assert not pending.held, f"request {fact.request_id} finished while it was held"
         worker = self._release(pending, fact)
+        self.following.ended(pending, fact.now_s, fact.output_tokens or 0)
         if worker is not None:
             worker.succeeded()
         return self._ask_held(fact.now_s)
@@ -142,7 +143,7 @@ class RouterCore:
             return []
         worker = self._release(pending)
         if fact.blame == "client":
-            self._drop(pending)
+            self._drop(pending, fact.now_s)
             return self._ask_held(fact.now_s)
         actions: list[Action] = []
         if worker is not None:
@@ -152,10 +153,10 @@ class RouterCore:
                 aside_s = worker.aside_until_s - fact.now_s
                 actions.append(PutAside(worker.worker_id, aside_s, fact.reason))
         if not fact.retry:
-            self._drop(pending)
+            self._drop(pending, fact.now_s)
         elif len(pending.tried) >= self.settings.max_attempts:
             tried = f"{len(pending.tried)} workers failed this request, last: {fact.reason}"
-            actions.append(self._give_up(pending, 502, "worker_error", tried))
+            actions.append(self._give_up(pending, fact.now_s, 502, "worker_error", tried))
         else:
             self.counters.retries += 1
             actions.append(self._place(pending, fact.now_s, "retry"))
@@ -189,6 +190,8 @@ class RouterCore:
             for charge in self.ledger.on_worker(fact.worker_id):
                 self._release(self._pending[charge.request_id])
                 actions.append(Cancel(charge.request_id, fact.worker_id, "worker removed"))
+        if fact.state in ("gone", "down"):
+            self.following.lost(self.workers.get(fact.worker_id))
         actions += self.roster.change(fact)
         return [*actions, *self._ask_held(fact.now_s)]
 
@@ -216,12 +219,11 @@ class RouterCore:
         self._observe(fact)
         self.ledger.advance(fact.now_s)
         self.roster.expire(fact.now_s)
-        if not self._held:
-            return []
+        self.following.tick(fact.now_s)
         actions: list[Action] = []
         for pending in self._held.expired(fact.now_s, self.settings.hold_s):
             why = f"no worker could take the request within {self.settings.hold_s:g} s"
-            actions.append(self._give_up(pending, 503, "hold_timeout", why))
+            actions.append(self._give_up(pending, fact.now_s, 503, "hold_timeout", why))
         return [*actions, *self._ask_held(fact.now_s)]
 
     # --- one decision -----------------------------------------------------------------------
@@ -232,11 +234,11 @@ class RouterCore:
         try:
             choice = self._chooser.choose(pending, now_s, reason)
         except FallbackError:
-            return self._give_up(pending, 500, "policy_failed", "the routing policy failed")
+            return self._give_up(pending, now_s, 500, "policy_failed", "the policy failed")
         if isinstance(choice, Reject):
-            return self._give_up(pending, choice.status, choice.code, choice.message)
+            return self._give_up(pending, now_s, choice.status, choice.code, choice.message)
         if choice is None:
-            return self._hold(pending)
+            return self._hold(pending, now_s)
         return self._dispatch(pending, choice, now_s)
 
     def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
@@ -244,12 +246,12 @@ class RouterCore:
         if pending.held:
             self._held.remove(pending)
         uncached = max(arrival.prompt_tokens - choice.decision.hit_tokens, 1)
-        self.ledger.reserve(
-            arrival.request_id, worker.slot, arrival.prompt_tokens, uncached, arrival.stream, now_s
-        )
+        tokens, stream = (arrival.prompt_tokens, uncached), arrival.stream
+        self.ledger.reserve(arrival.request_id, worker.slot, *tokens, stream, now_s)
         chain = arrival.chains[worker.facts.block_size]
         pending.prediction = self.roster.expect(worker, arrival, now_s)
         pending.worker_id = worker.worker_id
+        self.following.dispatched(pending, worker.slot)
         self.counters.dispatched(choice.decision)
         if self.guard.remembers:
             sent = (arrival.request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
@@ -257,19 +259,18 @@ class RouterCore:
         stage = Stage(worker.worker_id, worker.facts.role)
         return Dispatch(arrival.request_id, (stage,), choice.decision)
 
-    def _hold(self, pending: Pending) -> Action:
+    def _hold(self, pending: Pending, now_s: float) -> Action:
         if not pending.held:
             if self._held.full:
                 why = f"{len(self._held)} requests wait for a worker already"
-                return self._give_up(pending, 503, "hold_queue_full", why)
+                return self._give_up(pending, now_s, 503, "hold_queue_full", why)
             self._held.add(pending)
+            self.following.held(pending)
             self.counters.holds += 1
         return Hold(pending.arrival.request_id, "policy")
 
     def _ask_held(self, now_s: float) -> list[Action]:
-        if not self._held:
-            return []
-        actions = [self._place(pending, now_s, "held") for pending in self._held.sweep()]
+        actions = (self._place(pending, now_s, "held") for pending in self._held.sweep(now_s))
         return [action for action in actions if not isinstance(action, Hold)]
 
     # --- endings ----------------------------------------------------------------------------
@@ -281,16 +282,17 @@ class RouterCore:
         pending.worker_id = None
         return None if charge is None else self.workers.get(charge.worker_id)
 
-    def _drop(self, pending: Pending) -> None:
+    def _drop(self, pending: Pending, now_s: float) -> None:
         """Forget a request whose end the shell knows already."""
         self._release(pending)
+        self.following.ended(pending, now_s)
         if pending.held:
             self._held.remove(pending)
         self._pending.pop(pending.arrival.request_id, None)
 
-    def _give_up(self, pending: Pending, status: int, code: str, message: str) -> Reject:
-        self._drop(pending)
-        return self._refuse(pending.arrival, status, code, message)
+    def _give_up(self, pending: Pending, now_s: float, status: int, code: str, why: str) -> Reject:
+        self._drop(pending, now_s)
+        return self._refuse(pending.arrival, status, code, why)
 
     def _refuse(self, arrival: facts.Arrival, status: int, code: str, message: str) -> Reject:
         self.counters.rejected(code)

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from policies.contract import Standing
 from policies.facts import Arrival
 from router.core.mirror import Prediction
+from router.estimators.sessions import Visit
 
 _REFUSED_MAX = 8  # of one model in one sweep
+_PASSED_S = 20.0  # one that has waited for longer is not passed by younger ones any more
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +26,13 @@ class Pending:
     tried: set[int] = field(default_factory=set)  # workers that failed it
     worker_id: int | None = None  # where it is dispatched
     held: bool = False
+    visit: Visit | None = None  # to its session, where these are followed
+    standing: Standing = "new"  # of its session, when it was last decided about
     prediction: Prediction | None = None  # of its worker's cache, where that is mirrored
+
+    def turn(self) -> tuple[int, bool, int]:
+        """By what those who wait are ordered: sessions that have begun go before new ones."""
+        return (self.arrival.priority, self.standing == "new", self.serial)
 
 
 class HoldQueue:
@@ -36,18 +45,21 @@ class HoldQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def sweep(self) -> Iterator[Pending]:
+    def sweep(self, now_s: float) -> Iterator[Pending]:
         """The requests to ask again: most urgent first, of each model until a few were refused.
 
-        One that is still held when the next one is wanted counts as refused. Another model's
-        requests must not wait behind them: its pool may well have room.
+        One that is still held when the next one is wanted counts as refused; one that has waited
+        for long is not passed any more. Another model's requests must not wait behind them: its
+        pool may well have room.
         """
         refused: Counter[str] = Counter()
         for pending in list(self._queue):
             model = pending.arrival.model
             if refused[model] < _REFUSED_MAX:
                 yield pending
-                refused[model] += pending.held
+                if pending.held:
+                    long = now_s - pending.arrival.now_s > _PASSED_S
+                    refused[model] += _REFUSED_MAX if long else 1
 
     @property
     def full(self) -> bool:
@@ -58,7 +70,7 @@ class HoldQueue:
         """Hold a request. The queue must not be full."""
         assert not self.full, "asked to hold beyond the limit"
         pending.held = True
-        insort(self._queue, pending, key=lambda p: (p.arrival.priority, p.serial))
+        insort(self._queue, pending, key=Pending.turn)
 
     def remove(self, pending: Pending) -> None:
         """Stop holding a request (dispatched, expired, or its client left)."""

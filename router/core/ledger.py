@@ -22,7 +22,8 @@ class Charge:
     slot: int
     prompt_tokens: int
     uncached_tokens: int
-    end_tokens: float  # the worker's `charged_tokens` after this charge: its place in the queue
+    work_tokens: float  # the same with what their attention costs, in tokens of linear work
+    end_work: float  # the worker's `charged_work` after this charge: its place in the queue
     dispatched_s: float
     alone: bool  # nothing else was queued there: its first token calibrates the prefill rate
     waiting: bool = True
@@ -67,20 +68,24 @@ class Ledger:
         """Charge a request to the worker in `slot`. The request must have no open charge."""
         assert request_id not in self._charges, f"request {request_id} is charged twice"
         cells = self._cells
+        work_tokens = self._columns.attention.work(uncached_tokens, prompt_tokens - uncached_tokens)
         if self._drained_s is None:
             self._drained_s = now_s
         waiting = cells.waiting[slot]
-        end_tokens = cells.charged_tokens[slot] + uncached_tokens
-        cells.charged_tokens[slot] = end_tokens
+        end_work = cells.charged_work[slot] + work_tokens
+        cells.charged_work[slot] = end_work
         cells.requests[slot] += 1
         cells.waiting[slot] = waiting + 1
+        cells.waiting_tokens[slot] += uncached_tokens
+        cells.waiting_work[slot] += work_tokens
         charge = Charge(
             request_id=request_id,
             worker_id=int(self._columns.worker_id[slot]),
             slot=slot,
             prompt_tokens=prompt_tokens,
             uncached_tokens=uncached_tokens,
-            end_tokens=end_tokens,
+            work_tokens=work_tokens,
+            end_work=end_work,
             dispatched_s=now_s,
             alone=waiting == 0,
         )
@@ -88,7 +93,7 @@ class Ledger:
         if stream:
             coming = self._coming.setdefault(slot, deque())
             if not coming:
-                cells.drain_limit_tokens[slot] = end_tokens
+                cells.drain_limit_work[slot] = end_work
             coming.append(charge)
         else:
             self._silent.setdefault(slot, deque()).append(charge)
@@ -99,8 +104,8 @@ class Ledger:
         charge = self._charges.get(request_id)
         if charge is None or not charge.waiting:
             return None
-        drained = self._cells.drained_tokens
-        drained[charge.slot] = max(drained[charge.slot], charge.end_tokens)
+        drained = self._cells.drained_work
+        drained[charge.slot] = max(drained[charge.slot], charge.end_work)
         self._start_decode(charge, now_s)
         self._lift_limit(charge.slot)
         return charge
@@ -125,18 +130,19 @@ class Ledger:
         cells, slot = self._cells, charge.slot
         cells.requests[slot] -= 1
         if charge.waiting:
-            cells.waiting[slot] -= 1
+            self._wait_over(charge)
             self._drop_queued(charge)
             charge.waiting = False
             self._lift_limit(slot)
         else:
             cells.context_tokens[slot] -= charge.prompt_tokens + charge.output_tokens
         if cells.requests[slot] == 0:  # an idle worker has an empty queue, whatever the model
-            cells.drained_tokens[slot] = cells.charged_tokens[slot]
+            cells.drained_work[slot] = cells.charged_work[slot]
             cells.context_tokens[slot] = 0.0
+            cells.waiting_tokens[slot] = cells.waiting_work[slot] = 0.0
             self._silent.pop(slot, None)
             self._coming.pop(slot, None)
-            cells.drain_limit_tokens[slot] = inf
+            cells.drain_limit_work[slot] = inf
         return charge
 
     def advance(self, now_s: float) -> None:
@@ -146,18 +152,24 @@ class Ledger:
         if now_s > self._drained_s:  # time never counts twice
             self._columns.drain(now_s - self._drained_s)
             self._drained_s = now_s
-        drained_tokens = self._cells.drained_tokens
+        drained_work = self._cells.drained_work
         for slot, queue in self._silent.items():
-            while queue and (not queue[0].waiting or queue[0].end_tokens <= drained_tokens[slot]):
+            while queue and (not queue[0].waiting or queue[0].end_work <= drained_work[slot]):
                 charge = queue.popleft()
                 if charge.waiting:
                     self._start_decode(charge, now_s)
 
     def _start_decode(self, charge: Charge, now_s: float) -> None:
-        self._cells.waiting[charge.slot] -= 1
+        self._wait_over(charge)
         self._cells.context_tokens[charge.slot] += charge.prompt_tokens
         charge.waiting = False
         charge.progress_s = now_s
+
+    def _wait_over(self, charge: Charge) -> None:
+        cells, slot = self._cells, charge.slot
+        cells.waiting[slot] -= 1
+        cells.waiting_tokens[slot] -= charge.uncached_tokens
+        cells.waiting_work[slot] -= charge.work_tokens
 
     def _lift_limit(self, slot: int) -> None:
         """Let the queue drain up to the end of the oldest prompt that has no first token yet."""
@@ -166,14 +178,14 @@ class Ledger:
             return
         while coming and not coming[0].waiting:
             coming.popleft()
-        limit_tokens = coming[0].end_tokens if coming else inf
-        self._cells.drain_limit_tokens[slot] = limit_tokens
+        limit_work = coming[0].end_work if coming else inf
+        self._cells.drain_limit_work[slot] = limit_work
 
     def _drop_queued(self, charge: Charge) -> None:
         """What was left of its prefill is nobody's work any more."""
         cells, slot = self._cells, charge.slot
-        left = charge.end_tokens - cells.drained_tokens[slot]
-        unfinished = min(max(left, 0.0), float(charge.uncached_tokens))
-        cells.drained_tokens[slot] = min(
-            cells.drained_tokens[slot] + unfinished, cells.charged_tokens[slot]
+        left = charge.end_work - cells.drained_work[slot]
+        unfinished = min(max(left, 0.0), charge.work_tokens)
+        cells.drained_work[slot] = min(
+            cells.drained_work[slot] + unfinished, cells.charged_work[slot]
         )

@@ -16,6 +16,7 @@ from kvkernels import missing_tokens
 from policies.contract import Bools, FleetView, Floats, Ints
 from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
+from router.core.session_view import SessionView
 from router.estimators.arrivals import ArrivalEstimator
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class LiveFleet(FleetView):
     _stale_s: float
     _arrivals: ArrivalEstimator
     _below_gpu: Callable[[], tuple[Ints, Ints]] | None
+    _sessions: SessionView | None
 
     def __new__(cls, *parts: Any, **columns: Any) -> Any:
         # `dataclasses.replace` names every column: what it makes is an ordinary view.
@@ -59,9 +61,11 @@ class LiveFleet(FleetView):
         stale_s: float,
         arrivals: ArrivalEstimator,
         below_gpu: Callable[[], tuple[Ints, Ints]] | None = None,
+        sessions: SessionView | None = None,
     ) -> None:
         """`others_s`: when a worker last reported others' load, believed for `stale_s`.
         `below_gpu` gives the hit tokens of host and disk; None: nobody holds anything there.
+        `sessions`: None where they are not followed.
         """
         own = self.__dict__  # a view is frozen for everybody else
         own["_columns"] = columns
@@ -72,6 +76,7 @@ class LiveFleet(FleetView):
         own["_stale_s"] = stale_s
         own["_arrivals"] = arrivals
         own["_below_gpu"] = below_gpu
+        own["_sessions"] = sessions
 
     def __len__(self) -> int:
         return len(self._hit_tokens)
@@ -105,8 +110,17 @@ class LiveFleet(FleetView):
 
     @asked
     def queued_prefill_tokens(self) -> Floats:
+        return self._columns.queued_tokens(self._rows.slots)
+
+    @asked
+    def queued_prefill_s(self) -> Floats:
         columns, slots = self._columns, self._rows.slots
-        return columns.charged_tokens[slots] - columns.drained_tokens[slots]
+        queued = columns.charged_work[slots] - columns.drained_work[slots]
+        return queued / columns.prefill_tokens_per_s[slots]
+
+    @asked
+    def token_work(self) -> Floats:
+        return self._columns.token_work(self._rows.slots)
 
     @asked
     def _fresh(self) -> Bools | None:
@@ -160,15 +174,18 @@ class LiveFleet(FleetView):
 
     @asked
     def working_set_tokens(self) -> Floats:
-        return np.zeros(len(self))
+        told = self._sessions
+        return np.zeros(len(self)) if told is None else told.working_set_tokens()
 
     @asked
     def working_set_s(self) -> Floats:
-        return np.zeros(len(self))
+        told = self._sessions
+        return np.zeros(len(self)) if told is None else told.working_set_s()
 
     @asked
     def holds_trunk(self) -> Bools:
-        return np.zeros(len(self), dtype=np.bool_)
+        told = self._sessions
+        return np.zeros(len(self), dtype=np.bool_) if told is None else told.holds_trunk()
 
     @asked
     def max_requests(self) -> Floats:
@@ -213,8 +230,8 @@ class LiveFleet(FleetView):
 
     @asked
     def pair_tokens(self) -> float:
-        return 0.0
+        return self._columns.attention.pair_tokens
 
     @asked
     def cycle_s(self) -> float:
-        return 0.0
+        return 0.0 if self._sessions is None else self._sessions.cycle_s()

@@ -16,7 +16,9 @@ class CoreSettings:
     mirrored_blocks: int = 1 << 22  # remembered of workers without events, all together
     inflight_requests: int = 16_384  # dispatched and held together
     hold_requests: int = 1_024
-    hold_s: float = 30.0
+    hold_s: float = 300.0
+    sessions: int = 1 << 17  # followed at once, for policies that ask about them
+    session_blocks: int = 1 << 20  # and blocks of their prompts
     speculative_s: float = 10.0  # an expected block nobody confirmed is forgotten after this
     max_attempts: int = 3  # workers tried for one request
     ejection_failures: int = 3  # failures in a row that put a worker aside

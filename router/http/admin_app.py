@@ -190,9 +190,7 @@ class AdminApi:
             "events": member.recognized.source and member.recognized.source.address,
             "inflight_requests": int(columns.requests[slot]),
             "waiting_requests": int(columns.waiting[slot]),
-            "queued_prefill_tokens": _number(
-                columns.charged_tokens[slot] - columns.drained_tokens[slot]
-            ),
+            "queued_prefill_tokens": _number(columns.queued_tokens(slice(slot, slot + 1))[0]),
             "context_tokens": _number(columns.context_tokens[slot]),
             "kv_used_tokens": _number(columns.kv_reported_tokens[slot]),
             "load_age_s": _number(now_s - columns.report_s[slot]),

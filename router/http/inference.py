@@ -107,10 +107,10 @@ class Inference:
         scanned = scan(body, path, terms.scan)
         model = scanned.model or self._only_model()
         while True:
-            sizes = self._switchboard.core.block_sizes(model)
+            sizes = self._switchboard.core.workers.block_sizes(model)
             base, adapter = self._switchboard.core.workers.identity(model)
             prompt = await self._prompts.read(scanned, base, sizes, adapter)
-            if self._switchboard.core.block_sizes(model) <= sizes:
+            if self._switchboard.core.workers.block_sizes(model) <= sizes:
                 break  # else a worker with blocks of another size joined meanwhile
         session = header(terms.session_header) or scanned.session
         if session is not None and len(session) > terms.scan.max_key_chars:

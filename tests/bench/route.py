@@ -106,7 +106,7 @@ def by_text(executor: ThreadPoolExecutor) -> tuple[RouterCore, Decide]:
         scanned = scan(asked[number % TEXTS], "/v1/completions")
         model = scanned.model or ""
         base, adapter = core.workers.identity(model)
-        prompt = done(reader.read(scanned, base, core.block_sizes(model), adapter))
+        prompt = done(reader.read(scanned, base, core.workers.block_sizes(model), adapter))
         arrival = Arrival(
             now_s=now_s,
             request_id=number,

@@ -21,6 +21,7 @@ _SCALARS = {
 }
 _IDLE: dict[str, float] = {
     "queued_prefill_tokens": 0.0,
+    "token_work": 1.0,
     "working_set_tokens": 0.0,
     "working_set_s": 0.0,
     "context_tokens": 0.0,

@@ -50,14 +50,15 @@ class BoundedWorld:
         columns, rows = self.core.columns, slice(0, self.workers)
         rates = columns.prefill_tokens_per_s[rows]
         steps = np.median(columns.step_s[rows] * rates)
-        queued = columns.charged_tokens[rows] - columns.drained_tokens[rows]
+        queued = columns.charged_work[rows] - columns.drained_work[rows]
         return (queued + columns.requests[rows] * steps) / rates
 
     def whole_s(self, tokens: int) -> float:
         """What a prompt brings to the slowest worker when nothing of it is cached."""
         columns, rows = self.core.columns, slice(0, self.workers)
         rates = columns.prefill_tokens_per_s[rows]
-        return float((tokens + np.median(columns.step_s[rows] * rates)) / rates.min())
+        work = columns.attention.work(tokens, 0)
+        return float((work + np.median(columns.step_s[rows] * rates)) / rates.min())
 
     def arrive(self) -> tuple[float, float, float]:
         """One arrival: its worker's load after it, the mean before it, w_max."""

@@ -51,7 +51,7 @@ def columns_of_one_worker(workers: int = 1) -> tuple[WorkerColumns, Ledger]:
 
 
 def queued(columns: WorkerColumns, slot: int = 0) -> float:
-    return float(columns.charged_tokens[slot] - columns.drained_tokens[slot])
+    return float(columns.charged_work[slot] - columns.drained_work[slot])
 
 
 _steps = st.lists(
@@ -157,13 +157,13 @@ def test_a_clock_that_goes_back_drains_nothing_twice() -> None:
 def test_a_row_begins_afresh_for_the_next_worker() -> None:
     columns, ledger = columns_of_one_worker()
     ledger.reserve(1, 0, 1000, 1000, True, 0.0)
-    for name, column in vars(columns).items():
+    for name, column in columns.named():
         column[0] = True if column.dtype == np.bool_ else 7
         assert column[0], name
     columns.open(0, 5)
     fresh = WorkerColumns(1)
     fresh.worker_id[0] = 5
-    for name, column in vars(columns).items():
+    for name, column in columns.named():
         np.testing.assert_array_equal(column, getattr(fresh, name), err_msg=name)
 
 

@@ -74,7 +74,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (columns.waiting >= 0).all()
         assert (columns.waiting <= columns.requests).all()
         assert (columns.context_tokens >= 0).all()
-        assert (columns.drained_tokens <= columns.charged_tokens + 1e-6).all()
+        assert (columns.drained_work <= columns.charged_work + 1e-6).all()
 
     def teardown(self) -> None:
         for request_id in sorted(self.open):
@@ -84,7 +84,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not columns.requests.any()
         assert not columns.waiting.any()
         assert not columns.context_tokens.any()
-        np.testing.assert_allclose(columns.charged_tokens, columns.drained_tokens)
+        np.testing.assert_allclose(columns.charged_work, columns.drained_work)
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=60 * EFFORT, deadline=None)

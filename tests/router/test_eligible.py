@@ -140,7 +140,7 @@ def test_every_column_is_what_the_ledger_and_the_reports_say(
     columns = world.core.columns
     seen = {name: getattr(view, name) for name in (f.name for f in dataclasses.fields(FleetView))}
     fresh = now_s - columns.report_s[slots] <= 5.0
-    queued = columns.charged_tokens[slots] - columns.drained_tokens[slots]
+    queued = columns.charged_work[slots] - columns.drained_work[slots]
     own = columns.context_tokens[slots] + queued
     foreign = [
         np.where(fresh, column[slots], 0)
@@ -152,6 +152,7 @@ def test_every_column_is_what_the_ledger_and_the_reports_say(
         "hit_tokens_host": np.zeros(len(slots)),
         "hit_tokens_disk": np.zeros(len(slots)),
         "queued_prefill_tokens": queued,
+        "token_work": columns.token_work(slots),
         "running": columns.requests[slots] - columns.waiting[slots] + foreign[0],
         "waiting": columns.waiting[slots] + foreign[1],
         "kv_used_tokens": columns.kv_reported_tokens[slots]

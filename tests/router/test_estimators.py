@@ -24,7 +24,8 @@ def speeds(rate: float = 15_000.0, step_s: float = 0.015) -> tuple[WorkerColumns
 
 
 def charge(uncached: int = 4000, alone: bool = True, dispatched_s: float = 0.0) -> Charge:
-    return Charge(1, 0, 0, uncached, uncached, float(uncached), dispatched_s, alone)
+    tokens = (uncached, uncached, float(uncached), float(uncached))
+    return Charge(1, 0, 0, *tokens, dispatched_s, alone)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""How likely an idle session comes back, and when: a discrete hazard, learned from returns.
+
+Idle time is cut into bins, two per octave from 0.25 s to 17 minutes. Every idle period counts as
+at risk in each bin that it enters and as a return in the bin where a request ends it; sessions that
+are still idle are at risk, too, or those that never come back would not be seen (a life table:
+Cutler and Ederer, 1958).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.contract import Floats, Ints
+
+_FIRST_S = 0.25
+_PER_OCTAVE = 2
+_BINS = 25
+_PRIOR_RISK, _PRIOR_RETURNS = 2.0, 0.5  # of each bin: three of four are still away after it
+_RISK_MAX = 20_000.0  # beyond it the past counts half: traffic changes
+
+# Where bins begin, and the last one's end. Rounded: a power's last digit is the machine's own.
+EDGES_S = np.round(np.concatenate(([0.0], _FIRST_S * 2.0 ** (np.arange(_BINS) / _PER_OCTAVE))), 6)
+
+
+def bins_of(idle_s: Floats) -> Ints:
+    """int64: the bin that each idle time lies in; the last one is open."""
+    bins: Ints = EDGES_S.searchsorted(idle_s, side="right") - 1
+    return bins
+
+
+class ReturnHazard:
+    """Lifetime: process. Who counts tells each period's bins exactly once."""
+
+    def __init__(self) -> None:
+        self._risk = np.full(_BINS + 1, _PRIOR_RISK)
+        self._returns = np.full(_BINS + 1, _PRIOR_RETURNS)
+        self._away: Floats | None = None  # log of the share still away at each edge
+
+    def entered(self, before: Ints, now: Ints) -> None:
+        """Idle periods that were counted up to bin `before` (-1: none yet) have come to `now`."""
+        starts = np.bincount(before + 1, minlength=_BINS + 2)
+        ends = np.bincount(now + 1, minlength=_BINS + 2)
+        self._risk += np.cumsum(starts - ends)[: _BINS + 1]
+        self._changed()
+
+    def returned(self, before: int, idle_s: float) -> None:
+        """An idle period that was counted up to bin `before` ended by a request."""
+        last = int(bins_of(np.array([idle_s]))[0])
+        self._risk[before + 1 : last + 1] += 1.0
+        self._returns[last] += 1.0
+        self._changed()
+
+    def within(self, span_s: Floats, idle_s: Floats) -> Floats:
+        """The chance of a return within `span_s` of those idle for `idle_s`, 0..1, each."""
+        away = self._log_away()
+        then = np.interp(idle_s + span_s, EDGES_S, away)
+        chance: Floats = -np.expm1(then - np.interp(idle_s, EDGES_S, away))
+        # Rounded: numpy's exponentials differ in the last bit from one processor to another.
+        return np.round(chance, 9)
+
+    def _changed(self) -> None:
+        self._away = None
+        if self._risk[0] > _RISK_MAX:
+            self._risk *= 0.5
+            self._returns *= 0.5
+
+    def _log_away(self) -> Floats:
+        if self._away is None:
+            stay = 1.0 - np.minimum(self._returns / self._risk, 0.999)
+            self._away = np.concatenate(([0.0], np.cumsum(np.log(stay[:_BINS]))))
+        return self._away
