@@ -93,14 +93,19 @@ def test_any_stack_round_any_policy_keeps_the_contract(name, stack, view):
 
 @settings(max_examples=100 * EFFORT)
 @given(stack=wrappers(), view=views(), name=st.sampled_from(["kv_prefix", "hybrid"]))
-def test_the_terms_add_up_to_the_cost(stack, view, name):
+def test_what_wrappers_added_and_the_inner_cost_make_the_cost(stack, view, name):
     request, fleet, facts = view
     policy = load(f"{name}|{stack}")
     state = policy.initial_state()
     for fact in facts:
         state = policy.observe(fact, state)
     terms = policy.terms(request, fleet, state)
-    added = [terms[name], *(terms[wrapper.name] for wrapper in policy.wrappers)]
+    inner = load(name)
+    own = inner.terms(request, fleet, None) or {name: inner.costs(request, fleet, None)}
+    for term, values in own.items():
+        np.testing.assert_array_equal(terms[term], values)
+    added = [inner.costs(request, fleet, None)]
+    added += [terms[wrapper.name] for wrapper in policy.wrappers]
     assert all(term.shape == (len(fleet),) for term in terms.values())
     np.testing.assert_allclose(sum(added), policy.costs(request, fleet, state), rtol=1e-9)
 

@@ -52,6 +52,10 @@ def nan_policy(request, fleet, state):
     return np.full(len(fleet), np.nan)
 
 
+def by_requests(request, fleet, state):
+    return fleet.requests.astype(np.float64)
+
+
 def waiting_column(request, fleet, state):
     return fleet.queued_prefill_tokens
 
@@ -128,17 +132,17 @@ def test_each_part_has_its_own_memory():
 
 
 def test_terms_tell_what_each_part_added():
-    policy = load(f"least_requests|{HERE}:Counting|{HERE}:first_row_out")
+    policy = load(f"{HERE}:by_requests|{HERE}:Counting|{HERE}:first_row_out")
     state = policy.observe("a", policy.initial_state())
     terms = policy.terms(request_of(), fleet_of(running=[4, 2]), state)
     assert {name: term.tolist() for name, term in terms.items()} == {
-        "least_requests": [4.0, 2.0],
+        f"{HERE}:by_requests": [4.0, 2.0],
         f"{HERE}:Counting": [1.0, 1.0],
         f"{HERE}:Counting.seen": [1.0, 1.0],
         f"{HERE}:first_row_out": [INF, 0.0],
     }
-    assert load("least_requests").terms(request_of(), fleet_of(), None) == {}
-    twice = load(f"least_requests|{HERE}:first_row_out|{HERE}:shifted")
+    assert load(f"{HERE}:by_requests").terms(request_of(), fleet_of(), None) == {}
+    twice = load(f"{HERE}:by_requests|{HERE}:first_row_out|{HERE}:shifted")
     added = twice.terms(request_of(), fleet_of(running=[4, 2]), twice.initial_state())
     assert added[f"{HERE}:shifted"].tolist() == [0.0, 1.0], "+inf before and after: added nothing"
 
