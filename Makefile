@@ -8,12 +8,13 @@ STAMP := $(VENV)/.installed
 NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 DEMO_FLAGS ?=
 SIM_FLAGS ?=
+STUDY_FLAGS ?=
 BENCH_FLAGS ?=
 BENCHES := decision mirror owners tokens scheduler virtual traces request_log relay feeds replay
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-all check bench sim sanitize clean
+.PHONY: help setup demo run test test-all check bench sim study sanitize clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +54,9 @@ bench: $(STAMP) ## benchmarks, as ratios within one run
 
 sim: $(STAMP) ## which policy? a trace on virtual time: make sim TRACE=FILE SIM_FLAGS='--workers 4'
 	$(BIN)/warmroute-sim replay '$(TRACE)' $(SIM_FLAGS)
+
+study: $(STAMP) ## the sweeps behind docs/policies.md, resumed: make study STUDY_FLAGS='--full --traces DIR'
+	$(BIN)/warmroute-sim study --out build/study $(STUDY_FLAGS)
 
 sanitize: $(STAMP) ## random histories of the native code under address and undefined-behaviour sanitizers
 	$(BIN)/python -m pytest -q tests/kernels/test_sanitized.py

@@ -139,6 +139,7 @@ def build_parser() -> argparse.ArgumentParser:
     cli_study.add_plan(commands_of)
     cli_study.add_sweep(commands_of)
     cli_study.add_compare(commands_of)
+    cli_study.add_study(commands_of)
     cli_learn.add_learn(commands_of)
     cli_study.add_hits(commands_of)
     cli_study.add_bound(commands_of)

@@ -1,0 +1,97 @@
+"""The study's list and sweep files: all of them can be run, small ones are, the rest is refused."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from policies import POLICIES
+from simulator.study.command import StudyCommand, run_study
+from simulator.study.steps import HERE, Asked, read_steps
+from simulator.sweep.errors import SweepError
+from simulator.traces.generators.table import PREFIX, find_generator
+from tests.simulator.synthetic import evaluate
+
+TRACES = (
+    "mooncake_conversation.jsonl.gz", "toolagent_surrogate.jsonl.gz", "azure_2023_conv.csv.gz",
+    "agentic_coding_sessions.jsonl.gz", "agentic_coding_merged.jsonl.gz",
+)  # fmt: skip
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """A folder with files of the traces' names; nothing reads them."""
+    for name in TRACES:
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_every_sweep_file_is_listed_and_can_be_run(traces: Path) -> None:
+    steps = read_steps(Asked(traces, "full"))
+    files = {path.stem for path in HERE.glob("*.yaml")} - {"study"}
+    assert {step.name for step in steps} == files
+    used = set()
+    for step in steps:
+        for setup in step.setups:
+            used.add(setup.policy)
+            if setup.workload.source.startswith(PREFIX):
+                find_generator(setup.workload.source)
+    assert used == set(POLICIES)
+    w4b = next(step for step in steps if step.name == "w4b")
+    seeds = {setup.seed for setup in w4b.setups if setup.policy == "lmetric"}
+    assert seeds == set(range(1, 21))
+    assert len(set(w4b.setups)) == len(w4b.setups)
+
+
+def test_the_first_pass_needs_no_traces() -> None:
+    steps = read_steps(Asked())
+    assert [step.name for step in steps] == ["w1", "w2", "w3", "w4a", "w4b"]
+    assert {len(step.setups) for step in steps} == {3 * len(POLICIES)}
+    only = read_steps(Asked(only=("w1",), policies=("hybrid|bounded_load",), alone=True))
+    assert {setup.policy for setup in only[0].setups} == {"hybrid|bounded_load"}
+
+
+def test_what_is_missing_or_unknown_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match=r"azure_2023_conv.csv.gz: there is no such trace"):
+        read_steps(Asked(tmp_path, "full"))
+    with pytest.raises(SweepError, match=r"sweeps: unknown 'w5'; valid: w1, w2"):
+        read_steps(Asked(only=("w5",)))
+    for text, said in (
+        ("rules: {a: [hybrid]}\nfirst: [{sweep: w1, rules: b, seeds: 1}]\n", "unknown 'b'"),
+        ("rules: {a: [hybrid]}\nfirst: [{sweep: w1, rules: a, seeds: 0}]\n", "0 seeds; expected"),
+        ("rules: {a: [hybrid]}\nfirst: [{sweep: w1, rule: a}]\n", "study.yaml: Object"),
+        ("rules: {a: [hybird]}\nfirst: [{sweep: s, rules: a, seeds: 1}]\n", "s.yaml: .*hybird"),
+        ("rules: {a: [hybrid]}\nfirst: [{sweep: t, rules: a, seeds: 1}]\n", "t.yaml"),
+    ):
+        (tmp_path / "study.yaml").write_text(text)
+        (tmp_path / "s.yaml").write_bytes((HERE / "w1.yaml").read_bytes())
+        with pytest.raises(SweepError, match=said):
+            read_steps(Asked(), tmp_path / "study.yaml")
+
+
+def test_it_is_run_resumed_and_compared(tmp_path: Path) -> None:
+    console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
+    asked = Asked(only=("w1", "w4b"), policies=("lmetric", "hybrid"), alone=True)
+    command = StudyCommand(asked, tmp_path, "lmetric", jobs=1)
+    assert run_study(command, console, evaluate)
+    assert "6 runs" in console.export_text()
+    assert run_study(command, console, evaluate)
+    text = console.export_text()
+    assert "0 runs, 1 at a time; 6 more are there already" in text
+    assert "w4b: 3 seeds; ratios to lmetric" in text
+    report = msgspec.json.decode((tmp_path / "study.json").read_bytes())
+    assert [scene["name"] for scene in report["scenes"]] == ["w1", "w4b"]
+    assert (tmp_path / "study.html").exists()
+    assert "`hybrid`" in (tmp_path / "study.md").read_text()
+
+
+def test_quick_really_replays(tmp_path: Path) -> None:
+    console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
+    asked = Asked(only=("w3",), quick=True)
+    assert run_study(StudyCommand(asked, tmp_path, "random", jobs=1), console)
+    report = msgspec.json.decode((tmp_path / "quick" / "study.json").read_bytes())
+    assert {rule["policy"] for rule in report["scenes"][0]["rules"]} == {"round_robin", "random"}
