@@ -102,6 +102,11 @@ class FleetView:
         0.0  # of a session turn whose cache is warm: pause and decode, smoothed; 0: none
     )
 
+    # The request's trunk, a head that many prompts share (`router.estimators.trunks`): its tokens,
+    # 0: none that counts; and how many more of the rows should hold it, 0 or less: enough do.
+    hot_trunk_tokens: int = 0
+    copies_missing: int = 0
+
     def __len__(self) -> int:
         return len(self.worker_id)
 
@@ -126,6 +131,11 @@ class FleetView:
         work = tokens * (1.0 + self.pair_tokens * (cached + tokens * 0.5))
         seconds: Floats = work / self.prefill_tokens_per_s
         return seconds
+
+    def lacking_trunk(self) -> Bools:
+        """bool[rows]: without the request's whole trunk; where there is none, nobody lacks it."""
+        lacking: Bools = self.hit_tokens < self.hot_trunk_tokens
+        return lacking
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
         """float64[rows]: tokens of the prompt a worker lacks, priced by `policies.pricing`."""

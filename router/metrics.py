@@ -28,6 +28,7 @@ from router.record.request_log import RequestLog
 from router.state.keeper import StateKeeper
 from router.state_metrics import StateCollector
 from router.token_metrics import TokenCollector
+from router.trunk_metrics import trunk_metrics
 from router.worker_metrics import worker_metrics
 
 Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
@@ -132,6 +133,7 @@ class _CoreCollector(Collector):
         yield from self._requests()
         yield from self._index()
         yield from self._mirrors()
+        yield from trunk_metrics(self._core)
         yield from worker_metrics(self._core, self._fleet)
         yield self._worker_replies()
 

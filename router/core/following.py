@@ -42,7 +42,8 @@ class Following:
         """What a decision is told; None: nothing."""
         if self.sessions is None or pending.visit is None:
             return None
-        told = SessionView(self.sessions, pending.visit, rows, hits, self._columns)
+        chain = pending.arrival.chains[rows.block_sizes[0]]
+        told = SessionView(self.sessions, pending.visit, rows, hits, self._columns, chain)
         if not pending.held:  # its place in the queue stays
             pending.standing = told.standing
         return told

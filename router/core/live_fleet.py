@@ -183,6 +183,18 @@ class LiveFleet(FleetView):
         return np.zeros(len(self)) if told is None else told.working_set_s()
 
     @asked
+    def _trunk(self) -> tuple[int, int]:
+        return (0, 0) if self._sessions is None else self._sessions.trunk()
+
+    @asked
+    def hot_trunk_tokens(self) -> int:
+        return self._trunk[0]
+
+    @asked
+    def copies_missing(self) -> int:
+        return self._trunk[1]
+
+    @asked
     def holds_trunk(self) -> Bools:
         told = self._sessions
         return np.zeros(len(self), dtype=np.bool_) if told is None else told.holds_trunk()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.contract import Bools, Floats, Ints, Standing
+from policies.contract import Bools, Floats, Hashes, Ints, Standing
 from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
 from router.estimators.sessions import Sessions, Visit
@@ -20,7 +20,9 @@ class SessionView:
         rows: Rows,
         hits: Ints,
         columns: WorkerColumns,
+        chain: Hashes,
     ) -> None:
+        self._hits, self._chain = hits, chain
         self.trunk_tokens = visit.trunk_tokens
         self._sessions, self._visit = sessions, visit
         self._slots, self._columns = rows.slots, columns
@@ -64,6 +66,14 @@ class SessionView:
         if slot >= 0 and holding[slot] and sets.sessions_with(visit.trunk, slot) == 1:
             holding[slot] = not self._sessions.has_trunk(visit)
         return holding[self._slots]
+
+    def trunk(self) -> tuple[int, int]:
+        """(Tokens of the trunk, how many more of the rows should hold it; 0 or less: enough do)."""
+        trunk = self._sessions.trunks.of(self._chain)
+        if trunk is None:
+            return 0, 0
+        copies = int(np.count_nonzero(self._hits >= trunk.tokens))
+        return trunk.tokens, min(trunk.wanted_copies, len(self._hits)) - copies
 
     def cycle_s(self) -> float:
         """Seconds of a turn whose cache is warm."""

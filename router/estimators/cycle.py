@@ -27,6 +27,11 @@ class Cycle:
         """An answer had so many tokens."""
         self._output_tokens = _smooth(self._output_tokens, float(output_tokens))
 
+    @property
+    def output_tokens(self) -> float:
+        """Tokens of an answer; 0 before the first."""
+        return self._output_tokens or 0.0
+
     def seconds(self, slots: slice | np.ndarray) -> float:
         """Pause plus decode at a calm step time; 0 while nobody has come back yet.
 

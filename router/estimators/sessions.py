@@ -19,8 +19,10 @@ from policies.contract import Floats, Hashes, Ints
 from policies.facts import Arrival
 from router.core.columns import WorkerColumns
 from router.estimators.cycle import Cycle
+from router.estimators.pool_pace import PaceKeeper
 from router.estimators.return_hazard import ReturnHazard, bins_of
 from router.estimators.session_rows import SessionRows
+from router.estimators.trunks import Trunks
 from router.estimators.working_sets import WorkingSets
 
 _LEAST_CHANCE = 0.02  # of a return within its horizon: below it a session is over
@@ -54,6 +56,8 @@ class Sessions:
         self.sets = WorkingSets(slots)
         self.hazard = ReturnHazard()
         self.cycle = Cycle(columns)
+        self.trunks = Trunks()
+        self._pace = PaceKeeper(columns)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -74,7 +78,10 @@ class Sessions:
         rows.inflight[row] += 1
         serial = int(rows.serial[row])
         rows.blocks[row] = len(chain)
+        known_blocks = self._owners.owner(chain)[1]
         blocks = self._owners.claim(chain, serial)
+        self.trunks.pool(self._pace.at(now_s, self.cycle.output_tokens), now_s)
+        self.trunks.arrival(chain, block_size, fact.prompt_tokens, blocks, known_blocks, now_s)
         return Visit(
             row=row,
             serial=serial,
@@ -135,6 +142,7 @@ class Sessions:
         if now_s - self._refreshed_s < max(_REFRESH_S, len(self._rows) / _ROWS_PER_S):
             return
         self._refreshed_s = now_s
+        self.trunks.pool(self._pace.at(now_s, self.cycle.output_tokens), now_s)
         rows = self._rows
         idle = rows.idle()
         if len(idle):

@@ -106,9 +106,9 @@ class Trunks:
             self._backlog_s[row] = backlog_s + work_s
             self._drained_at_s[row] = now_s
 
-    def of(self, chain: Hashes, now_s: float) -> Trunk | None:
+    def of(self, chain: Hashes) -> Trunk | None:
         """The trunk a prompt begins with: the longest that wants copies, else the longest."""
-        begun = self._begun_with(chain)
+        begun, now_s = self._begun_with(chain), self._now_s
         scale, longest = self._scaled(now_s), None
         for row in sorted(begun, key=self._tokens.__getitem__, reverse=True):
             trunk = self._trunk(row, scale, now_s)

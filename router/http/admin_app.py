@@ -11,12 +11,13 @@ from aiohttp import web
 from router.core.roster import TableFullError
 from router.fleet_io.manager import DuplicateWorkerError, FleetManager
 from router.fleet_io.member import Member
-from router.http.answers import Handler, errors_as_json, json_response
+from router.http.answers import Handler, errors_as_json, json_response, shown_count
 from router.http.decisions import DecisionLog
 from router.http.errors import ClientError
 from router.http.explain_pages import ExplainPages
 from router.http.inference import Inference
 from router.http.policy_shown import policy_shown
+from router.http.trunks_shown import trunks_shown
 from router.kv_view import encode_kv_view, kv_view
 from router.metrics import RouterMetrics
 from router.switchboard import Switchboard
@@ -60,6 +61,7 @@ class AdminApi:
         app.router.add_get("/explain", explain.look)
         app.router.add_post("/explain", explain.attempt)
         app.router.add_get("/policy", self.policy)
+        app.router.add_get("/trunks", self.trunks)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/health", self.health)
         return app
@@ -123,6 +125,11 @@ class AdminApi:
             raise ClientError(409, f"worker {member.worker_id} is not recognized yet")
         view = kv_view(worker, self._switchboard.core.roster.index)
         return web.Response(body=encode_kv_view(view), content_type="application/msgpack")
+
+    async def trunks(self, request: web.Request) -> web.StreamResponse:
+        """Heads of prompts that many share, the greatest demand first: `?most=20`."""
+        most = shown_count(request, "most")
+        return json_response(trunks_shown(self._switchboard.core, most))
 
     async def policy(self, request: web.Request) -> web.StreamResponse:
         """The policy in use, who decides, and what went wrong."""

@@ -13,6 +13,8 @@ from router.http.errors import ClientError, error_body, error_type
 
 log = logging.getLogger(__name__)
 
+_SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -21,6 +23,17 @@ def json_response(value: Any, status: int = 200) -> web.Response:
     return web.Response(
         status=status, body=msgspec.json.encode(value), content_type="application/json"
     )
+
+
+def shown_count(request: web.Request, name: str) -> int:
+    """How many rows a query wants to see: 1..1000, 20 if it does not say.
+
+    Raises ClientError (400) for anything else.
+    """
+    text = request.query.get(name, str(_SHOWN_DEFAULT))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _SHOWN_MAX):
+        raise ClientError(400, f"`{name}` must be 1..{_SHOWN_MAX}", name)
+    return int(text)
 
 
 def error_response(status: int, message: str, code: str | None = None) -> web.Response:

@@ -8,14 +8,12 @@ from aiohttp import web
 
 from router.core.actions import Reject
 from router.core.chooser import Choice, Withheld
-from router.http.answers import json_response
+from router.http.answers import json_response, shown_count
 from router.http.decisions import DecisionLog, Record
 from router.http.errors import ClientError
 from router.http.inference import Inference
 from router.record.explanation import everything, explanation, withheld
 from router.switchboard import Switchboard
-
-_SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
 
 class ExplainPages:
@@ -32,10 +30,8 @@ class ExplainPages:
         """One request's dispatches, or why it waits: `?request=ID`; else the latest: `?last=20`."""
         if "request" in request.query:
             return json_response(self._of(request.query["request"]))
-        text = request.query.get("last", str(_SHOWN_DEFAULT))
-        if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _SHOWN_MAX):
-            raise ClientError(400, f"`last` must be 1..{_SHOWN_MAX}", "last")
-        shown = [_decision(record) for record in self._decisions.latest(int(text))]
+        latest = self._decisions.latest(shown_count(request, "last"))
+        shown = [_decision(record) for record in latest]
         return json_response({"decisions": shown})
 
     async def attempt(self, request: web.Request) -> web.StreamResponse:

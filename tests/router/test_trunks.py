@@ -28,6 +28,7 @@ class Traffic:
 
     def __init__(self, pace: PoolPace = PACE, heads: int = TRUNKS_MAX) -> None:
         self.trunks = Trunks(heads)
+        self.pace = pace
         self.trunks.pool(pace, 0.0)
         self.owners = PrefixOwners(1 << 18)
         self.sessions = 0
@@ -42,7 +43,8 @@ class Traffic:
         return chain
 
     def trunk(self, chain: np.ndarray, now_s: float = 0.0) -> Trunk:
-        found = self.trunks.of(chain, now_s)
+        self.trunks.pool(self.pace, now_s)
+        found = self.trunks.of(chain)
         assert found is not None
         return found
 
@@ -50,13 +52,13 @@ class Traffic:
 def test_two_prompts_that_part_make_a_trunk() -> None:
     traffic, head = Traffic(), run(0, 6_000)
     first = traffic.send(head)
-    assert traffic.trunks.of(first, 0.0) is None
+    assert traffic.trunks.of(first) is None
     second = traffic.send(head)
     trunk = traffic.trunk(second)
     assert (trunk.tokens, trunk.last_hash) == (6_000, int(head[-1]))
     assert trunk.wanted_copies == 1
-    assert traffic.trunks.of(run(500_000, 6_000), 0.0) is None
-    assert traffic.trunks.of(run(500_000, 0), 0.0) is None
+    assert traffic.trunks.of(run(500_000, 6_000)) is None
+    assert traffic.trunks.of(run(500_000, 0)) is None
 
 
 def test_a_steady_demand_wants_so_many_copies_as_can_serve_it() -> None:
