@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import signal
 import sys
+import traceback
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from router.core.guard import PolicyFaultError
 from router.record.facts_file import RecordingError
 from simulator import cli_learn, cli_live, cli_replay, cli_study, cli_truth, usage
 from simulator.calibrate.observation import ObservationError
@@ -64,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (StartError, ScrapeError) as error:
+        print(f"warmroute-sim: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except PolicyFaultError as error:
+        if error.__cause__ is not None:  # its author wants to see where
+            traceback.print_exception(error.__cause__)
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_FAILED
     except (KeyboardInterrupt, asyncio.CancelledError):

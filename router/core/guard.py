@@ -38,7 +38,12 @@ class PolicyFaultError(PolicyError):
         super().__init__(f"policy {policy} {text}")
         self.policy = policy
         self.kind = kind
+        self._text = text
         self.suspended_s = 0.0  # the policy is put aside for so long because of this one
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Replays of a sweep end in other processes."""
+        return PolicyFaultError, (self.policy, self.kind, self._text)
 
 
 class FallbackError(RuntimeError):
@@ -220,4 +225,5 @@ def _raised(error: BaseException) -> str:
         text = str(error)[:_TEXT_CHARS]
     except Exception:  # noqa: BLE001 - its own `__str__` is somebody's code, too
         text = "(an error without a text)"
-    return f"failed: {type(error).__name__}: {text}"
+    kind = "" if isinstance(error, PolicyError) else f"{type(error).__name__}: "
+    return f"failed: {kind}{text}"

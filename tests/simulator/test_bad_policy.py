@@ -1,0 +1,50 @@
+"""A policy that fails ends its replay, loudly and by name: no fallback makes its figures."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.core.guard import PolicyFaultError
+from simulator.cli import main
+from tests.simulator.replays import pool, run, setup_of, steady
+
+SAMPLE = Path(__file__).parents[2] / "simulator" / "data" / "conversation_sample.jsonl.gz"
+HERE = "tests.live.bad_policies"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("raises", "raised"), ("exits", "raised"), ("Forgetful", "raised")),
+        *(("nan", "nan"), ("too_long", "shape")),
+    ],
+)
+def test_the_replay_ends_with_the_policys_name(name: str, kind: str) -> None:
+    policy = f"{HERE}:{name}"
+    with pytest.raises(PolicyFaultError, match=f"policy {policy} failed") as caught:
+        run(steady(10, 20.0), setup=setup_of(policy, pool(2)))
+    assert (caught.value.policy, caught.value.kind) == (policy, kind)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.policy, again.kind, str(again)) == (policy, kind, str(caught.value))
+
+
+def test_no_policy_is_slow_on_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    result = run(steady(10, 20.0), setup=setup_of(f"{HERE}:sleeps", pool(2)))
+    assert len(slept) >= 10
+    assert result.policy == f"{HERE}:sleeps"
+
+
+def test_the_command_says_where_it_failed(capfd: Any) -> None:
+    arguments = ["replay", str(SAMPLE), "--workers", "2", "--policy", f"{HERE}:raises"]
+    assert main(arguments) == 1
+    told = capfd.readouterr().err
+    says = f"warmroute-sim: policy {HERE}:raises failed: KeyError: 'no such column'\n"
+    assert told.endswith(says)
+    assert "in raises\n" in told
