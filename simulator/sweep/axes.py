@@ -36,7 +36,7 @@ _SECTIONS = (
     ("goodput", Goodput),
     ("router", RouterSettings),
 )
-_OF_A_WORKLOAD = ("source", "requests", "seconds", "spread_s")
+_OF_A_WORKLOAD = ("source", "format", "requests", "seconds", "spread_s")
 
 
 def axis_paths() -> dict[str, Path]:

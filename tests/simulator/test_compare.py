@@ -18,7 +18,7 @@ from simulator.compare.figures import compare_scene, ratio
 from simulator.compare.load import load_of
 from simulator.compare.results import read_scenes, short_names
 from simulator.compare.saturation import keeps_up, ladder
-from simulator.replay.setup import Setup
+from simulator.replay.setup import Setup, WorkloadSpec
 from simulator.report.row import GoodputShare, ReplayRow
 from simulator.report.spread import Spread
 from simulator.sweep.errors import SweepError
@@ -150,6 +150,17 @@ def test_how_much_is_asked(source: str, value: float, bare: str) -> None:
     assert found.value == pytest.approx(value * 2 if generated else value)
     assert found.of.workload.source == bare
     assert found.of.workload.speed == 1.0
+
+
+def test_a_file_of_sessions_has_a_rate_too() -> None:
+    asked = setup()
+    found = [
+        load_of(msgspec.structs.replace(asked, workload=WorkloadSpec("a.jsonl", format=text)))
+        for text in ("sessions?rate=0.04", "sessions?rate=0.07", "sessions", "sessions?rat=1")
+    ]
+    assert [load.value for load in found] == [0.04, 0.07, 1.0, 1.0]
+    assert found[0].of == found[1].of
+    assert found[0].unit == "begun per second"
 
 
 def compared(command: CompareCommand) -> tuple[bool, str]:

@@ -68,6 +68,7 @@ def test_a_grid_is_the_product_of_its_axes(tmp_path: Path) -> None:
 def test_every_axis_can_be_varied() -> None:
     values = {
         "workload.source": ["a", "b"],
+        "workload.format": ["azure"],
         "profile": [PROFILE],
         "faults": ["f.yaml"],
         "closed_loop": [True],
