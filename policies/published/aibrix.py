@@ -1,7 +1,7 @@
 """AIBrix's prefix cache: the best match whose load does not stick out of the pool's.
 
 Source: vllm-project/aibrix gateway, algorithm prefix-cache, 2025 and 2026. `imbalance_factor` came
-later; 0 gives the older rule, which looks at the gap only.
+later; 0 gives the older rule, which looks at the gap alone (and asks for one request more).
 """
 
 from __future__ import annotations

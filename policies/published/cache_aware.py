@@ -25,8 +25,9 @@ class CacheAware:
     factor above `balance_rel`, or one of whose workers uses a share of KV memory above
     `kv_ceiling`, or whose shares lie further apart than `kv_spread` (1 turns these two off; 0.9
     and 0.5 are suggested). The tree is what was sent to a worker (`inserted`), at most
-    `max_tree_tokens`. Unknown hits count as what is known of them; an unknown share of KV memory
-    triggers nothing.
+    `max_tree_tokens`. This is the rule for workers without KV events, asked of an exact index; with
+    events SMG takes any match, and the fewest requests where there is none. Unknown hits count as
+    what is known of them; an unknown share of KV memory triggers nothing.
 
     Spill depth: `balance_abs`. Beyond it the cache counts for nobody, not even for sessions that
     have no part in the imbalance.
