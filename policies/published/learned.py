@@ -17,7 +17,7 @@ WEIGHTS = "learned_weights.json"  # beside this file; `warmroute-sim learn` writ
 
 
 def trained() -> tuple[float, ...]:
-    """The coefficients that come with warmroute; the file says how they were found."""
+    """The coefficients that come with warmroute; the file says where they come from."""
     told = json.loads(files(__package__).joinpath(WEIGHTS).read_text())["theta"]
     return tuple(float(told[name]) for name in FEATURES)
 
@@ -27,14 +27,14 @@ class Learned:
     """cost = -utility, utility = sum over the 23 features of theta x feature; the best one wins.
 
     `theta`: 23 numbers with commas between, in the order of `choice_features.FEATURES`; empty: the
-    ones trained by `warmroute-sim learn`. With -1 for log_ptok and log_batch and 0 for the rest it
-    is LMetric's product, (queued + missing) x (requests + 1).
+    ones in `WEIGHTS`. With -1 for log_ptok and log_batch and 0 for the rest it is LMetric's
+    product, (queued + missing) x (requests + 1).
 
     Source: NVIDIA Dynamo's `learned-choice` v2 (2026), a multinomial logit (McFadden, 1974) trained
     by CMA-ES. Without its context terms; its temperature is `temperature`, which scales by range.
 
-    Spill depth: as trained; with LMetric's coefficients (P / missing) - 1 requests for P prompt
-    tokens. Unknown hits are taken as they are; see `features` for what else may be unknown.
+    Spill depth: of its coefficients; with LMetric's (P / missing) - 1 requests for P prompt tokens.
+    Unknown hits are taken as they are; see `features` for what else may be unknown.
     """
 
     theta: str = ""
