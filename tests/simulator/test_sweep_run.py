@@ -22,7 +22,6 @@ from simulator.replay.setup import Setup
 from simulator.sweep.errors import SweepError
 from simulator.sweep.files import SweepReport, as_csv, as_json
 from simulator.sweep.points import points_of
-from simulator.sweep.policy_files import policy_files
 from simulator.sweep.progress import RunsBoard
 from simulator.sweep.run import sweep
 from simulator.sweep.runs import RunOptions, estimate_s
@@ -124,29 +123,6 @@ def replace_workload(setup: Setup, source: str) -> Setup:
 def outcomes(count: int = 4) -> list[Outcome]:
     keys = Keys()
     return [Outcome(keys.task(s), synthetic.evaluate(s)) for s in setups(count)]
-
-
-def test_a_changed_policy_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    folder = tmp_path / "rules_of_mine"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    text = "from rules_of_mine.price import price\n"
-    text += "def mine(request, fleet, state):\n    return price\n"
-    (folder / "rule.py").write_text(text)
-    (folder / "price.py").write_text("price = 1\n")
-    asked = synthetic.setup("rules_of_mine.rule:mine|bounded_load")
-    files = [path.name for path in policy_files(asked.policy)]
-    assert {"rule.py", "price.py", "bounded_load.py"} <= set(files)
-    assert "contract.py" not in files
-    keys = [Keys().task(asked).key]
-    for name in ("price.py", "rule.py"):
-        (folder / name).write_text((folder / name).read_text() + "# changed\n")
-        keys.append(Keys().task(asked).key)
-    assert len(set(keys)) == 3
-    other = synthetic.setup("hybrid")
-    assert Keys().task(other) == Keys().task(other)
-    assert policy_files("no_such_rule") == []
 
 
 @settings(max_examples=30 * EFFORT)
