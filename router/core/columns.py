@@ -156,21 +156,23 @@ class Cells:
     )
 
     def __init__(self, columns: WorkerColumns) -> None:
-        self.charged_work = _float_cells(columns.charged_work)
-        self.drained_work = _float_cells(columns.drained_work)
-        self.drain_limit_work = _float_cells(columns.drain_limit_work)
-        self.context_tokens = _float_cells(columns.context_tokens)
-        self.prefill_tokens_per_s = _float_cells(columns.prefill_tokens_per_s)
-        self.step_s = _float_cells(columns.step_s)
-        self.waiting_tokens = _float_cells(columns.waiting_tokens)
-        self.waiting_work = _float_cells(columns.waiting_work)
-        self.requests = _int_cells(columns.requests)
-        self.waiting = _int_cells(columns.waiting)
+        self.charged_work = float_cells(columns.charged_work)
+        self.drained_work = float_cells(columns.drained_work)
+        self.drain_limit_work = float_cells(columns.drain_limit_work)
+        self.context_tokens = float_cells(columns.context_tokens)
+        self.prefill_tokens_per_s = float_cells(columns.prefill_tokens_per_s)
+        self.step_s = float_cells(columns.step_s)
+        self.waiting_tokens = float_cells(columns.waiting_tokens)
+        self.waiting_work = float_cells(columns.waiting_work)
+        self.requests = int_cells(columns.requests)
+        self.waiting = int_cells(columns.waiting)
 
 
-def _float_cells(column: Floats) -> memoryview[float]:
+def float_cells(column: Floats) -> memoryview[float]:
+    """The cells of a float64 column."""
     return column.data.cast("B").cast("d")
 
 
-def _int_cells(column: Ints) -> memoryview[int]:
+def int_cells(column: Ints) -> memoryview[int]:
+    """The cells of an int64 column."""
     return column.data.cast("B").cast("q")

@@ -61,8 +61,7 @@ class RouterCore:
         self._speed = SpeedEstimator(self.columns)
         fallback = load(settings.policy_fallback)
         self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s)
-        self.following = Following(self.columns, settings)
-        self.following.follow(policy)
+        self.following = Following(self.columns, settings, self.ledger, policy)
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.following)
         self._chooser = Chooser(self.guard, settings, *pool)
         self._observe = self.guard.observe
@@ -79,7 +78,7 @@ class RouterCore:
     def set_policy(self, policy: LoadedPolicy) -> None:
         """Decide by another policy from the next request on; it starts without memory."""
         self.guard.set_policy(policy)
-        self.following.follow(policy)
+        self.following.follow(policy, self._pending.values())
 
     @property
     def inflight_requests(self) -> int:
@@ -166,6 +165,7 @@ class RouterCore:
         """What would be decided for this request now; nothing is charged or remembered."""
         self.ledger.advance(fact.now_s)
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
+        self.following.look(pending)
         return self._chooser.explain(pending, fact.now_s, "policy")
 
     def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from policies.contract import Ints
+from collections.abc import Iterable
+
+import numpy as np
+
+from policies.contract import Hashes, Ints
+from policies.facts import Arrival
 from policies.load import LoadedPolicy
 from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
 from router.core.hold_queue import Pending
+from router.core.ledger import Ledger
 from router.core.session_view import SessionView
 from router.core.settings import CoreSettings
 from router.core.workers import Worker
@@ -16,27 +22,45 @@ from router.estimators.sessions import Sessions
 class Following:
     """Lifetime: process. `sessions` is None while no policy asks for them."""
 
-    def __init__(self, columns: WorkerColumns, settings: CoreSettings) -> None:
-        self._columns, self._settings = columns, settings
+    def __init__(
+        self,
+        columns: WorkerColumns,
+        settings: CoreSettings,
+        ledger: Ledger,
+        policy: LoadedPolicy,
+    ) -> None:
+        self._columns, self._settings, self._ledger = columns, settings, ledger
         self.sessions: Sessions | None = None
+        self.follow(policy, ())
 
-    def follow(self, policy: LoadedPolicy) -> None:
-        """Begin, go on, or stop, as this policy needs."""
+    def follow(self, policy: LoadedPolicy, under_way: Iterable[Pending]) -> None:
+        """Begin, go on, or stop, as this policy needs; `under_way`: unfinished, oldest first."""
         if not policy.needs_sessions:
             self.sessions = None
+            for pending in under_way:
+                pending.visit = None
         elif self.sessions is None:
             settings = self._settings
+            # Each of these may have a session of its own, and none of them can be forgotten.
+            limit = max(settings.sessions, settings.inflight_requests)
             self.sessions = Sessions(
-                self._columns, settings.max_workers, settings.sessions, settings.session_blocks
+                self._columns, settings.max_workers, limit, settings.session_blocks
             )
+            for pending in under_way:
+                self.arrived(pending)
+                charge = self._ledger.get(pending.arrival.request_id)
+                if charge is not None:
+                    self.dispatched(pending, charge.slot)
 
     def arrived(self, pending: Pending) -> None:
         """A request came in: whose is it?"""
         if self.sessions is not None:
-            arrival = pending.arrival
-            size = min(arrival.chains)
-            chain, now_s = arrival.chains[size], arrival.now_s
-            pending.visit = self.sessions.arrived(arrival, chain, size, now_s)
+            pending.visit = self.sessions.arrived(pending.arrival, *_prompt(pending.arrival))
+
+    def look(self, pending: Pending) -> None:
+        """The same for a request that only asks what would be: nothing is remembered of it."""
+        if self.sessions is not None:
+            pending.visit = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
 
     def view(self, pending: Pending, rows: Rows, hits: Ints) -> SessionView | None:
         """What a decision is told; None: nothing."""
@@ -54,8 +78,10 @@ class Following:
             self.sessions.dispatched(pending.visit, slot)
 
     def held(self, pending: Pending) -> None:
-        """It must wait at the router."""
-        if self.sessions is not None and pending.visit is not None:
+        """It must wait at the router. One whose cache is warm may do so for its home's sake."""
+        if self.sessions is None or pending.visit is None:
+            return
+        if pending.standing != "warm":
             self.sessions.held(pending.visit)
 
     def ended(self, pending: Pending, now_s: float, output_tokens: int | None = None) -> None:
@@ -73,3 +99,11 @@ class Following:
         """Time passed."""
         if self.sessions is not None:
             self.sessions.refresh(now_s)
+
+
+def _prompt(arrival: Arrival) -> tuple[Hashes, int]:
+    """(Its chain, block size): of the smallest blocks, where sessions part is seen best."""
+    if not arrival.chains:  # nobody serves it
+        return np.empty(0, dtype=np.uint64), 1
+    size = min(arrival.chains)
+    return arrival.chains[size], size

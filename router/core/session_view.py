@@ -26,22 +26,29 @@ class SessionView:
         self.trunk_tokens = visit.trunk_tokens
         self._sessions, self._visit = sessions, visit
         self._slots, self._columns = rows.slots, columns
-        self._own = sessions.own(visit)
-        self.home_id = int(columns.worker_id[self._own[0]]) if self._own[0] >= 0 else -1
+        self._own_slot, self._own_tokens, self._own_work = sessions.own(visit)
+        self._own_row = self._row_of(self._own_slot)
+        self.home_id = int(columns.worker_id[self._own_slot]) if self._own_slot >= 0 else -1
         self.standing = self._standing(rows, hits)
 
     def _standing(self, rows: Rows, hits: Ints) -> Standing:
-        visit = self._visit
-        if visit.known:
-            wanted = visit.trunk_tokens + visit.private_before / 2
-            return "warm" if int(hits.max()) >= wanted else "cold"
+        visit, best = self._visit, int(hits.argmax())
+        hit = int(hits[best])
+        if visit.private_before:
+            if hit >= visit.trunk_tokens + visit.private_before / 2:
+                return "warm"
+            # Where events were lost, the hits are a lower bound: it is believed to be at home.
+            known = self._own_row is None or not self._columns.hits_unknown[self._own_slot]
+            return "cold" if known else "warm"
         # Not seen by this router, but perhaps by one before it: what one worker alone holds of a
         # prompt is nobody's trunk. Half of the prompt beyond what others hold, too, is a cache.
-        best = int(hits.argmax())
-        others = np.delete(hits, best)
-        shared = max(int(others.max(initial=0)), visit.trunk_tokens)
+        shared = visit.trunk_tokens
+        if hit > shared:
+            others = hits.copy()
+            others[best] = 0
+            shared = max(int(others.max()), shared)
         private = visit.prompt_tokens - shared
-        if int(hits[best]) > shared and 2 * (int(hits[best]) - shared) >= private:
+        if hit > shared and 2 * (hit - shared) >= private:
             self.home_id = rows.worker_ids[best]
             return "warm"
         return "new"
@@ -49,23 +56,32 @@ class SessionView:
     def working_set_tokens(self) -> Floats:
         """float64[rows], without the session of this request."""
         sets = self._sessions.sets
-        tokens = sets.private_tokens[self._slots] + sets.trunk_tokens[self._slots]
-        return self._without(tokens, self._own[1])
+        tokens: Floats = sets.private_tokens[self._slots] + sets.trunk_tokens[self._slots]
+        if self._own_row is not None:
+            tokens[self._own_row] -= self._own_tokens
+        # Rounding may leave a sum a hair below nothing.
+        return np.maximum(tokens, 0.0, out=tokens)
 
     def working_set_s(self) -> Floats:
         """float64[rows], without the session of this request."""
-        work = self._without(self._sessions.sets.cold_work[self._slots].copy(), self._own[2])
-        seconds: Floats = work / self._columns.prefill_tokens_per_s[self._slots]
-        return seconds
+        speeds = self._columns.prefill_tokens_per_s[self._slots]
+        seconds: Floats = self._sessions.sets.cold_work[self._slots] / speeds
+        if (row := self._own_row) is not None:
+            seconds[row] -= self._own_work / speeds[row]
+        return np.maximum(seconds, 0.0, out=seconds)
 
     def holds_trunk(self) -> Bools:
         """bool[rows]: where another session with the same trunk is at home."""
         sets, visit = self._sessions.sets, self._visit
-        holding = sets.holding(visit.trunk)
-        slot = self._own[0]
-        if slot >= 0 and holding[slot] and sets.sessions_with(visit.trunk, slot) == 1:
-            holding[slot] = not self._sessions.has_trunk(visit)
-        return holding[self._slots]
+        holding = sets.holding(visit.trunk)[self._slots]
+        row = self._own_row
+        if row is None or not holding[row] or not self._sessions.has_trunk(visit):
+            return holding
+        if sets.sessions_with(visit.trunk, self._own_slot) > 1:
+            return holding
+        holding = holding.copy()
+        holding[row] = False
+        return holding
 
     def trunk(self) -> tuple[int, int]:
         """(Tokens of the trunk, how many more of the rows should hold it; 0 or less: enough do)."""
@@ -79,9 +95,10 @@ class SessionView:
         """Seconds of a turn whose cache is warm."""
         return self._sessions.cycle.seconds(self._slots)
 
-    def _without(self, sums: Floats, own: float) -> Floats:
-        slot = self._own[0]
-        if slot >= 0:
-            sums[self._columns.worker_id[self._slots] == self._columns.worker_id[slot]] -= own
-        # Rounding may leave a sum a hair below nothing.
-        return np.maximum(sums, 0.0, out=sums)
+    def _row_of(self, slot: int) -> int | None:
+        """The row of a worker slot; None: it is not among them."""
+        slots = self._slots
+        if isinstance(slots, slice):
+            return slot - slots.start if slots.start <= slot < slots.stop else None
+        rows = np.flatnonzero(slots == slot)
+        return int(rows[0]) if len(rows) else None

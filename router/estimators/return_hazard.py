@@ -8,6 +8,8 @@ Cutler and Ederer, 1958).
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
 from policies.contract import Floats, Ints
@@ -20,6 +22,7 @@ _RISK_MAX = 20_000.0  # beyond it the past counts half: traffic changes
 
 # Where bins begin, and the last one's end. Rounded: a power's last digit is the machine's own.
 EDGES_S = np.round(np.concatenate(([0.0], _FIRST_S * 2.0 ** (np.arange(_BINS) / _PER_OCTAVE))), 6)
+_EDGES: tuple[float, ...] = tuple(EDGES_S.tolist())
 
 
 def bins_of(idle_s: Floats) -> Ints:
@@ -45,7 +48,7 @@ class ReturnHazard:
 
     def returned(self, before: int, idle_s: float) -> None:
         """An idle period that was counted up to bin `before` ended by a request."""
-        last = int(bins_of(np.array([idle_s]))[0])
+        last = bisect_right(_EDGES, idle_s) - 1
         self._risk[before + 1 : last + 1] += 1.0
         self._returns[last] += 1.0
         self._changed()

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import numpy as np
 
-from policies.contract import Ints
+from policies.contract import Hashes, Ints
+from router.core.columns import float_cells, int_cells
 
-_START = 256  # rows at first; doubled as they fill
+# Tenant and model, then the id that the client gave, or where it gave none the row's serial.
+Key = tuple[str | None, str, str | int]
+
+_FORGOTTEN_AT_ONCE = 256  # this part of a full table makes room: rarely, and no long pause
 
 
 class SessionRows:
-    """Lifetime: process. Rows are reused; serials never."""
+    """Lifetime: process. All memory is taken at once; `cells` stay where they are."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._by_key: dict[Hashable, int] = {}
-        self._keys: list[Hashable] = []  # by row
+        self._by_key: dict[Key, int] = {}
         self._by_serial: dict[int, int] = {}
+        self._keys: dict[int, Key] = {}  # by row
         self._free: list[int] = []
         self._next_serial = 1
         self.used = 0  # rows ever taken: those beyond are spare
-        self.serial = np.zeros(_START, dtype=np.int64)  # 0: nobody's
-        self.home = np.full(_START, -1, dtype=np.int64)  # worker slot
-        self.inflight = np.zeros(_START, dtype=np.int64)  # requests, held ones too
-        self.blocks = np.zeros(_START, dtype=np.int64)  # of its last prompt
-        self.private_tokens = np.zeros(_START)  # of its longest prompt and answer
-        self.cold_work = np.zeros(_START)  # to compute these again, in tokens of linear work
-        self.trunk = np.zeros(_START, dtype=np.uint64)  # its name; 0: none
-        self.trunk_tokens = np.zeros(_START, dtype=np.int64)
-        self.idle_s = np.zeros(_START)  # when its last answer ended
-        self.bin = np.full(_START, -1, dtype=np.int64)  # of idle time, as told to the hazard
-        self.weight = np.zeros(_START)  # as it counts at home, 0..1
+        self.serial = np.zeros(limit, dtype=np.int64)  # 0: nobody's
+        self.home = np.full(limit, -1, dtype=np.int64)  # worker slot
+        self.inflight = np.zeros(limit, dtype=np.int64)  # requests, held ones too
+        # How its next prompt begins: so many blocks of its last one, which end in this hash.
+        self.tip_blocks = np.zeros(limit, dtype=np.int64)
+        self.tip: Hashes = np.zeros(limit, dtype=np.uint64)
+        self.private_tokens = np.zeros(limit)  # of its last prompt and answer
+        self.cold_work = np.zeros(limit)  # to compute these again, in tokens of linear work
+        self.trunk: Hashes = np.zeros(limit, dtype=np.uint64)  # its name; 0: none
+        self.idle_s = np.zeros(limit)  # when its last answer ended
+        self.bin = np.full(limit, -1, dtype=np.int64)  # of idle time, as told to the hazard
+        self.weight = np.zeros(limit)  # as it counts at home, 0..1
+        self.cells = RowCells(self)
 
     def __len__(self) -> int:
         return len(self._by_serial)
@@ -42,46 +46,56 @@ class SessionRows:
         """Whether the limit is reached."""
         return len(self) >= self._limit
 
-    def find(self, key: Hashable) -> int:
+    def find(self, key: Key) -> int:
         """The row of a session; -1: not known."""
-        return -1 if key is None else self._by_key.get(key, -1)
+        return self._by_key.get(key, -1)
 
     def row_of(self, serial: int) -> int:
         """The row of a live session by its serial, else -1."""
         return self._by_serial.get(serial, -1)
 
-    def key(self, row: int) -> Hashable:
+    def key(self, row: int) -> Key:
         """What it is found by."""
         return self._keys[row]
 
-    def take(self, key: Hashable) -> int:
-        """A row for a new session; `key` None: it has no id of its own."""
-        if self._free:
-            row = self._free.pop()
-        else:
-            row = self.used
-            self.used += 1
-            self._keys.append(None)
-            if row == len(self.serial):
-                self._grow()
-        serial, self._next_serial = self._next_serial, self._next_serial + 1
-        if key is None:
-            key = serial  # an id that a client gives is a tuple: no mix-up
-        self._by_key[key] = row
+    def take(self, tenant: str | None, model: str, session: str | None, serial: int = -1) -> int:
+        """A row for a new session, which takes over `serial`, where a session before it had that.
+
+        The table must not be full, nor may that one be alive.
+        """
+        assert not self.full, "asked to follow more sessions than the limit"
+        row = self._free.pop() if self._free else self.used
+        self.used = max(self.used, row + 1)
+        if serial < 0:
+            serial, self._next_serial = self._next_serial, self._next_serial + 1
+        assert serial not in self._by_serial, f"session {serial} is alive"
         self._by_serial[serial] = row
-        self._keys[row] = key
-        for name, empty in _EMPTY.items():
-            getattr(self, name)[row] = empty
-        self.serial[row] = serial
+        self._call(row, (tenant, model, serial if session is None else session))
+        cells = self.cells
+        cells.serial[row] = serial
+        cells.home[row] = cells.bin[row] = -1
+        cells.inflight[row] = cells.tip_blocks[row] = cells.tip[row] = cells.trunk[row] = 0
+        cells.private_tokens[row] = cells.cold_work[row] = cells.weight[row] = 0.0
+        cells.idle_s[row] = 0.0
         return row
+
+    def rename(self, row: int, key: Key) -> None:
+        """A session is found by this from now on."""
+        del self._by_key[self._keys[row]]
+        self._call(row, key)
+
+    def _call(self, row: int, key: Key) -> None:
+        assert key not in self._by_key, f"{key} has a row"
+        self._by_key[key] = row
+        self._keys[row] = key
 
     def give_back(self, row: int) -> None:
         """Forget a session that is at home nowhere."""
-        del self._by_key[self._keys[row]]
-        del self._by_serial[int(self.serial[row])]
-        self._keys[row] = None
-        self.serial[row] = 0
-        self.weight[row] = 0.0
+        cells = self.cells
+        del self._by_key[self._keys.pop(row)]
+        del self._by_serial[cells.serial[row]]
+        cells.serial[row] = 0
+        cells.weight[row] = 0.0
         self._free.append(row)
 
     def idle(self) -> Ints:
@@ -97,27 +111,47 @@ class SessionRows:
         return rows
 
     def longest_idle(self) -> Ints:
-        """Rows of the sixteenth that has been idle for longest; of none, if all are in flight."""
+        """Rows of a small part that has been idle for longest; none, if all are in flight."""
         idle = self.idle()
-        count = max(len(idle) // 16, min(1, len(idle)))
-        return idle[np.argsort(self.idle_s[idle], kind="stable")[:count]]
+        if not len(idle):
+            return idle
+        count = max(len(idle) // _FORGOTTEN_AT_ONCE, 1)
+        idle_s = self.idle_s[idle]
+        last_s = np.partition(idle_s, count - 1)[count - 1]
+        rows: Ints = idle[idle_s <= last_s][:count]
+        return rows
 
-    def _grow(self) -> None:
-        for name, empty in _EMPTY.items():
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate((column, np.full_like(column, empty))))
+
+class RowCells:
+    """Single cells of the table as plain Python numbers; the same memory. Lifetime: process."""
+
+    __slots__ = (
+        "bin",
+        "cold_work",
+        "home",
+        "idle_s",
+        "inflight",
+        "private_tokens",
+        "serial",
+        "tip",
+        "tip_blocks",
+        "trunk",
+        "weight",
+    )
+
+    def __init__(self, rows: SessionRows) -> None:
+        self.serial = int_cells(rows.serial)
+        self.home = int_cells(rows.home)
+        self.inflight = int_cells(rows.inflight)
+        self.tip_blocks = int_cells(rows.tip_blocks)
+        self.tip = _hash_cells(rows.tip)
+        self.private_tokens = float_cells(rows.private_tokens)
+        self.cold_work = float_cells(rows.cold_work)
+        self.trunk = _hash_cells(rows.trunk)
+        self.idle_s = float_cells(rows.idle_s)
+        self.bin = int_cells(rows.bin)
+        self.weight = float_cells(rows.weight)
 
 
-_EMPTY = {
-    "serial": 0,
-    "home": -1,
-    "inflight": 0,
-    "blocks": 0,
-    "private_tokens": 0.0,
-    "cold_work": 0.0,
-    "trunk": 0,
-    "trunk_tokens": 0,
-    "idle_s": 0.0,
-    "bin": -1,
-    "weight": 0.0,
-}
+def _hash_cells(column: Hashes) -> memoryview[int]:
+    return column.data.cast("B").cast("Q")

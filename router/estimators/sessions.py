@@ -9,18 +9,17 @@ session is worth its memory while it is expected back within T = w * C / F.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvkernels import PrefixOwners
 from policies.contract import Floats, Hashes, Ints
 from policies.facts import Arrival
 from router.core.columns import WorkerColumns
 from router.estimators.cycle import Cycle
 from router.estimators.pool_pace import PaceKeeper
 from router.estimators.return_hazard import ReturnHazard, bins_of
+from router.estimators.session_finder import SessionFinder
 from router.estimators.session_rows import SessionRows
 from router.estimators.trunks import Trunks
 from router.estimators.working_sets import WorkingSets
@@ -36,104 +35,111 @@ _ROWS_PER_S = 100_000.0
 class Visit:
     """One request of a session. Lifetime: request."""
 
-    row: int  # of its session
-    serial: int  # of its session: rows are reused
-    known: bool  # its session was seen before
+    row: int  # of its session; -1: one that is only looked at, and whose session is not known
     trunk: int  # name of the trunk, 0: none
     trunk_tokens: int
     prompt_tokens: int
-    private_before: float  # private tokens of its session until now
+    private_before: float  # private tokens of its session until now; 0: it has not begun
 
 
 class Sessions:
-    """Lifetime: process; bounded by `limit` sessions and `entries` blocks."""
+    """Lifetime: process; bounded by `limit` sessions and `entries` blocks.
+
+    At least one of `limit` sessions must have no request in flight when one more comes.
+    """
 
     def __init__(self, columns: WorkerColumns, slots: int, limit: int, entries: int) -> None:
         self._columns = columns
-        self._owners = PrefixOwners(entries)
         self._rows = SessionRows(limit)
+        self._finder = SessionFinder(self._rows, entries)
+        self._owners = self._finder.owners
         self._refreshed_s = float("-inf")
         self.sets = WorkingSets(slots)
         self.hazard = ReturnHazard()
         self.cycle = Cycle(columns)
         self.trunks = Trunks()
         self._pace = PaceKeeper(columns)
+        self.crowded_out = 0  # forgotten for want of room
 
     def __len__(self) -> int:
         return len(self._rows)
 
     # --- requests ---------------------------------------------------------------------------
 
-    def arrived(self, fact: Arrival, chain: Hashes, block_size: int, now_s: float) -> Visit:
+    def arrived(self, fact: Arrival, chain: Hashes, block_size: int) -> Visit:
         """A request came in: whose it is, and how much of its prompt others use, too."""
-        rows, key = self._rows, self._key(fact, chain)
-        row = rows.find(key)
-        known = row >= 0
+        rows, cells, now_s = self._rows, self._rows.cells, fact.now_s
+        owner, known_blocks = self._owners.owner(chain)
+        row = self._finder.row(fact, chain, owner)
         if row < 0:
             if rows.full:
                 self._make_room()
-            row = rows.take(key)
-        elif rows.inflight[row] == 0 and rows.home[row] >= 0:
-            self._back(row, now_s)
-        rows.inflight[row] += 1
-        serial = int(rows.serial[row])
-        rows.blocks[row] = len(chain)
-        known_blocks = self._owners.owner(chain)[1]
-        blocks = self._owners.claim(chain, serial)
+            row = self._finder.new(fact, owner)
+        else:
+            self._finder.name(row, fact)
+            if cells.inflight[row] == 0:
+                self._back(row, now_s)
+        cells.inflight[row] += 1
+        self._finder.keep_tip(row, chain, block_size, fact.prompt_tokens)
+        blocks = self._owners.claim(chain, cells.serial[row])
         self.trunks.pool(self._pace.at(now_s, self.cycle.output_tokens), now_s)
         self.trunks.arrival(chain, block_size, fact.prompt_tokens, blocks, known_blocks, now_s)
-        return Visit(
-            row=row,
-            serial=serial,
-            known=known,
-            trunk=int(chain[blocks - 1]) if blocks else 0,
-            trunk_tokens=min(blocks * block_size, fact.prompt_tokens),
-            prompt_tokens=fact.prompt_tokens,
-            private_before=float(rows.private_tokens[row]),
-        )
+        return self._visit(row, fact, chain, blocks, block_size)
+
+    def look(self, fact: Arrival, chain: Hashes, block_size: int) -> Visit:
+        """What `arrived` would say now; nothing is remembered."""
+        owner, known_blocks = self._owners.owner(chain)
+        row = self._finder.row(fact, chain, owner)
+        blocks = self._owners.shared(chain)
+        alive = self._rows.row_of(owner)
+        if alive >= 0 and alive != row:  # two use what is one's now
+            blocks = known_blocks
+        return self._visit(row, fact, chain, blocks, block_size)
 
     def dispatched(self, visit: Visit, slot: int) -> None:
         """It was sent to the worker in `slot`: its session is at home there from now on."""
-        rows, row = self._rows, visit.row
+        cells, row = self._rows.cells, visit.row
         self._go(row)
         private = max(visit.prompt_tokens - visit.trunk_tokens, 0)
-        rows.private_tokens[row] = private
-        rows.cold_work[row] = self._columns.attention.work(private, visit.trunk_tokens)
-        rows.trunk[row], rows.trunk_tokens[row] = visit.trunk, visit.trunk_tokens
-        rows.home[row] = slot
-        rows.weight[row] = 1.0
+        work = self._columns.attention.work(private, visit.trunk_tokens)
+        cells.private_tokens[row], cells.cold_work[row] = float(private), float(work)
+        cells.trunk[row] = visit.trunk
+        cells.home[row] = slot
+        cells.weight[row] = 1.0
         self.sets.enter(slot, visit.trunk, visit.trunk_tokens)
-        self.sets.shift(slot, private, float(rows.cold_work[row]))
+        self.sets.shift(slot, private, work)
 
     def held(self, visit: Visit) -> None:
         """It must wait because its cache is lost: what is left of it is nobody's any more."""
-        if self._rows.home[visit.row] >= 0:
-            self._go(visit.row)
+        self._go(visit.row)
 
     def ended(self, visit: Visit, output_tokens: int | None, now_s: float) -> None:
         """Its answer is complete (with `output_tokens`), or it came to nothing (None)."""
-        rows, row = self._rows, visit.row
-        if rows.serial[row] != visit.serial:
-            return
-        rows.inflight[row] -= 1
-        if output_tokens and rows.home[row] >= 0:
+        rows, cells, row = self._rows, self._rows.cells, visit.row
+        cells.inflight[row] -= 1
+        home = cells.home[row]
+        if output_tokens and home >= 0:
             self.cycle.answered(output_tokens)
-            rows.private_tokens[row] += output_tokens
-            more = self._columns.attention.work(rows.private_tokens[row], rows.trunk_tokens[row])
-            more -= float(rows.cold_work[row])
-            rows.cold_work[row] += more
-            self.sets.shift(int(rows.home[row]), output_tokens, more)
-        if rows.inflight[row] == 0:
-            if rows.home[row] < 0 and not visit.known:
+            private = cells.private_tokens[row] + output_tokens
+            trunk_tokens = self.sets.tokens_of(cells.trunk[row])
+            work = float(self._columns.attention.work(private, trunk_tokens))
+            self.sets.shift(home, output_tokens, work - cells.cold_work[row])
+            cells.private_tokens[row], cells.cold_work[row] = private, work
+        if cells.inflight[row] == 0:
+            if home < 0 and not cells.private_tokens[row]:
                 rows.give_back(row)  # never got anywhere
             else:
-                rows.idle_s[row] = now_s
-                rows.bin[row] = -1
+                cells.idle_s[row] = now_s
+                cells.bin[row] = -1
 
     def worker_lost(self, slot: int) -> None:
         """A worker's cache is gone: nobody is at home there."""
-        for row in self._rows.at_home(slot).tolist():
-            self._go(row)
+        rows = self._rows
+        at_home = rows.at_home(slot)
+        rows.home[at_home] = -1
+        rows.weight[at_home] = 0.0
+        self.sets.clear(slot)
+        self.cycle.worker_lost(slot)
 
     # --- time -------------------------------------------------------------------------------
 
@@ -142,14 +148,15 @@ class Sessions:
         if now_s - self._refreshed_s < max(_REFRESH_S, len(self._rows) / _ROWS_PER_S):
             return
         self._refreshed_s = now_s
+        self.cycle.tick(now_s)
         self.trunks.pool(self._pace.at(now_s, self.cycle.output_tokens), now_s)
         rows = self._rows
         idle = rows.idle()
         if len(idle):
-            away_s = now_s - rows.idle_s[idle]
-            bins = bins_of(away_s)
-            moved = bins > rows.bin[idle]
-            self.hazard.entered(rows.bin[idle][moved], bins[moved])
+            away_s = np.maximum(now_s - rows.idle_s[idle], 0.0)
+            bins, told = bins_of(away_s), rows.bin[idle]
+            moved = bins > told
+            self.hazard.entered(told[moved], bins[moved])
             rows.bin[idle] = bins
             home = rows.home[idle]
             chance = self.hazard.within(self._horizon_s(idle), away_s)
@@ -165,54 +172,53 @@ class Sessions:
 
     def own(self, visit: Visit) -> tuple[int, float, float]:
         """(home slot or -1, tokens, linear work): what this session itself adds to the sums."""
-        rows, row = self._rows, visit.row
-        slot = int(rows.home[row])
+        cells, row = self._rows.cells, visit.row
+        slot = cells.home[row] if row >= 0 else -1
         if slot < 0:
             return -1, 0.0, 0.0
-        tokens, work = rows.weight[row] * rows.private_tokens[row], rows.cold_work[row]
-        trunk = int(rows.trunk[row])
+        weight, trunk = cells.weight[row], cells.trunk[row]
+        tokens = weight * cells.private_tokens[row]
         if trunk and self.sets.sessions_with(trunk, slot) == 1:
-            tokens += rows.trunk_tokens[row]
-        return slot, float(tokens), float(rows.weight[row] * work)
+            tokens += self.sets.tokens_of(trunk)
+        return slot, tokens, weight * cells.cold_work[row]
 
     def has_trunk(self, visit: Visit) -> bool:
         """Whether the trunk that its session is at home with is that of this prompt."""
-        return int(self._rows.trunk[visit.row]) == visit.trunk
+        return self._rows.cells.trunk[visit.row] == visit.trunk
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _key(self, fact: Arrival, chain: Hashes) -> Hashable:
-        if fact.session is not None:
-            return (fact.tenant, fact.model, fact.session)
-        # It goes on from what its session sent before: from all of that but its last block, which
-        # a chat template may end in another way. One that leaves the path earlier is another one.
-        serial, depth = self._owners.owner(chain)
-        row = self._rows.row_of(serial)
-        return None if row < 0 or depth < self._rows.blocks[row] - 1 else self._rows.key(row)
+    def _visit(self, row: int, fact: Arrival, chain: Hashes, blocks: int, size: int) -> Visit:
+        return Visit(
+            row=row,
+            trunk=int(chain[blocks - 1]) if blocks else 0,
+            trunk_tokens=min(blocks * size, fact.prompt_tokens),
+            prompt_tokens=fact.prompt_tokens,
+            private_before=self._rows.cells.private_tokens[row] if row >= 0 else 0.0,
+        )
 
     def _back(self, row: int, now_s: float) -> None:
         """An idle session sent a request."""
-        rows, away_s = self._rows, max(now_s - float(self._rows.idle_s[row]), 0.0)
-        self.hazard.returned(int(rows.bin[row]), away_s)
+        cells = self._rows.cells
+        away_s = max(now_s - cells.idle_s[row], 0.0)
+        self.hazard.returned(cells.bin[row], away_s)
         self.cycle.returned(away_s)
-        missing = 1.0 - float(rows.weight[row])
-        self.sets.shift(
-            int(rows.home[row]),
-            missing * float(rows.private_tokens[row]),
-            missing * float(rows.cold_work[row]),
-        )
-        rows.weight[row] = 1.0
+        if cells.home[row] >= 0:
+            missing = 1.0 - cells.weight[row]
+            private, work = cells.private_tokens[row], cells.cold_work[row]
+            self.sets.shift(cells.home[row], missing * private, missing * work)
+            cells.weight[row] = 1.0
 
     def _go(self, row: int) -> None:
         """It is at home nowhere."""
-        rows = self._rows
-        slot, weight = int(rows.home[row]), float(rows.weight[row])
+        cells = self._rows.cells
+        slot, weight = cells.home[row], cells.weight[row]
         if slot >= 0:
-            private, work = float(rows.private_tokens[row]), float(rows.cold_work[row])
+            private, work = cells.private_tokens[row], cells.cold_work[row]
             self.sets.shift(slot, -weight * private, -weight * work)
-            self.sets.leave(slot, int(rows.trunk[row]), int(rows.trunk_tokens[row]))
-            rows.home[row] = -1
-        rows.weight[row] = 0.0
+            self.sets.leave(slot, cells.trunk[row])
+            cells.home[row] = -1
+        cells.weight[row] = 0.0
 
     def _forget(self, row: int) -> None:
         self._go(row)
@@ -221,11 +227,13 @@ class Sessions:
     def _make_room(self) -> None:
         for row in self._rows.longest_idle().tolist():
             self._forget(row)
+            self.crowded_out += 1
 
     def _horizon_s(self, idle: Ints) -> Floats:
         rows, columns = self._rows, self._columns
         home = rows.home[idle]
         cold_s = rows.cold_work[idle] / columns.prefill_tokens_per_s[home]
-        shares = np.maximum(rows.private_tokens[idle], 1.0) / columns.kv_capacity_tokens[home]
-        horizon_s: Floats = np.nan_to_num(cold_s / shares, nan=_HORIZON_S, posinf=_IDLE_S)
-        return horizon_s
+        private = np.maximum(rows.private_tokens[idle], 1.0)
+        with np.errstate(divide="ignore", invalid="ignore"):  # whatever a worker says it has
+            horizon_s: Floats = cold_s / (private / columns.kv_capacity_tokens[home])
+        return np.nan_to_num(horizon_s, copy=False, nan=_HORIZON_S, posinf=_IDLE_S)
