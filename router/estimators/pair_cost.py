@@ -12,6 +12,7 @@ _FADE = 0.995  # of the past at each sample
 _PRIOR = 4.0  # samples that believe in no attention at all, far from zero context
 _PRIOR_TOKENS = 8_192.0
 _PAIR_MAX = 1e-2  # tokens of linear work; a model of 100 dimensions would not reach it
+_OUTLIER = 2.0  # a sample counts as at most so many times quicker or slower than expected
 _SAMPLE_MAX = 100.0  # times longer per token than expected: not a prefill's doing
 
 
@@ -34,9 +35,14 @@ class PairCost:
         y = linear_tokens / tokens
         if not 1.0 / _SAMPLE_MAX < y < _SAMPLE_MAX:
             return
+        # A prefix that was cached after all makes a prefill look twenty times quicker. The error is
+        # relative, so it would weigh as much as four hundred others.
+        x = cached + tokens / 2
+        expected = 1.0 + self.pair_tokens * x
+        y = min(max(y, expected / _OUTLIER), expected * _OUTLIER)
         for name in ("_uu", "_uv", "_vv", "_u", "_v"):
             setattr(self, name, getattr(self, name) * _FADE)
-        self._add(y, cached + tokens / 2, 1.0)
+        self._add(y, x, 1.0)
         det = self._uu * self._vv - self._uv * self._uv
         if det <= 1e-9 * self._uu * self._vv:  # all samples lie at one place
             return

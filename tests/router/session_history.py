@@ -1,0 +1,180 @@
+"""Random lives of followed sessions, and what must hold in them, counted anew in plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvkernels import chain_hashes
+from policies.facts import Arrival
+from router.core.columns import WorkerColumns
+from router.estimators.sessions import Sessions, Visit
+
+BLOCK = 16
+SLOTS = 3
+CAPACITY_TOKENS = 4_000.0
+
+
+def columns() -> WorkerColumns:
+    """Three workers, the last of which does not say how much memory it has."""
+    made = WorkerColumns(SLOTS)
+    for slot in range(SLOTS):
+        made.open(slot, 10 + slot)
+        made.prefill_tokens_per_s[slot] = 1_000.0 * (slot + 1)
+        if slot < SLOTS - 1:
+            made.kv_capacity_tokens[slot] = CAPACITY_TOKENS * (slot + 1)
+    made.attention.pair_tokens = 1e-3
+    return made
+
+
+def prompt(*parts: tuple[int, int]) -> np.ndarray:
+    """Token ids: of each part (n, tokens), so many that nobody else's part n has."""
+    ids = [np.arange(n * 100_000, n * 100_000 + tokens, dtype=np.int32) for n, tokens in parts]
+    return np.concatenate(ids) if ids else np.empty(0, dtype=np.int32)
+
+
+def arrival(tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> Arrival:
+    """A request for these tokens."""
+    known: dict[str, object] = {
+        "now_s": now_s,
+        "request_id": 0,
+        "model": "m",
+        "prompt_tokens": len(tokens),
+        "chains": {BLOCK: chain_hashes(tokens, BLOCK)},
+    }
+    return Arrival(**known | fields)  # type: ignore[arg-type]
+
+
+def come(sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> Visit:
+    """A request arrives."""
+    fact = arrival(tokens, now_s, **fields)
+    return sessions.arrived(fact, fact.chains[BLOCK], BLOCK)
+
+
+@dataclass(eq=False)
+class Talk:
+    """What the test knows of one session."""
+
+    session: str | None
+    tenant: str
+    trunk: int
+    tokens: np.ndarray
+    turns: int = 0
+
+
+@dataclass(eq=False)
+class Open:
+    """A request that has not ended."""
+
+    talk: Talk
+    visit: Visit
+    slot: int = -1
+
+
+@dataclass
+class History:
+    """A random life of a few sessions on three workers, as a list of small numbers tells it."""
+
+    limit: int = 8
+    now_s: float = 0.0
+    columns: WorkerColumns = field(default_factory=columns)
+    talks: list[Talk] = field(default_factory=list)
+    open: list[Open] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sessions = Sessions(self.columns, SLOTS, self.limit, 4_096)
+
+    def step(self, kind: int, which: int, amount: int) -> None:
+        """One thing happens: `kind` of it, to whom, and how much."""
+        self.now_s += amount * 0.05
+        todo = self.open[which % len(self.open)] if self.open else None
+        if kind < 5:
+            if len(self.open) < self.limit:
+                self._arrive(which, amount)
+        elif kind == 5:
+            self.sessions.refresh(self.now_s)
+        elif kind == 6:
+            self.now_s += amount * 4.0  # a long silence: some sessions are over
+            self.sessions.refresh(self.now_s)
+        elif kind == 7:
+            slot = which % SLOTS
+            self.sessions.worker_lost(slot)
+            for other in self.open:
+                other.slot = -1 if other.slot == slot else other.slot
+        elif todo is None:
+            return
+        elif kind < 11:  # dispatched, or tried again elsewhere
+            todo.slot = amount % SLOTS
+            self.sessions.dispatched(todo.visit, todo.slot)
+        elif kind == 11:
+            if todo.slot < 0:
+                self.sessions.held(todo.visit)
+        else:
+            self._end(todo, None if kind == 12 else amount)
+
+    def _arrive(self, which: int, amount: int) -> None:
+        if which % 3 == 0 or not self.talks:
+            number = len(self.talks)
+            named = f"s{number % 5}" if which % 2 else None
+            head = prompt((which % 2, 64))
+            self.talks.append(Talk(named, f"t{which % 2}", which % 2, head))
+        talk = self.talks[which % len(self.talks)]
+        talk.turns += 1
+        more = prompt((10 + len(self.talks) * 50 + talk.turns, 5 + amount * 7))
+        talk.tokens = np.concatenate((talk.tokens, more))
+        visit = come(
+            self.sessions, talk.tokens, self.now_s, session=talk.session, tenant=talk.tenant
+        )
+        self.open.append(Open(talk, visit))
+
+    def _end(self, todo: Open, output_tokens: int | None) -> None:
+        self.open.remove(todo)
+        self.sessions.ended(todo.visit, output_tokens, self.now_s)
+
+    def end_all(self) -> None:
+        """Everybody's answer comes, and then nobody's request for an hour."""
+        while self.open:
+            self._end(self.open[0], 3)
+        for _ in range(4):
+            self.now_s += 1_000.0
+            self.sessions.refresh(self.now_s)
+
+    def check(self) -> None:
+        """The sums are what the table says; the table is what was told."""
+        sessions = self.sessions
+        rows = sessions._rows
+        alive = [row for row in range(rows.used) if rows.serial[row]]
+        assert len(rows) == len(alive) <= self.limit
+        assert {rows.find(rows.key(row)) for row in alive} == set(alive)
+        assert {rows.row_of(int(rows.serial[row])) for row in alive} == set(alive)
+        assert sorted([*alive, *rows._free]) == list(range(rows.used))
+        inflight = Counter(o.visit.row for o in self.open)
+        assert {row: int(rows.inflight[row]) for row in alive} == {r: inflight[r] for r in alive}
+        private, work, trunk = ([0.0] * SLOTS for _ in range(3))
+        at: Counter[tuple[int, int]] = Counter()
+        for row in alive:
+            assert 0.0 <= rows.weight[row] <= 1.0
+            home, name = int(rows.home[row]), int(rows.trunk[row])
+            if inflight[row] and home >= 0:
+                assert rows.weight[row] == 1.0
+            if home >= 0:
+                private[home] += rows.weight[row] * rows.private_tokens[row]
+                work[home] += rows.weight[row] * rows.cold_work[row]
+                if name:
+                    at[name, home] += 1
+        for name, home in at:
+            trunk[home] += sessions.sets.tokens_of(name)
+        sets = sessions.sets
+        np.testing.assert_allclose(sets.private_tokens, private, atol=1e-6)
+        np.testing.assert_allclose(sets.cold_work, work, atol=1e-6)
+        assert sets.trunk_tokens.tolist() == trunk
+        names = {name for name, _ in at}
+        assert sets.trunks == len(names) == len(sets._tokens)
+        for name in names:
+            places = [at[name, slot] for slot in range(SLOTS)]
+            assert [sets.sessions_with(name, slot) for slot in range(SLOTS)] == places
+            assert sets.holding(name).tolist() == [count > 0 for count in places]
+        assert not sets.holding(12345).any()
+        assert set(sets._shown) <= names

@@ -1,0 +1,86 @@
+"""What attention costs is learned from prefills of unlike workers, and garbage is borne."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.columns import WorkerColumns
+from router.core.ledger import Charge
+from router.estimators.pair_cost import PairCost
+from router.estimators.speed import SpeedEstimator
+from tests.router.property_support import patient
+
+SPEEDS = (15_000.0, 7_000.0, 30_000.0, 2_000.0)  # tokens a second without attention
+PAIR_TOKENS = 4.36e-5  # Qwen3-32B on two H100: 2.36e-6 ms a pair to 0.0541 ms a token
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def learned(
+    seed: int, pair_tokens: float, wrong: float = 0.0, samples: int = 2_000
+) -> WorkerColumns:
+    """Columns after so many prefills, a share `wrong` of which took anything but their time."""
+    rng = random.Random(seed)
+    columns = WorkerColumns(len(SPEEDS))
+    columns.prefill_tokens_per_s[:] = 15_000.0
+    columns.step_s[:] = 1e-4
+    speed = SpeedEstimator(columns)
+    for _ in range(samples):
+        slot = rng.randrange(len(SPEEDS))
+        tokens = int(math.exp(rng.uniform(math.log(256), math.log(20_000))))
+        cached = rng.choice((0, 0, rng.randrange(100_000)))
+        work = tokens * (1.0 + pair_tokens * (cached + tokens / 2))
+        took_s = work / SPEEDS[slot] * math.exp(rng.gauss(0.0, 0.05))
+        if rng.random() < wrong:  # mostly hits that nobody told of
+            took_s *= rng.choice((0.02, 0.05, 0.1, 0.3, 5.0, 20.0))
+        took_s += 0.5e-4
+        charge = Charge(0, slot, slot, tokens + cached, tokens, work, work, 0.0, alone=True)
+        speed.first_token(charge, took_s)
+    return columns
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("pair_tokens", [PAIR_TOKENS, 5e-4])
+def test_it_is_learned_within_five_percent(seed: int, pair_tokens: float) -> None:
+    columns = learned(seed, pair_tokens)
+    assert columns.attention.pair_tokens == pytest.approx(pair_tokens, rel=0.05)
+    assert columns.prefill_tokens_per_s == pytest.approx(SPEEDS, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_there_is_none_none_is_seen(seed: int) -> None:
+    assert learned(seed, 0.0).attention.pair_tokens < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_wrong_time_in_fifty_moves_it_little(seed: int) -> None:
+    columns = learned(seed, PAIR_TOKENS, wrong=0.02)
+    assert columns.attention.pair_tokens == pytest.approx(PAIR_TOKENS, rel=0.15)
+
+
+@patient
+@given(st.lists(st.tuples(st.integers(1, 1 << 40), st.integers(0, 1 << 40), NUMBERS), max_size=200))
+def test_garbage_keeps_it_in_bounds_and_it_recovers(
+    samples: list[tuple[int, int, float]],
+) -> None:
+    cost = PairCost()
+    for tokens, cached, linear_tokens in samples:
+        cost.prefill(tokens, cached, linear_tokens)
+        assert 0.0 <= cost.pair_tokens <= 1e-2
+        assert math.isfinite(cost.work(1_000, 1_000))
+    rng = random.Random(1)
+    for _ in range(3_000):
+        tokens, cached = rng.randrange(256, 20_000), rng.randrange(100_000)
+        cost.prefill(tokens, cached, tokens * (1.0 + PAIR_TOKENS * (cached + tokens / 2)))
+    assert cost.pair_tokens == pytest.approx(PAIR_TOKENS, rel=0.05)
+
+
+def test_work_is_linear_and_attention() -> None:
+    cost = PairCost()
+    assert cost.work(100, 50) == 100.0
+    cost.pair_tokens = 0.01
+    assert cost.work(100, 50) == pytest.approx(100 + 0.01 * 100 * (50 + 50))

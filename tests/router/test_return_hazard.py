@@ -1,0 +1,110 @@
+"""The hazard of returns is a life table: held to one that is counted from the raw history."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.estimators import return_hazard
+from router.estimators.return_hazard import EDGES_S, ReturnHazard, bins_of
+from tests.router.property_support import patient
+
+PERIODS = st.lists(st.tuples(st.floats(0.0, 2_000.0), st.booleans()), max_size=60)
+LOOKS = st.lists(st.floats(0.0, 2_000.0), max_size=6)
+
+
+def told(periods: list[tuple[float, bool]], looks_s: list[float]) -> ReturnHazard:
+    """Idle periods (seconds, whether a request ended it) that all began at 0, seen at times."""
+    hazard = ReturnHazard()
+    bins = np.full(len(periods), -1)
+    lengths = np.array([length for length, _ in periods])
+    for look_s in sorted(looks_s):
+        here = np.flatnonzero(lengths >= look_s)
+        now = bins_of(np.full(len(here), look_s))
+        moved = now > bins[here]
+        hazard.entered(bins[here][moved], now[moved])
+        bins[here] = now
+    for number, (length_s, came_back) in enumerate(periods):
+        if came_back:
+            hazard.returned(int(bins[number]), length_s)
+        else:  # it was last seen idle
+            hazard.entered(bins[number : number + 1], bins_of(np.array([length_s])))
+    return hazard
+
+
+def life_table(periods: list[tuple[float, bool]]) -> tuple[list[float], list[float]]:
+    """At risk and back, in each bin, counted one by one."""
+    risk, back = [2.0] * len(EDGES_S), [0.5] * len(EDGES_S)
+    for length_s, came_back in periods:
+        last = max(b for b, start_s in enumerate(EDGES_S) if start_s <= length_s)
+        for b in range(last + 1):
+            risk[b] += 1
+        back[last] += came_back
+    return risk, back
+
+
+def survival(risk: list[float], back: list[float], idle_s: float) -> float:
+    """Of the life table: within a bin, its logarithm falls in a straight line."""
+    logs = 0.0
+    for b, (start_s, end_s) in enumerate(pairwise(EDGES_S.tolist())):
+        part = min(max((idle_s - start_s) / (end_s - start_s), 0.0), 1.0)
+        logs += part * math.log(1.0 - min(back[b] / risk[b], 0.999))
+    return math.exp(logs)
+
+
+@patient
+@given(PERIODS, LOOKS, st.floats(0.0, 1_500.0), st.floats(0.0, 1_500.0))
+def test_it_is_the_life_table_of_the_raw_history(
+    periods: list[tuple[float, bool]], looks_s: list[float], idle_s: float, span_s: float
+) -> None:
+    hazard = told(periods, looks_s)
+    risk, back = life_table(periods)
+    assert hazard._risk.tolist() == pytest.approx(risk)
+    assert hazard._returns.tolist() == pytest.approx(back)
+    chance = float(hazard.within(np.array([span_s]), np.array([idle_s]))[0])
+    left = survival(risk, back, idle_s + span_s) / survival(risk, back, idle_s)
+    assert chance == pytest.approx(1.0 - left, abs=1e-8)
+    assert 0.0 <= chance <= 1.0
+
+
+def test_bins_are_two_an_octave_and_the_last_one_is_open() -> None:
+    assert bins_of(np.array([0.0, 0.2499, 0.25, 0.4, 0.5, 1023.0, 1024.0, 1e9])).tolist() == [
+        *(0, 0, 1, 2, 3),
+        *(24, 25, 25),
+    ]
+    assert EDGES_S[-1] == 1024.0
+
+
+def test_chances_follow_the_traffic() -> None:
+    """Those who come back do so after 2 to 4 s; a third never does."""
+    rng, hazard = random.Random(3), ReturnHazard()
+    for _ in range(3_000):
+        if rng.random() < 2 / 3:
+            hazard.returned(-1, rng.uniform(2.0, 4.0))
+        else:
+            hazard.entered(np.array([-1]), bins_of(np.array([900.0])))
+
+    def within(span_s: float, idle_s: float) -> float:
+        return float(hazard.within(np.array([span_s]), np.array([idle_s]))[0])
+
+    assert within(8.0, 0.0) == pytest.approx(2 / 3, abs=0.03)
+    assert within(1.0, 0.0) < 0.01
+    assert within(4.0, 2.0) == pytest.approx(2 / 3, abs=0.03)
+    assert within(100.0, 6.0) < 0.02
+
+
+def test_the_past_fades(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(return_hazard, "_RISK_MAX", 100.0)
+    hazard = ReturnHazard()
+    for _ in range(1_000):
+        hazard.returned(-1, 0.1)
+    assert hazard._risk[0] <= 101.0
+    for _ in range(400):
+        hazard.entered(np.array([-1]), np.array([25]))
+    assert float(hazard.within(np.array([0.25]), np.array([0.0]))[0]) < 0.1
