@@ -1,14 +1,16 @@
-"""The load generator: open loop at the workload's own times, or closed loop at a concurrency."""
+"""The load generator: open loop at the workload's own times, or one of two closed loops."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 
 from simulator.client import Sender, Target
 from simulator.outcome import Outcome
 from simulator.traces.job import Job
+from simulator.traces.open import sessions
 from simulator.traces.timing import NS
 from simulator.workload import Workload
 
@@ -22,12 +24,14 @@ async def run_load(
     speed: float = 1.0,
     concurrency: int | None = None,
 ) -> None:
-    """Sends every job of `workload` and calls `on_outcome` once for each, in order of ending.
+    """Sends the jobs of `workload` and calls `on_outcome` once for each, in order of ending.
 
-    Open loop (no `concurrency`): a job leaves at its time divided by `speed` whatever became of
-    the earlier ones; where the generator or its bound of `target.max_in_flight` makes it late,
-    times still count from when it was due, and the outcome says how late it left. Closed loop:
-    `concurrency` requests are under way until none is left, and the jobs' times are ignored.
+    Open loop (neither `concurrency` nor `workload.ends_s`): a job leaves at its time divided by
+    `speed` whatever became of the earlier ones; where the generator or its bound of
+    `target.max_in_flight` makes it late, times still count from when it was due, and the outcome
+    says how late it left. Closed loop of sessions (`workload.ends_s`): see `_sessions`. Closed
+    loop of requests: `concurrency` of them are under way until none is left, and the jobs' times
+    are ignored.
     Cancelling closes every connection; outcomes given so far stand.
     """
     if speed <= 0:
@@ -37,7 +41,9 @@ async def run_load(
     async with target.open_session() as session:
         # The loop's own clock is no finer than a millisecond under uvloop, as long as some TTFTs.
         sender = Sender(target, session, perf_counter, started_s=perf_counter())
-        if concurrency is None:
+        if concurrency is None and workload.ends_s is not None:
+            await _sessions(workload, sender, on_outcome, speed, workload.ends_s)
+        elif concurrency is None:
             await _open_loop(workload, sender, on_outcome, speed)
         else:
             await _closed_loop(workload, sender, on_outcome, concurrency)
@@ -62,6 +68,46 @@ async def _open_loop(
             await _sleep_until(due_s, sender.clock)
             await slots.acquire()
             group.create_task(one(job, serial, body, due_s))
+
+
+async def _sessions(
+    workload: Workload, sender: Sender, on_outcome: OnOutcome, speed: float, ends_s: float
+) -> None:
+    """A session begins at its first job's time; each further turn waits for the answer before it.
+
+    It comes `think_ns` after that answer's last byte, or after its refusal; where no pause was
+    recorded, as long after as the two recorded arrivals lie apart. What would come at `ends_s` or
+    later is not sent: the turns of a session that got slow answers are fewer then.
+    """
+    slots = asyncio.Semaphore(sender.target.max_in_flight)
+    ends_at_s = sender.started_s + ends_s / speed
+    serials = {id(job): serial for serial, job in enumerate(workload.jobs)}
+
+    async def one(turns: list[Job], due_s: float) -> None:
+        for number, job in enumerate(turns):
+            if number:
+                due_s = sender.clock() + _pause_ns(turns[number - 1], job) / NS / speed
+            if due_s >= ends_at_s:
+                return
+            serial = serials[id(job)]
+            body = sender.target.body(job, serial)
+            await _sleep_until(due_s, sender.clock)
+            async with slots:
+                outcome = await sender.send(job, serial, body, due_s)
+            on_outcome(replace(outcome, turn=number))
+
+    async with asyncio.TaskGroup() as group:
+        for _, turns in sessions(iter(workload.jobs)):
+            due_s = sender.started_s + turns[0].at_ns / NS / speed
+            if due_s >= ends_at_s:
+                break
+            await _sleep_until(due_s, sender.clock)
+            group.create_task(one(turns, due_s))
+
+
+def _pause_ns(before: Job, job: Job) -> int:
+    pause_ns = job.at_ns - before.at_ns if job.think_ns is None else job.think_ns
+    return max(pause_ns, 0)
 
 
 async def _sleep_until(due_s: float, clock: Callable[[], float]) -> None:

@@ -32,6 +32,7 @@ class Outcome:
     itl_max_ms: float | None = None  # longest gap between two arrivals of tokens
     cached_tokens: int | None = None  # as the worker's usage says
     error: str | None = None
+    turn: int | None = None  # of its session, from 0; None: an open loop, where nobody counts
 
     @property
     def late_ms(self) -> float:

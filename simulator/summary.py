@@ -26,6 +26,11 @@ class Spread(msgspec.Struct, frozen=True):
     p99: float | None
 
 
+NO_SPREAD = Spread(None, None, None, None)
+GOOD_TTFT_MS = 2_000.0
+GOOD_GAP_MS = 50.0
+
+
 class ResultRow(msgspec.Struct, frozen=True):
     """One policy on one workload, as it stands in report.json."""
 
@@ -48,12 +53,17 @@ class ResultRow(msgspec.Struct, frozen=True):
     generator_late_ms: Spread
     speed: float  # of the timed workers: model seconds per wall second
     duration_s: float  # model time from the first arrival due to the last answer
+    # Completed with the first token within GOOD_TTFT_MS and a mean gap within GOOD_GAP_MS, of all.
+    good_share: float | None = None
+    # In a closed loop of sessions: what begins one, and what goes on with one.
+    new_ttft_ms: Spread = NO_SPREAD
+    continuation_ttft_ms: Spread = NO_SPREAD
 
 
 def spread(values: Sequence[float]) -> Spread:
     """Mean and quantiles (linear interpolation) of `values`."""
     if not values:
-        return Spread(None, None, None, None)
+        return NO_SPREAD
     p50, p90, p99 = np.percentile(values, [50, 90, 99])
     return Spread(*(round(float(v), 3) for v in (np.mean(values), p50, p90, p99)))
 
@@ -91,7 +101,7 @@ def summarize(
         workers=tuple(per_worker),
         requests_per_worker=tuple(per_worker.values()),
         load_skew=_skew(tuple(per_worker.values())),
-        ttft_ms=spread([o.ttft_ms * speed for o in done if o.ttft_ms is not None]),
+        ttft_ms=_ttft(done, speed),
         itl_ms=spread([o.itl_ms * speed for o in done if o.itl_ms is not None]),
         e2e_ms=spread([o.e2e_ms * speed for o in done]),
         output_tokens_per_s=_rounded(_ratio(sum(o.output_tokens for o in done), wall_s * speed), 1)
@@ -102,6 +112,20 @@ def summarize(
         generator_late_ms=spread([o.late_ms * speed for o in outcomes]),
         speed=speed,
         duration_s=round(wall_s * speed, 3),
+        good_share=_rounded(_ratio(sum(_good(o, speed) for o in done), len(outcomes)), 4),
+        new_ttft_ms=_ttft([o for o in done if o.turn == 0], speed),
+        continuation_ttft_ms=_ttft([o for o in done if o.turn], speed),
+    )
+
+
+def _ttft(done: Sequence[Outcome], speed: float) -> Spread:
+    return spread([o.ttft_ms * speed for o in done if o.ttft_ms is not None])
+
+
+def _good(outcome: Outcome, speed: float) -> bool:
+    ttft_ms, gap_ms = outcome.ttft_ms, outcome.itl_ms or 0.0
+    return ttft_ms is not None and (
+        ttft_ms * speed <= GOOD_TTFT_MS and gap_ms * speed <= GOOD_GAP_MS
     )
 
 

@@ -24,23 +24,30 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival. Lifetime: process (one measurement may use it many times)."""
+    """Requests in order of arrival. Lifetime: process (one measurement may use it many times).
+
+    A closed loop (`ends_s` given): a session's turn follows the answer before it and the pause
+    between, and none is begun at `ends_s` seconds or later.
+    """
 
     name: str
     jobs: tuple[Job, ...]
     block_tokens: int  # prompt tokens an id of `jobs` stands for
     origin: str  # where it comes from, one line for the report
+    ends_s: float | None = None  # None: an open loop, every job at its own time
 
     def __post_init__(self) -> None:
         if not self.jobs:
             raise WorkloadError(f"workload {self.name}: has no requests")
         if len(self.jobs) > MAX_REQUESTS:
             raise WorkloadError(f"workload {self.name}: more than {MAX_REQUESTS} requests")
+        if self.ends_s is not None and not 0 < self.ends_s < math.inf:
+            raise WorkloadError(f"workload {self.name}: ends_s {self.ends_s:g}: must be above 0")
 
     @property
     def span_s(self) -> float:
-        """Seconds from the start to the last arrival."""
-        return self.jobs[-1].at_ns / NS
+        """Seconds from the start to the last arrival, or to the end of a closed loop."""
+        return self.jobs[-1].at_ns / NS if self.ends_s is None else self.ends_s
 
 
 def generated_shared_prefix(
@@ -84,11 +91,14 @@ def generated_shared_prefix(
     return Workload(name, tuple(jobs), block, origin)
 
 
-def opened(spec: WorkloadSpec, name: str, origin: str) -> Workload:
-    """The requests of a trace or generator, held in memory.
+def opened(
+    spec: WorkloadSpec, name: str, origin: str, seed: int = 0, ends_s: float | None = None
+) -> Workload:
+    """The requests of a trace or generator, held in memory; with `ends_s`, a closed loop.
 
     Raises `TraceError` for a source that cannot be used, `WorkloadError` for one of too many
     requests.
     """
-    stream = open_jobs(spec)
-    return Workload(name, tuple(islice(stream.jobs, MAX_REQUESTS + 1)), stream.block_tokens, origin)
+    stream = open_jobs(spec, seed)
+    jobs = tuple(islice(stream.jobs, MAX_REQUESTS + 1))
+    return Workload(name, jobs, stream.block_tokens, origin, ends_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +15,8 @@ from simulator.client import Target
 from simulator.load import run_load
 from simulator.outcome import Outcome, Verdict
 from simulator.traces.job import Job
-from simulator.workload import Workload, generated_shared_prefix
+from simulator.traces.timing import NS
+from simulator.workload import Workload, WorkloadError, generated_shared_prefix
 from tests.simulator.endpoint import Endpoint, serve, until
 
 DEADLINE_S = 20.0
@@ -95,6 +97,57 @@ async def test_closed_loop_keeps_its_concurrency() -> None:
     assert len(outcomes) == 30
     assert endpoint.running_max == 4
     assert {o.late_ms for o in outcomes} == {0.0} or max(o.late_ms for o in outcomes) < 50
+
+
+def talks(ends_s: float, pause_s: float = 0.05) -> Workload:
+    """Three sessions of four turns and one request without any; two of them begin at once."""
+
+    def job(session: str | None, at_s: float, think_s: float | None) -> Job:
+        think_ns = None if think_s is None else round(think_s * NS)
+        ids = np.array([1, 2], np.uint64)
+        return Job(round(at_s * NS), 100, 2, ids, session=session, think_ns=think_ns)
+
+    jobs = [
+        job(name, start_s + turn * 60.0, pause_s)
+        for name, start_s in (("a", 0.0), ("b", 0.0), ("c", 0.3))
+        for turn in range(4)
+    ]
+    jobs += [job(None, 0.1, None)]
+    return Workload("talks", tuple(sorted(jobs, key=lambda j: j.at_ns)), 64, "test", ends_s)
+
+
+async def test_a_turn_of_a_session_follows_the_answer_before_it() -> None:
+    async with serve(Endpoint(gap_s=0.02)) as endpoint:
+        outcomes = await loaded(endpoint, talks(ends_s=30.0))
+    assert Counter(endpoint.sessions) == {"a": 4, "b": 4, "c": 4, None: 1}
+    assert endpoint.running_max <= 4
+    assert [o.serial for o in outcomes] == list(range(13))
+    jobs = talks(30.0).jobs
+    for name in "abc":
+        mine = sorted(
+            (o for o in outcomes if jobs[o.serial].session == name), key=lambda o: o.scheduled_s
+        )
+        assert [o.turn for o in mine] == [0, 1, 2, 3]
+        assert mine[0].scheduled_s == pytest.approx(0.3 if name == "c" else 0.0)
+        for before, after in itertools.pairwise(mine):
+            answered_s = before.scheduled_s + before.e2e_ms / 1000
+            assert after.scheduled_s >= answered_s + 0.05
+            assert after.sent_s >= after.scheduled_s
+
+
+async def test_a_refused_turn_does_not_end_its_session() -> None:
+    async with serve(Endpoint(lambda _: "down")) as endpoint:
+        outcomes = await loaded(endpoint, talks(ends_s=30.0))
+    assert [o.verdict for o in outcomes] == [Verdict.REJECTED] * 13
+
+
+async def test_no_turn_begins_after_the_end_of_a_closed_loop() -> None:
+    async with serve(Endpoint()) as endpoint:
+        outcomes = await loaded(endpoint, talks(ends_s=0.2, pause_s=0.3))
+    assert sorted(endpoint.sessions, key=str) == [None, "a", "b"]
+    assert {o.verdict for o in outcomes} == {Verdict.COMPLETED}
+    with pytest.raises(WorkloadError, match="ends_s 0: must be above 0"):
+        talks(ends_s=0.0)
 
 
 async def test_verdicts_of_a_mixed_endpoint() -> None:

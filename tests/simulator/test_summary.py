@@ -49,6 +49,22 @@ def test_a_row_adds_up() -> None:
     assert row.generator_late_ms.mean == pytest.approx(1.0)
 
 
+def test_a_good_answer_is_in_time_at_both_ends_and_turns_are_told_apart() -> None:
+    outcomes = [
+        outcome(0, turn=0, ttft_ms=1000.0, itl_ms=25.0),  # in model time: on both limits
+        outcome(1, turn=1, ttft_ms=1001.0, itl_ms=1.0),
+        outcome(2, turn=2, ttft_ms=400.0, itl_ms=25.1),
+        outcome(3, turn=0, ttft_ms=500.0, itl_ms=None),  # one token has no gap
+        outcome(4, turn=3, ttft_ms=1.0, itl_ms=1.0, verdict=Verdict.FAILED),
+    ]
+    row = summarize("p", "w", outcomes, speed=2.0)
+    assert row.good_share == 2 / 5
+    assert row.new_ttft_ms.mean == 1500.0
+    assert row.continuation_ttft_ms.mean == 1401.0
+    open_loop = summarize("p", "w", [outcome(0)])
+    assert open_loop.new_ttft_ms == open_loop.continuation_ttft_ms == spread([])
+
+
 def test_nothing_measured_is_null_not_zero() -> None:
     row = summarize("p", "w", [])
     assert row.requests == 0

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from simulator.traces.errors import TraceError
 from simulator.traces.open import sessions
 from tests.simulator.test_traces_generators import ideal_hit_share, made, opened
 
@@ -49,6 +50,22 @@ def test_agents_share_one_prompt_and_pause_as_asked() -> None:
     assert outputs[len(outputs) // 2] == pytest.approx(90, rel=0.05)  # the median
     # First prompts find the shared 10,000 tokens; later ones all but the question.
     assert ideal_hit_share(jobs, 16) == pytest.approx(0.925, abs=0.015)
+
+
+def test_a_burst_begins_at_once_and_the_others_at_their_rate() -> None:
+    told = sessions(iter(made("gen:agentic?sessions=300&burst=24&rate=0.5")))
+    starts = [turns[0].at_ns for _, turns in told]
+    assert len(starts) == 300
+    assert starts[:24] == [0] * 24
+    assert min(starts[24:]) > 0
+    assert starts[-1] / 1e9 == pytest.approx(276 / 0.5, rel=0.2)
+    plain = made("gen:agentic?sessions=30")
+    one = made("gen:agentic?sessions=30&burst=1")
+    assert [(j.at_ns, j.prompt_tokens) for j in one] == [(j.at_ns, j.prompt_tokens) for j in plain]
+    everybody = sessions(iter(made("gen:agentic?sessions=30&burst=30")))
+    assert {turns[0].at_ns for _, turns in everybody} == {0}
+    with pytest.raises(TraceError, match="burst 31: expected at most the 30 sessions"):
+        opened("gen:agentic?sessions=30&burst=31")
 
 
 def test_tenants_have_shares_and_prompts_of_their_own() -> None:

@@ -11,12 +11,14 @@ import math
 from array import array
 from bisect import bisect
 from collections.abc import Iterator
+from itertools import chain, repeat
 from random import Random
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from simulator.traces.errors import TraceError
 from simulator.traces.generators.arrivals import at_rate
 from simulator.traces.generators.keys import Count, Made, Rate, Seconds, check_prompt
 from simulator.traces.generators.segments import block_for
@@ -39,6 +41,7 @@ class TalkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sessions: Sessions = 1000
     rate: Begun = 1.0
+    burst: Annotated[Count, Meta(description="of them begin at once, at the start")] = 1
     system: Annotated[Size | None, Meta(description="tokens that all share")] = None
     context: Annotated[Size | None, Meta(description="tokens of the conversation's own")] = None
     turns: Annotated[Size | None, Meta(description="turns of a conversation")] = None
@@ -156,6 +159,8 @@ def _conversations(keys: TalkKeys, name: str, usual: _Case, seed: int, block: in
     }
     case = msgspec.structs.replace(usual, **told)
     check_prompt(case.system, case.context, case.question)
+    if keys.burst > keys.sessions:
+        raise TraceError(f"burst {keys.burst}: expected at most the {keys.sessions} sessions")
     random = Random(f"sessions {seed}")
     block = block or block_for([case.system])
     heads = array("l", (case.system.draw(random) for _ in range(case.tenants)))
@@ -175,6 +180,7 @@ def _conversations(keys: TalkKeys, name: str, usual: _Case, seed: int, block: in
 
 def _said(keys: TalkKeys, name: str, case: _Case) -> str:
     many = f"{case.tenants} tenants, " if case.tenants > 1 else ""
+    many = f"{keys.burst} of them at once, {many}" if keys.burst > 1 else many
     return (
         f"{keys.sessions} conversations ({name}), {keys.rate:g} begun per second, {many}"
         f"{case.turns} turns, {case.system} shared + {case.context} own tokens, "
@@ -193,7 +199,8 @@ def _starts(
     keys: TalkKeys, case: _Case, block: int, heads: array[int], random: Random
 ) -> Iterator[tuple[int, Talk]]:
     shares = weights(case.tenants, case.exponent)
-    for serial, at_ns in enumerate(at_rate(keys.rate, keys.sessions, random)):
+    later = at_rate(keys.rate, keys.sessions - keys.burst + 1, random)
+    for serial, at_ns in enumerate(chain(repeat(0, keys.burst - 1), later)):
         number, tenant = 0, None
         if case.tenants > 1:
             number = bisect(shares, random.random() * shares[-1])
