@@ -9,10 +9,11 @@ from typing import Any
 
 from grafana.panels import DECISIONS, GLANCE, LATENCY, LOAD, Panel, Row
 from grafana.panels_kv import KV, TOKENS
+from grafana.panels_sessions import SESSIONS
 from grafana.panels_trouble import QUEUE, WORKERS
 
 FILE = Path(__file__).with_name("router.json")
-ROWS = (GLANCE, DECISIONS, LOAD, LATENCY, QUEUE, WORKERS, KV, TOKENS)
+ROWS = (GLANCE, DECISIONS, LOAD, LATENCY, QUEUE, SESSIONS, WORKERS, KV, TOKENS)
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
 LINE = 160  # characters of a line in the file
@@ -44,6 +45,15 @@ BY_NAME = {
     "ejected": ORANGE,
     "down": RED,
     "in flight": BLUE,
+    "active": BLUE,
+    "idle": GREY,
+    "new": ORANGE,
+    "cold": PURPLE,
+    "warm": GREEN,
+    "forgotten blocks": GREY,
+    "shared": GREY,
+    "hot": RED,
+    "given way": ORANGE,
     "held": ORANGE,
     "holds": GREY,
     "retries": ORANGE,

@@ -38,7 +38,15 @@ class Limits(_Section, frozen=True):
     ] = 1_024
     hold_s: Annotated[
         float, Meta(ge=0.0, le=3_600.0, description="longest wait at the router, seconds")
-    ] = 30.0
+    ] = 300.0
+    sessions: Annotated[
+        int,
+        Meta(ge=256, le=1 << 24, description="sessions followed, and no fewer than requests"),
+    ] = 1 << 17
+    session_blocks: Annotated[
+        int,
+        Meta(ge=1_024, le=1 << 28, description="blocks of their prompts that tell them apart"),
+    ] = 1 << 20
     client_buffer_bytes: Annotated[
         int, Meta(ge=4_096, le=1 << 30, description="answer bytes kept for a slow client, bytes")
     ] = 262_144

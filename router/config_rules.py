@@ -32,6 +32,8 @@ FIXED = MappingProxyType(
                 "limits.index_bytes",
                 "limits.speculative_entries",
                 "limits.mirrored_blocks",
+                "limits.sessions",
+                "limits.session_blocks",
                 "limits.token_memo_bytes",
             ),
             _SIZED,

@@ -25,6 +25,7 @@ from router.http.relay.reply import Outcome
 from router.http.token_check import TokenCheck
 from router.policy_metrics import policy_metrics
 from router.record.request_log import RequestLog
+from router.session_metrics import session_metrics
 from router.state.keeper import StateKeeper
 from router.state_metrics import StateCollector
 from router.token_metrics import TokenCollector
@@ -133,6 +134,7 @@ class _CoreCollector(Collector):
         yield from self._requests()
         yield from self._index()
         yield from self._mirrors()
+        yield from session_metrics(self._core)
         yield from trunk_metrics(self._core)
         yield from worker_metrics(self._core, self._fleet)
         yield self._worker_replies()

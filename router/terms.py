@@ -22,6 +22,8 @@ def core_settings(config: Config) -> CoreSettings:
         inflight_requests=limits.inflight_requests,
         hold_requests=limits.hold_requests,
         hold_s=limits.hold_s,
+        sessions=limits.sessions,
+        session_blocks=limits.session_blocks,
         speculative_s=timeouts.speculative_s,
         ejection_failures=config.ejection.failures,
         recover_s=config.ejection.recover_s,

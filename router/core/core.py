@@ -68,7 +68,7 @@ class RouterCore:
         self._seed = seed
         self._serial = 0
         self._pending: dict[int, Pending] = {}
-        self._held = HoldQueue(settings.hold_requests)
+        self.held = HoldQueue(settings.hold_requests)
 
     @property
     def policy(self) -> LoadedPolicy:
@@ -88,7 +88,7 @@ class RouterCore:
     @property
     def held_requests(self) -> int:
         """Waiting at the router."""
-        return len(self._held)
+        return len(self.held)
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class RouterCore:
         self.roster.expire(fact.now_s)
         self.following.tick(fact.now_s)
         actions: list[Action] = []
-        for pending in self._held.expired(fact.now_s, self.settings.hold_s):
+        for pending in self.held.expired(fact.now_s, self.settings.hold_s):
             why = f"no worker could take the request within {self.settings.hold_s:g} s"
             actions.append(self._give_up(pending, fact.now_s, 503, "hold_timeout", why))
         return [*actions, *self._ask_held(fact.now_s)]
@@ -244,7 +244,7 @@ class RouterCore:
     def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
         arrival, worker = pending.arrival, choice.worker
         if pending.held:
-            self._held.remove(pending)
+            self.held.remove(pending)
         uncached = max(arrival.prompt_tokens - choice.decision.hit_tokens, 1)
         tokens, stream = (arrival.prompt_tokens, uncached), arrival.stream
         self.ledger.reserve(arrival.request_id, worker.slot, *tokens, stream, now_s)
@@ -261,16 +261,16 @@ class RouterCore:
 
     def _hold(self, pending: Pending, now_s: float) -> Action:
         if not pending.held:
-            if self._held.full:
-                why = f"{len(self._held)} requests wait for a worker already"
+            if self.held.full:
+                why = f"{len(self.held)} requests wait for a worker already"
                 return self._give_up(pending, now_s, 503, "hold_queue_full", why)
-            self._held.add(pending)
+            self.held.add(pending)
             self.following.held(pending)
             self.counters.holds += 1
         return Hold(pending.arrival.request_id, "policy")
 
     def _ask_held(self, now_s: float) -> list[Action]:
-        actions = (self._place(pending, now_s, "held") for pending in self._held.sweep(now_s))
+        actions = (self._place(pending, now_s, "held") for pending in self.held.sweep(now_s))
         return [action for action in actions if not isinstance(action, Hold)]
 
     # --- endings ----------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class RouterCore:
         self._release(pending)
         self.following.ended(pending, now_s)
         if pending.held:
-            self._held.remove(pending)
+            self.held.remove(pending)
         self._pending.pop(pending.arrival.request_id, None)
 
     def _give_up(self, pending: Pending, now_s: float, status: int, code: str, why: str) -> Reject:

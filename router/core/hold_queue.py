@@ -61,6 +61,10 @@ class HoldQueue:
                     long = now_s - pending.arrival.now_s > _PASSED_S
                     refused[model] += _REFUSED_MAX if long else 1
 
+    def standings(self) -> Counter[Standing]:
+        """How many wait, by the standing of their session."""
+        return Counter(pending.standing for pending in self._queue)
+
     @property
     def full(self) -> bool:
         """Whether the limit is reached."""

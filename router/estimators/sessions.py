@@ -52,7 +52,7 @@ class Sessions:
         self._columns = columns
         self._rows = SessionRows(limit)
         self._finder = SessionFinder(self._rows, entries)
-        self._owners = self._finder.owners
+        self.owners = self._finder.owners
         self._refreshed_s = float("-inf")
         self.sets = WorkingSets(slots)
         self.hazard = ReturnHazard()
@@ -64,12 +64,17 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def count(self) -> tuple[int, int]:
+        """(Sessions with a request under way, idle ones)."""
+        idle = len(self._rows.idle())
+        return len(self) - idle, idle
+
     # --- requests ---------------------------------------------------------------------------
 
     def arrived(self, fact: Arrival, chain: Hashes, block_size: int) -> Visit:
         """A request came in: whose it is, and how much of its prompt others use, too."""
         rows, cells, now_s = self._rows, self._rows.cells, fact.now_s
-        owner, known_blocks = self._owners.owner(chain)
+        owner, known_blocks = self.owners.owner(chain)
         row = self._finder.row(fact, chain, owner)
         if row < 0:
             if rows.full:
@@ -81,16 +86,16 @@ class Sessions:
                 self._back(row, now_s)
         cells.inflight[row] += 1
         self._finder.keep_tip(row, chain, block_size, fact.prompt_tokens)
-        blocks = self._owners.claim(chain, cells.serial[row])
+        blocks = self.owners.claim(chain, cells.serial[row])
         self.trunks.pool(self._pace.at(now_s, self.cycle.output_tokens), now_s)
         self.trunks.arrival(chain, block_size, fact.prompt_tokens, blocks, known_blocks, now_s)
         return self._visit(row, fact, chain, blocks, block_size)
 
     def look(self, fact: Arrival, chain: Hashes, block_size: int) -> Visit:
         """What `arrived` would say now; nothing is remembered."""
-        owner, known_blocks = self._owners.owner(chain)
+        owner, known_blocks = self.owners.owner(chain)
         row = self._finder.row(fact, chain, owner)
-        blocks = self._owners.shared(chain)
+        blocks = self.owners.shared(chain)
         alive = self._rows.row_of(owner)
         if alive >= 0 and alive != row:  # two use what is one's now
             blocks = known_blocks

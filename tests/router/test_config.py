@@ -271,7 +271,7 @@ def test_what_is_printed_loads_as_the_same(tmp_path):
     first = loaded("--worker", f"{WORKER},weight=2", "--policy", "hybrid?max_requests=none")
     text = effective_yaml(first)
     assert 'policy: "hybrid?max_requests=none"  # flag --policy' in text
-    assert "  hold_s: 30.0  # default" in text
+    assert "  hold_s: 300.0  # default" in text
     assert loaded(file=text, tmp_path=tmp_path).config == first.config
 
 
