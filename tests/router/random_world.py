@@ -42,6 +42,7 @@ POLICIES = (
     "hybrid?max_queued_tokens=9000",
     "tests.router.random_world:at_most_three",
     "kv_prefix|thresholds?max_queued_tokens=900|progressive|bounded_load|late_binding",
+    "warmset?gate=0.01",
 )
 
 
@@ -98,7 +99,7 @@ class RandomWorld:
             model=self.rng.choice((*MODELS, "unknown")),
             prompt_tokens=len(tokens),
             chains={size: chain_hashes(tokens, size) for size in SIZES},
-            session=f"session {self.rng.randrange(20)}",
+            session=f"session {self.rng.randrange(20)}" if self.rng.random() < 0.8 else None,
             tenant=f"tenant {self.rng.randrange(5)}",
             priority=self.rng.randrange(2),
             stream=self.rng.random() < 0.8,
@@ -113,10 +114,20 @@ class RandomWorld:
             failure = Failure(self.now_s, request_id, "worker", retry=True, reason="reset")
             self.tell(self.core.on_failure(failure))
             return
+        if kind == 2:
+            self.leave(request_id)
+            return
         del self.open[request_id]
-        self.tell(self.core.on_finish(Finish(self.now_s, request_id)))
+        output_tokens = self.rng.choice((None, 40))
+        self.tell(self.core.on_finish(Finish(self.now_s, request_id, output_tokens=output_tokens)))
         if worker_id in self.seq:
             self.publish(worker_id, self.prompts[request_id], evict=kind == 1)
+
+    def leave(self, request_id: int) -> None:
+        """Its client is gone, be it dispatched or held."""
+        del self.open[request_id]
+        self.at.pop(request_id, None)
+        self.tell(self.core.on_failure(Failure(self.now_s, request_id, "client")))
 
     def publish(self, worker_id: int, tokens: np.ndarray, evict: bool) -> None:
         size = self.size[worker_id]

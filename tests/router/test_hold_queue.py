@@ -1,0 +1,85 @@
+"""The order of those who wait: urgent first, then sessions that have begun, then the oldest."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.contract import Standing
+from policies.facts import Arrival
+from router.core.hold_queue import HoldQueue, Pending
+from tests.router.property_support import patient
+
+WAITING = st.lists(
+    st.tuples(
+        st.integers(-1, 1),  # priority
+        st.sampled_from(("new", "cold", "warm")),
+        st.sampled_from(("m", "n")),
+        st.floats(0.0, 100.0),  # when it came
+        st.booleans(),  # whether a worker takes it when it is asked
+    ),
+    max_size=40,
+)
+NOW_S = 100.0
+
+
+def waits(
+    serial: int, priority: int = 0, standing: Standing = "new", model: str = "m", at_s: float = 0.0
+) -> Pending:
+    fact = Arrival(at_s, serial, model, 1, {}, priority=priority)
+    return Pending(fact, serial, 0.0, standing=standing)
+
+
+@patient
+@given(WAITING)
+def test_they_are_asked_in_order_until_a_few_were_refused(
+    requests: list[tuple[int, Standing, str, float, bool]],
+) -> None:
+    queue = HoldQueue(100)
+    made = [
+        (waits(n, priority, standing, model, at_s), takes)
+        for n, (priority, standing, model, at_s, takes) in enumerate(requests)
+    ]
+    taken = {pending.serial for pending, takes in made if takes}
+    shuffled = [pending for pending, _ in made]
+    random.Random(len(made)).shuffle(shuffled)
+    for pending in shuffled:
+        queue.add(pending)
+    asked = []
+    for pending in queue.sweep(NOW_S):
+        asked.append(pending.serial)
+        if pending.serial in taken:
+            queue.remove(pending)
+    expected = []
+    refused = {"m": 0, "n": 0}
+    order = sorted(
+        (pending for pending, _ in made),
+        key=lambda p: (p.arrival.priority, p.standing == "new", p.serial),
+    )
+    for pending in order:
+        model = pending.arrival.model
+        if refused[model] < 8:
+            expected.append(pending.serial)
+            if pending.serial not in taken:
+                # One that has waited for more than 20 s is passed by nobody of its model.
+                refused[model] += 8 if NOW_S - pending.arrival.now_s > 20.0 else 1
+    assert asked == expected
+    assert len(queue) == len(made) - len(taken & set(asked))
+
+
+@pytest.mark.parametrize(("waited_s", "passed"), [(20.0, 1), (20.5, 0)])
+def test_a_head_that_waits_for_long_is_not_passed(waited_s: float, passed: int) -> None:
+    queue = HoldQueue(10)
+    queue.add(waits(0, standing="cold", at_s=0.0))
+    queue.add(waits(1, at_s=waited_s))
+    assert len(list(queue.sweep(waited_s))) == 1 + passed
+
+
+def test_who_waits_is_counted_by_standing() -> None:
+    queue = HoldQueue(10)
+    for serial, standing in enumerate(("new", "cold", "new")):
+        queue.add(waits(serial, standing=standing))  # type: ignore[arg-type]
+    assert queue.standings() == {"new": 2, "cold": 1}
