@@ -40,6 +40,9 @@ class WorkerColumns:
         self.drain_limit_work = floats(np.inf)
         self.waiting_tokens = floats()  # of requests before their first token, uncached
         self.waiting_work = floats()  # the same with their attention, in tokens of linear work
+        # Linear work of one queued token, its attention on top of 1: the mean over those that wait,
+        # since nobody knows which of their tokens are left.
+        self.token_work = floats(1.0)
         self.requests = ints()  # own, unfinished
         self.waiting = ints()  # of these, before their first token
         self.context_tokens = floats()  # KV of own requests past their first token
@@ -91,20 +94,10 @@ class WorkerColumns:
             elapsed_s,
         )
 
-    def token_work(self, slots: slice | Ints) -> Floats:
-        """float64[slots]: linear work of one queued token, 1 and its attention on top.
-
-        The mean over those that wait, since nobody knows which of their tokens are left.
-        """
-        tokens = self.waiting_tokens[slots]
-        return np.divide(
-            self.waiting_work[slots], tokens, out=np.ones(len(tokens)), where=tokens > 0.5
-        )
-
     def queued_tokens(self, slots: slice | Ints) -> Floats:
         """float64[slots]: prefill tokens sent and not yet computed."""
         queued: Floats = self.charged_work[slots] - self.drained_work[slots]
-        return queued if self.attention.pair_tokens == 0.0 else queued / self.token_work(slots)
+        return queued if self.attention.pair_tokens == 0.0 else queued / self.token_work[slots]
 
     def read_only(self) -> WorkerColumns:
         """The same columns, where they lie, for those who may not write."""
@@ -123,6 +116,7 @@ class WorkerColumns:
 # What a fresh row holds where it is not zero.
 _FRESH = {
     "drain_limit_work": np.inf,
+    "token_work": 1.0,
     "report_s": -np.inf,
     "event_s": -np.inf,
     "kv_reported_tokens": np.nan,
@@ -150,9 +144,11 @@ class Cells:
         "prefill_tokens_per_s",
         "requests",
         "step_s",
+        "token_work",
         "waiting",
         "waiting_tokens",
         "waiting_work",
+        "worker_id",
     )
 
     def __init__(self, columns: WorkerColumns) -> None:
@@ -162,10 +158,12 @@ class Cells:
         self.context_tokens = float_cells(columns.context_tokens)
         self.prefill_tokens_per_s = float_cells(columns.prefill_tokens_per_s)
         self.step_s = float_cells(columns.step_s)
+        self.token_work = float_cells(columns.token_work)
         self.waiting_tokens = float_cells(columns.waiting_tokens)
         self.waiting_work = float_cells(columns.waiting_work)
         self.requests = int_cells(columns.requests)
         self.waiting = int_cells(columns.waiting)
+        self.worker_id = int_cells(columns.worker_id)
 
 
 def float_cells(column: Floats) -> memoryview[float]:

@@ -270,6 +270,8 @@ class RouterCore:
         return Hold(pending.arrival.request_id, "policy")
 
     def _ask_held(self, now_s: float) -> list[Action]:
+        if not self.held:  # as nearly always
+            return []
         actions = (self._place(pending, now_s, "held") for pending in self.held.sweep(now_s))
         return [action for action in actions if not isinstance(action, Hold)]
 

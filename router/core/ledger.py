@@ -76,11 +76,10 @@ class Ledger:
         cells.charged_work[slot] = end_work
         cells.requests[slot] += 1
         cells.waiting[slot] = waiting + 1
-        cells.waiting_tokens[slot] += uncached_tokens
-        cells.waiting_work[slot] += work_tokens
+        self._queue(slot, uncached_tokens, work_tokens)
         charge = Charge(
             request_id=request_id,
-            worker_id=int(self._columns.worker_id[slot]),
+            worker_id=cells.worker_id[slot],
             slot=slot,
             prompt_tokens=prompt_tokens,
             uncached_tokens=uncached_tokens,
@@ -140,6 +139,7 @@ class Ledger:
             cells.drained_work[slot] = cells.charged_work[slot]
             cells.context_tokens[slot] = 0.0
             cells.waiting_tokens[slot] = cells.waiting_work[slot] = 0.0
+            cells.token_work[slot] = 1.0
             self._silent.pop(slot, None)
             self._coming.pop(slot, None)
             cells.drain_limit_work[slot] = inf
@@ -166,10 +166,15 @@ class Ledger:
         charge.progress_s = now_s
 
     def _wait_over(self, charge: Charge) -> None:
-        cells, slot = self._cells, charge.slot
-        cells.waiting[slot] -= 1
-        cells.waiting_tokens[slot] -= charge.uncached_tokens
-        cells.waiting_work[slot] -= charge.work_tokens
+        self._cells.waiting[charge.slot] -= 1
+        self._queue(charge.slot, -charge.uncached_tokens, -charge.work_tokens)
+
+    def _queue(self, slot: int, tokens: float, work_tokens: float) -> None:
+        """So many tokens, of so much work, begin to wait (below 0: stop waiting)."""
+        cells = self._cells
+        cells.waiting_tokens[slot] = waiting_tokens = cells.waiting_tokens[slot] + tokens
+        cells.waiting_work[slot] = waiting_work = cells.waiting_work[slot] + work_tokens
+        cells.token_work[slot] = waiting_work / waiting_tokens if waiting_tokens > 0.5 else 1.0
 
     def _lift_limit(self, slot: int) -> None:
         """Let the queue drain up to the end of the oldest prompt that has no first token yet."""

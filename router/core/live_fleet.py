@@ -120,7 +120,7 @@ class LiveFleet(FleetView):
 
     @asked
     def token_work(self) -> Floats:
-        return self._columns.token_work(self._rows.slots)
+        return self._columns.token_work[self._rows.slots]
 
     @asked
     def _fresh(self) -> Bools | None:

@@ -135,6 +135,35 @@ def test_whatever_order_requests_end_in_nothing_stays(tokens, waits, order) -> N
     assert queued(columns) == columns.context_tokens[0] == 0.0
 
 
+@patient
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("arrive"), st.integers(1, 50_000), st.floats(0.0, 1.0)),
+            st.tuples(st.just("attend"), st.just(0), st.floats(0.0, 1e-3)),
+            st.tuples(st.sampled_from(("first token", "end")), st.integers(0, 7), st.just(0.0)),
+        ),
+        max_size=40,
+    )
+)
+def test_a_queued_token_costs_the_mean_of_those_that_wait(steps: list) -> None:
+    columns, ledger = columns_of_one_worker()
+    for number, (kind, value, share) in enumerate(steps):
+        charges = ledger.on_worker(0)
+        if kind == "arrive":
+            ledger.reserve(number, 0, value, max(int(value * share), 1), True, 0.0)
+        elif kind == "attend":
+            columns.attention.pair_tokens = share
+        elif charges and kind == "end":
+            ledger.release(charges[value % len(charges)].request_id)
+        elif charges:
+            ledger.first_token(charges[value % len(charges)].request_id, 0.0)
+        waiting = [c for c in ledger.on_worker(0) if c.waiting]
+        tokens = sum(c.uncached_tokens for c in waiting)
+        mean = sum(c.work_tokens for c in waiting) / tokens if waiting else 1.0
+        assert columns.token_work[0] == pytest.approx(mean, rel=1e-9)
+
+
 def test_each_row_drains_at_its_own_rate_and_only_what_it_has() -> None:
     columns, ledger = columns_of_one_worker(3)
     columns.prefill_tokens_per_s[:] = [100.0, 200.0, 400.0]

@@ -152,7 +152,7 @@ def test_every_column_is_what_the_ledger_and_the_reports_say(
         "hit_tokens_host": np.zeros(len(slots)),
         "hit_tokens_disk": np.zeros(len(slots)),
         "queued_prefill_tokens": queued,
-        "token_work": columns.token_work(slots),
+        "token_work": columns.token_work[slots],
         "running": columns.requests[slots] - columns.waiting[slots] + foreign[0],
         "waiting": columns.waiting[slots] + foreign[1],
         "kv_used_tokens": columns.kv_reported_tokens[slots]
@@ -162,6 +162,8 @@ def test_every_column_is_what_the_ledger_and_the_reports_say(
         "holds_trunk": np.zeros(len(slots), dtype=bool),
         "pair_tokens": 0.0,
         "cycle_s": 0.0,
+        "hot_trunk_tokens": 0,
+        "copies_missing": 0,
         "load_age_s": now_s - columns.report_s[slots],
         "event_age_s": now_s - columns.event_s[slots],
         "arrival_rate_per_s": world.core.arrivals.rate_per_s(now_s),
