@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import POLICIES
-from policies import naming
+from policies import POLICIES, naming
 from policies.contract import FleetView, Floats, RequestView
 from policies.load import load, names
 from policies.parameters import PolicyError
