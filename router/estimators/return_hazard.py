@@ -8,6 +8,7 @@ Cutler and Ederer, 1958).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 
 import numpy as np
@@ -32,43 +33,53 @@ def bins_of(idle_s: Floats) -> Ints:
 
 
 class ReturnHazard:
-    """Lifetime: process. Who counts tells each period's bins exactly once."""
+    """Lifetime: process. Who counts tells each period's bins exactly once.
+
+    Chances are as of the last `renew`: a decision must not pay for what each return changes.
+    """
 
     def __init__(self) -> None:
         self._risk = np.full(_BINS + 1, _PRIOR_RISK)
         self._returns = np.full(_BINS + 1, _PRIOR_RETURNS)
-        self._away: Floats | None = None  # log of the share still away at each edge
+        self.renew()
 
     def entered(self, before: Ints, now: Ints) -> None:
         """Idle periods that were counted up to bin `before` (-1: none yet) have come to `now`."""
         starts = np.bincount(before + 1, minlength=_BINS + 2)
         ends = np.bincount(now + 1, minlength=_BINS + 2)
         self._risk += np.cumsum(starts - ends)[: _BINS + 1]
-        self._changed()
 
     def returned(self, before: int, idle_s: float) -> None:
         """An idle period that was counted up to bin `before` ended by a request."""
         last = bisect_right(_EDGES, idle_s) - 1
-        self._risk[before + 1 : last + 1] += 1.0
+        if last > before:
+            self._risk[before + 1 : last + 1] += 1.0
         self._returns[last] += 1.0
-        self._changed()
 
-    def within(self, span_s: Floats, idle_s: Floats) -> Floats:
-        """The chance of a return within `span_s` of those idle for `idle_s`, 0..1, each."""
-        away = self._log_away()
-        then = np.interp(idle_s + span_s, EDGES_S, away)
-        chance: Floats = -np.expm1(then - np.interp(idle_s, EDGES_S, away))
-        # Rounded: numpy's exponentials differ in the last bit from one processor to another.
-        return np.round(chance, 9)
-
-    def _changed(self) -> None:
-        self._away = None
+    def renew(self) -> None:
+        """Make chances of what was counted."""
         if self._risk[0] > _RISK_MAX:
             self._risk *= 0.5
             self._returns *= 0.5
+        stay = 1.0 - np.minimum(self._returns / self._risk, 0.999)
+        # Log of the share still away at each edge.
+        self._away = np.concatenate(([0.0], np.cumsum(np.log(stay[:_BINS]))))
+        self._away_at: list[float] = self._away.tolist()
 
-    def _log_away(self) -> Floats:
-        if self._away is None:
-            stay = 1.0 - np.minimum(self._returns / self._risk, 0.999)
-            self._away = np.concatenate(([0.0], np.cumsum(np.log(stay[:_BINS]))))
-        return self._away
+    def within(self, span_s: Floats, idle_s: Floats) -> Floats:
+        """The chance of a return within `span_s` of those idle for `idle_s`, 0..1, each."""
+        then = np.interp(idle_s + span_s, EDGES_S, self._away)
+        chance: Floats = -np.expm1(then - np.interp(idle_s, EDGES_S, self._away))
+        # Rounded: numpy's exponentials differ in the last bit from one processor to another.
+        return np.round(chance, 9)
+
+    def soon(self, span_s: float) -> float:
+        """The same for one that becomes idle now."""
+        bin_ = bisect_right(_EDGES, span_s) - 1
+        if bin_ >= _BINS:
+            away = self._away_at[_BINS]
+        else:
+            start_s, before = _EDGES[bin_], self._away_at[bin_]
+            part = (span_s - start_s) / (_EDGES[bin_ + 1] - start_s)
+            away = before + part * (self._away_at[bin_ + 1] - before)
+        return round(-math.expm1(away), 9)

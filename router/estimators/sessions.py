@@ -162,6 +162,7 @@ class Sessions:
             bins, told = bins_of(away_s), rows.bin[idle]
             moved = bins > told
             self.hazard.entered(told[moved], bins[moved])
+            self.hazard.renew()
             rows.bin[idle] = bins
             home = rows.home[idle]
             chance = self.hazard.within(self._horizon_s(idle), away_s)

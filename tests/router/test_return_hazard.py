@@ -35,6 +35,7 @@ def told(periods: list[tuple[float, bool]], looks_s: list[float]) -> ReturnHazar
             hazard.returned(int(bins[number]), length_s)
         else:  # it was last seen idle
             hazard.entered(bins[number : number + 1], bins_of(np.array([length_s])))
+    hazard.renew()
     return hazard
 
 
@@ -71,6 +72,8 @@ def test_it_is_the_life_table_of_the_raw_history(
     left = survival(risk, back, idle_s + span_s) / survival(risk, back, idle_s)
     assert chance == pytest.approx(1.0 - left, abs=1e-8)
     assert 0.0 <= chance <= 1.0
+    at_once = float(hazard.within(np.array([span_s]), np.array([0.0]))[0])
+    assert hazard.soon(span_s) == pytest.approx(at_once, abs=2e-9)
 
 
 def test_bins_are_two_an_octave_and_the_last_one_is_open() -> None:
@@ -89,6 +92,7 @@ def test_chances_follow_the_traffic() -> None:
             hazard.returned(-1, rng.uniform(2.0, 4.0))
         else:
             hazard.entered(np.array([-1]), bins_of(np.array([900.0])))
+    hazard.renew()
 
     def within(span_s: float, idle_s: float) -> float:
         return float(hazard.within(np.array([span_s]), np.array([idle_s]))[0])
@@ -104,7 +108,9 @@ def test_the_past_fades(monkeypatch: pytest.MonkeyPatch) -> None:
     hazard = ReturnHazard()
     for _ in range(1_000):
         hazard.returned(-1, 0.1)
+        hazard.renew()
     assert hazard._risk[0] <= 101.0
     for _ in range(400):
         hazard.entered(np.array([-1]), np.array([25]))
+        hazard.renew()
     assert float(hazard.within(np.array([0.25]), np.array([0.0]))[0]) < 0.1
