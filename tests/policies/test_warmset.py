@@ -1,0 +1,129 @@
+"""What warmset promises whatever its constants: who is shut, who never is, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.contract import FleetView
+from policies.load import load
+from policies.parameters import PolicyError
+from tests.effort import EFFORT
+from tests.policies.fleet import fleet_of, request_of
+
+WARMSET = load("warmset")
+AMOUNT = st.one_of(st.just(0.0), st.floats(0.0, 1e7))
+STANDINGS = st.sampled_from(("new", "cold", "warm"))
+FULL = {"kv_capacity_tokens": 10_000.0, "working_set_tokens": 10_000.0, "working_set_s": 60.0}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    ["gate=0", "gate=-1", "gate=nan", "gate=inf", "gate=x", "stay=0.9", "stay=nan", "stay=inf"],
+)
+def test_a_parameter_out_of_range_is_refused(parameters: str) -> None:
+    with pytest.raises(PolicyError, match=parameters.partition("=")[0]):
+        load(f"warmset?{parameters}")
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> FleetView:
+    n = draw(st.integers(1, 6))
+
+    def column(values: st.SearchStrategy[float]) -> list[float]:
+        return draw(st.lists(values, min_size=n, max_size=n))
+
+    return fleet_of(
+        worker_id=list(range(n)),
+        hit_tokens=draw(st.lists(st.integers(0, 2_000), min_size=n, max_size=n)),
+        hits_unknown=draw(st.lists(st.booleans(), min_size=n, max_size=n)),
+        holds_trunk=draw(st.lists(st.booleans(), min_size=n, max_size=n)),
+        running=draw(st.lists(st.integers(0, 300), min_size=n, max_size=n)),
+        waiting=draw(st.lists(st.integers(0, 300), min_size=n, max_size=n)),
+        queued_prefill_tokens=column(AMOUNT),
+        kv_capacity_tokens=column(st.one_of(st.just(float("nan")), st.floats(1.0, 1e8))),
+        working_set_tokens=column(AMOUNT),
+        working_set_s=column(st.floats(0.0, 1e5)),
+        prefill_tokens_per_s=column(st.floats(1.0, 1e6)),
+        pair_tokens=draw(st.floats(0.0, 1e-2)),
+        cycle_s=draw(st.floats(0.0, 1e4)),
+    )
+
+
+@settings(max_examples=100 * EFFORT)
+@given(
+    fleet=fleets(),
+    standing=STANDINGS,
+    home_id=st.integers(-1, 7),
+    prompt_tokens=st.integers(2_000, 100_000),
+    trunk_tokens=st.integers(0, 2_000),
+)
+def test_costs_are_costs_whatever_is_told_of_sessions(
+    fleet: FleetView, standing: str, home_id: int, prompt_tokens: int, trunk_tokens: int
+) -> None:
+    request = request_of(
+        prompt_tokens=prompt_tokens, standing=standing, home_id=home_id, trunk_tokens=trunk_tokens
+    )
+    costs = WARMSET.costs(request, fleet, None)
+    assert costs.shape == (len(fleet),)
+    assert not np.isnan(costs).any()
+    assert (costs > -np.inf).all()
+    if standing == "warm":
+        assert np.isfinite(costs[fleet.worker_id == home_id]).all(), "warm sessions may go home"
+    nobody = fleet.working_set_tokens == 0.0
+    if standing != "warm":
+        assert np.isfinite(costs[nobody]).all(), "an empty worker takes anybody"
+    unknown = np.isnan(fleet.kv_capacity_tokens)
+    assert np.isfinite(costs[unknown]).all(), "what nobody told of shuts nobody out"
+
+
+@pytest.mark.parametrize("standing", ["new", "cold"])
+def test_a_session_waits_while_every_cache_is_wanted_and_that_pays(standing: str) -> None:
+    request = request_of(standing=standing)
+    full = fleet_of(worker_id=[0, 1], cycle_s=10.0, **FULL)
+    assert np.isinf(WARMSET.costs(request, full, None)).all()
+    room = fleet_of(worker_id=[0, 1], cycle_s=10.0, **FULL | {"working_set_tokens": [1e4, 8e3]})
+    assert np.isinf(WARMSET.costs(request, room, None)).tolist() == [True, False]
+
+
+def test_the_gate_opens_where_running_cold_is_affordable() -> None:
+    cheap = fleet_of(worker_id=[0, 1], cycle_s=100.0, **FULL | {"working_set_s": 10.0})
+    assert np.isfinite(WARMSET.costs(request_of(standing="new"), cheap, None)).all()
+
+
+def test_a_wider_gate_lets_more_in() -> None:
+    full = fleet_of(worker_id=[0, 1], cycle_s=10.0, **FULL)
+    request = request_of(standing="new")
+    assert np.isfinite(load("warmset?gate=1.2").costs(request, full, None)).all()
+
+
+def test_a_warm_session_goes_home_though_it_is_full_and_nowhere_that_is() -> None:
+    full = fleet_of(worker_id=[0, 1], hit_tokens=[900, 0], cycle_s=10.0, **FULL)
+    costs = WARMSET.costs(request_of(standing="warm", home_id=0), full, None)
+    assert np.isfinite(costs).tolist() == [True, False]
+
+
+def test_a_pool_of_one_holds_what_does_not_fit() -> None:
+    full = fleet_of(worker_id=[3], cycle_s=10.0, **FULL)
+    assert np.isinf(WARMSET.costs(request_of(standing="new"), full, None)).all()
+    empty = fleet_of(worker_id=[3], cycle_s=10.0, kv_capacity_tokens=500.0)
+    assert np.isfinite(WARMSET.costs(request_of(standing="new"), empty, None)).all()
+
+
+def test_a_trunk_that_is_there_need_not_fit_again() -> None:
+    columns = FULL | {"working_set_tokens": 9_500.0, "holds_trunk": [True, False]}
+    fleet = fleet_of(worker_id=[0, 1], cycle_s=10.0, **columns)
+    request = request_of(standing="new", trunk_tokens=800)
+    assert np.isfinite(WARMSET.costs(request, fleet, None)).tolist() == [True, False]
+
+
+def test_unknown_hits_count_as_what_is_known_of_them() -> None:
+    request = request_of(standing="warm", home_id=0)
+    known, unknown = (
+        fleet_of(worker_id=[0, 1], hit_tokens=[500, 0], hits_unknown=lost)
+        for lost in ([False, False], [True, True])
+    )
+    costs = [WARMSET.costs(request, fleet, None).tolist() for fleet in (known, unknown)]
+    assert costs[0] == costs[1]
