@@ -46,6 +46,9 @@ class RequestView:
     standing: Standing = "new"
     home_id: int = -1  # worker that its session was last sent to; -1: none, or gone
     trunk_tokens: int = 0  # leading tokens of the prompt that other sessions use, too
+    # That its session sends another request soon enough after this one's answer for its memory to
+    # pay, 0..1, as sessions did lately.
+    return_chance: float = 0.0
     held_s: float = 0.0  # has waited at the router so long
 
     @property

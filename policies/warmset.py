@@ -1,11 +1,12 @@
 """Warmset: new sessions start only where their caches will last; a cost in seconds chooses among.
 
-Source of the rule: what this project derived and measured (docs/policies.md, Warmset). The damped
-factor for requests lies between Llumnix's sum (2026) and LMetric's product (arXiv 2603.15202).
+Source: this project (docs/policies.md, Warmset). The damped factor for requests lies between the
+sum of Llumnix (2026) and the product of LMetric (arXiv 2603.15202, 2026).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,17 +14,27 @@ import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView
 
-_PRICED_FULL = 0.9  # share of a cache beyond which what comes pushes something out
-_RUN_COLD = 0.9  # a worker that could redo all its sessions in this share of the time is safe
-_GAMMA = 1.5  # how far below its bound an all-cold worker stays
+_FULL = 0.9  # share of a cache beyond which what comes pushes something out
+_REDO = 0.9  # a worker that can redo all its sessions in this share of their cycle needs no cache
+_GAMMA = 1.5  # an all-cold worker never reaches its bound: by this factor holding pays sooner
+_EMPTY = 0.2  # how much of a new session's price does not depend on how full its worker is
+_RELIEF_S = 5.0  # who has waited for longer may go where it fits least badly, if the pool has room
 
 
 @dataclass(frozen=True, slots=True)
 class Warmset:
-    """cost [s] = (queue + own prefill + others' caches pushed out) * sqrt(requests + 1).
+    """cost [s] = (queue + own prefill + caches pushed out) * sqrt(requests + 1) * keep.
+
+    keep, to the power of the chance that the session returns: for one that is warm, 1 at home and
+    `stay` elsewhere; else 0.2 + the share of the worker's memory that sessions want. A warm session
+    moves only where its cache pushes nothing out. A new one, or one whose cache is lost, starts
+    where it fits within `gate`, or where caches are not needed, or waits: +inf everywhere.
+
+    Spill depth of H hit tokens, queue drained: P^2 / (P - H)^2 - 1 requests of P tokens.
+    Unknown hits are taken as they are. Unknown capacities, and sessions not followed: never waits.
 
     gate: share of a worker's KV memory that sessions at home may want; above 0.
-    stay: a session that is warm at home costs so many times more elsewhere; 1 or more.
+    stay: how many times dearer a warm session is away from home; 1 or more.
     """
 
     gate: float = 1.0
@@ -32,46 +43,55 @@ class Warmset:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.gate < float("inf"):
-            raise ValueError(f"gate is {self.gate}; it must be above 0")
+            raise ValueError(f"gate is {self.gate}; it must be finite, above 0")
         if not 1.0 <= self.stay < float("inf"):
-            raise ValueError(f"stay is {self.stay}; it must be 1 or more")
+            raise ValueError(f"stay is {self.stay}; it must be finite, 1 or more")
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        hits = fleet.hit_tokens
-        capacity = np.where(np.isnan(fleet.kv_capacity_tokens), np.inf, fleet.kv_capacity_tokens)
-        wanted = fleet.working_set_tokens
-        need = request.private_tokens + np.where(fleet.holds_trunk, 0.0, request.trunk_tokens)
-        home = fleet.worker_id == request.home_id
-        warm = request.standing == "warm"
-        over = wanted + need - _PRICED_FULL * capacity
-        pushed = np.clip(over, 0.0, request.private_tokens)
-        if warm:
-            pushed[home] = 0.0
-        evict_s = pushed * (fleet.working_set_s / np.maximum(wanted, 1.0))
-        own_s = fleet.prefill_s(request.prompt_tokens - hits, hits)
-        work_s = fleet.queued_prefill_s + own_s + evict_s
-        costs: Floats = work_s * np.sqrt(fleet.requests + 1.0)
-        if warm:
-            costs[~home] *= self.stay
-            costs[~home & (over > 0.0)] = np.inf
-            return costs
-        costs *= 0.2 + np.minimum((wanted + request.private_tokens) / capacity, 4.0)
-        costs[~self._open(request, fleet, wanted, need, capacity)] = np.inf
+        terms = self.terms(request, fleet, state)
+        work_s = terms["queue_s"] + terms["prefill_s"] + terms["pushed_out_s"]
+        costs: Floats = work_s * terms["crowd"] * terms["keep"]
+        costs[terms["over_tokens"] > 0.0] = np.inf
         return costs
 
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> Mapping[str, Floats]:
+        """The factors of the cost; `over_tokens` above 0 shuts a worker to this request."""
+        hits, wanted = fleet.hit_tokens, fleet.working_set_tokens
+        private, trunk = request.private_tokens, request.trunk_tokens
+        capacity = np.nan_to_num(fleet.kv_capacity_tokens, nan=np.inf)
+        there = fleet.holds_trunk | (hits >= min(trunk, request.prompt_tokens - 1))
+        after = wanted + (private + trunk * ~there)
+        pushed = np.minimum(np.maximum(after - _FULL * capacity, 0.0), private)
+        if request.standing == "warm":
+            home = fleet.worker_id == request.home_id
+            over, keep = np.where(home, 0.0, pushed), np.where(home, 1.0, self.stay)
+            pushed = over
+        else:
+            over = np.where(self._open(request, fleet, after, capacity), 0.0, private)
+            keep = _EMPTY + np.minimum((wanted + private) / capacity, 4.0)
+        return {
+            "queue_s": fleet.queued_prefill_s,
+            "prefill_s": fleet.prefill_s(request.prompt_tokens - hits, hits),
+            "pushed_out_s": pushed * (fleet.working_set_s / np.maximum(wanted, 1.0)),
+            "crowd": np.sqrt(fleet.requests + 1.0),
+            "keep": keep**request.return_chance,
+            "over_tokens": over,
+        }
+
     def _open(
-        self, request: RequestView, fleet: FleetView, wanted: Floats, need: Floats, capacity: Floats
+        self, request: RequestView, fleet: FleetView, after: Floats, capacity: Floats
     ) -> Bools:
-        cycle_s = fleet.cycle_s
-        fits: Bools = (wanted + need <= self.gate * capacity) | (wanted == 0.0)
-        if cycle_s <= 0.0:
-            return fits
-        all_cold_s = fleet.working_set_s
-        own_cold_s = fleet.prefill_s(request.private_tokens, request.trunk_tokens)
-        fits |= all_cold_s + own_cold_s <= _RUN_COLD * cycle_s
-        if fits.any():
-            return fits
-        full_cold_s = _PRICED_FULL * capacity * (all_cold_s / np.maximum(wanted, 1.0))
-        if _GAMMA * float(full_cold_s.mean()) < cycle_s:
-            fits[:] = True
+        wanted, redo_s, cycle_s = fleet.working_set_tokens, fleet.working_set_s, fleet.cycle_s
+        fits: Bools = (after <= self.gate * capacity) | (wanted == 0.0)
+        if cycle_s > 0.0 and not fits.all():
+            own_s = fleet.prefill_s(request.private_tokens, request.trunk_tokens)
+            fits |= redo_s + own_s <= _REDO * cycle_s
+            # Does a cache full of sessions save more than it idles while they pause?
+            full_s = _FULL * capacity * (redo_s / np.maximum(wanted, 1.0))
+            if _GAMMA * float(full_s.mean()) < cycle_s:
+                fits[:] = True
+        if request.held_s > _RELIEF_S and not fits.any():
+            over = after - self.gate * capacity
+            if float(wanted.sum()) + float((after - wanted).min()) <= _FULL * float(capacity.sum()):
+                fits |= over <= over.min()
         return fits

@@ -154,6 +154,7 @@ class Chooser:
             priority=arrival.priority,
             held_s=now_s - arrival.now_s if pending.held else 0.0,
             standing="new" if told is None else told.standing,
+            return_chance=0.0 if told is None else told.return_chance,
             home_id=-1 if told is None else told.home_id,
             trunk_tokens=0 if told is None else told.trunk_tokens,
         )

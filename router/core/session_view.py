@@ -30,6 +30,7 @@ class SessionView:
         self._own_row = self._row_of(self._own_slot)
         self.home_id = int(columns.worker_id[self._own_slot]) if self._own_slot >= 0 else -1
         self.standing = self._standing(rows, hits)
+        self.return_chance = sessions.return_chance(visit, rows.slots)
 
     def _standing(self, rows: Rows, hits: Ints) -> Standing:
         visit, best = self._visit, int(hits.argmax())

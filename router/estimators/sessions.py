@@ -188,6 +188,17 @@ class Sessions:
             tokens += self.sets.tokens_of(trunk)
         return slot, tokens, weight * cells.cold_work[row]
 
+    def return_chance(self, visit: Visit, slots: slice | Ints) -> float:
+        """That a session returns within its horizon after this request, 0..1."""
+        private = max(visit.prompt_tokens - visit.trunk_tokens, 1)
+        columns = self._columns
+        cold_s = columns.attention.work(private, visit.trunk_tokens)
+        cold_s /= float(columns.prefill_tokens_per_s[slots].mean())
+        horizon_s = cold_s * float(columns.kv_capacity_tokens[slots].mean()) / private
+        if not horizon_s < _IDLE_S:  # nor NaN
+            horizon_s = _IDLE_S if horizon_s == horizon_s else _HORIZON_S
+        return float(self.hazard.within(np.array([horizon_s]), np.zeros(1))[0])
+
     def has_trunk(self, visit: Visit) -> bool:
         """Whether the trunk that its session is at home with is that of this prompt."""
         return self._rows.cells.trunk[visit.row] == visit.trunk
