@@ -1,4 +1,9 @@
-"""Requests that no worker should take just now, asked again on every finish and tick."""
+"""Requests that no worker should take just now, asked again on every finish and tick.
+
+Among those of one priority and standing, tenants take turns by the prompt tokens they asked for
+(start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996), so that a thousand requests of one
+tenant are no wait for another's first. Within a tenant, and without tenants, the oldest goes first.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +34,20 @@ class Pending:
     visit: Visit | None = None  # to its session, where these are followed
     standing: Standing = "new"  # of its session, when it was last decided about
     prediction: Prediction | None = None  # of its worker's cache, where that is mirrored
+    fair_start: int | None = None  # prompt tokens of its tenant that go before it (`HoldQueue`)
 
-    def turn(self) -> tuple[int, bool, int]:
+    def turn(self) -> tuple[int, bool, int, int]:
         """By what those who wait are ordered: sessions that have begun go before new ones."""
-        return (self.arrival.priority, self.standing == "new", self.serial)
+        return (self.arrival.priority, self.standing == "new", self.fair_start or 0, self.serial)
 
 
 class HoldQueue:
-    """Bounded; most urgent priority first, then oldest. Lifetime: process."""
+    """Bounded; ordered by `Pending.turn`. Lifetime: process."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._queue: list[Pending] = []
+        self._fair_ends: dict[str | None, int] = {}  # by tenant: where its next one may start
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -74,12 +81,24 @@ class HoldQueue:
         """Hold a request. The queue must not be full."""
         assert not self.full, "asked to hold beyond the limit"
         pending.held = True
+        if pending.fair_start is None:  # one that waits again keeps its turn
+            pending.fair_start = self._start(pending.arrival)
         insort(self._queue, pending, key=Pending.turn)
 
     def remove(self, pending: Pending) -> None:
         """Stop holding a request (dispatched, expired, or its client left)."""
         self._queue.remove(pending)
         pending.held = False
+
+    def _start(self, arrival: Arrival) -> int:
+        if not self._queue:
+            self._fair_ends.clear()
+        now = min((p.fair_start or 0 for p in self._queue), default=0)
+        if len(self._fair_ends) > self._limit:  # as many tenants as may wait, and those long gone
+            self._fair_ends = {t: end for t, end in self._fair_ends.items() if end > now}
+        start = max(now, self._fair_ends.get(arrival.tenant, 0))
+        self._fair_ends[arrival.tenant] = start + max(arrival.prompt_tokens, 1)
+        return start
 
     def expired(self, now_s: float, hold_s: float) -> list[Pending]:
         """Those that waited `hold_s` or longer."""

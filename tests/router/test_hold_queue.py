@@ -27,9 +27,14 @@ NOW_S = 100.0
 
 
 def waits(
-    serial: int, priority: int = 0, standing: Standing = "new", model: str = "m", at_s: float = 0.0
+    serial: int,
+    priority: int = 0,
+    standing: Standing = "new",
+    model: str = "m",
+    at_s: float = 0.0,
+    tenant: str | None = None,
 ) -> Pending:
-    fact = Arrival(at_s, serial, model, 1, {}, priority=priority)
+    fact = Arrival(at_s, serial, model, 1, {}, priority=priority, tenant=tenant)
     return Pending(fact, serial, 0.0, standing=standing)
 
 
@@ -44,9 +49,12 @@ def test_they_are_asked_in_order_until_a_few_were_refused(
         for n, (priority, standing, model, at_s, takes) in enumerate(requests)
     ]
     taken = {pending.serial for pending, takes in made if takes}
-    shuffled = [pending for pending, _ in made]
-    random.Random(len(made)).shuffle(shuffled)
-    for pending in shuffled:
+    for pending, _ in made:
+        queue.add(pending)
+    again = random.Random(len(made)).sample([pending for pending, _ in made], len(made) // 2)
+    for pending in again:  # one that waits again has its old place
+        queue.remove(pending)
+    for pending in again:
         queue.add(pending)
     asked = []
     for pending in queue.sweep(NOW_S):
@@ -83,3 +91,37 @@ def test_who_waits_is_counted_by_standing() -> None:
     for serial, standing in enumerate(("new", "cold", "new")):
         queue.add(waits(serial, standing=standing))  # type: ignore[arg-type]
     assert queue.standings() == {"new": 2, "cold": 1}
+
+
+def test_a_tenants_first_request_does_not_wait_behind_anothers_hundred() -> None:
+    queue = HoldQueue(1_000)
+    crowd = [waits(serial, tenant="crowd") for serial in range(100)]
+    alone = [waits(serial, tenant="alone") for serial in range(100, 103)]
+    for one in [*crowd, *alone]:
+        queue.add(one)
+    order = list(queue.sweep(0.0))[:1]
+    assert order == crowd[:1]
+    for one in order:
+        queue.remove(one)
+    taken = []
+    for _ in range(6):
+        first = next(queue.sweep(0.0))
+        queue.remove(first)
+        taken.append(first.arrival.tenant)
+    assert taken == ["alone", "crowd", "alone", "crowd", "alone", "crowd"]
+
+
+def test_one_that_comes_when_others_have_waited_gets_no_credit_for_having_been_away() -> None:
+    queue = HoldQueue(1_000)
+    for serial in range(10):
+        queue.add(waits(serial, tenant="a"))
+    for _ in range(8):
+        queue.remove(next(queue.sweep(0.0)))
+    for serial in range(10, 14):
+        queue.add(waits(serial, tenant="b"))
+    taken = []
+    while len(queue):
+        first = next(queue.sweep(0.0))
+        queue.remove(first)
+        taken.append(first.arrival.tenant)
+    assert taken == ["a", "b", "a", "b", "b", "b"]
