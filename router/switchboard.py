@@ -97,7 +97,7 @@ class Switchboard:
         self.clock = clock
         self._tickets: dict[int, Ticket] = {}
         self._explained: set[int] = set()  # requests whose decisions are taken apart
-        core.explain_if(lambda arrival: arrival.request_id in self._explained)
+        core.chooser.wants_details = lambda arrival: arrival.request_id in self._explained
         self._next_request_id = 0
         self.recorder: FactRecorder | None = None  # set before the first fact, or never
         self.resync: Callable[[int, int], None] = lambda worker_id, from_seq: None

@@ -63,7 +63,7 @@ class RouterCore:
         self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s)
         self.following = Following(self.columns, settings, self.ledger, policy)
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.following)
-        self._chooser = Chooser(self.guard, settings, *pool)
+        self.chooser = Chooser(self.guard, settings, *pool)
         self._observe = self.guard.observe
         self._seed = seed
         self._serial = 0
@@ -166,7 +166,7 @@ class RouterCore:
         self.ledger.advance(fact.now_s)
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
         self.following.look(pending)
-        return self._chooser.explain(pending, fact.now_s, "policy")
+        return self.chooser.explain(pending, fact.now_s, "policy")
 
     def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
         """Why this request waits, as of now; None where it does not."""
@@ -174,11 +174,7 @@ class RouterCore:
         if pending is None or not pending.held:
             return None
         self.ledger.advance(now_s)
-        return self._chooser.explain(pending, now_s, "held")
-
-    def explain_if(self, wanted: Callable[[facts.Arrival], bool]) -> None:
-        """Take those decisions apart (`Decision.details`) for whose request `wanted` is true."""
-        self._chooser.wants_details = wanted
+        return self.chooser.explain(pending, now_s, "held")
 
     # --- workers ----------------------------------------------------------------------------
 
@@ -232,7 +228,7 @@ class RouterCore:
         """Dispatch with the charge taken, hold, or reject."""
         self.ledger.advance(now_s)
         try:
-            choice = self._chooser.choose(pending, now_s, reason)
+            choice = self.chooser.choose(pending, now_s, reason)
         except FallbackError:
             return self._give_up(pending, now_s, 500, "policy_failed", "the policy failed")
         if isinstance(choice, Reject):

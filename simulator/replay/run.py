@@ -93,7 +93,7 @@ class _Run:
         told = {k: v for k, v in msgspec.structs.asdict(setup.router).items() if v is not None}
         self._core = RouterCore(policy, CoreSettings(max_workers=slots, **told), setup.seed)
         if any(getattr(observer, "reads_details", False) for observer in observers):
-            self._core.explain_if(lambda arrival: True)
+            self._core.chooser.wants_details = lambda arrival: True
         self._agenda = Agenda()
         self._relay = Relay(
             self._core,
