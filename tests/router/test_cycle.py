@@ -1,0 +1,79 @@
+"""The warm cycle: pause and decode at a calm pace, which a clogged pool does not lengthen."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.core.columns import WorkerColumns
+from router.estimators.cycle import Cycle
+
+ALL = slice(0, 3)
+
+
+def columns() -> WorkerColumns:
+    made = WorkerColumns(4)  # the last slot is nobody's
+    for slot, step_s in enumerate((0.010, 0.010, 0.020)):
+        made.open(slot, slot)
+        made.step_s[slot] = step_s
+    return made
+
+
+def calm(made: WorkerColumns) -> Cycle:
+    cycle = Cycle(made)
+    cycle.returned(4.0)
+    cycle.answered(100)
+    cycle.tick(0.0)
+    return cycle
+
+
+def test_nothing_is_said_before_somebody_came_back() -> None:
+    cycle = Cycle(columns())
+    cycle.answered(100)
+    cycle.tick(0.0)
+    assert cycle.seconds(ALL) == 0.0
+    cycle.returned(4.0)
+    assert cycle.seconds(ALL) > 4.0
+
+
+def test_it_is_the_pause_and_the_decode_of_these_workers() -> None:
+    cycle = calm(columns())
+    assert cycle.seconds(ALL) == pytest.approx(4.0 + 100 * 0.040 / 3)
+    assert cycle.seconds(slice(2, 3)) == pytest.approx(4.0 + 100 * 0.020)
+
+
+def test_a_clogged_pool_looks_as_quick_as_it_was() -> None:
+    made = columns()
+    cycle = calm(made)
+    made.step_s[:3] *= 10.0
+    cycle.tick(1.0)
+    assert cycle.seconds(ALL) == pytest.approx(4.0 + 1.3 * 100 * 0.040 / 3, rel=0.01)
+    for now_s in range(2, 3_600):
+        cycle.tick(float(now_s))
+    assert cycle.seconds(ALL) == pytest.approx(4.0 + 100 * 0.40 / 3)  # it is slower by now
+
+
+def test_asking_changes_nothing() -> None:
+    asked, unasked = calm(made := columns()), calm(made)
+    for now_s in range(1, 50):
+        made.step_s[0] = 0.010 + now_s / 1e3
+        asked.tick(float(now_s))
+        unasked.tick(float(now_s))
+        for _ in range(now_s):
+            asked.seconds(ALL)
+    assert asked.seconds(ALL) == unasked.seconds(ALL)
+
+
+@pytest.mark.parametrize("ticked_between", [False, True])
+def test_a_worker_that_takes_over_a_slot_is_not_taken_for_the_one_before(
+    ticked_between: bool,
+) -> None:
+    made = columns()
+    cycle = calm(made)
+    cycle.worker_lost(0)
+    made.open(0, -1)
+    if ticked_between:
+        cycle.tick(1.0)  # a slot of nobody holds a step of 10 ms
+    made.open(0, 9)
+    made.step_s[0] = 0.200
+    cycle.tick(2.0)
+    assert cycle.seconds(slice(0, 1)) == pytest.approx(4.0 + 100 * 0.200)

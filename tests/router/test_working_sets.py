@@ -1,0 +1,66 @@
+"""What is wanted of each cache: sums by worker, each trunk once, however it came and went."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.estimators import working_sets
+from router.estimators.working_sets import WorkingSets
+from tests.router.property_support import patient
+
+SLOTS = 4
+MOVES = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, SLOTS - 1), st.integers(0, 5), st.integers(1, 99)),
+    max_size=80,
+)
+
+
+@patient
+@given(MOVES, st.integers(1, 4))
+def test_trunks_count_once_where_a_session_has_them(
+    moves: list[tuple[int, int, int, int]], shown_at_most: int
+) -> None:
+    """Held to a list of who is where; with room for few arrays, or many."""
+    before, working_sets._SHOWN_TRUNKS = working_sets._SHOWN_TRUNKS, shown_at_most
+    try:
+        sets, here = WorkingSets(SLOTS), list[tuple[int, int]]()
+        tokens: dict[int, int] = {}
+        for kind, slot, trunk, count in moves:
+            if kind < 6:
+                sets.enter(slot, trunk, count)
+                if trunk:
+                    here.append((trunk, slot))
+                    tokens.setdefault(trunk, count)
+            elif kind < 9 and here:
+                gone = here.pop(count % len(here))
+                sets.leave(gone[1], gone[0])
+            elif kind == 9:
+                sets.clear(slot)
+                here = [(t, s) for t, s in here if s != slot]
+            tokens = {t: n for t, n in tokens.items() if any(t == other for other, _ in here)}
+            for asked in range(6):
+                places = [here.count((asked, s)) for s in range(SLOTS)]
+                assert [sets.sessions_with(asked, s) for s in range(SLOTS)] == places
+                assert sets.holding(asked).tolist() == [place > 0 for place in places]
+                assert sets.tokens_of(asked) == tokens.get(asked, 0)
+            distinct = set(here)
+            sums = [sum(tokens[t] for t, at in distinct if at == s) for s in range(SLOTS)]
+            assert sets.trunk_tokens.tolist() == sums
+            assert sets.trunks == len(tokens)
+    finally:
+        working_sets._SHOWN_TRUNKS = before
+
+
+def test_sums_are_made_anew_from_those_at_home() -> None:
+    sets = WorkingSets(SLOTS)
+    sets.shift(0, 1e9, 1e9)
+    home = np.array([2, -1, 2, 0])
+    sets.renew(home, np.array([1.0, 50.0, 2.0, 4.0]), np.array([10.0, 50.0, 20.0, 40.0]))
+    assert sets.private_tokens.tolist() == [4.0, 0.0, 3.0, 0.0]
+    assert sets.cold_work.tolist() == [40.0, 0.0, 30.0, 0.0]
+    sets.shift(2, 0.5, -5.0)
+    assert (sets.private_tokens[2], sets.cold_work[2]) == (3.5, 25.0)
+    sets.clear(2)
+    assert (sets.private_tokens[2], sets.cold_work[2]) == (0.0, 0.0)
