@@ -19,27 +19,27 @@ class WrapperFailedError(PolicyError):
     """A wrapper's own code raised; the message names it and what it raised."""
 
 
-def checked(who: str, costs: Any, rows: int) -> Floats:
-    """`costs`, when they are float64[rows]. `who`, for messages: "policy hybrid".
+def checked(kind: str, name: str, costs: Any, rows: int) -> Floats:
+    """`costs`, when they are float64[rows]. For messages: whose, as in "policy", "hybrid".
 
     Raises PolicyError for another type or shape. That they are numbers, `pick` looks at.
     """
     if not isinstance(costs, np.ndarray) or costs.dtype.char != "d":
-        kind = costs.dtype if isinstance(costs, np.ndarray) else type(costs).__name__
-        raise PolicyError(f"{who} returned {kind}; return a float64 array")
+        told = costs.dtype if isinstance(costs, np.ndarray) else type(costs).__name__
+        raise PolicyError(f"{kind} {name} returned {told}; return a float64 array")
     if costs.shape != (rows,):
         raise PolicyError(
-            f"{who} returned shape {costs.shape} for {rows} workers; "
+            f"{kind} {name} returned shape {costs.shape} for {rows} workers; "
             f"return one cost for each: ({rows},)"
         )
     return costs
 
 
-def checked_numbers(who: str, costs: Any, rows: int) -> Floats:
+def checked_numbers(kind: str, name: str, costs: Any, rows: int) -> Floats:
     """The same, where somebody goes on with them. Raises NotACostError for NaN or -inf, too."""
-    numbers = checked(who, costs, rows)
+    numbers = checked(kind, name, costs, rows)
     try:
         lowest(numbers)
     except ValueError as error:
-        raise NotACostError(f"{who}: {error}") from error
+        raise NotACostError(f"{kind} {name}: {error}") from error
     return numbers

@@ -151,6 +151,11 @@ class FleetView:
         return any(bool(np.count_nonzero(column == column)) for column in own)
 
     @property
+    def has_kv_thresholds(self) -> bool:
+        """Whether any worker has a threshold of its own for its KV in use."""
+        return bool(np.count_nonzero(self.max_kv_fraction == self.max_kv_fraction))
+
+    @property
     def kv_fraction(self) -> Floats:
         """KV in use as a share of capacity, 0..1; NaN where either is unknown."""
         fraction: Floats = self.kv_used_tokens / self.kv_capacity_tokens

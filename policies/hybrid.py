@@ -47,7 +47,9 @@ class Hybrid:
         # All unfinished requests, not the running ones only: one whose prefill should be over by
         # the model, but whose first token has not come yet, would otherwise weigh nothing.
         load_tokens = fleet.queued_prefill_tokens + fleet.requests * step_tokens(fleet)
-        work_tokens = fleet.missing_tokens(request.prompt_tokens) + self.load_factor * load_tokens
+        if self.load_factor != 1.0:
+            load_tokens *= self.load_factor
+        work_tokens = fleet.missing_tokens(request.prompt_tokens) + load_tokens
         costs: Floats = work_tokens / fleet.prefill_tokens_per_s
         reached = reached_thresholds(
             fleet, self.max_requests, self.max_queued_tokens, self.max_kv_fraction

@@ -45,12 +45,12 @@ class LoadedWrapper:
         """What it makes of `costs`. Raises PolicyError, in its name, for whatever goes wrong."""
         shown = costs.view()
         shown.flags.writeable = False  # they may be a column, or the inner policy's own
-        who = f"wrapper {self.name}"
         try:
             adjusted = self.wrapper.adjust(shown, request, fleet, state)
         except Exception as error:
-            raise WrapperFailedError(f"{who} failed: {type(error).__name__}: {error}") from error
-        return checked_numbers(who, adjusted, len(fleet))
+            told = f"wrapper {self.name} failed: {type(error).__name__}: {error}"
+            raise WrapperFailedError(told) from error
+        return checked_numbers("wrapper", self.name, adjusted, len(fleet))
 
     def terms(
         self, costs: Floats, adjusted: Floats, request: RequestView, fleet: FleetView, state: Any
@@ -84,7 +84,7 @@ class LoadedPolicy:
         """The costs, float64[rows]. Raises PolicyError when anyone answered anything else."""
         if not self.wrappers:
             costs = self.policy.costs(request, fleet, state)
-            return checked(f"policy {self.name}", costs, len(fleet))
+            return checked("policy", self.name, costs, len(fleet))
         costs = self._inner_costs(request, fleet, state)
         for wrapper, its in zip(self.wrappers, state[1:], strict=True):
             costs = wrapper.adjust(costs, request, fleet, its)
@@ -112,9 +112,8 @@ class LoadedPolicy:
         return terms
 
     def _inner_costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        who = f"policy {self.name.partition('|')[0]}"
         costs = self.policy.costs(request, fleet, state[0])
-        return checked_numbers(who, costs, len(fleet))
+        return checked_numbers("policy", self.name.partition("|")[0], costs, len(fleet))
 
     @property
     def needs_sessions(self) -> bool:

@@ -35,7 +35,8 @@ def pick(costs: Floats, draw: float, temperature: float = 0.0) -> int:
         return HOLD
     if temperature == 0.0:
         ties = (costs <= best + TIE * max(1.0, abs(best))).nonzero()[0]
-        return int(ties[int(draw * len(ties))])
+        row: int = ties.item(int(draw * len(ties)))
+        return row
     rows = np.flatnonzero(np.isfinite(costs))
     return int(rows[_softmax_index(costs[rows].tolist(), draw, temperature)])
 
@@ -70,7 +71,7 @@ def lowest(costs: Floats) -> float:
     """
     if len(costs) == 0:
         return math.inf
-    best = float(costs[costs.argmin()])  # a seventh of the time of `min`
+    best: float = costs.item(costs.argmin())  # a seventh of the time of `min`
     if not best > -math.inf:
         row = int(np.flatnonzero(np.isnan(costs) | (costs == -np.inf))[0])
         raise ValueError(f"cost of row {row} is {costs[row]}; a cost is finite or +inf")

@@ -37,10 +37,9 @@ def at_thresholds(
         return None
     reached = _reaches(fleet.requests, fleet.max_requests, max_requests)
     reached |= _reaches(fleet.queued_prefill_tokens, fleet.max_queued_tokens, max_queued_tokens)
-    own = fleet.max_kv_fraction
     # The fraction in use takes several columns to tell: only where somebody asks for it.
-    if max_kv_fraction is not None or np.count_nonzero(own == own):
-        reached |= _reaches(fleet.kv_fraction, own, max_kv_fraction)
+    if max_kv_fraction is not None or fleet.has_kv_thresholds:
+        reached |= _reaches(fleet.kv_fraction, fleet.max_kv_fraction, max_kv_fraction)
     return reached
 
 

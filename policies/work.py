@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan, nan
+
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
@@ -51,6 +53,7 @@ def median(values: Floats) -> float:
         return 0.0
     ordered = values.copy()
     ordered.sort()  # NaN comes last
-    if ordered[-1] != ordered[-1]:
-        return float("nan")
-    return float(ordered[rows // 2] + ordered[(rows - 1) // 2]) / 2
+    if isnan(ordered.item(-1)):
+        return nan
+    middle: float = ordered.item(rows // 2) + ordered.item((rows - 1) // 2)
+    return middle / 2

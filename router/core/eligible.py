@@ -27,6 +27,7 @@ class Rows:
     block_sizes: tuple[int, ...]  # each row's
     distinct_block_sizes: tuple[int, ...]  # ascending
     have_thresholds: bool  # any of them, of its own
+    have_kv_thresholds: bool  # any of them, of its own, for its KV in use
 
     @staticmethod
     def of(workers: Iterable[Worker]) -> Rows:
@@ -41,6 +42,7 @@ class Rows:
             block_sizes=(sizes := tuple(w.facts.block_size for w in rows)),
             distinct_block_sizes=tuple(sorted(set(sizes))),
             have_thresholds=any(map(_has_threshold, rows)),
+            have_kv_thresholds=not all(isnan(w.facts.max_kv_fraction) for w in rows),
         )
 
     def __len__(self) -> int:

@@ -218,6 +218,10 @@ class LiveFleet(FleetView):
     def has_thresholds(self) -> bool:
         return self._rows.have_thresholds
 
+    @property
+    def has_kv_thresholds(self) -> bool:
+        return self._rows.have_kv_thresholds
+
     @asked
     def load_age_s(self) -> Floats:
         return self._now_s - self._columns.report_s[self._rows.slots]

@@ -125,7 +125,8 @@ class Mirrors:
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
         """Raise `blocks`, int32[slots], to the leading blocks mirrored on each worker."""
-        self._mirror.raise_prefix(chain, blocks)
+        if self._rooms:  # else every worker tells: the mirror is empty
+            self._mirror.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
         """The worker's cache began anew, or the worker left: nothing is known of it."""

@@ -230,3 +230,16 @@ def test_a_decision_can_be_taken_apart_and_put_together_again() -> None:
     assert again == action.decision
     assert (hash(again), repr(again)) == (hash(action.decision), repr(action.decision))
     assert Decision(**{**parts, "candidates": ()}) != again
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"max_requests": 3.0}, {"max_queued_tokens": 9.0}, {"max_kv_fraction": 0.5}]
+)
+def test_whose_thresholds_there_are_is_told_as_the_columns_tell_it(limits: dict) -> None:
+    world = World(workers=2)
+    world.join(2, **limits)
+    view, _ = fleet(world, [0, 1, 2], 0.0)
+    plain = dataclasses.replace(view)
+    assert type(plain) is FleetView
+    assert view.has_thresholds == plain.has_thresholds == bool(limits)
+    assert view.has_kv_thresholds == plain.has_kv_thresholds == ("max_kv_fraction" in limits)
