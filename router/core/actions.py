@@ -70,6 +70,7 @@ class Decision:
         prompt_tokens: int,
         candidates: tuple[Candidate, ...] | Ranking,
         approximate: bool,
+        unit: str | None = None,
     ) -> None:
         self.policy = policy
         self.reason = reason  # "policy", "only_worker", "retry", "held" or "fallback"
@@ -77,7 +78,7 @@ class Decision:
         self.prompt_tokens = prompt_tokens
         self._candidates = candidates
         self.approximate = approximate  # hits were expected from text, not the engine's tokens
-        self.unit: str | None = None  # of the costs, where the policy says
+        self.unit = unit  # of the costs, where the policy says
         self.details: Details | None = None  # where somebody asked for them
 
     @property

@@ -39,16 +39,6 @@ class Withheld:
     details: Details
 
 
-@record
-class _Asked:
-    """Who may take a request, and what the policy is shown. Lifetime: one decision."""
-
-    rows: Rows
-    hits: Ints
-    request: RequestView
-    fleet: FleetView
-
-
 class Chooser:
     """Eligibility, then the policy or what stands in for it (`guard`). Lifetime: process."""
 
@@ -76,64 +66,67 @@ class Chooser:
 
         Raises FallbackError where even the fallback fails.
         """
-        asked = self._asked(pending, now_s)
-        if isinstance(asked, Reject):
-            return asked
-        answer = self._guard.decide(asked.request, asked.fleet)
+        rows = self._eligibility.rows(pending, now_s)
+        if isinstance(rows, Reject):
+            return rows
+        request, fleet = self._views(pending, rows, self._hits(pending, rows), now_s)
+        answer = self._guard.decide(request, fleet)
         if answer[2] < 0:
             return None
-        wants = self.wants_details
-        return self._choice(asked, answer, reason, wants is not None and wants(pending.arrival))
+        choice = self._choice(rows, request, fleet, answer, reason)
+        if self.wants_details is not None and self.wants_details(pending.arrival):
+            choice.decision.details = self._details(request, fleet, answer)
+        return choice
 
     def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
         """The same for somebody who only wants to know, with its details. Nobody is judged by it.
 
         Raises FallbackError as well.
         """
-        asked = self._asked(pending, now_s)
-        if isinstance(asked, Reject):
-            return asked
-        answer = self._guard.consult(asked.request, asked.fleet)
-        if answer[2] < 0:
-            return Withheld(answer[0].name, self._details(asked, answer))
-        return self._choice(asked, answer, reason, with_details=True)
-
-    def _asked(self, pending: Pending, now_s: float) -> _Asked | Reject:
-        arrival = pending.arrival
         rows = self._eligibility.rows(pending, now_s)
         if isinstance(rows, Reject):
             return rows
-        hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
-        request, fleet = self._views(pending, rows, hits, now_s)
-        return _Asked(rows, hits, request, fleet)
+        request, fleet = self._views(pending, rows, self._hits(pending, rows), now_s)
+        answer = self._guard.consult(request, fleet)
+        details = self._details(request, fleet, answer)
+        if answer[2] < 0:
+            return Withheld(answer[0].name, details)
+        choice = self._choice(rows, request, fleet, answer, reason)
+        choice.decision.details = details
+        return choice
 
-    def _choice(self, asked: _Asked, answer: Answer, reason: str, with_details: bool) -> Choice:
-        rows, hits, request = asked.rows, asked.hits, asked.request
+    def _hits(self, pending: Pending, rows: Rows) -> Ints:
+        arrival = pending.arrival
+        return self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
+
+    def _choice(
+        self, rows: Rows, request: RequestView, fleet: FleetView, answer: Answer, reason: str
+    ) -> Choice:
         policy, costs, row = answer
+        unit, hits = None, fleet.hit_tokens
         if policy is not self._guard.policy:
             reason = "fallback"
-        elif reason == "policy" and len(rows) == 1:
-            reason = "only_worker"
+        else:
+            unit = self._guard.unit
+            if reason == "policy" and len(rows.workers) == 1:
+                reason = "only_worker"
         decision = Decision(
-            policy=policy.name,
-            reason=reason,
-            hit_tokens=int(hits[row]),
-            prompt_tokens=request.prompt_tokens,
-            candidates=Ranking(rows.worker_ids, costs.copy(), hits, row),
-            approximate=request.approximate,
+            policy.name,
+            reason,
+            hits.item(row),
+            request.prompt_tokens,
+            Ranking(rows.worker_ids, costs.copy(), hits, row),
+            request.approximate,
+            unit,
         )
-        if policy is self._guard.policy:
-            decision.unit = self._guard.unit
-        if with_details:
-            decision.details = self._details(asked, answer)
         return Choice(rows.workers[row], decision)
 
-    def _details(self, asked: _Asked, answer: Answer) -> Details:
+    def _details(self, request: RequestView, fleet: FleetView, answer: Answer) -> Details:
         policy, costs, row = answer
         costs = costs.copy()  # the policy may use its array again for its terms
         by_itself = policy is self._guard.policy
-        terms = self._guard.terms(asked.request, asked.fleet) if by_itself else {}
-        return details_of(asked.request, asked.fleet, costs, row, terms)
+        terms = self._guard.terms(request, fleet) if by_itself else {}
+        return details_of(request, fleet, costs, row, terms)
 
     def _views(
         self, pending: Pending, rows: Rows, hits: Ints, now_s: float

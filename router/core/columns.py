@@ -38,8 +38,6 @@ class WorkerColumns:
         self.drained_work = floats()  # of this, presumed or known to be computed
         # What may be presumed at most: up to the end of the oldest prompt without a first token.
         self.drain_limit_work = floats(np.inf)
-        self.waiting_tokens = floats()  # of requests before their first token, uncached
-        self.waiting_work = floats()  # the same with their attention, in tokens of linear work
         # Linear work of one queued token, its attention on top of 1: the mean over those that wait,
         # since nobody knows which of their tokens are left.
         self.token_work = floats(1.0)
@@ -146,8 +144,6 @@ class Cells:
         "step_s",
         "token_work",
         "waiting",
-        "waiting_tokens",
-        "waiting_work",
         "worker_id",
     )
 
@@ -159,8 +155,6 @@ class Cells:
         self.prefill_tokens_per_s = float_cells(columns.prefill_tokens_per_s)
         self.step_s = float_cells(columns.step_s)
         self.token_work = float_cells(columns.token_work)
-        self.waiting_tokens = float_cells(columns.waiting_tokens)
-        self.waiting_work = float_cells(columns.waiting_work)
         self.requests = int_cells(columns.requests)
         self.waiting = int_cells(columns.waiting)
         self.worker_id = int_cells(columns.worker_id)

@@ -132,7 +132,7 @@ class RouterCore:
         self.following.ended(pending, fact.now_s, fact.output_tokens or 0)
         if worker is not None:
             worker.succeeded()
-        return self._ask_held(fact.now_s)
+        return self._ask_held(fact.now_s) if self.held else []
 
     def on_failure(self, fact: facts.Failure) -> list[Action]:
         """A dispatch ended badly, or the client left: release, and retry where asked."""
@@ -239,21 +239,21 @@ class RouterCore:
 
     def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
         arrival, worker = pending.arrival, choice.worker
+        request_id, prompt = arrival.request_id, arrival.prompt_tokens
         if pending.held:
             self.held.remove(pending)
-        uncached = max(arrival.prompt_tokens - choice.decision.hit_tokens, 1)
-        tokens, stream = (arrival.prompt_tokens, uncached), arrival.stream
-        self.ledger.reserve(arrival.request_id, worker.slot, *tokens, stream, now_s)
-        chain = arrival.chains[worker.facts.block_size]
+        uncached = max(prompt - choice.decision.hit_tokens, 1)
+        self.ledger.reserve(request_id, worker.slot, prompt, uncached, arrival.stream, now_s)
         pending.prediction = self.roster.expect(worker, arrival, now_s)
         pending.worker_id = worker.worker_id
         self.following.dispatched(pending, worker.slot)
         self.counters.dispatched(choice.decision)
         if self.guard.remembers:
-            sent = (arrival.request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
+            chain = arrival.chains[worker.facts.block_size]
+            sent = (request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
             self._observe(facts.Dispatched(now_s, *sent, chain, arrival.session))
         stage = Stage(worker.worker_id, worker.facts.role)
-        return Dispatch(arrival.request_id, (stage,), choice.decision)
+        return Dispatch(request_id, (stage,), choice.decision)
 
     def _hold(self, pending: Pending, now_s: float) -> Action:
         if not pending.held:
@@ -266,8 +266,6 @@ class RouterCore:
         return Hold(pending.arrival.request_id, "policy")
 
     def _ask_held(self, now_s: float) -> list[Action]:
-        if not self.held:  # as nearly always
-            return []
         actions = (self._place(pending, now_s, "held") for pending in self.held.sweep(now_s))
         return [action for action in actions if not isinstance(action, Hold)]
 

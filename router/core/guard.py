@@ -120,7 +120,8 @@ class PolicyGuard:
         try:
             self.since_s = began_s = self._clock()
             self._state = self.policy.observe(fact, self._state)
-            self._took(self._clock() - began_s)
+            if (took_s := self._clock() - began_s) > self._slow_s:
+                self._overdue(took_s)
         except RAISABLE as error:
             self._failed("raised", _raised(error), fact.now_s, error)
         finally:
@@ -155,7 +156,8 @@ class PolicyGuard:
             self.since_s = began_s = self._clock()
             costs = policy.costs(request, fleet, self._state)
             row = pick(costs, request.draw, policy.temperature)
-            self._took(self._clock() - began_s)
+            if (took_s := self._clock() - began_s) > self._slow_s:
+                self._overdue(took_s)
             return policy, costs, row
         except RAISABLE as error:
             if costs is not None or isinstance(error, NotACostError):
@@ -181,9 +183,8 @@ class PolicyGuard:
 
     # --- its faults ---------------------------------------------------------------------------
 
-    def _took(self, took_s: float) -> None:
-        if took_s > self._slow_s:
-            self.overdue_s = max(self.overdue_s, took_s)
+    def _overdue(self, took_s: float) -> None:
+        self.overdue_s = max(self.overdue_s, took_s)
 
     def _failed(
         self,

@@ -39,6 +39,9 @@ class Ledger:
         self._cells = Cells(columns)
         self._drained_s: float | None = None  # when the queues were last brought up to date
         self._charges: dict[int, Charge] = {}
+        # Uncached tokens before their first token, and their work, by worker slot.
+        self._waiting_tokens = [0] * len(columns.worker_id)
+        self._waiting_work = [0.0] * len(columns.worker_id)
         # Answers that do not stream show no first token; they leave `waiting` when the model
         # says that their prefill is over. Oldest first, per worker slot.
         self._silent: dict[int, deque[Charge]] = {}
@@ -68,7 +71,8 @@ class Ledger:
         """Charge a request to the worker in `slot`. The request must have no open charge."""
         assert request_id not in self._charges, f"request {request_id} is charged twice"
         cells = self._cells
-        work_tokens = self._columns.attention.work(uncached_tokens, prompt_tokens - uncached_tokens)
+        cached_tokens = prompt_tokens - uncached_tokens
+        work_tokens = self._columns.attention.work(uncached_tokens, cached_tokens)
         if self._drained_s is None:
             self._drained_s = now_s
         waiting = cells.waiting[slot]
@@ -90,7 +94,9 @@ class Ledger:
         )
         self._charges[request_id] = charge
         if stream:
-            coming = self._coming.setdefault(slot, deque())
+            coming = self._coming.get(slot)
+            if coming is None:
+                coming = self._coming[slot] = deque()
             if not coming:
                 cells.drain_limit_work[slot] = end_work
             coming.append(charge)
@@ -138,8 +144,6 @@ class Ledger:
         if cells.requests[slot] == 0:  # an idle worker has an empty queue, whatever the model
             cells.drained_work[slot] = cells.charged_work[slot]
             cells.context_tokens[slot] = 0.0
-            cells.waiting_tokens[slot] = cells.waiting_work[slot] = 0.0
-            cells.token_work[slot] = 1.0
             self._silent.pop(slot, None)
             self._coming.pop(slot, None)
             cells.drain_limit_work[slot] = inf
@@ -169,12 +173,12 @@ class Ledger:
         self._cells.waiting[charge.slot] -= 1
         self._queue(charge.slot, -charge.uncached_tokens, -charge.work_tokens)
 
-    def _queue(self, slot: int, tokens: float, work_tokens: float) -> None:
+    def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:
         """So many tokens, of so much work, begin to wait (below 0: stop waiting)."""
-        cells = self._cells
-        cells.waiting_tokens[slot] = waiting_tokens = cells.waiting_tokens[slot] + tokens
-        cells.waiting_work[slot] = waiting_work = cells.waiting_work[slot] + work_tokens
-        cells.token_work[slot] = waiting_work / waiting_tokens if waiting_tokens > 0.5 else 1.0
+        tokens += self._waiting_tokens[slot]
+        work_tokens = work_tokens + self._waiting_work[slot] if tokens else 0.0
+        self._waiting_tokens[slot], self._waiting_work[slot] = tokens, work_tokens
+        self._cells.token_work[slot] = work_tokens / tokens if tokens else 1.0
 
     def _lift_limit(self, slot: int) -> None:
         """Let the queue drain up to the end of the oldest prompt that has no first token yet."""
