@@ -45,8 +45,8 @@ class Board:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def start_run(self, label: str, requests: int) -> None:
-        """Begins the requests' bar anew."""
+    def start_run(self, label: str, requests: int | None) -> None:
+        """Begins the requests' bar anew; None: nobody knows how many they will be."""
         self._failed = 0
         self._progress.reset(self._requests, total=requests, description=label, note="")
 

@@ -1,9 +1,9 @@
-"""The demo: a popular prompt makes a hot spot, hybrid cures it, conversations keep their caches.
+"""The demo: a hot spot and its cure, conversations, and agents whose caches do not all fit.
 
-Two workloads on timed workers behind a router, programs started afresh for every policy, so caches
-are cold and arrivals the same. Times are *model time*: what the workers' step-time model says. The
-workers run `speed` model seconds in a wall second and arrivals are sped up alike; a machine that
-cannot keep up shows it in overrun steps, and the run is repeated slower.
+Three workloads (`acts`) on timed workers behind a router, programs started afresh for every policy,
+so caches are cold and arrivals the same. Times are *model time*: what the workers' step-time model
+says. The workers run `speed` model seconds in a wall second and arrivals are sped up alike; a
+machine that cannot keep up shows it in overrun steps, and the run is repeated slower.
 """
 
 from __future__ import annotations
@@ -16,23 +16,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from simulator.acts import Act, acts
 from simulator.claims import Claim, claims, story
 from simulator.console import Board, claim_lines, results_tables, run_line
 from simulator.page import render_page
-from simulator.processes import CHECKOUT
-from simulator.replay.setup import WorkloadSpec
-from simulator.sample import SAMPLE_PATH
 from simulator.scenario import RunResult, run_scenario
 from simulator.stack import StackSettings
 from simulator.summary import as_report
-from simulator.workload import Workload, generated_shared_prefix, opened
+from simulator.workload import Workload
 
 OVERRUN_LIMIT = 0.02  # share of steps that ended late; beyond it the machine was too slow
 SLOWER = 0.6  # the speed of a repeated run over the one before
 TRIES = 3
-TRACE_PATH = CHECKOUT.parent / "shared" / "traces" / "mooncake_conversation.jsonl.gz"
-TICK_S = 3.0  # clock of the Mooncake trace: all requests of a tick bear one time
-SEED = 1
 PACE_NOTE = (
     "Timed workers sleep as long as a model of the GPU says a step takes, instead of computing it; "
     "caches, events, HTTP and routing are real. Times are model time: wall time multiplied by the "
@@ -49,15 +44,6 @@ class DemoSettings:
     speed: float = 1.0  # times the speeds below: of workers and arrivals alike
     quick: bool = False  # a fifth of the requests: shows that all works, not the figures
     trace: Path | None = None  # None: the Mooncake trace where it is at hand, else the sample
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One workload and the policies it is run for. Lifetime: process."""
-
-    workload: Workload
-    policies: tuple[str, ...]
-    settings: StackSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +65,7 @@ async def run_demo(settings: DemoSettings, console: Console) -> DemoResult:
     Raises `TraceError` for an unreadable trace, `StartError` or `ScrapeError` when a program
     fails; all programs have ended then.
     """
-    parts = demo_parts(settings)
+    parts = acts(settings.workers, settings.speed, settings.quick, settings.trace)
     runs: list[RunResult] = []
     with Board(console, sum(len(part.policies) for part in parts)) as board:
         for part in parts:
@@ -97,41 +83,14 @@ async def run_demo(settings: DemoSettings, console: Console) -> DemoResult:
     return result
 
 
-def demo_parts(settings: DemoSettings) -> tuple[Part, Part]:
-    """The two workloads with their policies; raises `TraceError`."""
-    fifth = 5 if settings.quick else 1
-    shared = generated_shared_prefix(1, 500 // fifth, 6_000, 700, 24, 60.0, SEED)
-    base = StackSettings(policy="", workers=settings.workers)
-    conversation = _conversation(settings, 120.0 / fifth)
-    return (
-        Part(
-            shared,
-            ("round_robin", "kv_prefix", "kv_load", "hybrid"),
-            replace(base, speed=1.0 * settings.speed),
-        ),
-        Part(
-            conversation,
-            ("round_robin", "hybrid"),
-            replace(base, speed=2.0 * settings.speed, kv_tokens=1_000_000),
-        ),
-    )
-
-
-def _conversation(settings: DemoSettings, seconds: float) -> Workload:
-    path = settings.trace or (TRACE_PATH if TRACE_PATH.exists() else SAMPLE_PATH)
-    spread_s = TICK_S if path.name.startswith("mooncake") else 0.0
-    spec = WorkloadSpec(str(path), seconds=seconds, spread_s=spread_s, strict=True)
-    origin = f"first {seconds:g} s of {path.name} at the times recorded"
-    return opened(spec, "conversation", origin)
-
-
 async def _run_steady(
     workload: Workload, settings: StackSettings, logs: Path, board: Board
 ) -> RunResult:
     """One run, repeated slower until the workers keep their model's time."""
     for attempt in range(1, TRIES + 1):
         label = f"{workload.name} / {settings.policy}"
-        board.start_run(label, len(workload.jobs))
+        # How many turns a closed loop takes depends on the answers.
+        board.start_run(label, len(workload.jobs) if workload.ends_s is None else None)
         log_dir = logs / f"{workload.name}-{settings.policy}"
         result = await run_scenario(workload, settings, log_dir, board.note)
         overruns = result.row.overrun_steps_share or 0.0
@@ -148,7 +107,7 @@ async def _run_steady(
     return result
 
 
-def _write(out: Path, parts: Sequence[Part], result: DemoResult) -> None:
+def _write(out: Path, parts: Sequence[Act], result: DemoResult) -> None:
     rows = [run.row for run in result.runs]
     origins = {part.workload.name: part.workload.origin for part in parts}
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
@@ -166,7 +125,7 @@ def _write(out: Path, parts: Sequence[Part], result: DemoResult) -> None:
     (out / "report.html").write_text(render_page(result.runs, story(rows), result.claims, notes))
 
 
-def _how(part: Part) -> str:
+def _how(part: Act) -> str:
     stack = part.settings
     cache = f"{stack.kv_tokens:,} tokens" if stack.kv_tokens else "what the GPUs hold"
     return (

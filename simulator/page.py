@@ -12,24 +12,31 @@ import msgspec
 
 from simulator.claims import Claim, hot_share
 from simulator.plots import WORKER_COLOURS, busy_plot, busy_scale, share_plot, ttft_plot
+from simulator.plots_over_time import hits_over_time, hits_plot, waits_over_time, waits_plot
 from simulator.scenario import RunResult
-from simulator.summary import ResultRow
+from simulator.summary import GOOD_GAP_MS, GOOD_TTFT_MS, ResultRow
 from simulator.wording import NOTHING, percent, ratio, seconds, whole
 
 TITLES = {
     "shared_prompt": "One popular prompt",
     "shared_prompts": "Popular prompts",
     "conversation": "Conversations",
+    "agents": "Agents in tight memory",
 }
 COLUMNS = (
     "workload", "policy", "requests", "rejected", "lost", "max / mean", "hit rate", "TTFT mean",
-    "p50", "p90", "p99", "e2e mean", "out tok/s", "overruns", "speed",
+    "p50", "p90", "p99", "first turns", "later turns", "good", "e2e mean", "out tok/s", "overruns",
+    "speed",
 )  # fmt: skip
 # What the columns mean that need a word; said where they are shown.
 GLOSSARY = {
     "max / mean": "Max / mean: requests of the busiest worker over the mean.",
     "hit rate": "Hit rate: prompt tokens found in the workers' caches over prompt tokens asked "
     "for, by the workers' own counters.",
+    "first turns": "First and later turns: mean TTFT of those that begin a session, and of those "
+    "that go on with one.",
+    "good": f"Good: first token within {GOOD_TTFT_MS:g}, mean gap between tokens within "
+    f"{GOOD_GAP_MS:g}.",
     "overruns": "Overruns: steps of the timed workers that ended late because this machine was "
     "busy.",
 }
@@ -39,6 +46,7 @@ NAMELESS = (
 )
 # Timed workers run on their model's time, anything else on that of the clock on the wall.
 Clock = Literal["model time", "wall time"]
+OURS = ("hybrid", "warmset")  # rows that stand out
 OF_MODEL_TIME = ("speed",)  # columns that say nothing of a clock on the wall
 STYLE_PATH = Path(__file__).parent / "data" / "page.css"
 
@@ -48,7 +56,7 @@ def render_page(
     story: Sequence[str],
     claims: Sequence[Claim],
     notes: Sequence[str],
-    title: str = "The hot spot and its cure",
+    title: str = "The hot spot, its cure, and caches that last",
     clock: Clock = "model time",
 ) -> str:
     """The whole page: what it shows, pictures per workload, the table, how it was measured."""
@@ -101,8 +109,42 @@ def _section(name: str, runs: Sequence[RunResult]) -> str:
         + f'<div class="runs">{"".join(_run(run, until_s) for run in runs)}'
         f'<figure class="curve">{picture(ttft_plot(curves), alt)}'
         "<figcaption>Share of requests whose first token came within a time "
-        "(further left is better; the axis is logarithmic).</figcaption></figure></div>"
+        "(further left is better; the axis is logarithmic).</figcaption></figure>"
+        + _over_time(runs)
+        + "</div>"
     )
+
+
+def _over_time(runs: Sequence[RunResult]) -> str:
+    """Waits and hits over time, of workloads that know sessions and their turns."""
+    if all(outcome.turn is None for run in runs for outcome in run.outcomes):
+        return ""
+    # A closed loop's last arrival depends on the answers; all share the time of the longest.
+    until_s = max(o.scheduled_s * run.row.speed for run in runs for o in run.outcomes)
+    waits = {r.row.policy: waits_over_time(r.outcomes, r.row.speed, until_s) for r in runs}
+    pictures = (
+        f'<figure class="curve">{picture(waits_plot(waits), _waits_alt(runs))}<figcaption>Mean '
+        "time to first token of the turns that arrived then (lower is better; the axis is "
+        "logarithmic).</figcaption></figure>"
+    )
+    if any(run.samples for run in runs):
+        hits = {r.row.policy: hits_over_time(r.samples, r.row.speed) for r in runs}
+        shares = "; ".join(f"{r.row.policy} {percent(r.row.hit_rate_tokens)}" for r in runs)
+        alt = f"Share of prompt tokens found in caches over time; in all: {shares}"
+        pictures += (
+            f'<figure class="curve">{picture(hits_plot(hits), alt)}<figcaption>Share of prompt '
+            "tokens that workers found in their caches.</figcaption></figure>"
+        )
+    return pictures
+
+
+def _waits_alt(runs: Sequence[RunResult]) -> str:
+    means = "; ".join(
+        f"{run.row.policy} first turns {seconds(run.row.new_ttft_ms.mean)}, later turns "
+        f"{seconds(run.row.continuation_ttft_ms.mean)}"
+        for run in runs
+    )
+    return f"Mean time to first token over time; in all: {means}"
 
 
 def _key(run: RunResult) -> str:
@@ -129,7 +171,9 @@ def _run(run: RunResult, until_s: float) -> str:
 
 def _told(row: ResultRow) -> str:
     told = [f"{row.completed:,} of {row.requests:,} requests completed"]
-    if row.workers:
+    if row.continuation_ttft_ms.mean is not None:
+        told = [f"{row.completed:,} turns answered, first token after {seconds(row.ttft_ms.mean)}"]
+    elif row.workers:
         told = [f"Busiest worker {hot_share(row):.0%} of requests"]
     if row.hit_rate_tokens is not None:
         told.append(f"{row.hit_rate_tokens:.0%} of tokens from cache")
@@ -178,6 +222,9 @@ def row_cells(row: ResultRow) -> list[str]:
         ratio(row.load_skew),
         percent(row.hit_rate_tokens),
         *(whole(value) for value in msgspec.structs.astuple(row.ttft_ms)),
+        whole(row.new_ttft_ms.mean),
+        whole(row.continuation_ttft_ms.mean),
+        percent(row.good_share),
         whole(row.e2e_ms.mean),
         whole(row.output_tokens_per_s),
         percent(row.overrun_steps_share),
@@ -194,7 +241,7 @@ def _table(runs: Sequence[RunResult], clock: Clock) -> str:
     meanings = " ".join(GLOSSARY[name] for name in names if name in GLOSSARY)
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(
-        f"<tr{' class=ours' if run.row.policy == 'hybrid' else ''}>"
+        f"<tr{' class=ours' if run.row.policy in OURS else ''}>"
         + "".join(f"<td>{escape(cells[n])}</td>" for n in kept)
         + "</tr>"
         for run, cells in zip(runs, lines, strict=True)

@@ -29,6 +29,7 @@ POLICY_STYLES = {
     "kv_prefix": ("#D55E00", (0, (1, 1.2))),
     "kv_load": ("#009E73", (0, (6, 2, 1, 2))),
     "hybrid": ("#0072B2", "solid"),
+    "warmset": ("#CC79A7", "solid"),
 }
 BUSY_MAP = "YlGnBu"
 INK, RULE = "#2b2f36", "#c9ced6"

@@ -33,6 +33,7 @@ class StackSettings:
     kv_tokens: int | None = None  # None: what the profile's GPUs hold
     port: int = 0  # of the router; 0: the system picks
     admin_port: int = 0  # of the router; 0: the system picks
+    hold_s: float | None = None  # longest wait at the router, wall clock; None: its default
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ async def running_stack(settings: StackSettings, log_dir: Path) -> AsyncIterator
         arguments = ["serve", "--port", str(settings.port)]
         arguments += ["--admin-port", str(settings.admin_port)]
         arguments += ["--policy", settings.policy]
+        if settings.hold_s is not None:
+            arguments += ["--limits-hold-s", f"{settings.hold_s:g}"]
         for worker in workers:
             arguments += ["--worker", worker.url]
         router = await programs.start("router", "router", arguments)

@@ -48,8 +48,12 @@ def run(
     requests: int = 400,
     hit_rate: float = 0.85,
     seed: int = 1,
+    turns: int | None = None,
 ) -> RunResult:
-    """A run of `policy` whose requests went where `place` says and waited `wait_ms`."""
+    """A run of `policy` whose requests went where `place` says and waited `wait_ms`.
+
+    With `turns`, every so many of them are the turns of a session.
+    """
     random = Random(seed)
     outcomes = []
     for serial in range(requests):
@@ -60,6 +64,7 @@ def run(
                 worker=WORKERS[place(serial, random)],
                 ttft_ms=60 + wait,
                 e2e_ms=400 + wait,
+                turn=None if turns is None else serial % turns,
             )
         )
     busy = [sum(o.worker == name for o in outcomes) * 0.05 for name in WORKERS]
@@ -69,7 +74,12 @@ def run(
         Sample(
             end_s * step / steps,
             tuple(
-                counters(busy_s=min(1.0, total / end_s) * end_s * step / steps) for total in busy
+                counters(
+                    busy_s=min(1.0, total / end_s) * end_s * step / steps,
+                    query_tokens=1000 * step,
+                    hit_tokens=1000 * step * hit_rate,
+                )
+                for total in busy
             ),
         )
         for step in range(steps + 1)
@@ -92,4 +102,15 @@ def demo_runs() -> list[RunResult]:
         run("hybrid", place=lambda _, random: random.randrange(8)),
         run("round_robin", "conversation", hit_rate=0.05),
         run("hybrid", "conversation", hit_rate=0.15, wait_ms=lambda _, r: r.expovariate(1 / 90)),
+        run("kv_prefix", "agents", place=lambda *_: 3, wait_ms=_grows, turns=8, hit_rate=0.45),
+        run("hybrid", "agents", wait_ms=lambda *_: 3_000.0, turns=8, hit_rate=0.5),
+        run("warmset", "agents", wait_ms=_first_waits, turns=8, hit_rate=0.84, requests=480),
     ]
+
+
+def _grows(serial: int, _: Random) -> float:
+    return serial * 60.0
+
+
+def _first_waits(serial: int, _: Random) -> float:
+    return 500.0 if serial % 8 else 6_000.0

@@ -12,12 +12,14 @@ import pytest
 from rich.console import Console
 
 from simulator import demo
-from simulator.demo import DemoSettings, demo_parts, run_demo
+from simulator.acts import acts
+from simulator.demo import DemoSettings, run_demo
 from simulator.load import OnOutcome
 from simulator.sample import SAMPLE_PATH
 from simulator.scenario import RunResult
 from simulator.stack import StackSettings
 from simulator.traces.errors import TraceError
+from simulator.traces.open import sessions
 from simulator.workload import Workload
 from tests.simulator.made_up import run
 
@@ -25,7 +27,7 @@ Calls = list[tuple[str, str, float]]
 
 
 def test_the_workloads_are_those_promised() -> None:
-    shared, conversation = demo_parts(DemoSettings(trace=SAMPLE_PATH))
+    shared, conversation, agents = acts(8, 1.0, False, SAMPLE_PATH)
     jobs = shared.workload.jobs
     assert len(jobs) == 500
     assert {job.prompt_tokens for job in jobs} == {6_700}
@@ -34,14 +36,31 @@ def test_the_workloads_are_those_promised() -> None:
     assert conversation.policies == ("round_robin", "hybrid")
     assert conversation.workload.name == "conversation"
     assert len(conversation.workload.jobs) > 300
-    quick = demo_parts(DemoSettings(trace=SAMPLE_PATH, quick=True, speed=0.5))
+    assert agents.policies == ("kv_prefix", "hybrid", "warmset")
+    quick = acts(8, 0.5, True, SAMPLE_PATH)
     assert len(quick[0].workload.jobs) == 100
-    assert quick[0].settings.speed == shared.settings.speed / 2
+    for one, whole in zip(quick, acts(8, 1.0, False, SAMPLE_PATH), strict=True):
+        assert one.settings.speed == whole.settings.speed / 2
+        assert one.workload.span_s == pytest.approx(whole.workload.span_s / 5, rel=0.2)
+
+
+def test_the_agents_do_not_fit_into_the_caches() -> None:
+    act = acts(8, 1.0, False, SAMPLE_PATH)[2]
+    room = act.settings.workers * ((act.settings.kv_tokens or 0) - 10_000)
+    talks = [turns for _, turns in sessions(iter(act.workload.jobs))]
+    begun = [turns for turns in talks if turns[0].at_ns == 0]
+    assert len(begun) == 24
+    # Those who begin at once fill the caches by their last turns; more come all the time.
+    assert sum(turns[-1].prompt_tokens - 10_000 for turns in begun) > 0.9 * room
+    assert act.workload.ends_s == 100.0
+    ahead = [turns for turns in talks if turns[0].at_ns < 100e9]
+    assert len(ahead) == pytest.approx(24 + 30, rel=0.3)
+    assert len(talks) > len(ahead)  # the end cuts them off, not their number
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"none\.jsonl"):
-        demo_parts(DemoSettings(trace=tmp_path / "none.jsonl"))
+        acts(8, 1.0, False, tmp_path / "none.jsonl")
 
 
 @pytest.fixture
@@ -81,6 +100,7 @@ async def test_an_overrun_is_repeated_slower_and_stays_slower(calls: Calls, tmp_
     assert [(row["workload"], row["policy"]) for row in report["results"]] == [
         *(("shared_prompt", p) for p in ("round_robin", "kv_prefix", "kv_load", "hybrid")),
         *(("conversation", p) for p in ("round_robin", "hybrid")),
+        *(("agents", p) for p in ("kv_prefix", "hybrid", "warmset")),
     ]
     assert "<html" in (tmp_path / "report.html").read_text()
 

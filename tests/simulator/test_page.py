@@ -15,6 +15,7 @@ from simulator.console import Board, claim_lines, results_tables, run_line
 from simulator.outcome import Verdict
 from simulator.page import render_page, row_cells
 from simulator.plots import busy_scale, busy_shares, log_labels, log_steps, share_plot, ttft_plot
+from simulator.plots_over_time import hits_over_time, hits_plot, waits_over_time, waits_plot
 from simulator.scenario import RunResult
 from simulator.scrape import Sample
 from simulator.summary import summarize
@@ -57,7 +58,7 @@ def test_the_page_holds_every_row_and_stands_alone() -> None:
     seen.feed(page)
     assert seen.rows[1:] == [row_cells(row) for row in rows]
     assert {len(row) for row in seen.rows} == {len(row_cells(rows[0]))}
-    assert len(seen.images) == 2 * len(runs) + 2
+    assert len(seen.images) == 2 * len(runs) + 3 + 2  # of each run, act, and of turns over time
     assert all(image["alt"] and (image["src"] or "").startswith("data:") for image in seen.images)
     assert seen.links == []
     assert not re.search(r"url\(|src=\"http|@import", page)
@@ -85,9 +86,9 @@ def test_an_endpoint_that_names_no_worker_has_no_panels_of_them() -> None:
     assert "milliseconds of wall time" in page
     assert seen.rows[0] == [
         *("workload", "policy", "requests", "rejected", "lost", "TTFT mean", "p50", "p90", "p99"),
-        *("e2e mean", "out tok/s"),
+        *("good", "e2e mean", "out tok/s"),
     ]
-    assert [len(row) for row in seen.rows] == [11, 11]
+    assert [len(row) for row in seen.rows] == [12, 12]
 
 
 def test_named_workers_without_counters_show_who_got_what() -> None:
@@ -130,9 +131,45 @@ def test_busy_shares_are_the_growth_between_samples() -> None:
     assert busy_shares(samples[:1], 1.0)[1].size == 0
 
 
+def test_waits_are_means_by_arrival_in_model_time() -> None:
+    outcomes = [
+        outcome(0, scheduled_s=0.0, ttft_ms=1_000.0, turn=0),
+        outcome(1, scheduled_s=1.0, ttft_ms=3_000.0, turn=1),
+        outcome(2, scheduled_s=1.2, ttft_ms=None, verdict=Verdict.REJECTED, turn=2),
+        outcome(3, scheduled_s=10.0, ttft_ms=500.0, turn=3),
+    ]
+    at_s, mean_s = waits_over_time(outcomes, speed=4.0, until_s=80.0)
+    assert at_s[:2].tolist() == [2.0, 6.0]  # 20 bins of 4 s
+    assert mean_s[[0, 1, 10]].tolist() == [4.0, 12.0, 2.0]
+    assert np.isnan(np.delete(mean_s, [0, 1, 10])).all()
+    assert np.isnan(waits_over_time([], 1.0, 80.0)[1]).all()
+
+
+def test_hits_are_those_of_the_last_few_samples() -> None:
+    samples = [
+        Sample(0.5 * n, (counters(hit_tokens=10 * n * (n > 2), query_tokens=20 * n), counters()))
+        for n in range(12)
+    ]
+    at_s, share = hits_over_time(samples, speed=2.0)
+    assert at_s.tolist() == [float(n) for n in range(12)]
+    assert np.isnan(share[0])  # nobody had asked yet
+    assert share[1:3].tolist() == [0.0, 0.0]
+    assert share[6] == 0.5
+    assert share[7] == 70 / 120
+    assert share[-1] == 0.5
+    assert hits_over_time([], 1.0)[1].size == 0
+
+
 def test_pictures_of_nothing_are_still_pictures() -> None:
     lost = outcome(0, worker=None, verdict=Verdict.FAILED, ttft_ms=None)
-    for svg in (share_plot([lost], ["worker 0"], 1.0), ttft_plot({"hybrid": []})):
+    nothing = {"hybrid": waits_over_time([lost], 1.0, 1.0), "warmset": hits_over_time([], 1.0)}
+    pictures = (
+        share_plot([lost], ["worker 0"], 1.0),
+        ttft_plot({"hybrid": []}),
+        waits_plot(nothing),
+        hits_plot(nothing),
+    )
+    for svg in pictures:
         assert "<svg" in svg
     assert all(re.fullmatch(r"#[0-9a-f]{6}", colour) for colour in busy_scale())
 

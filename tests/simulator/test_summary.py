@@ -89,10 +89,10 @@ def test_the_report_has_its_keys() -> None:
 def test_claims_hold_on_runs_that_show_them() -> None:
     rows = [run.row for run in demo_runs()]
     found = claims(rows)
-    assert len(found) == 6
+    assert len(found) == 9
     assert all(claim.holds for claim in found), found
     assert hot_share(rows[1]) == 1.0
-    assert len(story(rows)) == 2
+    assert len(story(rows)) == 3
 
 
 def test_claims_fail_where_the_figures_do() -> None:
@@ -100,6 +100,11 @@ def test_claims_fail_where_the_figures_do() -> None:
     assert [claim.holds for claim in claims(even)] == [False, True, False, True, True]
     same = [run(policy, "conversation").row for policy in ("round_robin", "hybrid")]
     assert [claim.holds for claim in claims(same)] == [False, True]
+    names = ("kv_prefix", "hybrid", "warmset")
+    agents = [run(policy, "agents", turns=8).row for policy in names]
+    assert [claim.holds for claim in claims(agents)] == [False, False, False, True]
+    alone = [run(policy, "agents", turns=8).row for policy in names[1:]]
+    assert len(claims(alone)) == 1  # without kv_prefix nothing is claimed of it
     lost = msgspec.structs.replace(even[0], completed=even[0].completed - 1)
     assert [claim.holds for claim in claims([lost])] == [False]
     assert claims([]) == []
