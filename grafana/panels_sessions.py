@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from grafana.panels import Panel, Row, per_worker, rate, selected
 
+_WAITED = rate("warmroute_held_seconds_sum", by="standing")
+_ENDED = rate("warmroute_held_seconds_count", by="standing")
+_P99 = rate("warmroute_held_seconds_bucket", by="le")
+
 SESSIONS = Row(
     "Sessions",
     (
@@ -22,6 +26,18 @@ SESSIONS = Row(
             "Cold ones go before new ones.",
             "suffix: requests",
             ((selected("warmroute_held_sessions"), "{{standing}}"),),
+            6,
+            names=("new", "cold", "warm"),
+        ),
+        Panel(
+            "Wait at the router",
+            "Of requests that were held, from arrival to the end of the wait: mean by the standing "
+            "of their session, and p99 of all. Their time to the first token includes it.",
+            "s",
+            (
+                (f"{_WAITED} / {_ENDED}", "{{standing}}"),
+                (f"histogram_quantile(0.99, {_P99})", "p99"),
+            ),
             6,
             names=("new", "cold", "warm"),
         ),

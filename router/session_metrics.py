@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 
 from policies.contract import Standing
@@ -45,6 +49,14 @@ def session_metrics(core: RouterCore) -> Iterator[Metric]:
     for standing in get_args(Standing):
         held.add_metric([standing], waiting[standing])
     yield held
+    waits = HistogramMetricFamily(
+        "warmroute_held_seconds",
+        "From the arrival of a request that was held to the end of its wait at the router",
+        labels=["standing"],
+    )
+    for standing, times in core.counters.held.items():
+        waits.add_metric([standing], times.buckets(), times.sum_s)
+    yield waits
     yield from _working_sets(core, followed)
 
 

@@ -242,6 +242,7 @@ class RouterCore:
         request_id, prompt = arrival.request_id, arrival.prompt_tokens
         if pending.held:
             self.held.remove(pending)
+            self.counters.held[pending.standing].add(now_s - pending.arrival.now_s)
         uncached = max(prompt - choice.decision.hit_tokens, 1)
         self.ledger.reserve(request_id, worker.slot, prompt, uncached, arrival.stream, now_s)
         pending.prediction = self.roster.expect(worker, arrival, now_s)
@@ -284,6 +285,7 @@ class RouterCore:
         self.following.ended(pending, now_s)
         if pending.held:
             self.held.remove(pending)
+            self.counters.held[pending.standing].add(now_s - pending.arrival.now_s)
         self._pending.pop(pending.arrival.request_id, None)
 
     def _give_up(self, pending: Pending, now_s: float, status: int, code: str, why: str) -> Reject:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.contract import FleetView, RequestView
-from policies.facts import Finish, Tick
+from policies.facts import Failure, Finish, Tick
 from router.core.actions import Dispatch, Hold, Reject
+from router.core.counters import HeldTimes
 from tests.router.core_world import World
 
 
@@ -55,3 +58,36 @@ def test_holding_is_bounded_in_number_and_time() -> None:
     late = world.core.on_tick(Tick(6.0))
     assert [a.code for a in late] == ["hold_timeout", "hold_timeout"]
     assert world.core.inflight_requests == 0
+
+
+def test_a_wait_is_counted_once_when_it_ends_however_it_ends() -> None:
+    world = World(workers=1, policy=ONE_EACH, hold_s=5.0)
+    first, sent, left, late = (world.arrival([i]) for i in range(4))
+    for arrival in (first, sent, left, late):
+        world.core.on_arrival(arrival)
+    new = world.core.counters.held["new"]
+    assert new.buckets()[-1] == ("+Inf", 0)
+    world.core.on_failure(Failure(0.2, left.request_id, "client"))
+    world.core.on_finish(Finish(1.0, first.request_id))
+    world.core.on_tick(Tick(6.0))
+    assert dict(new.buckets()) == {
+        "0.05": 0, "0.25": 1, "1": 2, "2.5": 2, "5": 2,
+        **dict.fromkeys(("10", "25", "50", "100", "250", "1000", "+Inf"), 3),
+    }  # fmt: skip
+    assert new.sum_s == pytest.approx(0.2 + 1.0 + 6.0)
+    world.core.on_finish(Finish(7.0, sent.request_id))
+    refused = World(policy=HOLD, hold_requests=0)
+    assert isinstance(refused.core.on_arrival(refused.arrival([1]))[0], Reject)
+    assert [t.sum_s for t in refused.core.counters.held.values()] == [0.0] * 3
+    assert sum(sum(t.counts) for t in refused.core.counters.held.values()) == 0
+
+
+@given(st.lists(st.floats(-1.0, 1e5, allow_nan=False), max_size=30))
+def test_buckets_of_waits_are_those_of_a_plain_count(waits: list[float]) -> None:
+    times = HeldTimes()
+    for wait_s in waits:
+        times.add(wait_s)
+    told = [max(wait_s, 0.0) for wait_s in waits]
+    for name, count in times.buckets():
+        assert count == sum(wait_s <= float(name) for wait_s in told)
+    assert times.sum_s == pytest.approx(sum(told))

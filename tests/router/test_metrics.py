@@ -104,6 +104,22 @@ async def test_every_figure_can_be_read_back() -> None:
         assert read["warmroute_worker_state"] == {(("state", "ready"), ("worker", "0")): 1.0}
 
 
+async def test_waits_at_the_router_are_told_by_standing() -> None:
+    async with routing() as router:
+        held = router.switchboard.core.counters.held
+        for wait_s in (3.0, 40.0, 2_000.0):
+            held["new"].add(wait_s)
+        held["cold"].add(0.2)
+        read = samples(router)
+    count = read["warmroute_held_seconds_count"]
+    assert count == {(("standing", s),): n for s, n in (("new", 3), ("cold", 1), ("warm", 0))}
+    assert read["warmroute_held_seconds_sum"][(("standing", "new"),)] == 2_043.0
+    bucket = read["warmroute_held_seconds_bucket"]
+    assert [bucket[("le", le), ("standing", "new")] for le in ("2.5", "5", "50", "+Inf")] == [
+        *(0, 1, 2, 3)
+    ]
+
+
 async def test_a_worker_that_leaves_takes_its_series_along() -> None:
     async with routing() as router:
         lines = []
