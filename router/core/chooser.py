@@ -66,15 +66,16 @@ class Chooser:
 
         Raises FallbackError where even the fallback fails.
         """
-        rows = self._eligibility.rows(pending, now_s)
+        arrival, rows = pending.arrival, self._eligibility.rows(pending, now_s)
         if isinstance(rows, Reject):
             return rows
-        request, fleet = self._views(pending, rows, self._hits(pending, rows), now_s)
+        hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
+        request, fleet = self._views(pending, rows, hits, now_s)
         answer = self._guard.decide(request, fleet)
         if answer[2] < 0:
             return None
         choice = self._choice(rows, request, fleet, answer, reason)
-        if self.wants_details is not None and self.wants_details(pending.arrival):
+        if self.wants_details is not None and self.wants_details(arrival):
             choice.decision.details = self._details(request, fleet, answer)
         return choice
 
@@ -83,10 +84,11 @@ class Chooser:
 
         Raises FallbackError as well.
         """
-        rows = self._eligibility.rows(pending, now_s)
+        arrival, rows = pending.arrival, self._eligibility.rows(pending, now_s)
         if isinstance(rows, Reject):
             return rows
-        request, fleet = self._views(pending, rows, self._hits(pending, rows), now_s)
+        hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
+        request, fleet = self._views(pending, rows, hits, now_s)
         answer = self._guard.consult(request, fleet)
         details = self._details(request, fleet, answer)
         if answer[2] < 0:
@@ -94,10 +96,6 @@ class Chooser:
         choice = self._choice(rows, request, fleet, answer, reason)
         choice.decision.details = details
         return choice
-
-    def _hits(self, pending: Pending, rows: Rows) -> Ints:
-        arrival = pending.arrival
-        return self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
 
     def _choice(
         self, rows: Rows, request: RequestView, fleet: FleetView, answer: Answer, reason: str
@@ -133,7 +131,7 @@ class Chooser:
     ) -> tuple[RequestView, FleetView]:
         arrival = pending.arrival
         size = rows.block_sizes[0]
-        told = self._following.view(pending, rows, hits)
+        told = None if pending.visit is None else self._following.view(pending, rows, hits)
         request = RequestView(
             chain=arrival.chains[size],
             block_size=size,

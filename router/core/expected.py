@@ -34,16 +34,21 @@ class ExpectedBlocks:
         self._young = PrefixIndex(slots, max_entries=max_entries)
         self._old = PrefixIndex(slots, max_entries=max_entries)
         self._turned_s = float("-inf")
+        # Whether anything was ever put there: where no worker's events tell, nothing is.
+        self._has_young = self._has_old = False
 
     def expect(self, slot: int, chain: Hashes, now_s: float) -> None:
         """The worker in `slot` will soon hold this chain."""
         self.expire(now_s)
         self._young.store(slot, chain)
+        self._has_young = True
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
         """Raise `blocks`, int32[slots], to the leading blocks expected on each worker."""
-        for generation in (self._young, self._old):
-            generation.raise_prefix(chain, blocks)
+        if self._has_young:
+            self._young.raise_prefix(chain, blocks)
+        if self._has_old:
+            self._old.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
         """Expect nothing of this worker any more."""
@@ -56,8 +61,10 @@ class ExpectedBlocks:
             return
         if now_s - self._turned_s >= 2 * self._half_s:  # both generations have outlived it
             self._young = PrefixIndex(self._slots, max_entries=self._max_entries)
-        self._old = self._young
+            self._has_young = False
+        self._old, self._has_old = self._young, self._has_young
         self._young = PrefixIndex(self._slots, max_entries=self._max_entries)
+        self._has_young = False
         self._turned_s = now_s
 
     def __len__(self) -> int:

@@ -39,9 +39,8 @@ class Ledger:
         self._cells = Cells(columns)
         self._drained_s: float | None = None  # when the queues were last brought up to date
         self._charges: dict[int, Charge] = {}
-        # Uncached tokens before their first token, and their work, by worker slot.
-        self._waiting_tokens = [0] * len(columns.worker_id)
-        self._waiting_work = [0.0] * len(columns.worker_id)
+        # Uncached tokens of those before their first token, and their work, by worker slot.
+        self._waiting = [(0, 0.0)] * len(columns.worker_id)
         # Answers that do not stream show no first token; they leave `waiting` when the model
         # says that their prefill is over. Oldest first, per worker slot.
         self._silent: dict[int, deque[Charge]] = {}
@@ -175,10 +174,14 @@ class Ledger:
 
     def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:
         """So many tokens, of so much work, begin to wait (below 0: stop waiting)."""
-        tokens += self._waiting_tokens[slot]
-        work_tokens = work_tokens + self._waiting_work[slot] if tokens else 0.0
-        self._waiting_tokens[slot], self._waiting_work[slot] = tokens, work_tokens
-        self._cells.token_work[slot] = work_tokens / tokens if tokens else 1.0
+        waiting_tokens, waiting_work = self._waiting[slot]
+        waiting_tokens += tokens
+        if not waiting_tokens:
+            self._waiting[slot], self._cells.token_work[slot] = (0, 0.0), 1.0
+            return
+        waiting_work += work_tokens
+        self._waiting[slot] = waiting_tokens, waiting_work
+        self._cells.token_work[slot] = waiting_work / waiting_tokens
 
     def _lift_limit(self, slot: int) -> None:
         """Let the queue drain up to the end of the oldest prompt that has no first token yet."""

@@ -39,7 +39,6 @@ class LiveFleet(FleetView):
 
     _columns: WorkerColumns  # read-only
     _rows: Rows
-    _hit_tokens: Ints
     _now_s: float
     _others_s: float
     _stale_s: float
@@ -70,7 +69,7 @@ class LiveFleet(FleetView):
         own = self.__dict__  # a view is frozen for everybody else
         own["_columns"] = columns
         own["_rows"] = rows
-        own["_hit_tokens"] = hit_tokens
+        own["hit_tokens"] = hit_tokens
         own["_now_s"] = now_s
         own["_others_s"] = others_s
         own["_stale_s"] = stale_s
@@ -79,15 +78,14 @@ class LiveFleet(FleetView):
         own["_sessions"] = sessions
 
     def __len__(self) -> int:
-        return len(self._hit_tokens)
+        return len(self.hit_tokens)
 
     @asked
     def worker_id(self) -> Ints:
         return self._columns.worker_id[self._rows.slots]
 
-    @asked
-    def hit_tokens(self) -> Ints:
-        return self._hit_tokens
+    if not TYPE_CHECKING:
+        hit_tokens = None  # hides the slot of `FleetView`: each view has its own from the start
 
     @asked
     def _lower_hits(self) -> tuple[Ints, Ints]:
@@ -212,7 +210,7 @@ class LiveFleet(FleetView):
         return self._columns.max_kv_fraction[self._rows.slots]
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
-        return missing_tokens(self._hit_tokens, prompt_tokens)
+        return missing_tokens(self.hit_tokens, prompt_tokens)
 
     @property
     def has_thresholds(self) -> bool:

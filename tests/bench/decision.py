@@ -147,7 +147,7 @@ def measure(workers: int, block_size: int, decisions: int) -> Row:
 
 def _policy_only(core: RouterCore, arrival: Arrival, rows: Rows, hits: np.ndarray) -> None:
     """What a decision does between the index's answer and the choice, by the core's own code."""
-    request, fleet = core._chooser._views(Pending(arrival, 0, 0.5), rows, hits, 99.0)
+    request, fleet = core.chooser._views(Pending(arrival, 0, 0.5), rows, hits, 99.0)
     core.guard.decide(request, fleet)
 
 
