@@ -74,10 +74,10 @@ def _working_sets(core: RouterCore, followed: Sessions | None) -> Iterator[Metri
     for worker in core.workers:
         wanted, work_s = 0.0, 0.0
         if followed is not None:
-            sets, slot = followed.sets, worker.slot
-            wanted = float(sets.private_tokens[slot] + sets.trunk_tokens[slot])
-            work_s = float(sets.cold_work[slot] / core.columns.prefill_tokens_per_s[slot])
-        # Rounding may leave a sum a hair below nothing until it is made anew.
-        tokens.add_metric([str(worker.worker_id)], max(wanted, 0.0))
+            slot = worker.slot
+            wanted = core.following.wanted_tokens(slot)
+            work_s = float(followed.sets.cold_work[slot] / core.columns.prefill_tokens_per_s[slot])
+        tokens.add_metric([str(worker.worker_id)], wanted)
+        # Rounding may leave the sum a hair below nothing until it is made anew.
         seconds.add_metric([str(worker.worker_id)], max(work_s, 0.0))
     yield from (tokens, seconds)

@@ -72,6 +72,14 @@ class Following:
             pending.standing = told.standing
         return told
 
+    def wanted_tokens(self, slot: int) -> float:
+        """Tokens that sessions at home on a worker will want again; NaN: nobody follows them."""
+        if self.sessions is None:
+            return float("nan")
+        sets = self.sessions.sets
+        # Rounding may leave a sum a hair below nothing until it is made anew.
+        return max(float(sets.private_tokens[slot] + sets.trunk_tokens[slot]), 0.0)
+
     def dispatched(self, pending: Pending, slot: int) -> None:
         """It was sent to the worker in `slot`."""
         if self.sessions is not None and pending.visit is not None:

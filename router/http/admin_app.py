@@ -200,6 +200,7 @@ class AdminApi:
             "queued_prefill_tokens": _number(columns.queued_tokens(slice(slot, slot + 1))[0]),
             "context_tokens": _number(columns.context_tokens[slot]),
             "kv_used_tokens": _number(columns.kv_reported_tokens[slot]),
+            "working_set_tokens": _number(core.following.wanted_tokens(slot)),
             "load_age_s": _number(now_s - columns.report_s[slot]),
             "prefill_tokens_per_s": _number(columns.prefill_tokens_per_s[slot]),
             "step_s": _number(columns.step_s[slot]),

@@ -282,3 +282,15 @@ def test_workers_of_other_block_sizes_see_the_same_sessions() -> None:
         return SEEN[-1]
 
     assert [ask(200, 0.0).standing, ask(300, 1.0).standing] == ["new", "warm"]
+
+
+def test_what_sessions_want_is_told_of_each_worker_and_not_where_nobody_follows_them() -> None:
+    world = World(workers=2, policy=WATCHING)
+    core = world.core
+    (action,) = core.on_arrival(world.arrival([*SYSTEM, 1, 2, 3, 4], session="a"))
+    assert isinstance(action, Dispatch)
+    core.on_tick(Tick(0.1))
+    wanted = {w.worker_id: core.following.wanted_tokens(w.slot) for w in core.workers}
+    assert wanted == {action.worker_id: 16.0 * BLOCK, 1 - action.worker_id: 0.0}
+    core.set_policy(load("hybrid"))
+    assert all(np.isnan(core.following.wanted_tokens(worker.slot)) for worker in core.workers)
