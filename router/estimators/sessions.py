@@ -192,12 +192,14 @@ class Sessions:
         """That a session returns within its horizon after this request, 0..1."""
         private = max(visit.prompt_tokens - visit.trunk_tokens, 1)
         columns = self._columns
-        cold_s = columns.attention.work(private, visit.trunk_tokens)
-        cold_s /= float(columns.prefill_tokens_per_s[slots].mean())
-        horizon_s = cold_s * float(columns.kv_capacity_tokens[slots].mean()) / private
+        cold_work = columns.attention.work(private, visit.trunk_tokens)
+        speeds, capacities = columns.prefill_tokens_per_s[slots], columns.kv_capacity_tokens[slots]
+        workers = max(len(speeds), 1)  # and of each the mean, by what a decision has time for
+        cold_s = cold_work * workers / float(np.add.reduce(speeds))
+        horizon_s = cold_s * float(np.add.reduce(capacities)) / workers / private
         if not horizon_s < _IDLE_S:  # nor NaN
             horizon_s = _IDLE_S if horizon_s == horizon_s else _HORIZON_S
-        return float(self.hazard.within(np.array([horizon_s]), np.zeros(1))[0])
+        return self.hazard.soon(horizon_s)
 
     def has_trunk(self, visit: Visit) -> bool:
         """Whether the trunk that its session is at home with is that of this prompt."""

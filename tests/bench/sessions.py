@@ -112,7 +112,7 @@ def parts(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
     core = pool.core
 
     def decide(pending: Pending, rows: Rows, hits: np.ndarray) -> None:
-        request, fleet = core._chooser._views(pending, rows, hits, pool.now_s)
+        request, fleet = core.chooser._views(pending, rows, hits, pool.now_s)
         core.guard.decide(request, fleet)
 
     for asked in decisions(pool, new):
@@ -123,7 +123,7 @@ def costs(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
     """The policy's own function, with the columns it asks for."""
     core = pool.core
     for asked in decisions(pool, new):
-        request, fleet = core._chooser._views(*asked, pool.now_s)
+        request, fleet = core.chooser._views(*asked, pool.now_s)
         yield lambda r=request, f=fleet: core.policy.costs(r, f, None)  # type: ignore[misc]
 
 
