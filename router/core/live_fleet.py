@@ -33,6 +33,17 @@ else:
             value = fleet.__dict__[self._name] = self._make(fleet)
             return value
 
+    class column:  # noqa: N801 - as above
+        """The rows of the column of that name, looked up once."""
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._name = name
+
+        def __get__(self, fleet: Any, owner: type) -> object:
+            rows = getattr(fleet._columns, self._name)[fleet._rows.slots]
+            fleet.__dict__[self._name] = rows
+            return rows
+
 
 class LiveFleet(FleetView):
     """A `FleetView` of the columns as they are now. Lifetime: one decision."""
@@ -80,12 +91,18 @@ class LiveFleet(FleetView):
     def __len__(self) -> int:
         return len(self.hit_tokens)
 
-    @asked
-    def worker_id(self) -> Ints:
-        return self._columns.worker_id[self._rows.slots]
-
-    if not TYPE_CHECKING:
-        hit_tokens = None  # hides the slot of `FleetView`: each view has its own from the start
+    if not TYPE_CHECKING:  # to the type checker they are fields of `FleetView`
+        hit_tokens = None  # each view has its own from the start: this hides a slot
+        worker_id = column()
+        hits_unknown = column()
+        token_work = column()
+        context_tokens = column()
+        kv_capacity_tokens = column()
+        prefill_tokens_per_s = column()
+        step_s = column()
+        max_requests = column()
+        max_queued_tokens = column()
+        max_kv_fraction = column()
 
     @asked
     def _lower_hits(self) -> tuple[Ints, Ints]:
@@ -103,10 +120,6 @@ class LiveFleet(FleetView):
         return self._lower_hits[1]
 
     @asked
-    def hits_unknown(self) -> Bools:
-        return self._columns.hits_unknown[self._rows.slots]
-
-    @asked
     def queued_prefill_tokens(self) -> Floats:
         return self._columns.queued_tokens(self._rows.slots)
 
@@ -115,10 +128,6 @@ class LiveFleet(FleetView):
         columns, slots = self._columns, self._rows.slots
         queued = columns.charged_work[slots] - columns.drained_work[slots]
         return queued / columns.prefill_tokens_per_s[slots]
-
-    @asked
-    def token_work(self) -> Floats:
-        return self._columns.token_work[self._rows.slots]
 
     @asked
     def _fresh(self) -> Bools | None:
@@ -148,27 +157,11 @@ class LiveFleet(FleetView):
         return own + (columns.foreign_running[slots] + columns.foreign_waiting[slots]) * fresh
 
     @asked
-    def context_tokens(self) -> Floats:
-        return self._columns.context_tokens[self._rows.slots]
-
-    @asked
     def kv_used_tokens(self) -> Floats:
         columns, slots = self._columns, self._rows.slots
         own = self.context_tokens + self.queued_prefill_tokens
         since_report = np.maximum(own - columns.own_tokens_at_report[slots], 0.0)
         return columns.kv_reported_tokens[slots] + since_report
-
-    @asked
-    def kv_capacity_tokens(self) -> Floats:
-        return self._columns.kv_capacity_tokens[self._rows.slots]
-
-    @asked
-    def prefill_tokens_per_s(self) -> Floats:
-        return self._columns.prefill_tokens_per_s[self._rows.slots]
-
-    @asked
-    def step_s(self) -> Floats:
-        return self._columns.step_s[self._rows.slots]
 
     @asked
     def working_set_tokens(self) -> Floats:
@@ -196,18 +189,6 @@ class LiveFleet(FleetView):
     def holds_trunk(self) -> Bools:
         told = self._sessions
         return np.zeros(len(self), dtype=np.bool_) if told is None else told.holds_trunk()
-
-    @asked
-    def max_requests(self) -> Floats:
-        return self._columns.max_requests[self._rows.slots]
-
-    @asked
-    def max_queued_tokens(self) -> Floats:
-        return self._columns.max_queued_tokens[self._rows.slots]
-
-    @asked
-    def max_kv_fraction(self) -> Floats:
-        return self._columns.max_kv_fraction[self._rows.slots]
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
         return missing_tokens(self.hit_tokens, prompt_tokens)

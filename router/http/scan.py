@@ -105,13 +105,16 @@ _PROMPT = msgspec.json.Decoder(str | list[int | str | list[int]])
 _TOKEN_IDS = msgspec.json.Decoder(list[int])
 
 
-def scan(body: bytes, path: str, limits: ScanLimits | None = None) -> Scanned:
+_USUAL = ScanLimits()
+_KEYS = ("session_id", "prompt_cache_key", "user", "cache_salt", "model")
+
+
+def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
     """Read `body`, sent to `path`. Pure; raises ClientError(400) and nothing else.
 
     The error's message says what was expected and where (a byte with its line and column, or the
     path of a field), never what the client wrote there.
     """
-    limits = limits or ScanLimits()
     fields: _Body = _decode(_BODY, body, "")
     prompts = _prompts(bytes(fields.prompt), limits)
     messages = _messages(fields.messages, limits)
@@ -124,8 +127,14 @@ def scan(body: bytes, path: str, limits: ScanLimits | None = None) -> Scanned:
     if not 1 <= choices <= limits.max_choices:
         raise _refused(f"`n` must be 1..{limits.max_choices}", "n", "integer_out_of_range")
     # A name that is too long is refused rather than cut: two cut ones could be mixed up.
-    for name in ("session_id", "prompt_cache_key", "user", "cache_salt", "model"):
-        value = getattr(fields, name)
+    keys = (
+        fields.session_id,
+        fields.prompt_cache_key,
+        fields.user,
+        fields.cache_salt,
+        fields.model,
+    )
+    for name, value in zip(_KEYS, keys, strict=True):
         if value is not None and len(value) > limits.max_key_chars:
             bound = limits.max_key_chars
             raise _refused(f"`{name}` has more than {bound} characters", name, "string_too_long")
