@@ -79,5 +79,17 @@ SESSIONS = Row(
             ),
             6,
         ),
+        Panel(
+            "Copies of the heads most in demand",
+            "By rank in demand: workers that hold the head, and workers that should. Demand: "
+            "seconds of work per second that its prompts bring.",
+            "short",
+            (
+                (selected("warmroute_trunk_copies"), "copies, rank {{rank}}"),
+                (selected("warmroute_trunk_wanted_copies"), "wanted, rank {{rank}}"),
+                (selected("warmroute_trunk_demand"), "demand, rank {{rank}}"),
+            ),
+            6,
+        ),
     ),
 )

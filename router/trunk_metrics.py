@@ -35,8 +35,10 @@ def trunk_metrics(core: RouterCore) -> Iterator[Metric]:
             ("wanted_copies", "Workers that should hold a trunk"),
         )
     )
-    for rank, trunk in enumerate(table[:_RANKS], start=1):
-        demand.add_metric([str(rank)], trunk.demand)
-        copies.add_metric([str(rank)], core.roster.copies(trunk.last_hash))
-        wanted.add_metric([str(rank)], trunk.wanted_copies)
+    for rank in range(1, _RANKS + 1):
+        trunk = table[rank - 1] if rank <= len(table) else None
+        demand.add_metric([str(rank)], 0.0 if trunk is None else trunk.demand)
+        held = 0 if trunk is None else core.roster.copies(trunk.last_hash)
+        copies.add_metric([str(rank)], held)
+        wanted.add_metric([str(rank)], 0 if trunk is None else trunk.wanted_copies)
     yield from (demand, copies, wanted)
