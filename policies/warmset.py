@@ -87,7 +87,7 @@ class Warmset:
             own_s = fleet.prefill_s(request.private_tokens, request.trunk_tokens)
             fits |= redo_s + own_s <= _REDO * cycle_s
             # Does a cache full of sessions save more than it idles while they pause?
-            full_s = _FULL * capacity * (redo_s / np.maximum(wanted, 1.0))
+            full_s = _FULL * redo_s / np.maximum(wanted / capacity, 1e-9)
             if _GAMMA * float(full_s.mean()) < cycle_s:
                 fits[:] = True
         if request.held_s > _RELIEF_S and not fits.any():
