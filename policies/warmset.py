@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView
+from policies.work import median
 
 _FULL = 0.9  # share of a cache beyond which what comes pushes something out
 _REDO = 0.9  # a worker that can redo all its sessions in this share of their cycle needs no cache
@@ -23,15 +24,16 @@ _RELIEF_S = 5.0  # who has waited for longer may go where it fits least badly, i
 
 @dataclass(frozen=True, slots=True)
 class Warmset:
-    """cost [s] = (queue + own prefill + caches pushed out) * sqrt(requests + 1) * keep.
+    """cost [s] = (queue + own prefill + pushed out) * sqrt(requests + 1) * keep + requests * step/2.
 
-    keep, to the power of the chance that the session returns: for one that is warm, 1 at home and
-    `stay` elsewhere; else 0.2 + the share of the worker's memory that sessions want. A warm session
-    moves only where its cache pushes nothing out. A new one, or one whose cache is lost, starts
-    where it fits within `gate`, or where caches are not needed, or waits: +inf everywhere.
+    step: of decode, the pool's median. keep, to the power of the chance that the session returns:
+    for one that is warm, 1 at home and `stay` elsewhere; else 0.2 + the share of the worker's
+    memory that sessions want. A warm session moves only where its cache pushes nothing out. A new
+    one, or one whose cache is lost, starts where it fits within `gate`, or where caches are not
+    needed, or waits: +inf everywhere.
 
-    Spill depth of H hit tokens, queue drained: P^2 / (P - H)^2 - 1 requests of P tokens.
-    Unknown hits are taken as they are. Unknown capacities, and sessions not followed: never waits.
+    Spill depth of H hit tokens, queue drained: P^2 / (P - H)^2 - 1 requests of P tokens, less for
+    the steps. Unknown hits are taken as they are. Unknown capacities: never waits.
 
     gate: share of a worker's KV memory that sessions at home may want; above 0.
     stay: how many times dearer a warm session is away from home; 1 or more.
@@ -50,7 +52,7 @@ class Warmset:
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         terms = self.terms(request, fleet, state)
         work_s = terms["queue_s"] + terms["prefill_s"] + terms["pushed_out_s"]
-        costs: Floats = work_s * terms["crowd"] * terms["keep"]
+        costs: Floats = work_s * terms["crowd"] * terms["keep"] + terms["steps_s"]
         costs[terms["over_tokens"] > 0.0] = np.inf
         return costs
 
@@ -74,6 +76,7 @@ class Warmset:
             "prefill_s": fleet.prefill_s(request.prompt_tokens - hits, hits),
             "pushed_out_s": pushed * (fleet.working_set_s / np.maximum(wanted, 1.0)),
             "crowd": np.sqrt(fleet.requests + 1.0),
+            "steps_s": fleet.requests * (0.5 * median(fleet.step_s)),
             "keep": keep**request.return_chance,
             "over_tokens": over,
         }

@@ -154,7 +154,7 @@ class Config(_Section, frozen=True):
             min_length=1,
             description="NAME?key=value&... or package.module:attr?..., then its wrappers",
         ),
-    ] = "hybrid"
+    ] = "warmset"
     policy_fallback: Annotated[
         str, Meta(min_length=1, description="decides where the policy fails: a built-in, no memory")
     ] = "least_requests"

@@ -112,7 +112,7 @@ def add_stack(parsers: Any) -> None:
         aliases=["run-stack"],
     )
     stack.add_argument("--workers", type=count, default=4, metavar="N", help="default %(default)s")
-    stack.add_argument("--policy", default="hybrid", metavar="SPEC", help="default %(default)s")
+    stack.add_argument("--policy", default="warmset", metavar="SPEC", help="default %(default)s")
     stack.add_argument(
         "--profile", default="llama-3.1-8b-h100", metavar="P", help="default %(default)s"
     )

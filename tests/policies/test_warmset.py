@@ -127,3 +127,78 @@ def test_unknown_hits_count_as_what_is_known_of_them() -> None:
     )
     costs = [WARMSET.costs(request, fleet, None).tolist() for fleet in (known, unknown)]
     assert costs[0] == costs[1]
+
+
+# The example of docs/warmset.md: two workers, one nearly full, the other as good as full.
+EXAMPLE = {
+    "worker_id": [0, 1],
+    "holds_trunk": True,
+    "kv_capacity_tokens": 100_000.0,
+    "working_set_tokens": [80_000.0, 95_000.0],
+    "working_set_s": [8.0, 9.5],
+    "queued_prefill_tokens": [6_000.0, 0.0],
+    "prefill_tokens_per_s": 20_000.0,
+    "running": [3, 8],
+    "step_s": 0.02,
+    "pair_tokens": 4e-5,
+    "cycle_s": 6.0,
+}
+PROMPT = {"prompt_tokens": 20_000, "trunk_tokens": 10_000, "return_chance": 0.9}
+
+
+def test_a_new_session_goes_where_it_fits() -> None:
+    request = request_of(standing="new", **PROMPT)
+    costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 10_000], **EXAMPLE), None)
+    assert costs.tolist() == [pytest.approx(1.1 * 2 * 1.1**0.9 + 0.03), np.inf]
+
+
+def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
+    request = request_of(standing="warm", home_id=1, **PROMPT)
+    costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 18_000], **EXAMPLE), None)
+    # Away: the trunk is there, and its 10,000 private tokens push nothing out.
+    assert costs.tolist() == pytest.approx([1.1 * 2 * 2**0.9 + 0.03, 0.176 * 3 + 0.08])
+
+
+@pytest.mark.parametrize(
+    ("changes", "held_s", "open_rows"),
+    [
+        ({"working_set_tokens": 95_000.0, "working_set_s": 9.5}, 0.0, [False, False]),
+        # It could compute all of it again within 0.9 of a turn: 4.5 + 0.8 s of 6 s.
+        ({"working_set_tokens": 95_000.0, "working_set_s": [9.5, 4.5]}, 0.0, [False, True]),
+        # Holding does not pay: 1.5 * 0.9 * 100,000 tokens of 9.5 s / 95,000 are 13.5 s.
+        (
+            {"working_set_tokens": 95_000.0, "working_set_s": 9.5, "cycle_s": 13.6},
+            0.0,
+            [True, True],
+        ),
+        ({"working_set_tokens": [99_000.0, 0.0], "working_set_s": 9.9}, 0.0, [False, True]),
+        # The pool has room (10,000 + 160,000 of 180,000), but in pieces: after 5 s any will do.
+        ({"working_set_tokens": [80_000.0, 91_000.0]}, 5.1, [True, False]),
+    ],
+)
+def test_who_is_open_to_a_new_session(changes, held_s, open_rows) -> None:
+    request = request_of(standing="new", held_s=held_s, **PROMPT)
+    fleet = fleet_of(hit_tokens=[10_000, 10_000], **(EXAMPLE | changes))
+    assert np.isfinite(WARMSET.costs(request, fleet, None)).tolist() == open_rows
+
+
+def test_one_that_fits_nowhere_goes_where_it_fits_least_badly_once_it_has_waited() -> None:
+    crowded = EXAMPLE | {
+        "working_set_tokens": [95_000.0, 96_000.0, 20_000.0],
+        "working_set_s": 30.0,
+        "worker_id": [0, 1, 2],
+        "queued_prefill_tokens": 0.0,
+        "running": 0,
+    }
+    big = {"prompt_tokens": 95_000, "trunk_tokens": 10_000, "standing": "new"}
+    fleet = fleet_of(hit_tokens=[10_000] * 3, **crowded)
+    for held_s, open_rows in ((4.0, [False] * 3), (6.0, [False] * 3)):
+        costs = WARMSET.costs(request_of(held_s=held_s, **big), fleet, None)
+        assert np.isfinite(costs).tolist() == open_rows  # 211,000 + 85,000 are beyond 270,000
+    roomy = fleet_of(
+        hit_tokens=[10_000] * 3,
+        **(crowded | {"working_set_tokens": [60_000.0, 70_000.0, 30_000.0]}),
+    )
+    for held_s, open_rows in ((4.0, [False] * 3), (6.0, [False, False, True])):
+        costs = WARMSET.costs(request_of(held_s=held_s, **big), roomy, None)
+        assert np.isfinite(costs).tolist() == open_rows
