@@ -24,7 +24,7 @@ _RELIEF_S = 5.0  # who has waited for longer may go where it fits least badly, i
 
 @dataclass(frozen=True, slots=True)
 class Warmset:
-    """cost [s] = (queue + own prefill + pushed out) * sqrt(requests + 1) * keep + requests * step/2.
+    """cost [s] = (queue + prefill + pushed out) * sqrt(requests + 1) * keep + requests * step/2.
 
     step: of decode, the pool's median. keep, to the power of the chance that the session returns:
     for one that is warm, 1 at home and `stay` elsewhere; else 0.2 + the share of the worker's
