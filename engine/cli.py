@@ -22,6 +22,7 @@ from engine.server.settings import DEFAULT_VOCAB
 from engine.server.step_log import StepLogError
 from engine.server.worker import Worker
 from engine.wire.tokens import Tokenizer, WordTokenizer
+from kvkernels import native_build
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -54,6 +55,7 @@ class BriefParser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; its exit code: 0 stopped by a signal, 1 could not start, 2 bad flags."""
+    native_build.warn()
     parser = _parser()
     flags = parser.parse_args(arguments)
     logging.basicConfig(

@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
+from kvkernels import native_build
 from router.config import Config
 from router.config_command import add_config_command, add_flags, check_command
 from router.config_file import ConfigError
@@ -41,6 +42,7 @@ class BriefParser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
+    native_build.warn()
     parser = BriefParser(
         prog="warmroute",
         description="KV-cache-aware router for pools of LLM engines",

@@ -5,7 +5,8 @@ decoding of KV events and what they say of one worker, the mirror of workers tha
 uses which blocks, the arithmetic over a pool's columns, and the twin of the engine on virtual time.
 Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`, `PrefixOwners`,
 `drain_queues`, `missing_tokens`; `NATIVE` says whether the C++ build or the plain-Python twins
-(same answers, slower) are in use. `VirtualWorker` is None without the C++ build: its plain twin is
+(same answers, slower) are in use; `UNUSABLE` why a build that is there is not, empty else:
+`native_build.warn` tells it. `VirtualWorker` is None without the C++ build: its plain twin is
 `engine.virtual.VirtualWorker`, which drives the real scheduler.
 Never imports: anything else of this project, torch.
 Start reading at: `twins.py`, which states in Python what the C++ in `kernels/src/` does fast.
@@ -25,8 +26,8 @@ try:
         missing_tokens,
     )
 
-    NATIVE = True
-except ImportError:  # no compiler at install time: the twins answer the same
+    NATIVE, UNUSABLE = True, ""
+except ImportError as error:  # no compiler at install time: the twins answer the same
     from kvkernels.blocks_file_twin import FrozenBlocks  # type: ignore[assignment]
     from kvkernels.column_twins import drain_queues, missing_tokens
     from kvkernels.event_twins import EventBatch, WorkerBlocks  # type: ignore[assignment]
@@ -36,9 +37,11 @@ except ImportError:  # no compiler at install time: the twins answer the same
 
     VirtualWorker = None  # type: ignore[assignment,misc]
     NATIVE = False
+    UNUSABLE = "" if isinstance(error, ModuleNotFoundError) else str(error)
 
 __all__ = [
     "NATIVE",
+    "UNUSABLE",
     "EventBatch",
     "FrozenBlocks",
     "Mirror",
