@@ -162,8 +162,11 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)]
 
     def explain(self, fact: facts.Arrival) -> Choice | Withheld | Reject:
-        """What would be decided for this request now; nothing is charged or remembered."""
-        self.ledger.advance(fact.now_s)
+        """What would be decided for this request, by loads as of the last fact; all stays as it is.
+
+        Not even the queues drain: in one step more they end in other digits, and a recording of
+        the facts would not repeat what was decided.
+        """
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
         self.following.look(pending)
         return self.chooser.explain(pending, fact.now_s, "policy")
@@ -173,7 +176,6 @@ class RouterCore:
         pending = self._pending.get(request_id)
         if pending is None or not pending.held:
             return None
-        self.ledger.advance(now_s)
         return self.chooser.explain(pending, now_s, "held")
 
     # --- workers ----------------------------------------------------------------------------
