@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP) ## the hot spot and its cure, live, in under five minutes; report in build/demo
+demo: $(STAMP) ## the hot spot, its cure, and caches that last, live, in under five minutes; report in build/demo
 	$(BIN)/warmroute-sim demo --out build/demo $(DEMO_FLAGS)
 
 run: $(STAMP) ## a router and four timed workers, until Ctrl-C

@@ -18,7 +18,7 @@ HIT_RATE_MIN = 0.80
 TAIL_GAIN_MIN = 4.0  # kv_prefix's TTFT p99 over hybrid's
 MEAN_LOSS_MAX = 0.15  # hybrid's mean TTFT over round robin's, at most this much above
 WARM_HITS_MIN = 0.15  # warmset's token hit rate above hybrid's
-WARM_MEAN_MAX = 0.65  # warmset's mean TTFT over hybrid's
+WARM_MEAN_MAX = 0.75  # warmset's mean TTFT over hybrid's
 WARM_LATER_MAX = 0.5  # the same of turns that go on with a session
 WARM_GOOD_MIN = 1.5  # warmset's share of good answers over hybrid's
 

@@ -19,8 +19,8 @@ def add_demo(parsers: Any) -> None:
         parsers,
         "demo",
         "[option]...",
-        "show the hot spot and its cure on timed workers; ends by itself",
-        "Starts timed workers and a router as processes on loopback, runs two "
+        "show a hot spot, its cure and caches that last on timed workers; ends by itself",
+        "Starts timed workers and a router as processes on loopback, runs three "
         "workloads for several policies, prints a table, writes report.html and report.json. "
         "Ends with 0 when no request was lost and every load counter came back to zero.",
     )

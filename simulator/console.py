@@ -82,7 +82,9 @@ def results_tables(rows: Sequence[ResultRow]) -> list[Table]:
 
 
 def _table(rows: Sequence[ResultRow]) -> Table:
-    title = f"{rows[0].workload}: {rows[0].requests} requests, times in ms"
+    counts = [row.requests for row in rows]  # a closed loop's depend on the answers
+    requests = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    title = f"{rows[0].workload}: {requests} requests, times in ms"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("policy", no_wrap=True)
     for name in COLUMNS:

@@ -190,3 +190,5 @@ def test_the_console_shows_every_run_and_every_loss() -> None:
     assert all(f" {row.policy} " in text for row in rows)
     assert "…" not in text
     assert "not shown" not in text
+    assert "conversation: 400 requests, times in ms" in text
+    assert "agents: 400 to 480 requests, times in ms" in text
