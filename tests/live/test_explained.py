@@ -29,7 +29,9 @@ async def page(stack: Stack, query: str) -> tuple[int, dict[str, Any]]:
 
 async def test_the_header_the_page_and_the_log_tell_the_same_story(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
-    async with running(tmp_path, workers=2, router=["--request-log", str(log)]) as stack:
+    async with running(
+        tmp_path, workers=2, router=["--policy", "hybrid", "--request-log", str(log)]
+    ) as stack:
         short = await told(stack, list(range(100)))
         assert short["best"][0]["terms"].keys() == {"missing_s", "queued_s", "requests_s"}
         assert "columns" not in short
@@ -58,7 +60,9 @@ async def test_the_header_the_page_and_the_log_tell_the_same_story(tmp_path: Pat
 
 
 async def test_every_nth_request_is_kept_in_full_for_the_operator(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=2, router=["--explain-every", "3"]) as stack:
+    async with running(
+        tmp_path, workers=2, router=["--policy", "hybrid", "--explain-every", "3"]
+    ) as stack:
         for number in range(6):
             assert (await stack.complete([number]))[0] == 200
         kept = [(await page(stack, f"request={n}"))[1]["decisions"][0] for n in range(6)]
