@@ -41,25 +41,25 @@ FEATURES = (
     "new_prefill_x_requests",
     "prefill_attn",  # n (L - n / 2) / T^2: attention of the last n of L tokens
 )
+HOME, RELATIVE = slice(11, 12), slice(12, 21)  # of `FEATURES`
+Asked = tuple[bool, bool]
 _ONE_UNIT = np.array([[0.01], [512.0 / T], [1.0 / REQUESTS]])  # keeps ratios finite
 
 
-def features(request: RequestView, fleet: FleetView) -> Floats:
+def features(request: RequestView, fleet: FleetView, asked: Asked = (True, True)) -> Floats:
     """float64[23, rows], one row of this for each of `FEATURES`; finite whatever is unknown.
 
-    KV in use is our own ledger's: running contexts, queued prefills and this prompt's missing
-    tokens. A capacity nobody has told counts as 65,536 blocks.
+    KV in use is our own ledger's: running contexts, queued prefills, this prompt's missing tokens;
+    untold capacity is 65,536 blocks. `asked`: for `HOME`, for `RELATIVE`? What is not is 0.
     """
     rows, prompt, block = len(fleet), request.prompt_tokens, request.block_size
     hit = np.minimum(fleet.hit_tokens, prompt)
     missing = np.maximum(prompt - hit, 1).astype(np.float64)
     queued, requests = fleet.queued_prefill_tokens, fleet.requests
     in_use = fleet.context_tokens + queued + (prompt - hit)
-    capacity = fleet.kv_capacity_tokens
-    known = np.where(capacity > 0, capacity, KV_BLOCKS * block)
-    table = np.empty((len(FEATURES), rows))
-    blocks = max(-(-prompt // block), 1) * block  # of the prompt, in tokens
-    table[0] = (queued + (prompt - hit) + in_use) / blocks
+    known = np.where((told := fleet.kv_capacity_tokens) > 0, told, KV_BLOCKS * block)
+    table = np.zeros((len(FEATURES), rows))
+    table[0] = (queued + (prompt - hit) + in_use) / (max(-(-prompt // block), 1) * block)
     table[1] = hit / max(prompt, 1)
     table[2] = missing / T
     table[3] = queued / T
@@ -68,11 +68,12 @@ def features(request: RequestView, fleet: FleetView) -> Floats:
     table[6] = fleet.worker_id == request.home_id
     table[7] = table[3] * (prompt / T)
     # Plain Python: numpy's `log` differs in the last bit from one processor to another.
-    table[8] = [log(n / 1024.0) for n in (queued + missing).tolist()]
-    table[9] = [log(n / 1024.0) for n in missing.tolist()]
-    table[10] = [log(1.0 + n) for n in requests.tolist()]
-    table[11] = _hash_home(request, fleet)
-    _relative(table)
+    table[8] = [*map(log, ((queued + missing) / 1024.0).tolist())]
+    table[9] = [*map(log, (missing / 1024.0).tolist())]
+    table[10] = [*map(log, (requests + 1.0).tolist())]
+    table[HOME] = _hash_home(request, fleet) if asked[0] else 0.0
+    if asked[1]:
+        _relative(table)
     table[21] = table[2] * table[5]
     table[22] = table[2] * (prompt / T - table[2] / 2.0)
     return table

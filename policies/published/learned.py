@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
-from policies.published.choice_features import FEATURES, features
+from policies.published.choice_features import FEATURES, HOME, RELATIVE, Asked, features
 
 WEIGHTS = "learned_weights.json"  # beside this file; `warmroute-sim learn` writes it
 
@@ -39,19 +39,22 @@ class Learned:
 
     theta: str = ""
     _minus_theta: Floats = field(init=False, repr=False, compare=False)  # [23, 1]
+    _asked: Asked = field(init=False, repr=False, compare=False)  # by `features`
 
     def __post_init__(self) -> None:
         told = _parsed(self.theta) if self.theta else _TRAINED
         object.__setattr__(self, "_minus_theta", -np.array(told)[:, np.newaxis])
+        object.__setattr__(self, "_asked", (any(told[HOME]), any(told[RELATIVE])))
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         # Row by row, not by a matrix product: that adds up in an order of each machine's own.
-        costs: Floats = np.add.reduce(features(request, fleet) * self._minus_theta, axis=0)
+        table = features(request, fleet, self._asked)
+        costs: Floats = np.add.reduce(table * self._minus_theta, axis=0)
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
         """What each feature adds to the costs, without those that add nothing."""
-        table = features(request, fleet) * self._minus_theta
+        table = features(request, fleet, self._asked) * self._minus_theta
         return {name: table[row] for row, name in enumerate(FEATURES) if table[row].any()}
 
 

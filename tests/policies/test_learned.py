@@ -151,3 +151,16 @@ def test_terms_add_up_to_the_costs():
 def test_senseless_coefficients_are_refused(bad):
     with pytest.raises(PolicyError, match="theta"):
         load(f"learned?theta={bad}")
+
+
+@settings(max_examples=20 * EFFORT, deadline=None)
+@given(
+    told=st.lists(st.sampled_from([0.0, 0.0, 0.0, -1.0, 0.7]), min_size=23, max_size=23),
+    hits=st.lists(st.integers(0, 640), min_size=1, max_size=5),
+)
+def test_features_of_no_weight_are_left_out_and_change_nothing(told, hits):
+    request = request_of(chain=np.arange(1, 41, dtype=np.uint64), prompt_tokens=640)
+    fleet = fleet_of(worker_id=range(len(hits)), hit_tokens=hits, running=hits)
+    costs = Learned(",".join(map(str, told))).costs(request, fleet, None)
+    whole = np.add.reduce(features(request, fleet) * -np.array(told)[:, np.newaxis], axis=0)
+    np.testing.assert_array_equal(costs, whole)
