@@ -10,7 +10,7 @@ DEMO_FLAGS ?=
 SIM_FLAGS ?=
 STUDY_FLAGS ?=
 BENCH_FLAGS ?=
-BENCHES := decision sessions mirror owners tokens scheduler virtual traces request_log relay feeds replay
+BENCHES := decision on_top sessions mirror owners tokens scheduler virtual traces request_log relay feeds replay
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import struct
-
 import xxhash
 
 
 def draw_of(seed: int, serial: int) -> float:
     """Uniform in [0, 1), the same for the same (seed, serial) on every machine."""
-    bits: int = xxhash.xxh3_64_intdigest(struct.pack("<Q", serial), seed=seed & (1 << 64) - 1)
+    bits: int = xxhash.xxh3_64_intdigest(serial.to_bytes(8, "little"), seed & (1 << 64) - 1)
     return (bits >> 11) * 2.0**-53
