@@ -61,7 +61,7 @@ class RouterCore:
         self._speed = SpeedEstimator(self.columns)
         fallback = load(settings.policy_fallback)
         self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s)
-        self.following = Following(self.columns, settings, self.ledger, policy)
+        self.following = Following(self.columns, settings, self.ledger, self.workers, policy)
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.following)
         self.chooser = Chooser(self.guard, settings, *pool)
         self._observe = self.guard.observe

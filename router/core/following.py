@@ -15,7 +15,7 @@ from router.core.hold_queue import Pending
 from router.core.ledger import Ledger
 from router.core.session_view import SessionView
 from router.core.settings import CoreSettings
-from router.core.workers import Worker
+from router.core.workers import Worker, WorkerTable
 from router.estimators.sessions import Sessions
 
 
@@ -27,9 +27,12 @@ class Following:
         columns: WorkerColumns,
         settings: CoreSettings,
         ledger: Ledger,
+        workers: WorkerTable,
         policy: LoadedPolicy,
     ) -> None:
         self._columns, self._settings, self._ledger = columns, settings, ledger
+        self._workers = workers
+        self._looked_at: set[int] = set()  # workers whose caches were asked for strangers
         self.sessions: Sessions | None = None
         self.follow(policy, ())
 
@@ -43,6 +46,7 @@ class Following:
             settings = self._settings
             # Each of these may have a session of its own, and none of them can be forgotten.
             limit = max(settings.sessions, settings.inflight_requests)
+            self._looked_at.clear()
             self.sessions = Sessions(
                 self._columns, settings.max_workers, limit, settings.session_blocks
             )
@@ -78,12 +82,16 @@ class Following:
             return float("nan")
         sets = self.sessions.sets
         # Rounding may leave a sum a hair below nothing until it is made anew.
-        return max(float(sets.private_tokens[slot] + sets.trunk_tokens[slot]), 0.0)
+        known = float(sets.private_tokens[slot] + sets.trunk_tokens[slot])
+        return max(known, 0.0) + float(self.sessions.strangers.wanted_tokens[slot])
 
     def dispatched(self, pending: Pending, slot: int) -> None:
         """It was sent to the worker in `slot`."""
-        if self.sessions is not None and pending.visit is not None:
-            self.sessions.dispatched(pending.visit, slot)
+        if self.sessions is None or (visit := pending.visit) is None:
+            return
+        if pending.standing == "warm" and not visit.private_before:
+            self.sessions.strangers.known(slot, visit.prompt_tokens - visit.trunk_tokens)
+        self.sessions.dispatched(visit, slot)
 
     def held(self, pending: Pending) -> None:
         """It must wait at the router. One whose cache is warm may do so for its home's sake."""
@@ -102,11 +110,24 @@ class Following:
         """A worker's cache is gone."""
         if self.sessions is not None and worker is not None:
             self.sessions.worker_lost(worker.slot)
+            self._looked_at.discard(worker.worker_id)
 
     def tick(self, now_s: float) -> None:
         """Time passed."""
         if self.sessions is not None:
+            self._look_for_strangers(self.sessions, now_s)
             self.sessions.refresh(now_s)
+
+    def _look_for_strangers(self, sessions: Sessions, now_s: float) -> None:
+        """Where a cache has become known since it was last empty, or since they are followed."""
+        if len(self._looked_at) == len(self._workers):
+            return
+        self._looked_at.intersection_update(worker.worker_id for worker in self._workers)
+        for worker in self._workers:
+            if worker.kv.known and worker.worker_id not in self._looked_at:
+                self._looked_at.add(worker.worker_id)
+                held = worker.kv.resident_blocks * worker.facts.block_size
+                sessions.strangers.found(worker.slot, held - self.wanted_tokens(worker.slot), now_s)
 
 
 def _prompt(arrival: Arrival) -> tuple[Hashes, int]:

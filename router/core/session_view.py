@@ -58,6 +58,7 @@ class SessionView:
         """float64[rows], without the session of this request."""
         sets = self._sessions.sets
         tokens: Floats = sets.private_tokens[self._slots] + sets.trunk_tokens[self._slots]
+        tokens += self._sessions.strangers.wanted_tokens[self._slots]
         if self._own_row is not None:
             tokens[self._own_row] -= self._own_tokens
         # Rounding may leave a sum a hair below nothing.
@@ -66,7 +67,9 @@ class SessionView:
     def working_set_s(self) -> Floats:
         """float64[rows], without the session of this request."""
         speeds = self._columns.prefill_tokens_per_s[self._slots]
-        seconds: Floats = self._sessions.sets.cold_work[self._slots] / speeds
+        # Of strangers it is not known how deep in a context they lie: at least linear work.
+        work = self._sessions.sets.cold_work + self._sessions.strangers.wanted_tokens
+        seconds: Floats = work[self._slots] / speeds
         if (row := self._own_row) is not None:
             seconds[row] -= self._own_work / speeds[row]
         return np.maximum(seconds, 0.0, out=seconds)

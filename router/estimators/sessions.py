@@ -21,6 +21,7 @@ from router.estimators.pool_pace import PaceKeeper
 from router.estimators.return_hazard import ReturnHazard, bins_of
 from router.estimators.session_finder import SessionFinder
 from router.estimators.session_rows import SessionRows
+from router.estimators.strangers import Strangers
 from router.estimators.trunks import Trunks
 from router.estimators.working_sets import WorkingSets
 
@@ -55,6 +56,7 @@ class Sessions:
         self.owners = self._finder.owners
         self._refreshed_s = float("-inf")
         self.sets = WorkingSets(slots)
+        self.strangers = Strangers(slots)
         self.hazard = ReturnHazard()
         self.cycle = Cycle(columns)
         self.trunks = Trunks()
@@ -144,6 +146,7 @@ class Sessions:
         rows.home[at_home] = -1
         rows.weight[at_home] = 0.0
         self.sets.clear(slot)
+        self.strangers.gone(slot)
         self.cycle.worker_lost(slot)
 
     # --- time -------------------------------------------------------------------------------
@@ -170,6 +173,7 @@ class Sessions:
             rows.weight[idle] = chance
             for row in idle[over].tolist():
                 self._forget(row)
+        self.strangers.weigh(self.hazard, now_s)
         used = rows.used
         weight = rows.weight[:used]
         self.sets.renew(
