@@ -81,20 +81,19 @@ class Warmset:
             "over_tokens": over,
         }
 
-    def _open(
-        self, request: RequestView, fleet: FleetView, after: Floats, capacity: Floats
-    ) -> Bools:
+    def _open(self, request: RequestView, fleet: FleetView, after: Floats, size: Floats) -> Bools:
         wanted, redo_s, cycle_s = fleet.working_set_tokens, fleet.working_set_s, fleet.cycle_s
-        fits: Bools = (after <= self.gate * capacity) | (wanted == 0.0)
+        fits: Bools = (after <= self.gate * size) | (wanted == 0.0)
         if cycle_s > 0.0 and not fits.all():
             own_s = fleet.prefill_s(request.private_tokens, request.trunk_tokens)
             fits |= redo_s + own_s <= _REDO * cycle_s
             # Does a cache full of sessions save more than it idles while they pause?
-            full_s = _FULL * redo_s / np.maximum(wanted / capacity, 1e-9)
+            full_s = _FULL * redo_s / np.maximum(wanted / size, 1e-9)
             if _GAMMA * float(full_s.mean()) < cycle_s:
                 fits[:] = True
         if request.held_s > _RELIEF_S and not fits.any():
-            over = after - self.gate * capacity
-            if float(wanted.sum()) + float((after - wanted).min()) <= _FULL * float(capacity.sum()):
+            need, over = after - wanted, after - self.gate * size
+            room = float(wanted.sum() + need.min()) <= _FULL * float(size.sum())
+            if room or bool((need > self.gate * size).all()):  # or it would wait for ever
                 fits |= over <= over.min()
         return fits

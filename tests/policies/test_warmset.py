@@ -202,3 +202,14 @@ def test_one_that_fits_nowhere_goes_where_it_fits_least_badly_once_it_has_waited
     for held_s, open_rows in ((4.0, [False] * 3), (6.0, [False, False, True])):
         costs = WARMSET.costs(request_of(held_s=held_s, **big), roomy, None)
         assert np.isfinite(costs).tolist() == open_rows
+
+
+def test_one_that_is_larger_than_any_cache_does_not_wait_for_ever() -> None:
+    full = EXAMPLE | {"working_set_tokens": [95_000.0, 97_000.0], "working_set_s": 60.0}
+    fleet = fleet_of(hit_tokens=[10_000, 10_000], **full)
+    for held_s, open_rows in ((0.0, [False, False]), (5.1, [True, False])):
+        giant = request_of(
+            prompt_tokens=150_000, trunk_tokens=10_000, standing="new", held_s=held_s
+        )
+        costs = WARMSET.costs(giant, fleet, None)
+        assert np.isfinite(costs).tolist() == open_rows
