@@ -18,7 +18,7 @@ import numpy as np
 
 from policies.answers import WrapperFailedError, checked, checked_numbers
 from policies.contract import FleetView, Floats, Policy, RequestView, Wrapper
-from policies.naming import POLICY, WRAPPER, Kind
+from policies.naming import POLICY, RAISABLE, WRAPPER, Kind
 from policies.parameters import (
     Parameter,
     PolicyError,
@@ -225,6 +225,9 @@ def _load(
         return name, values, attr(**own)
     except ValueError as error:  # its own validation
         raise PolicyError(f"{who}: {error}") from error
+    except RAISABLE as error:
+        told = f"cannot be made, it raised {type(error).__name__}: {error}"
+        raise PolicyError(f"{who}: {told}") from error
 
 
 def _pairs(who: str, query: str) -> dict[str, str]:

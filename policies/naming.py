@@ -13,6 +13,9 @@ from typing import Any
 from policies import POLICIES, WRAPPERS
 from policies.parameters import PolicyError
 
+# What somebody's code may raise. The rest (a keyboard's interrupt, a cancelled task) is not its.
+RAISABLE = (Exception, SystemExit)
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -57,7 +60,12 @@ class Kind:
                 f"{self.word} {name}: `:attr` is missing; name a class or function of the "
                 f"module, as in {name}:My{self.word.capitalize()}"
             )
-        known = self.names()
+        known, other = self.names(), WRAPPER if self is POLICY else POLICY
+        if name in other.built_in:
+            where = "alone or first" if other is POLICY else "behind a policy and a |"
+            raise PolicyError(
+                f"no {self.word} {name!r}: it is a {other.word}, which stands {where}"
+            )
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         valid = ", ".join(known)
@@ -82,6 +90,9 @@ def _import(who: str, target: str) -> Any:
         ) from error
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise PolicyError(f"{who}: cannot import {target}: {error}") from error
+    except RAISABLE as error:
+        told = f"{type(error).__name__}: {error}"
+        raise PolicyError(f"{who}: cannot import {target}: it raised {told}") from error
 
 
 def _asked_with(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from policies.answers import NotACostError, WrapperFailedError
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Fact
 from policies.load import LoadedPolicy
+from policies.naming import RAISABLE
 from policies.parameters import PolicyError
 from policies.pick import pick
 from router.core.details import checked_terms
@@ -27,8 +28,6 @@ Answer = tuple[LoadedPolicy, Floats, int]  # who decided, its costs, the row (pi
 
 _COUNTED_POLICIES = 64  # by name: each reload may bring another
 _TEXT_CHARS = 500  # of an error's own text
-# What somebody's code may raise. The rest (a keyboard's interrupt, a cancelled task) is not its.
-RAISABLE = (Exception, SystemExit)
 
 
 class PolicyFaultError(PolicyError):

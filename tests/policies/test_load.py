@@ -72,6 +72,17 @@ def returns_too_many(request, fleet, state):
     return np.zeros(len(fleet) + 1)
 
 
+@dataclass(frozen=True)
+class Unmakeable:
+    """Asks for what this machine lacks."""
+
+    def __post_init__(self) -> None:
+        raise OSError("no such device")
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        return np.zeros(len(fleet))
+
+
 def two_arguments(request, fleet):
     return np.zeros(len(fleet))
 
@@ -153,11 +164,21 @@ def test_a_policy_without_memory_has_no_state():
         (f"{HERE}:two_arguments", "must be a class"),
         ("os.path:join", "must be a class"),
         (f"{HERE}:Undefaulted", "size needs a default"),
+        (f"{HERE}:Unmakeable", "cannot be made, it raised OSError: no such device"),
+        ("thresholds", r"it is a wrapper, which stands behind a policy and a \|"),
     ],
 )
 def test_refusals_say_what_would_be_right(spec, says):
     with pytest.raises(PolicyError, match=says):
         load(spec)
+
+
+@pytest.mark.parametrize("source", ["raise OSError('no device')", "raise SystemExit(4)"])
+def test_a_module_that_cannot_be_imported_ends_nothing(source, tmp_path, monkeypatch):
+    (tmp_path / "ends_at_once.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PolicyError, match=r"cannot import ends_at_once:x: it raised (OSE|SystemE)"):
+        load("ends_at_once:x")
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_terms_tell_what_each_part_added():
         ("hybrid|", "no wrapper ''"),
         ("|thresholds", "no policy ''"),
         ("thresholds", "no policy 'thresholds'"),
-        ("hybrid|kv_prefix", "no wrapper 'kv_prefix'"),
+        ("hybrid|kv_prefix", "no wrapper 'kv_prefix': it is a policy, which stands .* first"),
         ("hybrid|bounded_load?eps=1", r"wrapper bounded_load has no parameter 'eps'; valid: epsil"),
         ("hybrid|bounded_load?epsilon=-1", "wrapper bounded_load: epsilon is -1.0"),
         ("hybrid|bounded_load?epsilon=nan", "epsilon is nan"),
