@@ -78,6 +78,7 @@ class LiveFleet(FleetView):
         `sessions`: None where they are not followed.
         """
         own = self.__dict__  # a view is frozen for everybody else
+        hit_tokens.setflags(write=False)  # the ledger charges by them, whatever a policy does
         own["_columns"] = columns
         own["_rows"] = rows
         own["hit_tokens"] = hit_tokens

@@ -104,6 +104,22 @@ def test_a_request_is_decided_by_the_fallback_where_the_policy_fails(answer, kin
     assert (action.decision.policy, action.decision.reason) == ("scripted", "policy")
 
 
+def test_a_policy_cannot_change_what_the_ledger_charges_by() -> None:
+    world = FailingWorld()
+
+    def overwrites(request: Any, fleet: Any, state: Any) -> Any:
+        fleet.hit_tokens[:] = 0
+        return np.zeros(len(fleet))
+
+    world.policy.costs = overwrites
+    (action,) = world.core.on_arrival(world.arrival([1]))
+    assert isinstance(action, Dispatch)
+    assert action.decision.reason == "fallback"
+    (fault,) = world.reported
+    assert fault.kind == "raised"
+    assert "read-only" in str(fault)
+
+
 def test_a_policy_that_fails_for_a_held_request_does_not_touch_the_one_that_finished() -> None:
     world = FailingWorld()
     running = world.arrival([1])
