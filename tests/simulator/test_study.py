@@ -92,7 +92,7 @@ def test_it_is_run_resumed_and_compared(tmp_path: Path) -> None:
 def test_quick_really_replays(tmp_path: Path) -> None:
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
     asked = Asked(only=("w3",), quick=True)
-    assert run_study(StudyCommand(asked, tmp_path, "round_robin", jobs=1), console)
+    assert run_study(StudyCommand(asked, tmp_path, "lmetric", jobs=1), console)
     report = msgspec.json.decode((tmp_path / "quick" / "study.json").read_bytes())
     rules = {rule["policy"]: rule for rule in report["scenes"][0]["rules"]}
     assert set(rules) == {"warmset", "round_robin"}
