@@ -57,6 +57,9 @@ async def serve(config: Config, read_config: Callable[[], Config]) -> None:
             await _until(stop, ticking)
         finally:
             log.info("stopping: no new requests; running ones get %g s", config.timeouts.shutdown_s)
+            # They have been sent nowhere yet: another router may take them at once.
+            if held := router.switchboard.turn_away_held("the router is shutting down"):
+                log.info("turned away %d requests that waited for a worker", held)
             for runner in runners:
                 await runner.cleanup()
             ticking.cancel()

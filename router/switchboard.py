@@ -120,6 +120,18 @@ class Switchboard:
         self._tickets.pop(ticket.request_id, None)
         self._explained.discard(ticket.request_id)
 
+    def turn_away_held(self, why: str) -> int:
+        """Refuse those that wait for a worker, for the router stops: how many these were."""
+        turned_away = 0
+        for request_id in self.core.held.requests():
+            ticket = self._tickets[request_id]
+            if request_id in self.core.held.requests():  # the end of one may send off another
+                ticket.fail("client", retry=False, reason=why)
+                retry_after_s = self.core.settings.retry_after_s
+                ticket.put(Reject(request_id, 503, "shutting_down", why, retry_after_s))
+                turned_away += 1
+        return turned_away
+
     def tell(self, fact: Fact) -> None:
         """Give the core a fact and carry out what it asks for."""
         if self.recorder is None:

@@ -68,6 +68,10 @@ class HoldQueue:
                     long = now_s - pending.arrival.now_s > _PASSED_S
                     refused[model] += _REFUSED_MAX if long else 1
 
+    def requests(self) -> list[int]:
+        """The numbers of those who wait, in the order of their turns."""
+        return [pending.arrival.request_id for pending in self._queue]
+
     def standings(self) -> Counter[Standing]:
         """How many wait, by the standing of their session."""
         return Counter(pending.standing for pending in self._queue)
