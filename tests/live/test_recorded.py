@@ -84,7 +84,7 @@ def read(path: Path) -> list[RequestLine]:
     head, *lines = path.read_bytes().splitlines()
     header = msgspec.json.decode(head, type=Header)
     assert (header.format, header.version, header.workers) == ("warmroute-requests", 1, 3)
-    assert header.policy.startswith("hybrid?")
+    assert header.policy.startswith("warmset?")
     return [msgspec.json.decode(line, type=RequestLine) for line in lines]
 
 

@@ -89,7 +89,7 @@ async def test_every_figure_can_be_read_back() -> None:
         served(router, good(status=400, usage=None))  # quick, and no answer
         read = samples(router)
         assert read["warmroute_decisions_total"] == {
-            (("policy", "hybrid"), ("reason", "only_worker")): 5.0
+            (("policy", "warmset"), ("reason", "only_worker")): 5.0
         }
         replies = read["warmroute_replies_total"]
         assert replies[("error", ""), ("status", "200"), ("worker", "0")] == 2
