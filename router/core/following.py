@@ -126,6 +126,8 @@ class Following:
         for worker in self._workers:
             if worker.kv.known and worker.worker_id not in self._looked_at:
                 self._looked_at.add(worker.worker_id)
+                if not worker.kv.exact:  # known by turnover: all of it was stored before our eyes
+                    continue
                 held = worker.kv.resident_blocks * worker.facts.block_size
                 sessions.strangers.found(worker.slot, held - self.wanted_tokens(worker.slot), now_s)
 

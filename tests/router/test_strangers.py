@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.facts import Cleared, Finish, FirstToken, KvEvents, Tick, WorkerChange
+from policies.facts import Cleared, Finish, FirstToken, KvEvents, ReplayEnd, Tick, WorkerChange
 from policies.load import load
 from router.estimators.return_hazard import ReturnHazard
 from router.estimators.strangers import Strangers
@@ -99,3 +99,19 @@ def test_one_that_kept_its_cache_has_them_again() -> None:
     world.core.on_kv_events(KvEvents(0.4, 0, 7, (held,), source="snapshot"))
     world.core.on_tick(Tick(0.5))
     assert wanted(world) == pytest.approx(50 * BLOCK, rel=0.1)
+
+
+def test_what_was_stored_before_our_eyes_is_no_strangers() -> None:
+    """A publisher without replay or snapshot: known once its cache has turned over."""
+    world = World(0, "warmset")
+    world.join(0, kv_capacity_tokens=10.0 * BLOCK)
+    worker = world.core.workers.get(0)
+    assert worker is not None
+    world.core.on_kv_events(KvEvents(0.0, 0, 5, (stored([900]),)))
+    world.core.on_replay_end(ReplayEnd(0.0, 0, answered=False))
+    for n in range(12):
+        world.core.on_kv_events(KvEvents(0.1, 0, 6 + n, (stored([1_000 + n]),)))
+    assert worker.kv.known
+    assert not worker.kv.exact
+    world.core.on_tick(Tick(0.2))
+    assert wanted(world) == 0.0
