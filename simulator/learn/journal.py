@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
 from simulator.learn.objective import Figures
 from simulator.learn.search import Theta
+from simulator.locked_file import LockedFile
 from simulator.sweep.errors import SweepError
 
 FORMAT, VERSION = "warmroute-learn", 1
@@ -32,7 +30,7 @@ class Generation(msgspec.Struct, frozen=True):
     scores: list[float]
 
 
-class Journal:
+class Journal(LockedFile):
     """Lines in a file. Lifetime: the `with` block, during which nobody else may write it.
 
     A line is on the disk before `add` returns; a last line without its end was torn by a crash,
@@ -40,46 +38,20 @@ class Journal:
     """
 
     def __init__(self, path: Path, run: str) -> None:
-        self.path, self._run = path, run
+        self._run = run
         self.start: list[list[Figures]] | None = None
         self.generations: list[Generation] = []
-        try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise SweepError([f"{path}: cannot be written: {error.strerror}"]) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._read()
-        except BlockingIOError as error:
-            self._file.close()
-            raise SweepError(
-                [f"{path}: another run writes to it; wait, or name another"]
-            ) from error
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        super().__init__(path, "run", self._read)
 
     def begin(self, start: list[list[Figures]]) -> None:
         """Notes what the start gave."""
-        self._write(Head(FORMAT, VERSION, self._run, start))
+        self._write(_line(Head(FORMAT, VERSION, self._run, start)))
         self.start = start
 
     def add(self, generation: Generation) -> None:
         """Notes a generation."""
-        self._write(generation)
+        self._write(_line(generation))
         self.generations.append(generation)
-
-    def _write(self, line: msgspec.Struct) -> None:
-        left = memoryview(msgspec.json.encode(line) + b"\n")
-        while left:
-            left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
 
     def _read(self) -> None:
         self._file.seek(0)
@@ -106,3 +78,7 @@ class Journal:
                 ]
             )
         self.start = head.start
+
+
+def _line(of: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(of) + b"\n"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
+from simulator.locked_file import LockedFile
 from simulator.replay.setup import Setup
 from simulator.report.row import ReplayRow
 from simulator.sweep.errors import SweepError
@@ -58,7 +56,7 @@ def _decoded(decoder: msgspec.json.Decoder[Record], path: Path, line: bytes, num
         ) from error
 
 
-class Store:
+class Store(LockedFile):
     """Results by key, kept in a file. Lifetime: the `with` block, during which nobody else may.
 
     A line is on the disk before `add` returns. A last line without its end was torn by a crash:
@@ -66,30 +64,8 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.rows: dict[str, ReplayRow] = {}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise SweepError([f"{path}: cannot be written: {error.strerror}"]) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._read()
-        except BlockingIOError as error:
-            self._file.close()
-            raise SweepError(
-                [f"{path}: another sweep writes to it; wait for its end or name another file"]
-            ) from error
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        super().__init__(path, "sweep", self._read)
 
     def done(self, task: Task) -> Outcome | None:
         """The outcome of a run that has a row."""
@@ -103,12 +79,6 @@ class Store:
         self._write(msgspec.json.encode(record) + b"\n")
         if outcome.row is not None:
             self.rows[task.key] = outcome.row
-
-    def _write(self, line: bytes) -> None:
-        left = memoryview(line)
-        while left:
-            left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
 
     def _read(self) -> None:
         self._file.seek(0)
