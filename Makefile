@@ -7,10 +7,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 DEMO_FLAGS ?=
+ENGINE ?= timed
 SIM_FLAGS ?=
 STUDY_FLAGS ?=
 BENCH_FLAGS ?=
-BENCHES := decision on_top sessions mirror owners tokens scheduler virtual traces request_log relay feeds replay
+# Side by side: one more than there are cores, for many tests wait. `make test JOBS=0`: one by one.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PARALLEL = --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
+BENCHES := decision life on_top sessions mirror owners tokens scheduler engine virtual traces request_log reading request_path tracing relay migration dataplane feeds replay kernels ui scrape replicas sharing
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
@@ -26,17 +30,22 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP) ## the hot spot, its cure, and caches that last, live, in under five minutes; report in build/demo
+demo: $(STAMP) ## the hot spot, its cure, and caches that last, live, in five to ten minutes; report in build/demo
 	$(BIN)/warmroute-sim demo --out build/demo $(DEMO_FLAGS)
 
-run: $(STAMP) ## a router and four timed workers, until Ctrl-C
+run: $(STAMP) ## a router and four timed workers, until Ctrl-C; ENGINE=tiny: two that compute
+ifeq ($(ENGINE),tiny)
+	@test -f build/tiny/config.json || $(BIN)/warmroute-engine make-tiny build/tiny
+	$(BIN)/warmroute-sim stack --model build/tiny --workers 2
+else
 	$(BIN)/warmroute-sim stack
+endif
 
 test: $(STAMP) ## all tests but the long ones
-	$(BIN)/python -m pytest -m "not full"
+	$(BIN)/python -m pytest -q -m "not full" --durations 20 $(PARALLEL)
 
 test-all: $(STAMP) ## all tests, soaks and fuzzing at full length
-	TEST_EFFORT=20 $(BIN)/python -m pytest --timeout 1800
+	TEST_EFFORT=20 $(BIN)/python -m pytest --timeout 1800 $(PARALLEL)
 
 check: $(STAMP) ## format, lint, types, arrows, tidy
 	$(BIN)/ruff format --check .

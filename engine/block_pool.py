@@ -10,45 +10,23 @@ Two rules keep the prefix cache free of holes without any tree:
 * `release` makes the deepest block idle first.
 
 Hence the idle queue, oldest first, always lists children before their parents: evicting from
-its head is LRU over the leaves of the prefix tree. Residency along a chain is monotone for the
-same reason (a resident block has a resident parent), so `hit` bisects instead of walking.
+its head is LRU over the leaves of the prefix tree (`idle_blocks.py`, which also knows of blocks
+that are worth more than others). Residency along a chain is monotone for the same reason (a
+resident block has a resident parent), so `hit` bisects instead of walking.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Tokens = npt.NDArray[np.int32]
+from engine.block_events import Changes, Cleared, PoolEvent, Removed, Stored, Tokens
+from engine.idle_blocks import IdleBlocks
+from engine.retention import STANDARD, Worth
 
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Consecutive blocks became visible. `tokens` is int32[len(block_hashes) * block_size]."""
-
-    block_hashes: list[int]
-    parent_hash: int | None  # chain hash before the first block; None at the start of a prompt
-    tokens: Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """Blocks were evicted, in this order (children before parents)."""
-
-    block_hashes: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """Nothing computed so far is visible any more."""
-
-
-PoolEvent = Stored | Removed | Cleared
+__all__ = ["BlockPool", "Cleared", "PoolEvent", "Removed", "Stored"]
 
 
 class BlockPool:
@@ -69,18 +47,21 @@ class BlockPool:
         self.block_size = block_size
         self.epoch = 0  # counts `clear`; what was computed in an earlier epoch stays private
         self.evicted_total = 0
-        self.max_pending_changes = 4 * blocks + 1024
         self._references = [0] * blocks
         self._hash: list[int | None] = [None] * blocks
         self._parent: list[int | None] = [None] * blocks
         self._free = list(range(blocks - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._idle = IdleBlocks(blocks)
         self._by_hash: dict[int, int] = {}  # in order of publication: parents before children
         self._record = record_events
         kept = blocks if record_events else 0
         self._tokens: Tokens = np.zeros((kept, block_size), dtype=np.int32)
-        self._events: list[PoolEvent] = []
-        self._pending_changes = 0
+        self._changes = Changes(4 * blocks + 1024)
+
+    @property
+    def max_pending_changes(self) -> int:
+        """Changes of blocks that nobody drained before that is an error."""
+        return self._changes.most
 
     @property
     def available_blocks(self) -> int:
@@ -89,7 +70,7 @@ class BlockPool:
 
     @property
     def used_blocks(self) -> int:
-        """Blocks held by at least one request."""
+        """Blocks held by at least one request or pin."""
         return self.blocks - self.available_blocks
 
     @property
@@ -112,14 +93,19 @@ class BlockPool:
         )
         return self.available_blocks - (hit - held)
 
-    def acquire(self, chain: Sequence[int], hit: int) -> list[int]:
-        """Hold the first `hit` blocks of `chain`, all visible (else KeyError); their ids."""
-        by_hash, references, idle = self._by_hash, self._references, self._idle
+    def acquire(
+        self, chain: Sequence[int], hit: int, worths: Sequence[Worth] | None = None
+    ) -> list[int]:
+        """Hold the first `hit` blocks of `chain`, all visible (else KeyError); their ids.
+
+        `worths`: what each of them is worth to who holds it; None: nothing is said.
+        """
+        by_hash = self._by_hash
         ids = [by_hash[chain[depth]] for depth in range(hit)]
         for block in ids:
-            if not references[block]:
-                del idle[block]
-            references[block] += 1
+            self._hold(block)
+        if worths is not None or self._idle.has_worths:
+            self._rate(ids, worths)
         return ids
 
     def allocate(self, count: int) -> list[int] | None:
@@ -137,7 +123,12 @@ class BlockPool:
         return ids
 
     def publish(
-        self, ids: Sequence[int], hashes: Sequence[int], parent_hash: int | None, tokens: Tokens
+        self,
+        ids: Sequence[int],
+        hashes: Sequence[int],
+        parent_hash: int | None,
+        tokens: Tokens,
+        worths: Sequence[Worth] | None = None,
     ) -> list[int]:
         """Make computed private blocks visible; returns the ids to hold from now on.
 
@@ -145,11 +136,13 @@ class BlockPool:
         `hashes` their chain hashes, `tokens` int32[len(ids) * block_size]. Where another block
         is already visible under the same hash, the caller's own is freed and it holds the
         visible one instead: the memory is shared, and the prefix stays held without a gap.
+        `worths` are those of `acquire`.
         Raises ValueError when the parent is not visible or a block is not private.
         """
         if parent_hash is not None and parent_hash not in self._by_hash:
             raise ValueError(f"parent {parent_hash:#018x} of the published blocks is not visible")
         held = list(ids)
+        parent = None if parent_hash is None else self._by_hash[parent_hash]
         fresh: list[int] = []  # positions that became visible
         for position, (block, block_hash) in enumerate(zip(ids, hashes, strict=True)):
             if self._hash[block] is not None or self._references[block] != 1:
@@ -160,9 +153,15 @@ class BlockPool:
                 self._parent[block] = hashes[position - 1] if position else parent_hash
                 self._by_hash[block_hash] = block
                 fresh.append(position)
+                self._idle.show(block, parent)
             else:
                 held[position] = twin
-                self._swap(block, twin)
+                self._references[block] = 0
+                self._free.append(block)
+                self._hold(twin)
+            parent = held[position]
+        if worths is not None or self._idle.has_worths:
+            self._rate(held, worths, {held[position] for position in fresh})
         if self._record:
             self._record_stored(held, hashes, parent_hash, tokens, fresh)
         return held
@@ -179,7 +178,7 @@ class BlockPool:
                 if self._hash[block] is None:
                     self._free.append(block)
                 else:
-                    self._idle[block] = None
+                    self._idle.add(block)
 
     def clear(self) -> None:
         """Forget every visible block. Held ones turn private and never become visible again."""
@@ -191,11 +190,22 @@ class BlockPool:
         self.epoch += 1
         self._note(Cleared(), 1)
 
+    def advance(self, now_s: float) -> None:
+        """Time has come to `now_s`: what was worth something until then is as others are."""
+        self._idle.advance(now_s)
+
+    def chain_to(self, block_hash: int) -> list[int]:
+        """The chain hashes from a prompt's first block to this visible one, else KeyError."""
+        block = self._by_hash[block_hash]
+        chain = [block_hash]
+        while (parent_hash := self._parent[block]) is not None:
+            chain.append(parent_hash)
+            block = self._by_hash[parent_hash]
+        return chain[::-1]
+
     def drain_events(self) -> list[PoolEvent]:
         """Hand over, in order, the changes of visible contents since the last call."""
-        events, self._events = self._events, []
-        self._pending_changes = 0
-        return events
+        return self._changes.drain()
 
     def snapshot(self) -> list[Stored]:
         """The visible contents as events, parents before children; needs `record_events`."""
@@ -222,34 +232,41 @@ class BlockPool:
         assert all(self._by_hash[h] == b for b, h in enumerate(self._hash) if h is not None)
         assert len(self._by_hash) == sum(h is not None for h in self._hash), "a stale hash"
         assert all(self._hash[block] is not None for block in idle), "an idle block has no content"
-        place = {block: rank for rank, block in enumerate(self._idle)}
+        parents: dict[int, int] = {}
         for block in self._by_hash.values():
             parent_hash = self._parent[block]
-            if parent_hash is None:
-                continue
-            assert parent_hash in self._by_hash, f"block {block} outlived its parent"
-            parent = self._by_hash[parent_hash]
-            assert parent in held or place[block] < place[parent], "a parent would go first"
+            if parent_hash is not None:
+                assert parent_hash in self._by_hash, f"block {block} outlived its parent"
+                parents[block] = self._by_hash[parent_hash]
+                assert parents[block] in held or block in idle, "a block is held without its prefix"
+        self._idle.check(parents)
 
     def _evict(self, count: int) -> None:
         gone: list[int] = []
         for _ in range(count):
-            block, _none = self._idle.popitem(last=False)
+            block = self._idle.pop()
             block_hash = self._hash[block]
             assert block_hash is not None
             del self._by_hash[block_hash]
+            self._idle.forget(block)
             self._hash[block] = self._parent[block] = None
             self._free.append(block)
             gone.append(block_hash)
         self.evicted_total += count
         self._note(Removed(gone), count)
 
-    def _swap(self, block: int, twin: int) -> None:
-        self._references[block] = 0
-        self._free.append(block)
-        if not self._references[twin]:
-            del self._idle[twin]
-        self._references[twin] += 1
+    def _hold(self, block: int) -> None:
+        if not self._references[block]:
+            self._idle.remove(block)
+        self._references[block] += 1
+
+    def _rate(
+        self, ids: Sequence[int], worths: Sequence[Worth] | None, fresh: Collection[int] = ()
+    ) -> None:
+        """A holder says what its blocks are worth, or by its silence that they are as others."""
+        said = [STANDARD] * len(ids) if worths is None else worths
+        for block, worth in zip(ids, said, strict=True):
+            self._idle.rate(block, worth, block in fresh)
 
     def _record_stored(
         self,
@@ -275,12 +292,5 @@ class BlockPool:
         return Stored(hashes, self._parent[run[0]], self._tokens[run].reshape(-1))
 
     def _note(self, event: PoolEvent, changes: int) -> None:
-        if not self._record:
-            return
-        self._pending_changes += changes
-        if self._pending_changes > self.max_pending_changes:
-            raise RuntimeError(
-                f"{self._pending_changes} block changes were never drained: call drain_events() "
-                "after each step, or make the pool with record_events=False"
-            )
-        self._events.append(event)
+        if self._record:
+            self._changes.note(event, changes)

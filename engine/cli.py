@@ -15,6 +15,7 @@ from typing import NoReturn
 import uvloop
 import zmq
 
+from engine.cli_turns import add_addresses, add_turns, announce_of, turns
 from engine.profiles import PROFILES, profile
 from engine.scheduler_types import SchedulerSettings
 from engine.server import WorkerSettings, serve
@@ -30,6 +31,8 @@ DESCRIPTION = """\
 Start a worker that behaves like a vLLM engine without a GPU: real HTTP, real scheduler, real
 KV cache and KV events; only the computing is replaced by waiting as long as the profile says.
 
+With a model: `warmroute-engine serve DIR` computes; see `warmroute-engine serve --help`.
+
 The next token is a pure function of the tokens before it, so answers can be checked. When the
 worker is ready it prints one line: ready URL model=... events=... replay=... kv_tokens=...
 """
@@ -40,6 +43,8 @@ examples:
       one worker at real speed
   warmroute-engine --timed qwen3-32b-h100-tp2 --port 0 --speed 4 --kv-tokens 60000
       four times as fast, a small cache, on a port that the system picks
+  warmroute-engine make-tiny DIR --arch qwen3
+      write a small random checkpoint with tokenizer and template, to try real models with
   curl http://127.0.0.1:8001/v1/completions -d '{"prompt": "hello", "max_tokens": 5}'
 
 profiles:
@@ -55,16 +60,26 @@ class BriefParser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; its exit code: 0 stopped by a signal, 1 could not start, 2 bad flags."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["make-tiny"]:
+        from engine.model import tiny_cli
+
+        return tiny_cli.main(given[1:])
     native_build.warn()
+    if given[:1] == ["serve"]:
+        # Needs this module's helpers, and most workers do without it.
+        from engine.cli_serve import main as serve_model
+
+        return serve_model(given[1:])
     parser = _parser()
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_args(given)
     logging.basicConfig(
         level=flags.log_level.upper(),
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     try:
-        settings = _settings(flags)
+        settings, announce = _settings(flags), announce_of(flags)
         tokenizer = _tokenizer(settings)
     except ValueError as error:
         parser.error(str(error))
@@ -72,11 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(f"cannot read the tokenizer: {error}")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(settings, tokenizer, _announce))
+            runner.run(serve(settings, tokenizer, _announce, announce=announce))
     except StepLogError as error:
         return _failed(str(error))
     except (OSError, zmq.ZMQError) as error:
-        return _failed(f"cannot listen on {settings.host}: {_why(error, settings)}")
+        return _failed(f"cannot listen on {settings.host}: {why_not(error, settings)}")
     return 0
 
 
@@ -85,7 +100,7 @@ def _failed(message: str) -> int:
     return 1
 
 
-def _why(error: OSError | zmq.ZMQError, settings: WorkerSettings) -> str:
+def why_not(error: OSError | zmq.ZMQError, settings: WorkerSettings) -> str:
     # ZMQ says "No such device" of a name that is none.
     if isinstance(error, socket.gaierror) or error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
         return "the host's name cannot be resolved, or it is no address of this machine to bind"
@@ -101,15 +116,22 @@ def _ports(settings: WorkerSettings) -> str:
 
 def _announce(url: str, worker: Worker) -> None:
     """The capacity for people on stderr, the ready line for programs on stdout."""
-    settings, publisher = worker.settings, worker.publisher
-    chosen = profile(settings.profile_name)
+    settings = worker.settings
+    name = settings.profile_name or ""
+    chosen = profile(name)
     print(
-        f"{settings.profile_name} at speed {settings.speed:g}: "
+        f"{name} at speed {settings.speed:g}: "
         f"{chosen.step_time.prefill_tokens_per_s * settings.speed:,.0f} prefill tokens/s, "
         f"{settings.blocks:,} blocks of {settings.block_size} tokens, "
         f"at most {worker.max_model_tokens:,} tokens a request",
         file=sys.stderr,
     )
+    announce_ready(url, worker)
+
+
+def announce_ready(url: str, worker: Worker) -> None:
+    """The line that programs wait for."""
+    settings, publisher = worker.settings, worker.publisher
     print(
         f"ready {url} model={worker.model} events={publisher.endpoint} "
         f"replay={publisher.replay_endpoint} kv_tokens={settings.blocks * settings.block_size}",
@@ -123,6 +145,7 @@ def _settings(flags: argparse.Namespace) -> WorkerSettings:
         max_batch_size=flags.max_batch_size,
         max_model_tokens=flags.max_model_len,
         max_queue=flags.max_queue,
+        **turns(flags),
     )
     return WorkerSettings(
         profile_name=flags.timed,
@@ -137,6 +160,7 @@ def _settings(flags: argparse.Namespace) -> WorkerSettings:
         tokenizer=flags.tokenizer,
         max_body_bytes=flags.max_body_bytes,
         grace_s=flags.grace_s,
+        tenant_header=flags.tenant_header,
         step_log=flags.step_log,
         scheduler=scheduler,
     )
@@ -173,16 +197,13 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--tokenizer", type=Path, metavar="DIR", help=f"tokenizer.json (words, {DEFAULT_VOCAB} ids)"
     )
-    add = parser.add_argument_group("where it listens (0: the system picks)").add_argument
-    add("--host", default=worker.host, help="address to bind (127.0.0.1)")
-    add("--port", type=int, default=worker.port, metavar="P", help="HTTP (8000)")
-    add("--events-port", type=int, default=0, metavar="E", help="KV events, ZMQ PUB (0)")
-    add("--replay-port", type=int, default=0, metavar="R", help="their replay, ROUTER (0)")
+    add_addresses(parser.add_argument_group("where it listens (0: the system picks)").add_argument)
     add = parser.add_argument_group("limits").add_argument
     add("--max-num-tokens", type=int, default=limits.max_num_tokens, help="a step (8192)")
     add("--max-batch-size", type=int, default=limits.max_batch_size, help="running (256)")
     add("--max-model-len", type=int, default=limits.max_model_tokens, help="tokens (131072)")
     add("--max-queue", type=int, default=limits.max_queue, help="requests waiting (4096)")
+    add_turns(add)
     add("--max-body-bytes", type=int, default=worker.max_body_bytes, help="of a request (16 MiB)")
     add("--grace-s", type=float, default=worker.grace_s, help="for running requests at exit (5)")
     parser.add_argument(

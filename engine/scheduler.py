@@ -1,22 +1,26 @@
 """In-flight batching: what each step of an engine computes, and for whom.
 
-Pure: no clock, no I/O, no randomness; `now_s` is passed in, one step is in flight at a time.
+Pure: no clock, no I/O, no randomness; `now_s` is passed in. One step is in flight at a time unless
+asked for more (`scheduler_flight.py`): then the next is made before the tokens of one are known.
 A step takes decodes first, then chunks of running prefills, then admissions, up to the token
-budget. Requests are ordered by `priority * ageing_s + arrival_s`: waiting `ageing_s` is worth
-one priority level, and because everybody ages at the same pace the key never changes, so the
-queue is sorted once, on entry, and nothing can stay in it for ever.
+budget. Requests are ordered by `priority * ageing_s + arrival_s`: everybody ages at the same pace,
+so the key never changes, the queue is sorted on entry, and nothing stays in it for ever.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
-from math import ceil
+from collections.abc import Mapping
 from operator import attrgetter
+from types import MappingProxyType
 
 from engine.block_pool import BlockPool
 from engine.request import FinishReason, Reason, Request, State
+from engine.scheduler_admission import Admission
 from engine.scheduler_blocks import RequestBlocks
+from engine.scheduler_deadlines import Deadlines
+from engine.scheduler_flight import Flight
+from engine.scheduler_pace import Pace
 from engine.scheduler_types import (
     Chunk,
     Output,
@@ -41,6 +45,7 @@ __all__ = [
     "Step",
 ]
 
+NOBODY: Mapping[int, FinishReason] = MappingProxyType({})
 _queue_key = attrgetter("queue_key")
 
 
@@ -49,25 +54,36 @@ class Scheduler:
 
     Use: `add`, then `schedule` and `complete` in turn; `cancel` at any time. Every request
     that was added gets exactly one `Output` with `finished` set, unless it is cancelled.
+    `steps_in_flight`, `runs_ahead`: see `Flight`; steps complete in the order of their start.
     """
 
-    def __init__(self, settings: SchedulerSettings, pool: BlockPool) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        pool: BlockPool,
+        *,
+        steps_in_flight: int = 1,
+        runs_ahead: bool = False,
+    ) -> None:
         self.settings = settings
         self.pool = pool
         self.requests: dict[int, Request] = {}  # unfinished, by id
-        self.not_scheduled_total = dict.fromkeys(Reason, 0)  # request-steps spent waiting
         self.steps_total = 0
         self.preemptions_total = 0
         self.prefix_query_tokens_total = 0  # prompt tokens of first admissions
         self.prefix_hit_tokens_total = 0  # those of them found in the cache
         self.recomputed_tokens_total = 0  # computed a second time after a preemption
-        self.max_sequence_tokens = min(settings.max_model_tokens, pool.blocks * pool.block_size)
-        self._watermark_blocks = ceil(settings.watermark * pool.blocks)
-        self._waiting: list[Request] = []  # by queue_key
-        self._running: list[Request] = []  # by queue_key
-        self._blocks = RequestBlocks(pool)
+        self._waiting: list[Request] = []  # by queue_key, as is `_running`
+        self._running: list[Request] = []
+        self._blocks = RequestBlocks(settings, pool)
+        self.pins = self._blocks.pins
+        self.max_sequence_tokens = min(settings.max_model_tokens, self.pins.spared_tokens)
+        self._admission = Admission(settings, pool, self._blocks)
+        self._deadlines = Deadlines()
+        self._pace = Pace.of(settings)
+        self._flight = Flight(self._blocks, steps_in_flight, runs_ahead=runs_ahead)
         self._serial = 0
-        self._step: Step | None = None  # scheduled, not yet completed
+        self.not_scheduled_total = self._admission.not_scheduled_total
 
     @property
     def running(self) -> int:
@@ -84,8 +100,19 @@ class Scheduler:
         """Blocks held by running requests, reserved ones not yet computed included."""
         return self.pool.used_blocks
 
+    @property
+    def has_room(self) -> bool:
+        """Another step may start beside those in flight."""
+        return not self._flight.is_full
+
+    @property
+    def wake_s(self) -> float | None:
+        """When to call `expire` and `schedule` again if nothing happens before; None: no need."""
+        known = (self._admission.filling_until_s, self._deadlines.next_s())
+        return min((when_s for when_s in known if when_s is not None), default=None)
+
     def add(self, request: Request, now_s: float) -> None:
-        """Queue a new request. Raises Refused, or ValueError for an id that is still in use."""
+        """Queue a new request. Raises Refused, or ValueError for an id still in use."""
         if request.request_id in self.requests:
             raise ValueError(f"request id {request.request_id} is in use")
         refuse_hopeless(request, self.settings, self.max_sequence_tokens)
@@ -97,48 +124,79 @@ class Scheduler:
         )
         request.extend_chain(request.prompt_tokens // self.pool.block_size, self.pool.block_size)
         aged = request.priority * self.settings.ageing_s + now_s
+        aged += self.settings.length_ageing_s * request.prompt_tokens / 1000
         request.queue_key = (1, aged, self._serial)
         self._serial += 1
         self.requests[request.request_id] = request
         insort(self._waiting, request, key=_queue_key)
+        self._deadlines.add(request, len(self.requests))
 
     def cancel(self, request_id: int) -> bool:
         """Forget a request and free its blocks; False if it is finished or was never added."""
         request = self.requests.get(request_id)
-        if request is None:
-            return False
-        self._finish(request)
-        return True
+        if request is not None:
+            self._finish(request)
+        return request is not None
+
+    def expire(self, now_s: float) -> list[Request]:
+        """End the requests whose deadline has come; their `finish_reason` is "timeout".
+
+        Waiting or running, a step in flight or not; there is no `Output` for them.
+        """
+        late = self._deadlines.passed(now_s)
+        for request in late:
+            request.finish_reason = "timeout"
+            self._finish(request)
+        return late
 
     def schedule(self, now_s: float) -> Step | None:
-        """The next step, or None when there is no request at all.
+        """The next step, or None when there is no request at all, or only some that an idle engine
+        keeps until `wake_s`; with steps in flight also where nothing can be done before one ends.
 
-        Raises RuntimeError while the step before it is not completed.
+        Raises RuntimeError while as many steps as may be are not completed.
         """
-        if self._step is not None:
-            raise RuntimeError(f"step {self._step.number} must be completed first")
-        if not self.requests:
+        flight = self._flight
+        if flight.is_full:
+            raise RuntimeError(f"{len(flight)} steps are in flight: one must be completed first")
+        self.pins.advance(now_s)
+        is_filling = self._admission.is_filling(self._waiting, len(self._running), now_s)
+        if is_filling or not self.requests:
             return None
         step = Step(self.steps_total)
-        self._schedule_decodes(step)
+        if not self._schedule_decodes(step):
+            return None
         budget = self.settings.max_num_tokens - len(step.decodes)
+        if self._pace is not None and step.decodes:
+            budget = min(budget, self._pace.prefill_tokens)
         for request in self._running:
-            if request.is_prefilling and budget:
-                budget -= self._add_chunk(step, request, budget)
-        self._admit(step, budget, now_s)
+            if budget and request.scheduled_tokens < request.prefill_target:
+                budget -= step.add_chunk(request, budget)
+        totals = dict(self.not_scheduled_total) if flight else {}
+        queues = self._waiting, self._running
+        self._waiting = self._admission.admit(*queues, step, budget, now_s, self._start)
+        if flight and not step.decodes and not step.chunks:
+            self.not_scheduled_total.update(totals)  # there is no step that they wait for
+            return None
         self.steps_total += 1
-        self._step = step
+        flight.launch(step, now_s)
         return step
 
-    def complete(self, step: Step, tokens: Mapping[int, int], now_s: float) -> list[Output]:
-        """Take in a computed step: `tokens` maps the ids of `step.sampled` to their new tokens.
+    def complete(
+        self,
+        step: Step,
+        tokens: Mapping[int, int],
+        now_s: float,
+        ended: Mapping[int, FinishReason] = NOBODY,
+    ) -> list[Output]:
+        """Take in a computed step: `tokens` maps the ids of `step.sampled` to their new tokens,
+        `ended` those that end with it to the reason: a stop string in their text, an error.
 
         Blocks filled by the step become visible. Requests cancelled meanwhile are passed over.
-        Raises ValueError for another step than the last, KeyError for a missing token.
+        Raises ValueError for another step than the oldest, KeyError for a missing token.
         """
-        if step is not self._step:
-            raise ValueError(f"step {step.number} is not the one in flight")
-        self._step = None
+        step_s = self._flight.land(step, now_s)
+        if self._pace is not None and step.decodes:
+            self._pace.observe(step.prefill_tokens, step_s)
         outputs: list[Output] = []
         block_size = self.pool.block_size
         for request in step.decodes:
@@ -146,38 +204,50 @@ class Scheduler:
                 request.computed_tokens += 1
                 if not request.computed_tokens % block_size:
                     self._blocks.publish(request)
-                outputs.append(self._take_token(request, tokens[request.request_id], now_s))
+                outputs.append(self._take_token(request, tokens, now_s, ended))
         for request, start, count in step.chunks:
             if request.state is State.RUNNING:
                 request.computed_tokens = start + count
                 self._blocks.publish(request)
                 if not request.is_prefilling:
-                    outputs.append(self._take_token(request, tokens[request.request_id], now_s))
+                    outputs.append(self._take_token(request, tokens, now_s, ended))
         return outputs
 
-    def _schedule_decodes(self, step: Step) -> None:
-        """Every running request past its prefill gets one token, or makes room for others."""
-        context_tokens, block_size = 0, self.pool.block_size
+    def _schedule_decodes(self, step: Step) -> bool:
+        """Every running request past its prefill gets one token, or makes room for others.
+
+        False: there is no room before steps in flight end; nobody is put back who is in one.
+        """
+        context_tokens, block_size, flight = 0, self.pool.block_size, self._flight
+        left = flight.most_decodes(self._running)
         # The list may shrink from its end while it is walked: victims are the last in order,
         # so a request that already has its place in the step is never taken.
         for request in self._running:
-            computed = request.computed_tokens
+            computed = request.scheduled_tokens
             if computed < request.prefill_target:
                 continue
-            if computed < len(request.block_ids) * block_size or self._make_room(request, step):
-                step.decodes.append(request)
-                context_tokens += computed + 1
+            if len(step.decodes) == left or (flight and not flight.may_decode(request)):
+                continue
+            if computed == len(request.block_ids) * block_size and not self._blocks.grow(request):
+                if flight:
+                    return False
+                if not self._make_room(request, step):
+                    continue
+            step.decodes.append(request)
+            context_tokens += computed + 1
         step.decode_ctx_tokens = context_tokens
+        return True
 
     def _make_room(self, request: Request, step: Step) -> bool:
         """One more block, at the cost of the last in order; False if that is `request` itself."""
-        while not self._blocks.grow(request):
+        while True:
             victim = self._running.pop()
             self._preempt(victim)
             step.preempted.append(victim)
             if victim is request:
                 return False
-        return True
+            if self._blocks.grow(request):
+                return True
 
     def _preempt(self, request: Request) -> None:
         """Back to the front of the queue; what it published stays cached."""
@@ -187,73 +257,6 @@ class Scheduler:
         self.preemptions_total += 1
         request.queue_key = (0, *request.queue_key[1:])
         insort(self._waiting, request, key=_queue_key)
-
-    def _add_chunk(self, step: Step, request: Request, budget: int) -> int:
-        start = request.computed_tokens
-        tokens = min(budget, request.prefill_target - start)
-        step.chunks.append(Chunk(request, start, tokens))
-        step.prefill_tokens += tokens
-        step.attention_pairs += tokens * (start + tokens / 2)
-        return tokens
-
-    def _admit(self, step: Step, budget: int, now_s: float) -> None:
-        """Start waiting requests in order; those that stay get their reason."""
-        kept: list[Request] = []
-        for place, request in enumerate(self._waiting):
-            hit = self._blocks.hit(request)
-            reason = self._obstacle(request, hit, step, budget, now_s)
-            if reason is None:
-                self._start(request, hit, now_s)
-                budget -= self._add_chunk(step, request, budget)
-                continue
-            kept.append(request)
-            self._note_wait((request,), reason)
-            if reason is not Reason.PREFIX_IN_FLIGHT:
-                # Nobody overtakes a request that waits for room, or large ones would starve.
-                behind = self._waiting[place + 1 :]
-                self._note_wait(behind, Reason.PRIORITY if reason is Reason.KV_BLOCKS else reason)
-                kept += behind
-                break
-        self._waiting = kept
-
-    def _note_wait(self, requests: Sequence[Request], reason: Reason) -> None:
-        self.not_scheduled_total[reason] += len(requests)
-        for request in requests:
-            request.reason = reason
-
-    def _obstacle(
-        self, request: Request, hit: int, step: Step, budget: int, now_s: float
-    ) -> Reason | None:
-        """Why `request`, with `hit` blocks cached, cannot start in `step`; None if it can."""
-        settings = self.settings
-        if len(self._running) >= settings.max_batch_size:
-            return Reason.MAX_BATCH_SIZE
-        uncached_tokens = request.total_tokens - hit * self.pool.block_size
-        if budget < min(settings.min_chunk_tokens, uncached_tokens):
-            return Reason.TOKEN_BUDGET
-        if self._waits_for_prefix(request, hit, uncached_tokens, now_s):
-            return Reason.PREFIX_IN_FLIGHT
-        # An empty engine takes whatever fits: the watermark protects decodes, and there are none.
-        spare_blocks = self._watermark_blocks if self._running else 0
-        if step.preempted or not self._blocks.fits(request, hit, spare_blocks):
-            return Reason.KV_BLOCKS
-        return None
-
-    def _waits_for_prefix(
-        self, request: Request, hit: int, uncached_tokens: int, now_s: float
-    ) -> bool:
-        """Is most of what `request` lacks being computed by a running request?
-
-        Then it waits: the other stands before it in every step, so computing the same blocks
-        beside it ends no earlier and makes both their steps longer (measured in
-        tests/engine/test_scheduler_prefix_wait.py). Not for a short prefix, where one more step
-        costs more than the tokens saved, and not once it has waited for `ageing_s`.
-        """
-        least_tokens = self.settings.prefix_wait_tokens
-        if not least_tokens or now_s - request.arrival_s >= self.settings.ageing_s:
-            return False
-        shared_tokens = self._blocks.in_flight_tokens(request, hit)
-        return shared_tokens >= least_tokens and 2 * shared_tokens >= uncached_tokens
 
     def _start(self, request: Request, hit: int, now_s: float) -> None:
         self._blocks.start(request, hit)
@@ -265,19 +268,22 @@ class Scheduler:
             self.prefix_query_tokens_total += request.prompt_tokens
             self.prefix_hit_tokens_total += request.cached_tokens
         request.state = State.RUNNING
-        request.reason = None
+        request.note(None, now_s)
         request.queue_key = (1, *request.queue_key[1:])
         insort(self._running, request, key=_queue_key)
 
-    def _take_token(self, request: Request, token: int, now_s: float) -> Output:
+    def _take_token(
+        self,
+        request: Request,
+        tokens: Mapping[int, int],
+        now_s: float,
+        ended: Mapping[int, FinishReason],
+    ) -> Output:
+        token = tokens[request.request_id]
         if request.first_token_s is None:
             request.first_token_s = now_s
         request.output.append(token)
-        finished: FinishReason | None = None
-        if token in request.stop_tokens:
-            finished = "stop"
-        elif request.computed_tokens + 1 >= request.token_limit:
-            finished = "length"
+        finished = ended.get(request.request_id) or request.end_with(token)
         if finished:
             request.finish_reason = finished
             self._finish(request)
@@ -287,7 +293,7 @@ class Scheduler:
         queue = self._waiting
         if request.state is State.RUNNING:
             queue = self._running
-            self._blocks.leave(request)
+            self._flight.leave(request)
         del queue[bisect_left(queue, request.queue_key, key=_queue_key)]
         del self.requests[request.request_id]
         request.state = State.FINISHED

@@ -5,20 +5,29 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from engine.block_pool import BlockPool
+from engine.pins import Pins
 from engine.request import Request
+from engine.retention import Worth
+from engine.scheduler_types import SchedulerSettings
 
 
 class RequestBlocks:
     """Which blocks running requests hold, and what they are about to publish; lifetime: worker.
 
     The frontier maps the next block of each running prefill to the request that computes it,
-    so that a waiting request finds in one look-up who is busy with its prefix.
+    so that a waiting request finds in one look-up who is busy with its prefix. Where outputs are
+    reserved, a request counts, from its start, with the blocks that its longest output needs. They
+    are not taken before they are used, so what is cached in them stays until then.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, settings: SchedulerSettings, pool: BlockPool) -> None:
+        self.pins = Pins(pool, int(settings.pinned_share * pool.blocks))
         self._pool = pool
         self._block_size = pool.block_size
         self._frontier: dict[int, Request] = {}
+        self._reserves = settings.reserves_outputs
+        self.reserved_blocks = 0  # promised to running requests, not yet theirs
+        self._held_by: dict[str, int] = {}  # own blocks of running requests, by tenant
 
     def hit(self, request: Request) -> int:
         """Its leading blocks in the cache; the last token is always computed, for its logits."""
@@ -26,19 +35,40 @@ class RequestBlocks:
 
     def fits(self, request: Request, hit: int, spare_blocks: int) -> bool:
         """Would all its tokens fit, `hit` blocks being cached, and leave `spare_blocks`?"""
-        need = self._blocks(request.total_tokens) - hit
-        return need + spare_blocks <= self._pool.available_beyond(request.chain, hit)
+        available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
+        return self.fresh(request, hit) + spare_blocks <= available
+
+    def fits_whole(self, request: Request, hit: int) -> bool:
+        """Would what is reserved for it fit, too?"""
+        if not self._reserves:
+            return True
+        available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
+        # What may yet be pinned cannot be promised.
+        available -= self.pins.max_blocks - self.pins.held_blocks
+        return self._limit(request) - hit <= available
+
+    def fresh(self, request: Request, hit: int) -> int:
+        """Blocks that it takes at its start, `hit` being cached."""
+        return self._blocks(request.total_tokens) - hit
+
+    def held_by(self, tenant: str) -> int:
+        """Blocks that running requests of `tenant` hold, those not counted that were cached
+        before: who shares a trunk with others does not pay for it alone."""
+        return self._held_by.get(tenant, 0)
 
     def start(self, request: Request, hit: int) -> None:
         """Hold `hit` cached blocks and reserve the others; `fits` has said that they are there."""
         total_tokens = request.total_tokens
-        held = self._pool.acquire(request.chain, hit)
-        fresh = self._pool.allocate(self._blocks(total_tokens) - hit)
+        held = self._pool.acquire(request.chain, hit, self._worths(request, 0, hit))
+        fresh = self._pool.allocate(self.fresh(request, hit))
         if fresh is None:
             raise AssertionError(f"request {request.request_id} was admitted without room")
         request.block_ids = held + fresh
+        self._own(request, len(fresh))
+        if self._reserves:
+            self.reserved_blocks += self._limit(request) - len(request.block_ids)
         request.visible_blocks = hit
-        request.computed_tokens = hit * self._block_size
+        request.computed_tokens = request.scheduled_tokens = hit * self._block_size
         request.prefill_target = total_tokens
         request.epoch = self._pool.epoch
         self._mark(request)
@@ -48,7 +78,10 @@ class RequestBlocks:
         block = self._pool.allocate(1)
         if block is None:
             return False
+        if self._reserves:
+            self.reserved_blocks -= 1
         request.block_ids += block
+        self._own(request, 1)
         return True
 
     def publish(self, request: Request) -> None:
@@ -66,6 +99,7 @@ class RequestBlocks:
             request.chain[start:stop],
             request.chain[start - 1] if start else None,
             request.tokens(start * self._block_size, stop * self._block_size),
+            self._worths(request, start, stop),
         )
         request.visible_blocks = stop
         self._mark(request)
@@ -73,9 +107,13 @@ class RequestBlocks:
     def leave(self, request: Request) -> None:
         """Give all its blocks back; the published ones stay cached."""
         self._unmark(request)
+        if self._reserves:
+            self.reserved_blocks -= self._limit(request) - len(request.block_ids)
+        self._own(request, -request.own_blocks)
         self._pool.release(request.block_ids)
         request.block_ids = []
-        request.visible_blocks = request.computed_tokens = request.prefill_target = 0
+        request.visible_blocks = request.prefill_target = 0
+        request.computed_tokens = request.scheduled_tokens = 0
 
     def in_flight_tokens(self, request: Request, hit: int) -> int:
         """Tokens beyond its `hit` blocks that a running prefill is about to publish."""
@@ -90,6 +128,25 @@ class RequestBlocks:
         stop = min(len(mine), len(theirs), owner.prefill_target // self._block_size)
         common = bisect_left(range(stop), True, key=lambda depth: mine[depth] != theirs[depth])
         return (common - hit) * self._block_size
+
+    def _limit(self, request: Request) -> int:
+        """Blocks that it may come to hold; the last token's KV is never computed."""
+        return self._blocks(request.token_limit - 1)
+
+    def _worths(self, request: Request, start: int, stop: int) -> list[Worth] | None:
+        """What it says of its blocks `start`..`stop`."""
+        said = request.retention
+        if said is None:
+            return None
+        return said.worths(start, stop, self._block_size, request.prompt_tokens)
+
+    def _own(self, request: Request, blocks: int) -> None:
+        request.own_blocks += blocks
+        left = self._held_by.get(request.tenant, 0) + blocks
+        if left:
+            self._held_by[request.tenant] = left
+        else:
+            self._held_by.pop(request.tenant, None)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_size)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from engine.request import FinishReason, Request
 
+BatchPolicy = Literal["max_utilization", "guaranteed_no_evict"]
+POLICY_LIMITS = (
+    ("max_queue_delay_microseconds", 10_000_000),
+    ("length_ageing_s", 3600.0),
+    ("tpot_target_ms", 60_000.0),
+)
 Refusal = Literal["empty_prompt", "no_output", "too_long", "kv_capacity", "queue_full"]
 
 
@@ -30,6 +36,16 @@ class SchedulerSettings:
     waiting worth one priority level. max_queue: requests waiting; beyond it they are refused.
     prefix_wait_tokens: least prefix for which a request waits while another one computes it;
     0: never.
+
+    batch_scheduler_policy, as TensorRT-LLM has it: max_utilization admits what fits now and
+    preempts when decodes outgrow the cache; guaranteed_no_evict admits a request only with room
+    for its whole output, and preempts nobody. max_queue_delay_microseconds (0..10^7), as Triton
+    has it: how long an idle engine waits to fill its first step. length_ageing_s: seconds of
+    waiting that 1000 prompt tokens count for, so that short prompts go first and long ones still
+    have their turn; 0: in order of arrival. tpot_target_ms: prompts take only so much of a step
+    that decodes keep this time per token; 0: no such limit. tenant_share: in (0, 1], share of the
+    blocks that one tenant's requests take while they run, beyond its first. pinned_share: in
+    [0, 0.9], share of the blocks that may be pinned, and that no single request may count on.
     """
 
     max_num_tokens: int = 8192
@@ -40,6 +56,17 @@ class SchedulerSettings:
     ageing_s: float = 10.0
     max_queue: int = 4096
     prefix_wait_tokens: int = 256
+    batch_scheduler_policy: BatchPolicy = "max_utilization"
+    max_queue_delay_microseconds: int = 0
+    length_ageing_s: float = 0.0
+    tpot_target_ms: float = 0.0
+    tenant_share: float = 1.0
+    pinned_share: float = 0.0
+
+    @property
+    def reserves_outputs(self) -> bool:
+        """Nobody is admitted without room for the whole output."""
+        return self.batch_scheduler_policy == "guaranteed_no_evict"
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "min_chunk_tokens", "max_queue"):
@@ -63,6 +90,21 @@ class SchedulerSettings:
             raise ValueError(f"ageing_s must be above 0 and finite, got {self.ageing_s}")
         if self.prefix_wait_tokens < 0:
             raise ValueError(f"prefix_wait_tokens must be 0 or more, got {self.prefix_wait_tokens}")
+        self._check_policies()
+
+    def _check_policies(self) -> None:
+        if self.batch_scheduler_policy not in get_args(BatchPolicy):
+            raise ValueError(
+                f"batch_scheduler_policy must be one of {', '.join(get_args(BatchPolicy))}, "
+                f"got {self.batch_scheduler_policy!r}"
+            )
+        for name, most in POLICY_LIMITS:
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be 0..{most:g}, got {getattr(self, name)}")
+        if not 0.0 < self.tenant_share <= 1.0:
+            raise ValueError(f"tenant_share must be above 0 and at most 1, got {self.tenant_share}")
+        if not 0.0 <= self.pinned_share <= 0.9:
+            raise ValueError(f"pinned_share must be 0..0.9, got {self.pinned_share}")
 
 
 class Chunk(NamedTuple):
@@ -85,6 +127,15 @@ class Step:
     decode_ctx_tokens: int = 0  # KV tokens read by the decodes, their own included
     attention_pairs: float = 0.0  # sum over chunks of tokens * (start + tokens / 2)
 
+    def add_chunk(self, request: Request, budget: int) -> int:
+        """As much of its prefill as `budget` tokens allow; how many that are."""
+        start = request.scheduled_tokens
+        tokens = min(budget, request.prefill_target - start)
+        self.chunks.append(Chunk(request, start, tokens))
+        self.prefill_tokens += tokens
+        self.attention_pairs += tokens * (start + tokens / 2)
+        return tokens
+
     @property
     def prefill_seqs(self) -> int:
         """Requests with a chunk of prefill."""
@@ -104,6 +155,20 @@ class Step:
             if chunk.start + chunk.tokens == chunk.request.prefill_target
         ]
         return self.decodes + ends
+
+
+@dataclass(slots=True)
+class StepSplit:
+    """Where the time of a runner's last step went, in seconds, and how. Lifetime: step."""
+
+    schedule_s: float = 0.0  # choosing the batch
+    compute_s: float = 0.0  # the model, or the wait that stands for it
+    complete_s: float = 0.0  # tokens taken in, blocks published
+    modelled_s: float | None = None  # what a step-time model said before
+    graph: str | None = None  # hit: of a graph; else why not; None: there are no graphs
+    padded_rows: int = 0  # of the graph, computed for nobody
+    shared_prefix_groups: int = 0  # runs of tokens whose KV several decodes read once
+    kv_bytes_saved: int = 0  # by that, in all layers
 
 
 class Output(NamedTuple):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,11 @@ import xxhash
 
 from engine.request import Request, State
 from engine.scheduler import Scheduler
-from engine.scheduler_types import Output, Step
+from engine.scheduler_types import Output, Step, StepSplit
 from engine.step_time import StepLoad
 from kvkernels import chain_hashes
 
+DEADLINE_PASSED = "the request's deadline passed before its answer was whole"
 OVERRUN_SHARE = 0.25  # a step is an overrun if it ends later than this share of its length
 OVERRUN_LEAST_S = (
     0.002  # and by at least this much: event loops wake with a jitter of a millisecond
@@ -57,6 +59,20 @@ class LoopClock:
         await asyncio.sleep(max(0.0, when_s - time.monotonic()))
 
 
+async def rest(wake: asyncio.Event, until_s: float | None, clock: Clock) -> None:
+    """Until `wake` is set anew, or `until_s`, the moment that a scheduler waits for."""
+    wake.clear()
+    if until_s is None:
+        await wake.wait()
+        return
+    naps = [asyncio.ensure_future(nap) for nap in (wake.wait(), clock.sleep_until(until_s))]
+    try:
+        await asyncio.wait(naps, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for nap in naps:
+            nap.cancel()
+
+
 class TokenChain:
     """Deterministic output of one sequence. Lifetime: request.
 
@@ -89,7 +105,8 @@ def continuation(tokens: Sequence[int], count: int, vocab: int) -> list[int]:
 class TimedRunner:
     """Drives the scheduler in modelled time. Lifetime: worker.
 
-    `on_step(step, outputs, now_s)` is called as each step ends. The modelled end of a step,
+    `on_step(step, outputs, now_s)` is called as each step ends, `on_failed(requests, why)` where
+    requests end without an answer: their deadline has passed. The modelled end of a step,
     not the moment at which the loop woke, is the start of the next one, so lateness does not
     add up; only a step that is late by its whole length restarts the timeline from now.
     """
@@ -102,6 +119,7 @@ class TimedRunner:
         speed: float,
         on_step: Callable[[Step, list[Output], float], None],
         clock: Clock,
+        on_failed: Callable[[Sequence[Request], str], None] = lambda requests, why: None,
     ) -> None:
         if not 0.0 < speed < float("inf"):
             raise ValueError(f"speed must be above 0, got {speed}")
@@ -110,10 +128,13 @@ class TimedRunner:
         self.overrun_steps_total = 0
         self.busy_s_total = 0.0  # modelled, after `speed`
         self.step_s = 0.0  # the last step as the clock saw it, times `speed`
+        self.split = StepSplit()  # of the last step, not times `speed`
+        self.logprobs: Mapping[int, NoReturn] = MappingProxyType({})  # there are none
         self._step_time = step_time
         self._vocab = vocab
         self._speed = speed
         self._on_step = on_step
+        self._on_failed = on_failed
         self._chains: dict[int, TokenChain] = {}  # unfinished requests, by id
         self._wake = asyncio.Event()
 
@@ -132,14 +153,16 @@ class TimedRunner:
         """Run steps until cancelled; rest while there is no request."""
         timeline_s = self.clock.now_s()
         while True:
-            step = self.scheduler.schedule(self.clock.now_s())
+            begun_s = self.clock.now_s()
+            self._expire(begun_s)
+            step = self.scheduler.schedule(begun_s)
             if step is None:
-                self._wake.clear()
-                await self._wake.wait()
+                await rest(self._wake, self.scheduler.wake_s, self.clock)
                 timeline_s = self.clock.now_s()
                 continue
             length_s = self._step_time.seconds(step) / self._speed
             end_s = timeline_s + length_s
+            scheduled_s = self.clock.now_s()
             await self.clock.sleep_until(end_s)
             now_s = self.clock.now_s()
             self.step_s = (now_s - timeline_s) * self._speed
@@ -148,7 +171,20 @@ class TimedRunner:
             for output in outputs:
                 if output.finished:
                     del self._chains[output.request.request_id]
+            self.split = StepSplit(
+                schedule_s=scheduled_s - begun_s,
+                compute_s=now_s - scheduled_s,
+                complete_s=self.clock.now_s() - now_s,
+                modelled_s=length_s,
+            )
             self._on_step(step, outputs, now_s)
+
+    def _expire(self, now_s: float) -> None:
+        late = self.scheduler.expire(now_s)
+        for request in late:
+            self._chains.pop(request.request_id, None)
+        if late:
+            self._on_failed(late, DEADLINE_PASSED)
 
     def _account(self, end_s: float, length_s: float, now_s: float) -> float:
         """Count the step; where the next one starts."""

@@ -1,73 +1,8 @@
-"""What the dashboard shows: every panel with its queries, its unit and a sentence for people.
-
-One router at a time (`$router`): worker ids belong to a router. Rates are over
-`$__rate_interval`, which Grafana fits to the scrape interval and the zoom.
-"""
+"""What a router decides, what it expected, what uneven load costs, and how fast answers are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-Kind = Literal["timeseries", "stat", "state-timeline"]
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One panel. `queries` are (PromQL, legend).
-
-    `names`: what a label in the legend can be, where each value has a colour of its own.
-    """
-
-    title: str
-    description: str
-    unit: str
-    queries: tuple[tuple[str, str], ...]
-    width: int = 8  # of 24 columns
-    kind: Kind = "timeseries"
-    names: tuple[str, ...] = ()
-    stacked: bool = False
-    maximum: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Panels under one heading."""
-
-    title: str
-    panels: tuple[Panel, ...]
-
-
-def selected(metric: str, matchers: str = "") -> str:
-    """The metric's series of the chosen router."""
-    inside = 'instance="$router"' + (f", {matchers}" if matchers else "")
-    return f"{metric}{{{inside}}}"
-
-
-def rate(metric: str, matchers: str = "", by: str = "") -> str:
-    """Its increase per second, summed up by some labels."""
-    grouping = f" by ({by}) " if by else ""
-    return f"sum{grouping}(rate({selected(metric, matchers)}[$__rate_interval]))"
-
-
-def quantiles(metric: str) -> tuple[tuple[str, str], ...]:
-    """Median, p90 and p99 of a histogram."""
-    buckets = rate(f"{metric}_bucket", by="le")
-    return tuple(
-        (f"histogram_quantile({q}, {buckets})", name)
-        for q, name in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
-    )
-
-
-def per_worker(metric: str) -> tuple[tuple[str, str], ...]:
-    """One series a worker."""
-    return ((selected(metric), "worker {{worker}}"),)
-
-
-def share(part: str, whole: str) -> str:
-    """The rate of one counter over that of another."""
-    return f"{rate(part)} / {rate(whole)}"
-
+from grafana.panel import Panel, Row, quantiles, rate, selected, share
 
 EXPECTED_RATIO = share("warmroute_expected_hit_tokens_total", "warmroute_prompt_tokens_total")
 REPORTED_RATIO = share(
@@ -175,63 +110,45 @@ DECISIONS = Row(
     ),
 )
 
-LOAD = Row(
-    "Load per worker",
+# Seconds of prefill that each worker has yet to do.
+QUEUE_S = (
+    f"{selected('warmroute_worker_queued_prefill_tokens')} / on (instance, worker) "
+    f"{selected('warmroute_worker_prefill_tokens_per_second')}"
+)
+_SPEED = f"avg({selected('warmroute_worker_prefill_tokens_per_second')})"
+_REQUESTS = selected("warmroute_worker_requests")
+
+IMBALANCE = Row(
+    "What uneven load costs",
     (
         Panel(
-            "Requests",
-            "Sent to the worker by this router and not finished. GET /workers on the admin port "
-            "says which URL a worker's number means.",
+            "Busiest over mean",
+            "Answers: of the busiest worker over the mean of all ready ones. In flight: the same "
+            "of requests that are there now. 1 is even.",
             "short",
-            per_worker("warmroute_worker_requests"),
-        ),
-        Panel(
-            "Queued prefill",
-            "Uncached prompt tokens that the worker has yet to compute. One worker far above the "
-            "others: a hot spot.",
-            "suffix: tokens",
-            per_worker("warmroute_worker_queued_prefill_tokens"),
-        ),
-        Panel(
-            "Share of requests",
-            "Each worker's share of all answers; answers that failed count too.",
-            "percentunit",
             (
-                (
-                    f"{REPLIES_BY_WORKER} / on () group_left () {rate('warmroute_replies_total')}",
-                    "worker {{worker}}",
-                ),
+                (BUSIEST_TO_MEAN, "answers"),
+                (f"max({_REQUESTS}) / avg({_REQUESTS})", "in flight"),
             ),
-            stacked=True,
-            maximum=1.0,
+            alert="WarmrouteHotSpot",
         ),
         Panel(
-            "Context",
-            "KV tokens of requests past their first token: what decoding reads in every step.",
-            "suffix: tokens",
-            per_worker("warmroute_worker_context_tokens"),
-            6,
-        ),
-        Panel(
-            "Blocks held",
-            "Cached blocks that the worker's events told of.",
-            "suffix: blocks",
-            per_worker("warmroute_worker_resident_blocks"),
-            6,
-        ),
-        Panel(
-            "Prefill speed",
-            "Prompt tokens a second, as measured on the worker's own answers.",
-            "suffix: tokens/s",
-            per_worker("warmroute_worker_prefill_tokens_per_second"),
-            6,
-        ),
-        Panel(
-            "Step time",
-            "Time of one decode step, as measured on the worker's own streams.",
+            "Prefill queued: fullest worker and mean",
+            "Seconds of prompts that wait to be computed, by the workers' measured speeds. The "
+            "gap between both is what a request on the fullest worker waits for its place there.",
             "s",
-            per_worker("warmroute_worker_step_seconds"),
-            6,
+            ((f"max({QUEUE_S})", "fullest"), (f"avg({QUEUE_S})", "mean")),
+            alert="WarmrouteHotSpot",
+        ),
+        Panel(
+            "Prefill that hits spare",
+            "Seconds of computing per second, of all workers: what cached tokens would have cost, "
+            "as expected and as reported. What imbalance costs must stay below that.",
+            "suffix: s/s",
+            (
+                (f"{rate('warmroute_expected_hit_tokens_total')} / {_SPEED}", "expected hits"),
+                (f"{rate('warmroute_reported_hit_tokens_total')} / {_SPEED}", "reported hits"),
+            ),
         ),
     ),
 )

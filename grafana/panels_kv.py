@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.panels import Panel, Row, per_worker, rate, selected
+from grafana.panel import Panel, Row, per_worker, rate, selected
 
 FLOW = ("batches", "stored_blocks", "removed_blocks")
 SYNC = ("gaps", "replays", "snapshots", "failed_syncs", "failed_polls", "restarts", "clears")
@@ -10,6 +10,9 @@ LOST = (
     *("malformed_frames", "skipped_events", "dropped_batches", "dropped_frames"),
     *("overflows", "orphans", "duplicates"),
 )
+
+
+_KNOWN = selected("warmroute_worker_kv_known", 'worker=~"$worker"')
 
 
 def kv_events(kinds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -24,10 +27,11 @@ KV = Row(
         Panel(
             "KV state",
             "Known: no KV event of the worker is missing. Unknown: its hits are a lower bound. A "
-            "worker without KV events stays unknown.",
+            "worker without KV events stays unknown. The unknown ones come first.",
             "short",
-            per_worker("warmroute_worker_kv_known"),
+            ((f"bottomk($top, {_KNOWN})", "worker {{worker}}"),),
             kind="state-timeline",
+            alert="WarmrouteKvUnknown",
         ),
         Panel(
             "Gaps and how they were closed",

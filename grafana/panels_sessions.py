@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.panels import Panel, Row, per_worker, rate, selected
+from grafana.panel import Panel, Row, per_worker, rate, selected
 
 _WAITED = rate("warmroute_held_seconds_sum", by="standing")
 _ENDED = rate("warmroute_held_seconds_count", by="standing")

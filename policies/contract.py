@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from policies.median import median
 from policies.pricing import missing_tokens
 from policies.record import record
 
@@ -37,7 +38,7 @@ class RequestView:
     draw: float  # uniform in [0, 1), fixed by (seed, serial): the only source of chance
     serial: int  # arrivals counted from 0
     approximate: bool = False  # the chain is made of text blocks, not of the engine's tokens
-    session: str | None = None
+    session: str | None = None  # its tenant's: another one may use the same name
     tenant: str | None = None
     priority: int = 0  # lower is served first, as in vLLM
     # Of its session, known by its id or by the prompt it goes on from (`router.estimators`):
@@ -136,6 +137,20 @@ class FleetView:
         """bool[rows]: without the request's whole trunk; where there is none, nobody lacks it."""
         lacking: Bools = self.hit_tokens < self.hot_trunk_tokens
         return lacking
+
+    @property
+    def step_tokens(self) -> float:
+        """Prefill tokens that fit into one decode step, the median of the pool; 0 of no workers.
+
+        Not a worker's own step, which grows with every prefill beside it: queued tokens count that
+        already, and load counted twice swings between workers.
+        """
+        return median(self.step_s * self.prefill_tokens_per_s)
+
+    def load_tokens(self, step_tokens: float) -> Floats:
+        """float64[rows]: queued prefill, and so many tokens for each unfinished request."""
+        load: Floats = self.queued_prefill_tokens + self.requests * step_tokens
+        return load
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
         """float64[rows]: tokens of the prompt a worker lacks, priced by `policies.pricing`."""

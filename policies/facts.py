@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from policies.contract import Hashes
+from policies.contract import Hashes, Standing
+from policies.kv_events import BlockNames as BlockNames
+from policies.kv_events import Cleared as Cleared
+from policies.kv_events import KvEvent as KvEvent
+from policies.kv_events import Removed as Removed
+from policies.kv_events import Stored as Stored
+from policies.kv_events import Tier as Tier
 from policies.record import record
 
 Role = Literal["both", "prefill", "decode"]
-Tier = Literal["gpu", "host", "disk"]
-BlockNames = tuple[int | bytes, ...] | Hashes  # an array stands for the same numbers as ints
 
 
 @record
@@ -38,6 +39,9 @@ class Arrival:
     priority: int = 0
     stream: bool = True  # False: no first token is seen before the end
     longest_prompt_tokens: int | None = None  # of several prompts; None where there is one only
+    weight: float = 1.0  # its tenant's share where several wait: twice as much gets twice as much
+    deadline_s: float | None = None  # when nobody wants its answer any more, on the same clock
+    needs: str | None = None  # a path that not every engine has; None: each has it
 
 
 @record
@@ -50,7 +54,8 @@ class Dispatched:
     hit_tokens: int
     uncached_tokens: int
     chain: Hashes
-    session: str | None = None
+    session: str | None = None  # its tenant's: another one may use the same name
+    tenant: str | None = None
 
 
 @record
@@ -79,6 +84,7 @@ class Finish:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    refused: bool = False  # a 4xx: about the request, and no word about the worker's health
 
 
 @record
@@ -87,8 +93,9 @@ class Failure:
 
     `blame` is "client" (it left, or its request was refused), "worker" (connect error, early
     close, 5xx, garbage), or "busy" (no connection to the worker was free, or its queue was full,
-    which says nothing of its health). `retry` asks the core for another worker: only before the
-    first byte reached the client.
+    which says nothing of its health). `retry` asks the core for another worker: before the first
+    byte reached the client, or where another worker can go on with the answer. What it shall do
+    then is `rest`, under the same number: the prompt has grown by what was answered already.
     """
 
     now_s: float
@@ -96,6 +103,7 @@ class Failure:
     blame: Literal["client", "worker", "busy"]
     retry: bool = False
     reason: str = ""
+    rest: Arrival | None = None  # in the first arrival's place; None: all of it is still to do
 
 
 @record
@@ -107,48 +115,6 @@ class LoadReport:
     running: int
     waiting: int
     kv_used_tokens: float  # NaN when the worker does not say
-
-
-@record
-class Stored:
-    """Blocks became resident; `hashes` are the engine's own names of them.
-
-    `chain`: our own chain hashes of these blocks, where the source knows them (replays and
-    recordings); `tokens`, `seed` and `extras` are not read then and may be left empty. Names may
-    be equal to chain hashes, and an array of names may be the array `chain` itself. Neither
-    tokens nor a chain: blocks that are known already came to another tier.
-
-    A hybrid model tells the blocks of each of its cache groups. Those of one group count: of the
-    first that is told to be one of full attention, until then of group 0; None: there is one only.
-    """
-
-    hashes: BlockNames
-    parent: int | bytes | None
-    tokens: tuple[int, ...] | npt.NDArray[np.int32]
-    block_size: int
-    tier: Tier = "gpu"
-    seed: int = 0  # chain seed of the LoRA adapter and salt the event names
-    chain: Hashes | None = None
-    extras: tuple[bytes, ...] = ()  # hashed after the tokens of each block (images); or none
-    group: int | None = None
-    full_attention: bool = False
-
-
-@record
-class Removed:
-    """Blocks were evicted."""
-
-    hashes: BlockNames
-    tier: Tier = "gpu"
-    group: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """The whole cache was reset."""
-
-
-KvEvent = Stored | Removed | Cleared
 
 
 @record
@@ -229,6 +195,57 @@ class WorkerFacts:
     weight: float = 1.0
     has_events: bool = True  # False: its cache is mirrored from our own dispatches only
     adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
+    lacks: frozenset[str] = frozenset()  # paths that it has not got
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A worker was asked whether it is well, because the core wanted to know (`Probe`)."""
+
+    now_s: float
+    worker_id: int
+    well: bool
+
+
+@record
+class PeerDispatched:
+    """Another router of the same workers, a peer, charged a request to one of them.
+
+    `arrival` is as the peer had it, but for the number, which is ours and below zero, and the
+    time, which is by our clock. It has no chains where nothing is to be learned from them.
+    """
+
+    now_s: float
+    arrival: Arrival
+    worker_id: int
+    uncached_tokens: int
+    standing: Standing = "new"  # of its session, by the peer
+
+
+@record
+class PeerFirstToken:
+    """The prefill of a peer's request is over."""
+
+    now_s: float
+    request_id: int
+
+
+@record
+class PeerProgress:
+    """The answer to a peer's request has `output_tokens` tokens so far."""
+
+    now_s: float
+    request_id: int
+    output_tokens: int
+
+
+@record
+class PeerEnded:
+    """A peer's request is at its worker no more; with a `finish` where it was answered."""
+
+    now_s: float
+    request_id: int
+    finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +254,8 @@ class Tick:
 
     now_s: float
 
+
+PeerFact = PeerDispatched | PeerFirstToken | PeerProgress | PeerEnded
 
 Fact = (
     Arrival
@@ -249,5 +268,7 @@ Fact = (
     | KvEvents
     | ReplayEnd
     | WorkerChange
+    | Probed
+    | PeerFact
     | Tick
 )

@@ -9,7 +9,6 @@ import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
 from policies.thresholds import check_thresholds, reached_thresholds
-from policies.work import step_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Hybrid:
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         # All unfinished requests, not the running ones only: one whose prefill should be over by
         # the model, but whose first token has not come yet, would otherwise weigh nothing.
-        load_tokens = fleet.queued_prefill_tokens + fleet.requests * step_tokens(fleet)
+        load_tokens = fleet.load_tokens(fleet.step_tokens)
         if self.load_factor != 1.0:
             load_tokens *= self.load_factor
         work_tokens = fleet.missing_tokens(request.prompt_tokens) + load_tokens
@@ -64,5 +63,5 @@ class Hybrid:
         return {
             "missing_s": fleet.missing_tokens(request.prompt_tokens) / rate,
             "queued_s": factor * fleet.queued_prefill_tokens / rate,
-            "requests_s": factor * fleet.requests * step_tokens(fleet) / rate,
+            "requests_s": factor * fleet.requests * fleet.step_tokens / rate,
         }

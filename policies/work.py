@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import isnan, nan
-
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
@@ -15,7 +13,7 @@ def load_s(fleet: FleetView, step: float) -> Floats:
     All at the worker's own prefill rate, so a slow one is full with less. A step each, not all
     the steps an answer has left: those that run together share every step, so a further one
     takes about its token from each, while nobody knows how many it will want. `step` is
-    `step_tokens(fleet)`, equal for all, so load differs by requests and not by moments.
+    `FleetView.step_tokens`, equal for all, so load differs by requests and not by moments.
     """
     steps_s = fleet.requests * (step / fleet.prefill_tokens_per_s)
     seconds: Floats = fleet.queued_prefill_s + steps_s
@@ -35,25 +33,3 @@ def whole_s(request: RequestView, fleet: FleetView, step: float) -> Floats:
     tokens = max(request.prompt_tokens, 1)
     seconds: Floats = fleet.prefill_s(tokens, 0) + step / fleet.prefill_tokens_per_s
     return seconds
-
-
-def step_tokens(fleet: FleetView) -> float:
-    """Prefill tokens that fit into one decode step, the median of the pool; 0 of no workers.
-
-    Not a worker's own step, which grows with every prefill beside it: queued tokens count that
-    already, and load counted twice swings between workers.
-    """
-    return median(fleet.step_s * fleet.prefill_tokens_per_s)
-
-
-def median(values: Floats) -> float:
-    """The median, 0 of no values: as numpy's own, but a tenth of its time on a few values."""
-    rows = len(values)
-    if rows == 0:
-        return 0.0
-    ordered = values.copy()
-    ordered.sort()  # NaN comes last
-    if isnan(ordered.item(-1)):
-        return nan
-    middle: float = ordered.item(rows // 2) + ordered.item((rows - 1) // 2)
-    return middle / 2

@@ -5,39 +5,50 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import ip_network
+from functools import partial
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import zmq.asyncio
 from aiohttp import web
 
 from policies.facts import Tick, WorkerChange
 from policies.load import load
-from router.config import Config
-from router.config_keys import value_at
-from router.config_load import reloadable
+from router.config.load import reloadable, without
+from router.config.schema import Config
 from router.core.core import RouterCore
+from router.discovery.opening import discovery_of
 from router.fleet_io.context import FleetContext, WorkerFact
 from router.fleet_io.manager import FleetManager
+from router.fleet_io.trust import WorkerTrust
+from router.front import inference
 from router.http.admin_app import AdminApi
 from router.http.client_app import client_app
 from router.http.decisions import DecisionLog
-from router.http.inference import Inference
-from router.http.tenants import Tenants, read_keys
-from router.metrics import RouterMetrics
-from router.policy_watch import HangWatch, PolicyTrouble
-from router.record.recorder import FactRecorder
-from router.record.request_line import Header
-from router.record.request_log import RequestLog
+from router.http.local_desk import LocalDesk
+from router.http.relay.native import NativeRelay
+from router.http.ui.replicas import replicas_shown
+from router.keys.key_file import KeyFileError
+from router.keys.ring import KeyRing
+from router.keys.tenant_counts import TenantCounts
+from router.metrics.access import AccessCollector
+from router.metrics.discovery import DiscoveryCollector
+from router.metrics.held import HeldCollector
+from router.metrics.registry import RouterMetrics
+from router.metrics.replicas import ReplicaCollector
+from router.metrics.tenant import TenantCollector
+from router.metrics.tracing import TracingCollector
+from router.policy_watch import HangWatch, PolicyTrouble, thread_use
+from router.replicas.membership import Membership
 from router.state.keeper import StateKeeper
 from router.switchboard import Switchboard
-from router.terms import core_settings, fleet_terms, inference_terms
+from router.terms import core_settings, fleet_terms
 from router.tokenizing import Tokenizing
+from router.tracing.export import exporter
 from router.worker_spec import parse_worker_spec
+from router.written import access_log_of, recorder_of, request_log_of
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +60,20 @@ _TOKENIZER_THREADS = 2  # tokenizing holds no lock of Python's; two keep a long 
 class Router:
     """All parts, wired. Lifetime: process."""
 
-    def __init__(self, config: Config, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, config: Config, http: aiohttp.ClientSession, trust: WorkerTrust | None = None
+    ) -> None:
+        """`trust`: TLS towards workers; none: as configured, but for what `http` asks."""
         self.config = config
         report = PolicyTrouble().report
         core = RouterCore(
             load(config.policy), core_settings(config), config.seed, report, time.monotonic
         )
+        core.guard.use = thread_use
         self.switchboard = Switchboard(core, time.monotonic)
         self.hang_watch = HangWatch(core.guard, time.monotonic, config.policy_hang_s)
-        self._request_log = self._open_log(config)
-        self.switchboard.recorder = _recorder(config, core)
+        self._request_log = request_log_of(config, core, lambda: len(self.fleet.members))
+        self.switchboard.recorder = recorder_of(config, core)
         self.zmq = zmq.asyncio.Context()
         # A worker has up to five: its stream, a replay, what tells of connections (two ends each).
         self.zmq.set(zmq.MAX_SOCKETS, _WORKER_SOCKETS * config.limits.workers + _SPARE_SOCKETS)
@@ -71,39 +86,66 @@ class Router:
             fleet_terms(config),
             first_seq=core.roster.first_question,
             wants_snapshot=core.roster.wants_snapshot,
+            trust=trust or WorkerTrust(config.workers_tls),
+            relay=NativeRelay.wanted(config.relay, config.intervals.gather_s),
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
+        self.discovery = discovery_of(self.fleet, self._in_force)
         self._keeper = _keeper(config, core, self.fleet)
         self.switchboard.resync = self._resync
+        self.switchboard.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
+        self.switchboard.stalled = self.fleet.stalled
         decisions = DecisionLog()
         self.tokenizing = Tokenizing(lambda: self.config, self._executor, self.fleet, http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
-        self.metrics = RouterMetrics(
-            core, self.fleet, prompts, self._request_log, check, self._keeper
-        )
-        self.inference = Inference(
-            self.switchboard,
-            self.fleet,
-            prompts,
-            _tenants(config),
-            self.metrics,
-            decisions,
-            lambda: inference_terms(self.config),
-            self._request_log,
-            check,
-        )
-        self.admin = AdminApi(self.switchboard, self.fleet, self.inference, decisions, self.metrics)
+        lines = self._request_log
+        self.metrics = RouterMetrics(core, self.fleet, prompts, lines, check, self._keeper)
+        parts = (self.switchboard, self.fleet, self.metrics, decisions, lines, check)
+        self.desk = LocalDesk(*parts)
+        self.desk.refuses = lambda: self.config.drain_refuses
+        self._rings = _rings(config, time.monotonic)
+        counts = TenantCounts()
+        keys = self.api_keys = self._rings.get("api_keys_file")
+        told = self.metrics.migrations
+        self.access = access = self.desk.access = access_log_of(config)
+        self.traces = exporter(config.tracing)
+        kept = (counts, told, access, self.traces)
+        self.inference = inference(self.desk, prompts, self._in_force, keys, *kept)
+        use = None if keys is None else keys.shared_use
+        self.membership = Membership(config, core, self.switchboard.tell, use)
+        self._show_more(core, counts)
+        admin = (self.switchboard, self.desk, self.fleet, self.inference, decisions, self.metrics)
+        self.admin = AdminApi(*admin, self._rings.get("admin_keys_file"))
+        self.admin.sources = self.discovery.shown
+        self.admin.ui.replicas = partial(replicas_shown, self.membership)
+        self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Read what a router before this one saved, before any worker joins."""
+        """Read what a router before this one saved, before any worker joins; follow key files."""
+        self._watching = [asyncio.create_task(ring.watch()) for ring in self._rings.values()]
+        self._watching.append(asyncio.create_task(self.admin.ui.run(), name="page"))
         if self._keeper is not None:
             await self._keeper.load()
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
+        self.membership.start()
+
+    def _show_more(self, core: RouterCore, counts: TenantCounts) -> None:
+        register = self.metrics.register
+        register(AccessCollector(self.access))
+        register(TracingCollector(self.traces))
+        register(TenantCollector(counts))
+        register(HeldCollector(core, self.switchboard.clock))
+        register(DiscoveryCollector(self.discovery, self.fleet))
+        register(ReplicaCollector(self.membership))
+
+    def _in_force(self) -> Config:
+        return self.config
 
     def client_app(self) -> web.Application:
         """The application of the client port."""
-        limit = self.config.limits.body_bytes
-        return client_app(self.inference, self.switchboard, self.fleet, self.metrics, limit)
+        config = self.config
+        forwards = config.unknown_paths == "forward"
+        return client_app(self.inference, self.desk, config.limits.body_bytes, forwards)
 
     def admin_app(self) -> web.Application:
         """The application of the admin port."""
@@ -129,42 +171,67 @@ class Router:
         if "policy" in applied:
             self.switchboard.set_policy(policy)
         lines = [f"{key}: {reason}" for key, reason in refused.items()]
-        if "workers" in applied:
-            lines += self.fleet.reconcile(specs)
-        self.config = _without(refused, config, self.config)
+        if "workers" in applied or "discovery" in applied:
+            lines += self.discovery.apply(specs, config.discovery)
+        self.config = without(refused, config, self.config)
         self._context.terms = fleet_terms(self.config)
+        self.membership.renew(self.config)
+        if "log_level" in applied:
+            logging.getLogger().setLevel(config.log_level.upper())
         log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
         return lines
+
+    def reload_keys(self) -> None:
+        """Read the files of keys anew. One that cannot be used changes nothing."""
+        for name, ring in self._rings.items():
+            try:
+                ring.reload()
+            except KeyFileError as error:
+                log.error("%s not read anew, the old keys stay: %s", name, error)
 
     def reopen_files(self) -> None:
         """Go on in new files where those written to were moved away."""
         if self._request_log is not None:
             self._request_log.reopen()
+        if self.access is not None:
+            self.access.reopen()
+
+    async def save(self) -> None:
+        """Write down what is known of caches, for a router that follows."""
+        if self._keeper is not None:
+            await self._keeper.save()
+
+    def retire(self, why: str) -> None:
+        """Be ready no more."""
+        self.desk.retired = why
+
+    def hand_over(self) -> None:
+        """Another router has what we know, and keeps it from now on."""
+        self.retire("another router has taken over")
+        if self._keeper is not None:
+            self._keeper.retire()
 
     async def aclose(self) -> None:
         """Stop following workers, write what waits, free sockets and threads."""
+        for task in self._watching:
+            task.cancel()
+        await self.membership.aclose()
         if self._request_log is not None:  # before the fleet goes, which a header counts
             await asyncio.to_thread(self._request_log.close)
+        if self.access is not None:
+            await asyncio.to_thread(self.access.close)
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
         if self._keeper is not None:  # while the workers are still known
             await self._keeper.close()
+        await self.discovery.aclose()
         await self.fleet.aclose()
+        if self._context.relay is not None:  # after the connections that it has to workers
+            self._context.relay.stop()
         if self.switchboard.recorder is not None:
             await asyncio.to_thread(self.switchboard.recorder.close)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.zmq.destroy(linger=0)
-
-    def _open_log(self, config: Config) -> RequestLog | None:
-        """Raises OSError."""
-        if config.request_log is None:
-            return None
-
-        def header(started: float) -> Header:
-            policy = self.switchboard.core.policy.spec
-            return Header(round(started, 6), policy, len(self.fleet.members))
-
-        return RequestLog(
-            Path(config.request_log), config.request_log_bytes, time.monotonic, time.time, header
-        )
 
     def _tell(self, fact: WorkerFact) -> None:
         if self._keeper is not None and isinstance(fact, WorkerChange):
@@ -177,33 +244,13 @@ class Router:
             member.feed.resync(from_seq)
 
 
-def _without(refused: Iterable[str], new: Config, old: Config) -> Config:
-    """`new` with the values of `old` for the keys refused, which stay in force."""
-    for path in refused:
-        section, dot, name = path.rpartition(".")
-        kept = {name: value_at(old, path)}
-        if dot:
-            kept = {section: msgspec.structs.replace(getattr(new, section), **kept)}
-        new = msgspec.structs.replace(new, **kept)
-    return new
-
-
 def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:
     if config.kv_state is None:
         return None
     return StateKeeper(Path(config.kv_state), core, lambda: fleet.members)
 
 
-def _recorder(config: Config, core: RouterCore) -> FactRecorder | None:
-    """Raises OSError."""
-    if config.record_facts is None:
-        return None
-    path = Path(config.record_facts)
-    return FactRecorder(path, config.record_facts_bytes, core, config.seed)
-
-
-def _tenants(config: Config) -> Tenants:
-    path = config.api_keys_file
-    keys = None if path is None else read_keys(Path(path))
-    peers = tuple(ip_network(peer) for peer in config.trusted_peers)
-    return Tenants(keys, config.tenant_header, peers)
+def _rings(config: Config, clock: Callable[[], float]) -> dict[str, KeyRing]:
+    """The keys of each port that asks for any. Raises KeyFileError."""
+    files = {"api_keys_file": config.api_keys_file, "admin_keys_file": config.admin_keys_file}
+    return {name: KeyRing(Path(path), clock) for name, path in files.items() if path is not None}

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from kvkernels import native_build
-from router.config import Config
-from router.config_command import add_config_command, add_flags, check_command
-from router.config_file import ConfigError
-from router.config_load import load_config
-from router.kv_command import ABOUT, add_kv_command, kv_command
+from router.config.command import add_config_command, add_flags, check_command
+from router.config.file import ConfigError
+from router.config.load import load_config
+from router.config.schema import Config
+from router.keys_command import ABOUT as KEYS_ABOUT
+from router.keys_command import add_keys_command, keys_command
+from router.kv_command import ABOUT as KV_ABOUT
+from router.kv_command import add_kv_command, kv_command
+from router.logs import configure
+from router.processes.seat import Seat, at_ports
+from router.replicas.redis_url import redacted
+from router.takeover.taking import take_over
+from router.top.command import ABOUT as TOP_ABOUT
+from router.top.command import add_top_command, top_command
+from router.workers_command import ABOUT as WORKERS_ABOUT
+from router.workers_command import add_workers_command, workers_command
 
 _SERVE = """\
 Route OpenAI requests to the worker whose KV cache is warm for them.
@@ -27,6 +41,39 @@ SIGHUP reads the configuration anew; SIGTERM lets running requests finish.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """One word after `warmroute`."""
+
+    help: str
+    about: str | None
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int] | None = None  # None: it serves
+
+
+_COMMANDS = MappingProxyType(
+    {
+        "serve": _Command("run the router", _SERVE, add_flags),
+        "config": _Command(
+            "check or print a configuration", None, add_config_command, check_command
+        ),
+        "keys": _Command("make API keys", KEYS_ABOUT, add_keys_command, keys_command),
+        "kv": _Command(
+            "what the router knows of a worker's cache", KV_ABOUT, add_kv_command, kv_command
+        ),
+        "workers": _Command(
+            "list, add, drain and remove workers",
+            WORKERS_ABOUT,
+            add_workers_command,
+            workers_command,
+        ),
+        "top": _Command(
+            "watch the fleet and the decisions, live", TOP_ABOUT, add_top_command, top_command
+        ),
+    }
+)
+
+
 class BriefParser(argparse.ArgumentParser):
     """Says what is wrong in one line, which a page of usage would hide. Lifetime: process.
 
@@ -37,44 +84,45 @@ class BriefParser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
+        message = redacted(message)  # which quotes what was given, such as a mistyped --state
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
+def main(argv: list[str] | None = None, seat: Seat | None = None) -> int:
+    """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration).
+
+    `seat`: of this process, where the command is run by one of several.
+    """
+    argv = sys.argv[1:] if argv is None else argv
     native_build.warn()
+    args = _parser().parse_args(argv)
+    run = _COMMANDS[args.command].run
+    return _serve(args, argv, seat) if run is None else run(args)
+
+
+def _parser() -> BriefParser:
     parser = BriefParser(
         prog="warmroute",
         description="KV-cache-aware router for pools of LLM engines",
         epilog="Start with: warmroute serve --help",
     )
     parser.add_argument("--version", action="version", version=f"warmroute {_version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | config | kv")
-    serving = commands.add_parser(
-        "serve",
-        help="run the router",
-        description=_SERVE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_flags(serving)
-    configuring = commands.add_parser("config", help="check or print a configuration")
-    add_config_command(configuring)
-    looking = commands.add_parser(
-        "kv",
-        help="what the router knows of a worker's cache",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_kv_command(looking)
-    args = parser.parse_args(argv)
-    if args.command == "kv":
-        return kv_command(args)
-    return check_command(args) if args.command == "config" else _serve(args)
+    words = parser.add_subparsers(dest="command", required=True, metavar=" | ".join(_COMMANDS))
+    for word, command in _COMMANDS.items():
+        adding = words.add_parser(
+            word,
+            help=command.help,
+            description=command.about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add(adding)
+    return parser
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace, argv: list[str], seat: Seat | None) -> int:
     def read() -> Config:
-        return load_config(args, os.environ).config
+        config = load_config(args, os.environ).config
+        return config if seat is None else at_ports(config, seat)
 
     try:
         config = read()
@@ -82,17 +130,20 @@ def _serve(args: argparse.Namespace) -> int:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return 2
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    import uvloop  # only here: `warmroute config` starts faster without the server
-
-    from router.serve import serve
-
+    configure(config.log_level, config.log_format)
     try:
-        uvloop.run(serve(config, read))
+        before = None
+        if config.takeover is not None and seat is None:
+            before = take_over(Path(config.takeover))
+        if config.processes > 1 and seat is None:
+            from router.processes.supervisor import supervise
+
+            return supervise(config, argv, before)
+        import uvloop  # only here: `warmroute config` starts faster without the server
+
+        from router.serve import serve
+
+        uvloop.run(serve(config, read, seat, argv, before))
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.wire import BlockStored, WireError, decode_snapshot
 from engine.wire.snapshot import MAX_SNAPSHOT_BYTES
+from router.admin_client import AdminClient, AdminError, add_admin_flags, admin_of
 from router.kv_view import MAX_VIEW_BYTES, Chains, KvView, KvViewError, decode_kv_view
 
 _TIMEOUT_S = 10.0
@@ -33,12 +34,7 @@ differ, 2 one of them could not be asked.
 
 def add_kv_command(parser: argparse.ArgumentParser) -> None:
     """The arguments of `warmroute kv`."""
-    parser.add_argument(
-        "--admin",
-        metavar="URL",
-        default="http://127.0.0.1:8081",
-        help="the router's admin port (%(default)s)",
-    )
+    add_admin_flags(parser)
     parser.add_argument(
         "--worker", metavar="N", type=int, required=True, help="its number, as /workers shows it"
     )
@@ -49,13 +45,14 @@ def add_kv_command(parser: argparse.ArgumentParser) -> None:
 
 def kv_command(args: argparse.Namespace) -> int:
     """Run the command; returns its exit status."""
-    view_url = f"{args.admin.rstrip('/')}/kv?worker={args.worker}"
     try:
+        admin = admin_of(args)
         if args.compare is None:
-            print(_shown(decode_kv_view(_get(view_url, MAX_VIEW_BYTES))))
+            print(_shown(_view(admin, args.worker)))
             return 0
-        view, seq, held = _both(view_url, f"{args.compare.rstrip('/')}/kv_snapshot")
-    except (OSError, ValueError, WireError, KvViewError) as error:
+        snapshot_url = f"{args.compare.rstrip('/')}/kv_snapshot"
+        view, seq, held = _both(admin, args.worker, snapshot_url)
+    except (AdminError, OSError, ValueError, WireError, KvViewError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(_shown(view))
@@ -70,11 +67,16 @@ def kv_command(args: argparse.Namespace) -> int:
     return 0 if equal == len(ours) == len(held) else 1
 
 
-def _both(view_url: str, snapshot_url: str) -> tuple[KvView, int, Chains]:
+def _view(admin: AdminClient, worker_id: int) -> KvView:
+    """Raises AdminError, KvViewError."""
+    return decode_kv_view(admin.data(f"/kv?worker={worker_id}", MAX_VIEW_BYTES))
+
+
+def _both(admin: AdminClient, worker_id: int, snapshot_url: str) -> tuple[KvView, int, Chains]:
     """The router's view and the worker's (batch, blocks), of the same batch where possible."""
     for last in [False] * (_TRIES - 1) + [True]:
         seq, held = truth_of(_get(snapshot_url, MAX_SNAPSHOT_BYTES))
-        view = decode_kv_view(_get(view_url, MAX_VIEW_BYTES))
+        view = _view(admin, worker_id)
         if view.next_seq == seq + 1 or last:
             break
         time.sleep(_BETWEEN_TRIES_S)
@@ -109,7 +111,7 @@ def _shown(view: KvView) -> str:
 
 
 def _get(url: str, limit: int) -> bytes:
-    """Raises OSError where nobody answers, ValueError for another answer than wanted."""
+    """Of a worker. Raises OSError where nobody answers, ValueError for an answer unwanted."""
     try:
         with urlopen(url, timeout=_TIMEOUT_S) as reply:
             body: bytes = reply.read(limit + 1)

@@ -5,19 +5,32 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
-from router.core.guard import PolicyFaultError, PolicyGuard
+from router.core.guard import PolicyFaultError, PolicyGuard, Use
 
 log = logging.getLogger(__name__)
 
 HUNG_STATUS = 70  # of the process (sysexits.h, EX_SOFTWARE): nothing else ends with it
 _LOOKS = 4  # within the time that is too long
 _CPU_FACTOR = 3.0  # so many times that, in CPU time during which no thread of Python's ran
+
+
+def thread_use() -> Use:
+    """What this thread has used: CPU seconds, and switches to others of its own accord.
+
+    getrusage(2), `RUSAGE_THREAD`: Linux only. Elsewhere all time counts as the thread's own.
+    """
+    if sys.platform != "linux":
+        return time.monotonic(), 0
+    use = resource.getrusage(resource.RUSAGE_THREAD)
+    return use.ru_utime + use.ru_stime, use.ru_nvcsw
 
 
 class PolicyTrouble:

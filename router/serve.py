@@ -3,78 +3,247 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import resource
 import signal
 import socket
-from collections.abc import Callable
-from ipaddress import ip_address
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import aiohttp
-from aiohttp import web
+import msgspec
 
+from router import huge_pages
 from router.assembly import Router
-from router.config import Config
-from router.http.client_reply import SERVER_OPTIONS
+from router.config.rules import is_loopback
+from router.config.schema import Config
+from router.fleet_io.trust import WorkerTrust
+from router.garbage import release, settle
+from router.handover import added_by_hand, settle_in, workers_of
+from router.listening import Port
+from router.metrics.door import DoorCollector
+from router.processes.leading import Leading, lead
+from router.processes.seat import Seat
+from router.takeover.estate import Estate
+from router.takeover.handing import Handing, Left
+from router.takeover.notices import notify, notify_ready
+from router.takeover.sockets import cannot_listen, listening_at
+from router.takeover.successor import Successor
+from router.takeover.taking import Inheritance
 from router.worker_spec import parse_worker_spec
 
 log = logging.getLogger(__name__)
 
+_HEARD_S = 5.0  # for sources of workers to be read, while the router before serves
 _OPEN_FILES = 65_536  # wanted; the system may allow fewer
 
 
-async def serve(config: Config, read_config: Callable[[], Config]) -> None:
+async def serve(
+    config: Config,
+    read_config: Callable[[], Config],
+    seat: Seat | None = None,
+    argv: Sequence[str] = (),
+    before: Inheritance | None = None,
+) -> None:
     """Run the router until SIGTERM or SIGINT; `read_config` reads it anew on SIGHUP.
+
+    `seat`: the leader's, of a router of several processes. `argv`: the arguments of this router's
+    command, for one that is to follow. `before`: what the router before this one left.
 
     Raises OSError that says which address cannot be bound or which file not written, and why;
     ValueError for a bad policy or key file.
     """
-    _allow_many_files()
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-    async with aiohttp.ClientSession(connector=connector) as http:
-        router = Router(config, http)
-        loop.add_signal_handler(signal.SIGHUP, lambda: _reload(router, read_config))
-        runners: list[web.AppRunner] = []
+    files = allow_many_files()
+    trust = WorkerTrust(config.workers_tls)
+    async with trust.session() as http:
+        router = Router(config, http, trust)
+        server = Server(router, files, read_config, seat, Successor(argv, config.takeover))
+        server.obey()
         ticking = asyncio.create_task(router.tick(), name="tick")
         checking = asyncio.create_task(router.tokenizing.run(), name="token check")
+        gathering = asyncio.create_task(huge_pages.keep(), name="large pages")
         router.hang_watch.start()
         try:
-            client = await _listen(router.client_app(), config.host, config.port, config, runners)
-            admin = await _listen(
-                router.admin_app(), config.admin_host, config.admin_port, config, runners
-            )
-            await router.start()
-            for spec in config.workers:
-                router.fleet.add(parse_worker_spec(spec))
-            _warn_of_exposure(config)
-            _warn_of_no_worker(config, admin)
-            print(f"ready http://{client} admin=http://{admin}", flush=True)
-            await _until(stop, ticking)
+            await server.start(before)
+            await _until(server.stop, ticking)
         finally:
-            log.info("stopping: no new requests; running ones get %g s", config.timeouts.shutdown_s)
-            # They have been sent nowhere yet: another router may take them at once.
-            if held := router.switchboard.turn_away_held("the router is shutting down"):
-                log.info("turned away %d requests that waited for a worker", held)
-            for runner in runners:
-                await runner.cleanup()
+            await server.aclose()
             ticking.cancel()
             checking.cancel()
-            await asyncio.wait([ticking, checking])
+            gathering.cancel()
+            await asyncio.wait([ticking, checking, gathering])
             await router.aclose()
             router.hang_watch.stop()
+            release()
 
 
-def _allow_many_files() -> None:
-    """Each request in flight takes two sockets; the usual soft limit is 1,024 open files."""
+class Server:
+    """A router with its ports, in its process. Lifetime: process."""
+
+    def __init__(
+        self,
+        router: Router,
+        files: int,
+        read_config: Callable[[], Config],
+        seat: Seat | None,
+        successor: Successor,
+    ) -> None:
+        """`files`: how many may be open. Raises TlsError."""
+        self.stop = asyncio.Event()
+        self._router = router
+        self._read_config = read_config
+        self._seat = seat
+        self._successor = successor
+        self._client = Port(lambda: router.config, files)
+        self._admin = Port(lambda: router.config, files, admin=True)
+        self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
+        self._leading: Leading | None = None
+        self._handing: Handing | None = None
+        self._handed = False  # another router serves in our place
+        doors = {"client": self._client.door, "admin": self._admin.door}
+        router.metrics.register(DoorCollector(doors))
+
+    def obey(self) -> None:
+        """Take signals from now on."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGUSR2, self._successor.start)
+
+    async def start(self, before: Inheritance | None) -> None:
+        """Know the workers, listen, say so. Raises OSError, and ReplicaRefusedError."""
+        router, config, seat = self._router, self._router.config, self._seat
+        await router.membership.agree()
+        self._sockets = _sockets(config, seat, before)
+        estate = _estate(seat, before)
+        if estate is None:
+            client, admin = await self._listen()
+        await router.start()
+        workers = [parse_worker_spec(spec) for spec in config.workers]
+        for spec in workers:
+            router.fleet.add(spec)
+        found = () if estate is None else estate.found
+        router.discovery.start(workers, config.discovery, found)
+        if estate is not None:  # the router before serves meanwhile
+            await router.discovery.heard(_HEARD_S)
+            await settle_in(router, estate)
+            client, admin = await self._listen()
+        _warn_of_exposure(config)
+        _warn_of_no_worker(config, admin)
+        settle()
+        if seat is not None:
+            self._leading = await lead(router, seat, (client, admin), self.stop.set, self)
+            return
+        if before is not None:
+            await before.serving()
+        if config.takeover is not None:
+            self._handing = Handing(Path(config.takeover), self.leave, self.hand_over)
+            self._handing.start()
+        notify_ready()
+        print(f"ready {client} admin={admin}", flush=True)
+
+    async def leave(self) -> Left:
+        """What a router that follows gets."""
+        await self._router.save()
+        added, workers = added_by_hand(self._router), workers_of(self._router)
+        return Left(*self._sockets, added, workers, self._router.discovery.found())
+
+    async def leave_in(self, path: Path) -> None:
+        """The same, but for the sockets, as a file."""
+        left = await self.leave()
+        estate = Estate(0, 0, left.added, left.workers, left.found)
+        await asyncio.to_thread(path.write_bytes, msgspec.json.encode(estate))
+
+    async def hand_over(self) -> None:
+        """Another router serves: accept nothing more, and end when all is answered."""
+        self._handed = True
+        self._router.hand_over()
+        for port in (self._client, self._admin):
+            port.accept_no_more()
+        self.stop.set()
+
+    async def aclose(self) -> None:
+        """Let what runs end."""
+        router, shutdown_s = self._router, self._router.config.timeouts.shutdown_s
+        if self._handed:
+            log.info("handed over: what is connected gets %g s", shutdown_s)
+            await self._client.until_left(shutdown_s)
+        elif self._seat is None:
+            notify("STOPPING=1")
+        router.retire("the router stops")
+        log.info("stopping: no new requests; running ones get %g s", shutdown_s)
+        # They have been sent nowhere yet: another router may take them at once.
+        if held := router.switchboard.turn_away_held("the router is shutting down"):
+            log.info("turned away %d requests that waited for a worker", held)
+        for listening in (self._client, self._admin):
+            await listening.aclose()
+        if self._handing is not None:
+            await self._handing.aclose()
+        if self._leading is not None:
+            await self._leading.end()
+
+    async def _listen(self) -> tuple[str, str]:
+        """The URLs of clients' and of the admin port."""
+        router = self._router
+        client = await self._client.listen(router.client_app(), self._sockets[0])
+        admin = await self._admin.listen(router.admin_app(), self._sockets[1])
+        return f"{self._client.scheme}://{client}", f"{self._admin.scheme}://{admin}"
+
+    def _reload(self) -> None:
+        """A configuration that cannot be used changes nothing. Logs are begun anew all the same."""
+        self._router.reopen_files()
+        for port in (self._client, self._admin):
+            port.renew()
+        self._router.reload_keys()
+        try:
+            refused = self._router.apply(self._read_config())
+        except ValueError as error:
+            log.error("reload refused, the old configuration stays: %s", error)
+            return
+        for line in refused:
+            log.warning("not changed while running: %s", line)
+
+
+def _sockets(
+    config: Config, seat: Seat | None, before: Inheritance | None
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Those to listen with, of clients and admin; none: the ports make their own.
+
+    Raises OSError that says which address cannot be bound.
+    """
+    if seat is not None:
+        return seat.client, seat.admin
+    if config.takeover is None:
+        return [], []
+    found = []
+    inherited = ([], []) if before is None else (before.client, before.admin)
+    places = (config.host, config.port), (config.admin_host, config.admin_port)
+    for (host, port), sockets in zip(places, inherited, strict=True):
+        try:
+            found.append(listening_at(host, port, 1, sockets)[0])
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
+    return found[0], found[1]
+
+
+def _estate(seat: Seat | None, before: Inheritance | None) -> Estate | None:
+    """What a router before this one left, also where the supervisor took it over."""
+    if seat is None:
+        return None if before is None else before.estate
+    path = seat.estate
+    return msgspec.json.decode(path.read_bytes(), type=Estate) if path.exists() else None
+
+
+def allow_many_files() -> int:
+    """Each request in flight takes two sockets; the usual soft limit is 1,024 open files.
+
+    Returns how many may be open.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)
 
 
 async def _until(stop: asyncio.Event, ticking: asyncio.Task[None]) -> None:
@@ -86,56 +255,8 @@ async def _until(stop: asyncio.Event, ticking: asyncio.Task[None]) -> None:
         ticking.result()
 
 
-async def _listen(
-    app: web.Application, host: str, port: int, config: Config, runners: list[web.AppRunner]
-) -> str:
-    """Serve `app`; returns the address it got, which matters for port 0."""
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        shutdown_timeout=config.timeouts.shutdown_s,
-        keepalive_timeout=config.timeouts.keep_alive_s,
-        max_line_size=config.limits.header_bytes,
-        max_field_size=config.limits.header_bytes,
-        **SERVER_OPTIONS,
-    )
-    await runner.setup()
-    runners.append(runner)
-    site = web.TCPSite(runner, host, port, backlog=1024)
-    try:
-        await site.start()
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}, port {port}: {_why(error)}") from error
-    bound = runner.addresses[0]
-    return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
-
-
-def _why(error: OSError) -> str:
-    if isinstance(error, socket.gaierror):
-        return f"the host's name cannot be resolved ({error.strerror})"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "the host is no address of this machine"
-    return error.strerror or str(error)
-
-
-def _reload(router: Router, read_config: Callable[[], Config]) -> None:
-    """A configuration that cannot be used changes nothing. Logs are begun anew all the same."""
-    router.reopen_files()
-    try:
-        refused = router.apply(read_config())
-    except ValueError as error:
-        log.error("reload refused, the old configuration stays: %s", error)
-        return
-    for line in refused:
-        log.warning("not changed while running: %s", line)
-
-
 def _warn_of_exposure(config: Config) -> None:
-    try:
-        loopback = ip_address(config.admin_host).is_loopback
-    except ValueError:
-        loopback = config.admin_host == "localhost"
-    if not loopback:
+    if not (is_loopback(config.admin_host) or config.admin_keys_file):
         log.warning(
             "the admin port listens on %s, beyond loopback: whoever reaches it controls the router",
             config.admin_host,
@@ -143,9 +264,9 @@ def _warn_of_exposure(config: Config) -> None:
 
 
 def _warn_of_no_worker(config: Config, admin: str) -> None:
-    if not config.workers:
+    if not config.workers and not config.discovery:
         log.warning(
-            "no worker to send requests to: start with --worker URL (or `workers` in the file), "
-            "or POST one to http://%s/workers",
+            "no worker to send requests to: start with --worker URL (or `workers` in the file) or "
+            "--discover SOURCE, or POST one to %s/workers",
             admin,
         )

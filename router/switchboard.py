@@ -15,9 +15,20 @@ from typing import Literal
 
 from policies.facts import Arrival, Fact, Failure, Finish, FirstToken, Progress
 from policies.load import LoadedPolicy
-from router.core.actions import Action, Cancel, Dispatch, Hold, PutAside, Reject, Resync
+from router.core.actions import (
+    Action,
+    Cancel,
+    Dispatch,
+    Hold,
+    Probe,
+    PutAside,
+    Reject,
+    Resync,
+    TakeBack,
+)
 from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
+from router.core.outliers import STALLED
 from router.core.take import take
 from router.record.recorder import FactRecorder
 
@@ -31,7 +42,8 @@ class Ticket:
         self.request_id = request_id
         self.open = True  # the core has not been told its end
         self._switchboard = switchboard
-        self._actions: asyncio.Queue[Dispatch | Reject] = asyncio.Queue()
+        self._actions: list[Dispatch | Reject] = []  # one, but for a moment
+        self._waiter: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Ticket:
         return self
@@ -55,14 +67,19 @@ class Ticket:
 
     async def next_action(self) -> Dispatch | Reject:
         """Where to send the request, or how to turn it away; waits while it is held."""
-        action = await self._actions.get()
+        while not self._actions:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        action = self._actions.pop(0)
         if isinstance(action, Reject):
             self.open = False
         return action
 
     def put(self, action: Dispatch | Reject) -> None:
         """An action of the core for this request."""
-        self._actions.put_nowait(action)
+        self._actions.append(action)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def first_token(self, now_s: float) -> None:
         """The answer began."""
@@ -73,20 +90,35 @@ class Ticket:
         self._switchboard.tell(Progress(now_s, self.request_id, output_tokens))
 
     def finish(
-        self, prompt_tokens: int | None, cached_tokens: int | None, output_tokens: int | None
+        self,
+        prompt_tokens: int | None,
+        cached_tokens: int | None,
+        output_tokens: int | None,
+        *,
+        refused: bool = False,
     ) -> None:
-        """The answer is complete."""
+        """The answer is complete; `refused`: it says what is wrong with the request (4xx)."""
         self.open = False
         now_s = self._switchboard.clock()
         self._switchboard.tell(
-            Finish(now_s, self.request_id, prompt_tokens, cached_tokens, output_tokens)
+            Finish(now_s, self.request_id, prompt_tokens, cached_tokens, output_tokens, refused)
         )
 
-    def fail(self, blame: Literal["client", "worker", "busy"], *, retry: bool, reason: str) -> None:
-        """The dispatch ended without an answer; with `retry` another action follows."""
+    def fail(
+        self,
+        blame: Literal["client", "worker", "busy"],
+        *,
+        retry: bool,
+        reason: str,
+        rest: Arrival | None = None,
+    ) -> None:
+        """The dispatch ended without a whole answer; with `retry` another action follows.
+
+        `rest`: what is left to do of the request, where the client has seen a part of the answer.
+        """
         self.open = retry
         now_s = self._switchboard.clock()
-        self._switchboard.tell(Failure(now_s, self.request_id, blame, retry, reason))
+        self._switchboard.tell(Failure(now_s, self.request_id, blame, retry, reason, rest))
 
 
 class Switchboard:
@@ -101,6 +133,8 @@ class Switchboard:
         self._next_request_id = 0
         self.recorder: FactRecorder | None = None  # set before the first fact, or never
         self.resync: Callable[[int, int], None] = lambda worker_id, from_seq: None
+        self.probe: Callable[[Probe], None] = lambda action: None
+        self.stalled: Callable[[int], None] = lambda worker_id: None
 
     def next_request_id(self) -> int:
         """A number no other request has."""
@@ -110,10 +144,14 @@ class Switchboard:
     def ticket(self, request_id: int, explained: bool = False) -> Ticket:
         """A new request's line to the core; somebody reads the details of its decisions, or not."""
         ticket = Ticket(self, request_id)
-        if explained:
-            self._explained.add(request_id)
-        self._tickets[request_id] = ticket
+        self.enter(ticket, explained)
         return ticket
+
+    def enter(self, ticket: Ticket, explained: bool) -> None:
+        """Take in the ticket of a new request."""
+        if explained:
+            self._explained.add(ticket.request_id)
+        self._tickets[ticket.request_id] = ticket
 
     def forget(self, ticket: Ticket) -> None:
         """The request is over."""
@@ -180,6 +218,8 @@ class Switchboard:
                 self.resync(action.worker_id, action.from_seq)
             case Hold():
                 pass  # the ticket waits; another action will come
+            case Probe():
+                self.probe(action)
             case PutAside():
                 log.warning(
                     "worker %d keeps failing (%s): no new requests for %.1f s",
@@ -187,5 +227,9 @@ class Switchboard:
                     action.reason,
                     action.aside_s,
                 )
+                if action.reason == STALLED:
+                    self.stalled(action.worker_id)
+            case TakeBack():
+                log.warning("worker %d answers again: it gets requests as before", action.worker_id)
             case Cancel():
                 pass  # the worker's connections are closed with it (fleet_io.manager)

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from router.config import Config
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from router.config.schema import Config
 from router.core.settings import CoreSettings
 from router.fleet_io.context import FleetTerms
+from router.http.attempts import AttemptTerms
 from router.http.inference import InferenceTerms
+from router.http.migration.migrations import MigrationTerms
+from router.http.patience import Patience
 from router.http.relay.reply import RelayLimits, Timeouts
 from router.http.scan import ScanLimits
+
+T = TypeVar("T")
+
+_PROGRESS_S = 0.25  # between two reports of an answer's growth; as replays have it
+# Two of them and the wait for others' reports are less: a stream that goes on is never silent.
+_PROGRESS_OF_STALL = 0.4
+
+
+class Standing(Generic[T]):
+    """What one of these functions makes of the configuration in force, made once for each.
+
+    Every request asks several times. Lifetime: process.
+    """
+
+    __slots__ = ("_config", "_cut", "_of", "_terms")
+
+    def __init__(self, cut: Callable[[Config], T], config: Callable[[], Config]) -> None:
+        self._cut = cut
+        self._config = config
+        self._of = config()
+        self._terms = cut(self._of)
+
+    def __call__(self) -> T:
+        """The terms as of now."""
+        config = self._config()
+        if config is not self._of:
+            self._of, self._terms = config, self._cut(config)
+        return self._terms
 
 
 def core_settings(config: Config) -> CoreSettings:
@@ -21,12 +55,26 @@ def core_settings(config: Config) -> CoreSettings:
         mirrored_blocks=limits.mirrored_blocks,
         inflight_requests=limits.inflight_requests,
         hold_requests=limits.hold_requests,
+        queued_tokens=limits.queued_tokens,
+        worker_requests=limits.worker_requests,
+        worker_queued_tokens=limits.worker_queued_tokens,
         hold_s=limits.hold_s,
         sessions=limits.sessions,
         session_blocks=limits.session_blocks,
         speculative_s=timeouts.speculative_s,
+        max_attempts=config.retries.attempts,
+        retry_base_s=config.retries.backoff_s,
+        retry_max_s=config.retries.backoff_max_s,
+        retry_share=config.retries.budget_share,
+        retries_per_s=config.retries.budget_per_s,
         ejection_failures=config.ejection.failures,
+        ejection_rate=config.ejection.rate,
+        ejection_requests=config.ejection.requests,
+        ejection_window_s=config.ejection.window_s,
+        ejection_max_share=config.ejection.max_share,
         recover_s=config.ejection.recover_s,
+        stall_s=timeouts.stall_s,
+        ramp_s=config.ramp_s,
         policy_fallback=config.policy_fallback,
         policy_slow_s=config.policy_slow_ms / 1e3,
         backlog_batches=limits.events_backlog_batches,
@@ -40,24 +88,55 @@ def fleet_terms(config: Config) -> FleetTerms:
         load_report_s=config.intervals.load_report_s,
         health_s=config.intervals.health_s,
         backlog_batches=config.limits.events_backlog_batches,
-        relay=RelayLimits(header_bytes=config.limits.header_bytes),
+        drain_s=config.drain_s,
+        relay=RelayLimits(
+            header_bytes=config.limits.header_bytes,
+            progress_s=min(_PROGRESS_S, config.timeouts.stall_s * _PROGRESS_OF_STALL),
+        ),
+    )
+
+
+def patience(config: Config) -> Patience:
+    """How long requests may take."""
+    return Patience(
+        deadline_header=config.deadline_header,
+        ms_per_token=config.timeouts.first_byte_ms_per_token,
+        whole_answer_s=config.timeouts.whole_answer_s,
+        total_s=config.timeouts.total_s,
     )
 
 
 def inference_terms(config: Config) -> InferenceTerms:
-    """The data plane's part of a configuration."""
-    timeouts = config.timeouts
+    """What reading a request is bound by."""
     return InferenceTerms(
         scan=ScanLimits(max_messages=config.limits.messages),
+        session_header=config.session_header,
+        explain=config.explain,
+        explain_every=config.explain_every,
+        patience=patience(config),
+        isolate=config.tenants.isolate,
+    )
+
+
+def attempt_terms(config: Config) -> AttemptTerms:
+    """What carrying a request to its worker is bound by."""
+    timeouts = config.timeouts
+    return AttemptTerms(
         timeouts=Timeouts(
             connect_s=timeouts.connect_s,
+            send_s=timeouts.send_s,
             first_byte_s=timeouts.first_byte_s,
             between_s=timeouts.between_bytes_s,
             client_s=timeouts.between_bytes_s,
         ),
+        patience=patience(config),
         client_buffer_bytes=config.limits.client_buffer_bytes,
-        session_header=config.session_header,
-        explain=config.explain,
-        explain_every=config.explain_every,
+        tenant_header=config.tenant_header,
         forward_token_ids=config.forward_token_ids,
     )
+
+
+def migration_terms(config: Config) -> MigrationTerms:
+    """What streams that go on at another worker are bound by."""
+    migration = config.migration
+    return MigrationTerms(migration.moves, migration.stream_tokens, migration.tokens)

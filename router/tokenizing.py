@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from engine.wire.memo import MemoEncoder
-from router.config import Config
+from router.config.schema import Config
 from router.fleet_io.manager import FleetManager
 from router.http.prompts import PromptReader
 from router.http.token_check import TokenCheck
@@ -32,7 +32,7 @@ class Tokenizing:
         http: aiohttp.ClientSession,
     ) -> None:
         given = config()
-        encoder = _encoder(given)
+        encoder = encoder_of(given)
         self.check = TokenCheck(time.monotonic, lambda: config().intervals.token_recheck_s)
         self.reader = PromptReader(
             encoder,
@@ -65,7 +65,8 @@ def _probe_terms(config: Config) -> ProbeTerms:
     return ProbeTerms(intervals.health_s, config.timeouts.probe_s, intervals.token_recheck_s)
 
 
-def _encoder(config: Config) -> MemoEncoder | None:
+def encoder_of(config: Config) -> MemoEncoder | None:
+    """The tokenizer and its memo; None without one. Raises ValueError where it cannot be used."""
     if config.tokenizer is None:
         return None
     from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only

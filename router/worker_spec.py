@@ -45,6 +45,8 @@ class WorkerSpec:
     max_requests: float | None = None  # unfinished requests, at least 1
     max_queued_tokens: float | None = None  # prefill tokens not yet computed, at least 1
     max_kv_fraction: float | None = None  # of its KV capacity, above 0, at most 1
+    server_name: str | None = None  # that its certificate has, where it is not the URL's host
+    insecure: bool = False  # https without a look at its certificate: whoever answers is believed
     weight: float = 1.0  # its speed relative to the default before it is measured, 0.01..100
 
     def __post_init__(self) -> None:
@@ -53,15 +55,23 @@ class WorkerSpec:
         _one_of("role", self.role, ROLES)
         if self.model is not None and not self.model:
             raise WorkerSpecError("model is empty")
-        for name in ("url", "model", "events", "replay", "topic", "metrics"):
+        for name in ("url", "model", "events", "replay", "topic", "metrics", "server_name"):
             if "," in (getattr(self, name) or ""):
                 raise WorkerSpecError(f"{name} has a comma, which separates options")
         if self.rank is not None and not 0 <= self.rank <= MAX_RANK:
             raise WorkerSpecError(f"rank is {self.rank}; allowed: 0..{MAX_RANK}")
         if self.metrics is not None:
             _check_url("metrics", self.metrics)
+        self._check_tls()
         self._check_events()
         self._check_numbers()
+
+    def _check_tls(self) -> None:
+        if self.url.startswith("https://"):
+            if self.insecure and self.server_name is not None:
+                raise WorkerSpecError("insecure looks at no certificate; leave out server_name")
+        elif self.insecure or self.server_name is not None:
+            raise WorkerSpecError("server_name and insecure are for https:// workers")
 
     def _check_events(self) -> None:
         if self.events not in ("none", POLL):
@@ -111,6 +121,7 @@ class WorkerSpec:
 
 KEYS = tuple(entry.name for entry in fields(WorkerSpec))
 _INTEGERS = ("block_size", "rank")
+_FLAGS = ("insecure",)
 _NUMBERS = ("kv_tokens", "max_requests", "max_queued_tokens", "max_kv_fraction", "weight")
 
 
@@ -180,6 +191,10 @@ def _spec_of(values: dict[str, Any]) -> WorkerSpec:
 
 
 def _coerce(key: str, value: object) -> str | int | float:
+    if key in _FLAGS:
+        if str(value).lower() not in ("true", "false"):
+            raise WorkerSpecError(f"{key} is {str(value)[:40]!r}; allowed: true, false")
+        return str(value).lower() == "true"
     if key not in _INTEGERS and key not in _NUMBERS:
         if not isinstance(value, str):
             raise WorkerSpecError(f"{key} must be text, got {type(value).__name__}")
@@ -231,4 +246,6 @@ def _one_of(name: str, value: str | None, allowed: tuple[str | None, ...]) -> No
 
 
 def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

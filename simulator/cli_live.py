@@ -117,6 +117,10 @@ def add_stack(parsers: Any) -> None:
         "--profile", default="llama-3.1-8b-h100", metavar="P", help="default %(default)s"
     )
     stack.add_argument(
+        "--model", type=Path, metavar="DIR",
+        help="serve the model in DIR with the real engine, in place of --profile",
+    )  # fmt: skip
+    stack.add_argument(
         "--port",
         type=port,
         default=8080,

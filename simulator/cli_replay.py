@@ -89,7 +89,9 @@ def known() -> str:
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """The trace."""
-    parser.add_argument("trace", metavar="TRACE", help="file, or gen:NAME?key=value&...")
+    parser.add_argument(
+        "trace", metavar="TRACE", help="file, folder or pattern of parts, or gen:NAME?key=value&..."
+    )
 
 
 def add_policies(
@@ -197,6 +199,7 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         ("event-lag", "from a step's end to its KV events' arrival"),
         ("report-every", "between two load reports of a worker; 0: none"),
         ("report-lag", "how old a load report is when it arrives"),
+        ("replica-lag", "until what one replica does is known to the others"),
     ):
         default = getattr(_WORLD, f"{name.replace('-', '_')}_ms")
         group(
@@ -207,6 +210,11 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         "--event-loss", type=arguments.share, default=_WORLD.event_loss, metavar="SHARE",
         help=f"of KV event batches that never arrive; default {_WORLD.event_loss:g}",
     )  # fmt: skip
+    group(
+        "--replicas", type=arguments.count, default=_WORLD.replicas, metavar="N",
+        help="routers in front of the pool; each request comes through any of them; default 1",
+    )  # fmt: skip
+    group("--no-sharing", action="store_true", help="these know nothing of each other")
     group("--no-events", action="store_true", help="workers publish no KV events")
     group(
         "--faults", metavar="FILE",

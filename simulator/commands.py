@@ -83,6 +83,7 @@ async def stack(options: argparse.Namespace, console: Console) -> bool:
         block_size=16,
         port=options.port,
         admin_port=options.admin_port,
+        model=options.model,
     )
     if options.trace is not None:
         return await _trace_on_stack(options, settings, console)

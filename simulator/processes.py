@@ -139,7 +139,7 @@ def check_port(port: int, option: str) -> None:
 
 def parse_ready(line: str) -> tuple[str, dict[str, str]]:
     """(URL, key=value pairs) of a ready line; raises `StartError` for another line."""
-    match = re.match(r"ready (http://\S+)((?: \S+=\S*)*)", line)
+    match = re.match(r"ready (https?://\S+)((?: \S+=\S*)*)", line)
     if match is None:
         raise StartError(f"not a ready line: {line!r}")
     pairs = (pair.partition("=") for pair in match[2].split())

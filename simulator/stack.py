@@ -1,4 +1,4 @@
-"""A router and its timed workers as separate programs on loopback."""
+"""A router and its workers, timed or computing, as separate programs on loopback."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class StackSettings:
     port: int = 0  # of the router; 0: the system picks
     admin_port: int = 0  # of the router; 0: the system picks
     hold_s: float | None = None  # longest wait at the router, wall clock; None: its default
+    model: Path | None = None  # a model's folder: workers compute, on CPUs, and nothing is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,14 @@ async def running_stack(settings: StackSettings, log_dir: Path) -> AsyncIterator
 
 
 async def _start_workers(programs: Programs, settings: StackSettings) -> tuple[Program, ...]:
-    arguments = ["--port", "0", "--timed", settings.profile, "--speed", f"{settings.speed:g}"]
+    # Several processes share the machine's cores: one thread each, or they wait for each other.
+    arguments = ["serve", str(settings.model), "--port", "0", "--threads", "1"]
+    if settings.model is None:
+        arguments = ["--port", "0", "--timed", settings.profile, "--speed", f"{settings.speed:g}"]
     arguments += ["--block-size", str(settings.block_size), "--model-name", MODEL]
     if settings.kv_tokens is not None:
-        arguments += ["--kv-tokens", str(settings.kv_tokens)]
+        flag = "--kv-tokens" if settings.model is None else "--max-tokens-in-paged-kv-cache"
+        arguments += [flag, str(settings.kv_tokens)]
     places = asyncio.Semaphore(STARTS_AT_ONCE)
 
     async def one(number: int) -> Program:

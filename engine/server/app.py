@@ -7,11 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 
-import msgspec
 from aiohttp import web
 
-from engine.server import bodies
+from engine.server import bodies, pinning, triton
 from engine.server.errors import ApiError
+from engine.server.insight import debug_steps, explain_request, health, json_response, metrics
 from engine.server.openai import WORKER, chat_completions, check_model, completions
 from engine.server.worker import Worker
 from engine.wire import PromptError
@@ -22,49 +22,72 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def make_app(worker: Worker) -> web.Application:
     """The application that serves `worker`."""
-    app = web.Application(
-        client_max_size=worker.settings.max_body_bytes, middlewares=[openai_errors]
-    )
+    app = web.Application(client_max_size=worker.settings.max_body_bytes, middlewares=[told_errors])
     app[WORKER] = worker
-    app.add_routes(
-        [
-            web.post("/v1/completions", completions),
-            web.post("/v1/chat/completions", chat_completions),
-            web.get("/v1/models", models),
-            web.get("/health", health),
-            web.get("/version", show_version),
-            web.get("/metrics", metrics),
-            web.post("/tokenize", tokenize),
-            web.post("/detokenize", detokenize),
-            web.get("/kv_event_sources", kv_event_sources),
-            web.get("/kv_snapshot", kv_snapshot),
-            web.post("/reset_prefix_cache", reset_prefix_cache),
-        ]
+    routes = (
+        web.post("/v1/completions", completions),
+        web.post("/v1/chat/completions", chat_completions),
+        web.get("/v1/models", models),
+        web.get("/health", health),
+        web.get("/version", show_version),
+        web.get("/metrics", metrics),
+        web.get("/debug/steps", debug_steps),
+        web.get("/explain/{request}", explain_request),
+        web.post("/tokenize", tokenize),
+        web.post("/detokenize", detokenize),
+        web.get("/kv_event_sources", kv_event_sources),
+        web.get("/kv_snapshot", kv_snapshot),
+        web.post("/reset_prefix_cache", reset_prefix_cache),
+        *pinning.routes(),
+        *triton.routes(),
+        web.route("*", "/{path:.*}", absent),
     )
+    for route in routes:
+        # The server's own way with expectations quotes them, which not every one survives.
+        more = route.kwargs | {"expect_handler": go_on}
+        web.RouteDef(route.method, route.path, route.handler, more).register(app.router)
     return app
 
 
+async def go_on(http: web.Request) -> web.Response | None:
+    """Before a body: who asks is told to send it; 100-continue is all that may be expected."""
+    if http.version < (1, 1):
+        return None
+    if http.headers.get("Expect", "").lower() != "100-continue":
+        return ApiError(417, "100-continue is all that may be expected here").response()
+    await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    http.writer.output_size = 0  # the answer's head is not sent yet
+    return None
+
+
+async def absent(http: web.Request) -> web.Response:
+    """Any other path, or one of ours by another method."""
+    allowed: set[str] = set()
+    for resource in http.app.router.resources():
+        _, methods = await resource.resolve(http)
+        allowed |= methods - {"*"}
+    if allowed:
+        raise ApiError(405, f"{http.path[:200]} takes {', '.join(sorted(allowed))}")
+    raise ApiError(404, f"no such path: {http.path[:200]}")
+
+
 @web.middleware
-async def openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error as OpenAI's JSON; what is not foreseen here stays a loud 500."""
+async def told_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error as OpenAI's JSON, or Triton's; what is not foreseen stays a loud 500."""
     try:
         return await handler(request)
     except ApiError as error:
-        return error.response()
+        told = error
     except PromptError as error:
-        return ApiError(400, str(error), error.param).response()
+        told = ApiError(400, str(error), error.param)
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[WORKER].settings.max_body_bytes
-        return ApiError(413, f"the body exceeds {limit} bytes").response()
-    except web.HTTPNotFound:
-        return ApiError(404, f"no such path: {request.path[:200]}").response()
-    except web.HTTPMethodNotAllowed as error:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        return ApiError(405, f"{request.path[:200]} takes {allowed}").response()
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+        told = ApiError(413, f"the body exceeds {limit} bytes")
+    except ConnectionResetError:
+        return web.Response()  # the client has left: nobody reads it, and nothing went wrong
+    if request.path.startswith("/v2/"):
+        return json_response({"error": told.message}, told.status)
+    return told.response()
 
 
 async def models(http: web.Request) -> web.Response:
@@ -79,12 +102,7 @@ async def models(http: web.Request) -> web.Response:
         "parent": None,
         "max_model_len": worker.max_model_tokens,
     }
-    return _json({"object": "list", "data": [card]})
-
-
-async def health(http: web.Request) -> web.Response:
-    """GET /health: 200 while requests are taken, 503 while shutting down."""
-    return web.Response(status=503 if http.app[WORKER].draining else 200)
+    return json_response({"object": "list", "data": [card]})
 
 
 async def show_version(http: web.Request) -> web.Response:
@@ -93,14 +111,7 @@ async def show_version(http: web.Request) -> web.Response:
         number = version("warmroute")
     except PackageNotFoundError:  # run from a checkout that was never installed
         number = "unknown"
-    return _json({"version": number, "engine": "warmroute"})
-
-
-async def metrics(http: web.Request) -> web.Response:
-    """GET /metrics: Prometheus text."""
-    text = http.app[WORKER].exposition.text()
-    kind = "text/plain; version=0.0.4; charset=utf-8"
-    return web.Response(body=text, headers={"Content-Type": kind})
+    return json_response({"version": number, "engine": "warmroute"})
 
 
 async def tokenize(http: web.Request) -> web.Response:
@@ -123,7 +134,7 @@ async def tokenize(http: web.Request) -> web.Response:
         ids = await asyncio.to_thread(worker.tokenizer.encode, body.prompt, special)
     else:
         raise ApiError(400, "give prompt or messages", "prompt")
-    return _json(
+    return json_response(
         {
             "count": len(ids),
             "max_model_len": worker.max_model_tokens,
@@ -140,12 +151,12 @@ async def detokenize(http: web.Request) -> web.Response:
     check_model(worker, body.model)
     if any(token >= worker.tokenizer.vocab for token in body.tokens):
         raise ApiError(400, f"token ids must be below {worker.tokenizer.vocab}", "tokens")
-    return _json({"prompt": worker.tokenizer.decode(body.tokens)})
+    return json_response({"prompt": worker.tokenizer.decode(body.tokens)})
 
 
 async def kv_event_sources(http: web.Request) -> web.Response:
     """GET /kv_event_sources: where the KV events are, in the shape of vLLM 0.31."""
-    return _json(http.app[WORKER].publisher.sources())
+    return json_response(http.app[WORKER].publisher.sources())
 
 
 async def kv_snapshot(http: web.Request) -> web.Response:

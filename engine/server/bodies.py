@@ -1,6 +1,7 @@
 """Request bodies of the OpenAI endpoints: what we read of them, and how they are checked.
 
-Fields that we do not know are ignored, as vLLM does.
+Fields that we do not know are ignored, as vLLM does. Those that ask for another answer than the
+model gives here are refused by a worker that computes (`asked.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.server.errors import ApiError
+from engine.server.retained import RetentionBody
 from engine.wire.tokens import Chat, Message
 
 MAX_PROMPTS = 64  # prompts in one completions request; each becomes a sequence of its own
@@ -35,13 +37,40 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
     n: int | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: _Salt | None = None
     priority: _Priority | None = None
     return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
     truncate_prompt_tokens: _Kept | None = None
+    kv_cache_retention_config: RetentionBody | None = None
     truncation_side: Literal["left", "right"] | None = None
+    # What shapes an answer and is not built: read to be refused, not to be passed over.
+    logit_bias: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    bad_words: Any = None
+    use_beam_search: Any = None
+    prompt_logprobs: Any = None
 
     @property
     def include_usage(self) -> bool:
@@ -54,6 +83,9 @@ class CompletionBody(_Common, frozen=True, kw_only=True):
 
     prompt: msgspec.Raw
     add_special_tokens: bool = True
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: Any = None
 
     @property
     def output_tokens(self) -> int:
@@ -65,6 +97,8 @@ class ChatBody(_Common, frozen=True, kw_only=True):
     """Body of /v1/chat/completions. Lifetime: request."""
 
     messages: list[Message]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
@@ -72,11 +106,13 @@ class ChatBody(_Common, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     add_special_tokens: bool = False
+    tool_choice: Any = None
+    chat_template: Any = None
 
     @property
-    def output_tokens(self) -> int:
-        """Tokens to give at most."""
-        return self.max_completion_tokens or self.max_tokens or DEFAULT_CHAT_TOKENS
+    def output_tokens(self) -> int | None:
+        """Tokens to give at most; None: as many as the context has room for."""
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def chat(self) -> Chat:

@@ -14,6 +14,7 @@ _TYPES = {
     405: "MethodNotAllowedError",
     413: "RequestEntityTooLargeError",
     503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
 
 

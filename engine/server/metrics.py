@@ -21,7 +21,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from engine.scheduler import Scheduler
-from engine.timed import TimedRunner
+from engine.server.runners import Runner
+from engine.server.step_records import StepRecords
 from engine.wire import metrics as names
 
 # Bucket bounds in seconds: vLLM's, up to a few minutes.
@@ -65,6 +66,11 @@ class Tallies:
         self.finished: Counter[str] = Counter(length=0, stop=0, abort=0)
         self.refused: Counter[str] = Counter()
         self.slow_clients = 0
+        self.graph_steps: Counter[str] = Counter()  # by use, where there are graphs
+        self.padded_rows = 0
+        self.shared_prefix_groups = 0
+        self.kv_bytes_saved = 0
+        self.unread_requests = 0
         self.ttft_s = Histogram(_TTFT_S)
         self.gap_s = Histogram(_GAP_S)
         self.e2e_s = Histogram(_E2E_S)
@@ -73,9 +79,18 @@ class Tallies:
 class WorkerCollector(Collector):
     """Reads the worker's parts when it is scraped. Lifetime: worker."""
 
-    def __init__(self, tallies: Tallies, runner: TimedRunner, model_name: str) -> None:
+    def __init__(
+        self,
+        tallies: Tallies,
+        runner: Runner,
+        steps: StepRecords,
+        model_name: str,
+        attention: tuple[str, str] | None = None,
+    ) -> None:
         self._tallies = tallies
         self._runner = runner
+        self._steps = steps
+        self._attention = attention
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
@@ -108,6 +123,8 @@ class WorkerCollector(Collector):
         yield self._histogram(names.INTER_TOKEN, "Time between tokens.", tallies.gap_s)
         yield self._histogram(names.E2E, "Time to the last token.", tallies.e2e_s)
         yield self._cache_config(pool.block_size, pool.blocks)
+        if self._attention is not None:
+            yield self._backend(*self._attention)
         yield from self._own(scheduler)
 
     def _own(self, scheduler: Scheduler) -> Iterator[Metric]:
@@ -119,14 +136,55 @@ class WorkerCollector(Collector):
             runner.overrun_steps_total,
         )
         yield self._counter(own + "busy_seconds", "Seconds of steps.", runner.busy_s_total)
+        text = "Seconds of steps' parts; with overlap more than passed."
+        yield self._by(own + "step_phase_seconds", text, "phase", self._steps.phase_s)
+        yield self._by(own + "step_tokens", "Tokens computed.", "of", self._steps.tokens)
+        budget = scheduler.settings.max_num_tokens
+        yield self._gauge(own + "step_budget_tokens", "Tokens that a step may compute.", budget)
+        yield self._requests(scheduler)
         reasons = {key.value: count for key, count in scheduler.not_scheduled_total.items()}
         yield self._by(own + "not_scheduled", "Request-steps spent waiting.", "reason", reasons)
         yield self._by(own + "refused", "Requests refused.", "reason", tallies.refused)
         yield self._counter(own + "slow_clients", "Streams cut as unread.", tallies.slow_clients)
+        yield self._by(
+            own + "graph_steps", "Steps of a CUDA graph, or why not.", "use", tallies.graph_steps
+        )
+        yield self._counter(
+            own + "graph_padded_rows", "Rows of graphs computed for nobody.", tallies.padded_rows
+        )
+        unread = tallies.unread_requests
+        yield self._counter(own + "unread_requests", "Requests that were no HTTP.", unread)
+        shared, saved = tallies.shared_prefix_groups, tallies.kv_bytes_saved
+        text = "Runs of tokens in a step whose KV several decodes read once."
+        yield self._counter(own + "shared_prefix_groups", text, shared)
+        yield self._counter(own + "kv_bytes_saved", "KV that was not read for that.", saved)
         yield self._gauge(
             own + "cached_blocks", "Blocks in the prefix cache.", scheduler.pool.cached_blocks
         )
+        scheduler.pins.advance(runner.clock.now_s())  # an idle engine makes no steps that end them
+        pinned_blocks = scheduler.pins.held_blocks
+        yield self._gauge(own + "pinned_blocks", "Blocks that pins keep.", pinned_blocks)
         yield self._counter(own + "evicted_blocks", "Blocks evicted.", scheduler.pool.evicted_total)
+
+    def _requests(self, scheduler: Scheduler) -> Metric:
+        """Requests in the engine, those of the last step, and how many a step may have.
+
+        The kinds are those of `nv_trt_llm_request_metrics` of Triton's TensorRT-LLM backend.
+        """
+        last = self._steps.last(1)
+        values = {
+            "active": scheduler.running + scheduler.waiting,
+            "scheduled": last[0].batch_size if last and scheduler.running else 0,
+            "max": scheduler.settings.max_batch_size,
+        }
+        name, text = (
+            "warmroute_engine_requests",
+            "Requests in the engine, in the last step, at most.",
+        )
+        family = GaugeMetricFamily(name, text, labels=[*self._labels, "kind"])
+        for kind, value in values.items():
+            family.add_metric([*self._labels.values(), kind], value)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=list(self._labels))
@@ -138,7 +196,7 @@ class WorkerCollector(Collector):
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _by(self, name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    def _by(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
         family = CounterMetricFamily(name, text, labels=[*self._labels, label])
         for key, value in values.items():
             family.add_metric([*self._labels.values(), key], value)
@@ -148,6 +206,12 @@ class WorkerCollector(Collector):
         family = HistogramMetricFamily(name, text, labels=list(self._labels))
         buckets, total = histogram.buckets()
         family.add_metric(list(self._labels.values()), buckets, total)
+        return family
+
+    def _backend(self, backend: str, why: str) -> Metric:
+        name, text = "warmroute_engine_attention_backend", "What computes attention, and why."
+        family = InfoMetricFamily(name, text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), {"backend": backend, "because_of": why})
         return family
 
     def _cache_config(self, block_size: int, blocks: int) -> Metric:

@@ -5,22 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from typing import TypeVar
 
 import numpy as np
 from aiohttp import web
 
 from engine.scheduler_types import Refused
 from engine.server import bodies
-from engine.server.answers import Answer, Kind, StreamAnswer
+from engine.server.answers import Answer, Kind
+from engine.server.asked import refuse_unserved, sampling_of
 from engine.server.bodies import ChatBody, CompletionBody
 from engine.server.errors import ApiError, from_refusal
+from engine.server.retained import retention_of
+from engine.server.streams import StreamAnswer
+from engine.server.terms import Terms, tenant_of, timeout_s
 from engine.server.worker import Tokens, Worker
+from engine.wire.tokens import Chat
 
 WORKER = web.AppKey("worker", Worker)
 MAX_ID_CHARS = 128
 # Longer texts are tokenized off the event loop, which has steps to end on time.
 INLINE_TEXT_CHARS = 4096
 
+A = TypeVar("A", bound=Answer)
+
+_SHUTTING_DOWN = 503
+TOO_LATE = 504
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
@@ -32,7 +42,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     body = bodies.decode(await http.read(), bodies.COMPLETION)
     worker = admit(http, body)
     prompts = [
-        await _tokens(worker, prompt, body.add_special_tokens)
+        await tokens_of(worker, prompt, body.add_special_tokens)
         for prompt in bodies.prompts_of(body.prompt)
     ]
     return await _answer(http, worker, "completion", body, prompts)
@@ -42,13 +52,19 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     body = bodies.decode(await http.read(), bodies.CHAT)
     worker = admit(http, body)
-    chat, now_s = body.chat, time.time()
+    prompt = await encoded_chat(http, worker, body.chat)
+    return await _answer(http, worker, "chat", body, [prompt])
+
+
+async def encoded_chat(http: web.Request, worker: Worker, chat: Chat) -> Tokens:
+    """Ids of the prompt that the messages of `http` make. Raises PromptError."""
+    now_s = time.time()
     # Rendering is cheap next to encoding, but both grow with the messages.
     if (http.content_length or 0) > INLINE_TEXT_CHARS:
         ids = await asyncio.to_thread(worker.tokenizer.encode_chat, chat, now_s)
     else:
         ids = worker.tokenizer.encode_chat(chat, now_s)
-    return await _answer(http, worker, "chat", body, [np.array(ids, dtype=np.int32)])
+    return np.array(ids, dtype=np.int32)
 
 
 def admit(http: web.Request, body: CompletionBody | ChatBody) -> Worker:
@@ -57,8 +73,6 @@ def admit(http: web.Request, body: CompletionBody | ChatBody) -> Worker:
     if worker.draining:
         raise ApiError(503, "this worker is shutting down")
     check_model(worker, body.model)
-    if body.n not in (None, 1):
-        raise ApiError(400, "n must be 1: send several prompts or several requests", "n")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream: true", "stream_options")
     return worker
@@ -73,7 +87,8 @@ def check_model(worker: Worker, model: str | None) -> None:
         )
 
 
-async def _tokens(worker: Worker, prompt: str | list[int], special: bool) -> Tokens:
+async def tokens_of(worker: Worker, prompt: str | list[int], special: bool) -> Tokens:
+    """Ids of a prompt. Raises ApiError for ids that the vocabulary has not."""
     if isinstance(prompt, list):
         tokens = np.array(prompt, dtype=np.int32)
         if int(tokens.max()) >= worker.tokenizer.vocab:
@@ -94,12 +109,75 @@ def _kept(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -> To
     """
     limit = body.truncate_prompt_tokens
     if limit == -1:
-        limit = worker.max_model_tokens - body.output_tokens
+        limit = worker.max_model_tokens - (body.output_tokens or 1)
     if limit is None or limit >= len(prompt):
         return prompt
     if limit < 1:
         raise ApiError(400, "truncation leaves nothing of the prompt", "truncate_prompt_tokens")
     return prompt[:limit] if body.truncation_side == "right" else prompt[-limit:]
+
+
+def _output_tokens(worker: Worker, asked: int | None, longest: int) -> int:
+    """How many tokens to give at most, to a prompt of `longest`. Raises ApiError.
+
+    Like vLLM, say so now instead of cutting the output later. Prompts that are too long by
+    themselves are the scheduler's to refuse.
+    """
+    room = worker.max_model_tokens - longest
+    if asked is None:
+        return max(1, room if worker.served.computes else min(room, bodies.DEFAULT_CHAT_TOKENS))
+    if 0 < room < asked:
+        raise ApiError(
+            400,
+            f"{longest} prompt tokens and {asked} to give exceed the "
+            f"{worker.max_model_tokens} tokens of context",
+            "max_tokens",
+        )
+    return asked
+
+
+def begin(
+    http: web.Request,
+    worker: Worker,
+    make: type[A],
+    kind: Kind,
+    body: CompletionBody | ChatBody,
+    prompts: list[Tokens],
+) -> A:
+    """Queue what `body` asks; an answer of type `make`, to be abandoned by whoever waits for it.
+
+    Raises ApiError, and then nothing is queued.
+    """
+    if worker.served.computes:
+        refuse_unserved(body)
+    prompts = [_kept(prompt, worker, body) for prompt in prompts]
+    output_tokens = _output_tokens(worker, body.output_tokens, max(map(len, prompts)))
+    sampling = sampling_of(body, output_tokens, worker.served.defaults, worker.tokenizer.vocab)
+    if len(prompts) * sampling.n > bodies.MAX_PROMPTS:
+        raise ApiError(400, f"prompts times n must be at most {bodies.MAX_PROMPTS}", "n")
+    terms = Terms(
+        output_tokens,
+        body.priority or 0,
+        body.cache_salt,
+        timeout_s(http.headers),
+        tenant_of(http.headers, worker.settings.tenant_header),
+        retention_of(body.kv_cache_retention_config),
+    )
+    answer = make(
+        kind=kind,
+        answer_id=_answer_id(http, kind),
+        model=worker.model,
+        created_s=int(time.time()),
+        tokenizer=worker.tokenizer,
+        return_token_ids=bool(body.return_token_ids),
+        each=sampling.n,
+        shows_special=body.skip_special_tokens is False,
+    )
+    try:
+        worker.start(answer, prompts, sampling, terms)
+    except Refused as refusal:
+        raise from_refusal(refusal) from refusal
+    return answer
 
 
 async def _answer(
@@ -109,33 +187,11 @@ async def _answer(
     body: CompletionBody | ChatBody,
     prompts: list[Tokens],
 ) -> web.StreamResponse:
-    prompts = [_kept(prompt, worker, body) for prompt in prompts]
-    longest = max(map(len, prompts))
-    # Like vLLM, say so now instead of cutting the output later. Prompts that are too long by
-    # themselves are the scheduler's to refuse.
-    if longest < worker.max_model_tokens < longest + body.output_tokens:
-        raise ApiError(
-            400,
-            f"{longest} prompt tokens and {body.output_tokens} to give exceed the "
-            f"{worker.max_model_tokens} tokens of context",
-            "max_tokens",
-        )
-    answer_type = StreamAnswer if body.stream else Answer
-    answer = answer_type(
-        kind=kind,
-        answer_id=_answer_id(http, kind),
-        model=worker.model,
-        created_s=int(time.time()),
-        tokenizer=worker.tokenizer,
-        return_token_ids=bool(body.return_token_ids),
-    )
+    if body.stream:
+        streamed = begin(http, worker, StreamAnswer, kind, body, prompts)
+        return await stream(http, worker, streamed, body.include_usage)
+    answer = begin(http, worker, Answer, kind, body, prompts)
     try:
-        worker.start(answer, prompts, body.output_tokens, body.priority or 0, body.cache_salt)
-    except Refused as refusal:
-        raise from_refusal(refusal) from refusal
-    try:
-        if isinstance(answer, StreamAnswer):
-            return await _stream(http, worker, answer, body.include_usage)
         await answer.done
         return web.Response(body=answer.body(), content_type="application/json")
     finally:
@@ -143,28 +199,42 @@ async def _answer(
         worker.abandon(answer)
 
 
-async def _stream(
+async def stream(
     http: web.Request, worker: Worker, answer: StreamAnswer, include_usage: bool
 ) -> web.StreamResponse:
-    response = web.StreamResponse(headers=_STREAM_HEADERS)
-    chunked = http.version >= (1, 1)
-    if chunked:
-        response.enable_chunked_encoding()
-    transport = http.transport
-    if transport is None:
-        raise ConnectionResetError("the client left before its answer began")
-    # Attached first: preparing the response may wait, and steps go on meanwhile.
-    answer.attach(transport, chunked, include_usage, worker.on_slow_client)
-    await response.prepare(http)
-    answer.open()
+    """Send `answer` as its tokens come; its end, or its client's, abandons it."""
     try:
-        await answer.done
-    except ApiError:
-        # Too late for a status: a stream that breaks off must not look complete.
-        transport.abort()
-    else:
-        await response.write_eof()
-    return response
+        response = web.StreamResponse(headers=_STREAM_HEADERS)
+        chunked = http.version >= (1, 1)
+        if chunked:
+            response.enable_chunked_encoding()
+        transport = http.transport
+        if transport is None:
+            raise ConnectionResetError("the client left before its answer began")
+        # Attached first: preparing the response may wait, and steps go on meanwhile.
+        answer.attach(transport, chunked, include_usage, worker.on_slow_client)
+        if answer.has_deadline:
+            # Where the answer may come too late, the status waits for its first token.
+            await answer.first_or_done()
+        await response.prepare(http)
+        answer.open()
+        try:
+            await answer.done
+        except ApiError as error:
+            # Too late for a status: a stream that breaks off must not look complete.
+            if error.status == _SHUTTING_DOWN:
+                transport.abort()
+            elif error.status == TOO_LATE:
+                # The worker did nothing wrong, so the connection ends as it should.
+                answer.tell(error)
+                await response.write_eof()
+            else:
+                answer.close_with(error)
+        else:
+            await response.write_eof()
+        return response
+    finally:
+        worker.abandon(answer)
 
 
 def _answer_id(http: web.Request, kind: Kind) -> str:

@@ -10,20 +10,40 @@ import signal
 from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
+from engine.server.announcer import Announce, announcing
 from engine.server.app import make_app
+from engine.server.runners import Served
 from engine.server.settings import WorkerSettings
 from engine.server.worker import Worker
 from engine.wire.tokens import Tokenizer
 
 HEADERS_BYTES = 64 << 10
+http_log = logging.getLogger("engine.server.http")
 
 log = logging.getLogger(__name__)
 
 
+class Unread(logging.Filter):
+    """Counts requests that are no HTTP instead of logging them: what could not be read stands in
+    the error, and that may be a prompt. Lifetime: worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        self._worker.tallies.unread_requests += 1
+        return False
+
+
 @contextlib.asynccontextmanager
 async def serving(
-    settings: WorkerSettings, tokenizer: Tokenizer
+    settings: WorkerSettings, tokenizer: Tokenizer, served: Served | None = None
 ) -> AsyncIterator[tuple[str, Worker]]:
     """A worker that answers at the URL given, until the block ends.
 
@@ -31,11 +51,14 @@ async def serving(
     Raises OSError or zmq.ZMQError if a port is taken. If the step loop fails, its exception
     cancels the block and is raised.
     """
-    worker = Worker(settings, tokenizer)
+    worker = Worker(settings, tokenizer, served)
+    unread = Unread(worker)
+    http_log.addFilter(unread)
     try:
         app_runner = web.AppRunner(
             make_app(worker),
             access_log=None,
+            logger=http_log,
             handler_cancellation=True,  # a client that leaves stops its request at once
             shutdown_timeout=1.0,
             max_line_size=HEADERS_BYTES,
@@ -59,25 +82,34 @@ async def serving(
         finally:
             await app_runner.cleanup()
     finally:
+        http_log.removeFilter(unread)
         worker.close()
 
 
 async def serve(
-    settings: WorkerSettings, tokenizer: Tokenizer, on_ready: Callable[[str, Worker], None]
+    settings: WorkerSettings,
+    tokenizer: Tokenizer,
+    on_ready: Callable[[str, Worker], None],
+    served: Served | None = None,
+    announce: Announce | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal cuts the grace short."""
+    """Serve until SIGTERM or SIGINT; a second signal cuts the grace short.
+
+    `announce`: where routers are told of us.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    async with serving(settings, tokenizer) as (url, worker):
+    async with serving(settings, tokenizer, served) as (url, worker):
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, _stop_or_cut, stop, worker)
         # What is loaded by now stays. Walking it in every full collection takes longer than a
         # step does (10 ms against 8).
         gc.freeze()
         on_ready(url, worker)
-        await stop.wait()
+        async with announcing(announce, url, worker):
+            await stop.wait()
         log.info("stopping: %d unfinished", worker.unfinished)
 
 

@@ -1,4 +1,4 @@
-"""One timed worker: scheduler, cache, runner, events and counters, joined.
+"""One worker: scheduler, cache, runner, events and counters, joined.
 
 The face that the HTTP handlers see: `start` an answer, `abandon` it, look at the cache.
 """
@@ -7,34 +7,44 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.block_pool import BlockPool
-from engine.profiles import profile
+from engine.explain import Explanation, explain
 from engine.request import Request
-from engine.scheduler import Scheduler
+from engine.sampling.params import SamplingParams
+from engine.sampling.stops import StopText
 from engine.scheduler_types import Output, Refused, Step
 from engine.server.answers import Answer, Choice
 from engine.server.event_log import EventLog
 from engine.server.events import KvPublisher
 from engine.server.metrics import Exposition, Tallies, WorkerCollector
+from engine.server.runners import Served, timed
 from engine.server.settings import WorkerSettings
 from engine.server.step_log import StepLog
-from engine.timed import LoopClock, TimedRunner
+from engine.server.step_records import StepRecords
+from engine.server.terms import Terms
 from engine.wire import chain_seed
 from engine.wire.tokens import Tokenizer
 
 Tokens = npt.NDArray[np.int32]
 
+_SHOWN_IDS = 16  # of a prompt, to the decoder of its answer
+
 
 class Worker:
     """The parts of one worker. Lifetime: process; make it inside a running event loop."""
 
-    def __init__(self, settings: WorkerSettings, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, settings: WorkerSettings, tokenizer: Tokenizer, served: Served | None = None
+    ) -> None:
+        """`served`: of a worker that computes; without it time passes as modelled."""
         self.settings = settings
         self.tokenizer = tokenizer
         self.model = settings.model_name
@@ -42,19 +52,16 @@ class Worker:
         self._step_log = None if settings.step_log is None else StepLog(settings.step_log)
         self.tallies = Tallies()
         self.pool = BlockPool(settings.blocks, settings.block_size)
-        self.runner = TimedRunner(
-            Scheduler(settings.scheduler, self.pool),
-            profile(settings.profile_name).step_time,
-            tokenizer.vocab,
-            settings.speed,
-            self._on_step,
-            LoopClock(),
-        )
+        self.served = served or timed(settings, tokenizer.vocab)
+        self.runner = self.served.make_runner(self.pool, self._on_step, self._on_failed)
+        self.steps = StepRecords(self.runner.scheduler)
         self._log = EventLog(self.pool, time.time)
         self.publisher = KvPublisher(
             self._log, settings.host, settings.events_port, settings.replay_port
         )
-        self.exposition = Exposition(WorkerCollector(self.tallies, self.runner, self.model))
+        parts = self.tallies, self.runner, self.steps, self.model
+        collector = WorkerCollector(*parts, self.served.attention)
+        self.exposition = Exposition(collector)
         self._choices: dict[int, tuple[Answer, Choice]] = {}  # unfinished, by request id
         self._ids = itertools.count()
         self.idle = asyncio.Event()  # set while nothing is unfinished
@@ -79,37 +86,58 @@ class Worker:
         self,
         answer: Answer,
         prompts: Sequence[Tokens],
-        output_tokens: int,
-        priority: int,
-        salt: str | None,
+        sampling: SamplingParams,
+        terms: Terms,
     ) -> None:
-        """Queue one sequence a prompt. Raises Refused, and then none of them is queued."""
-        seed = chain_seed(self.model, None, salt)
-        now_s = self.runner.clock.now_s()
+        """Queue `sampling.n` sequences a prompt. Raises Refused, and then none is queued."""
+        seed = chain_seed(self.model, None, terms.salt)
+        deadline_s = self.runner.clock.now_s() + terms.timeout_s
+        # Only a model that computes is asked by them; a timed worker's tokens are what they are.
+        each = sampling.choices(secrets.randbits(64))
         try:
-            for index, prompt in enumerate(prompts):
-                request = Request(next(self._ids), prompt, output_tokens, priority, seed)
+            for index, (prompt, asked) in enumerate(product(prompts, each)):
+                request = Request(
+                    next(self._ids),
+                    prompt,
+                    terms.output_tokens,
+                    terms.priority,
+                    seed,
+                    stop_tokens=asked.stop_tokens(self.served.end_of_text),
+                    sampling=asked,
+                    deadline_s=deadline_s,
+                    tenant=terms.tenant,
+                    retention=terms.retention,
+                )
                 self.runner.submit(request)
-                choice = Choice(request, index, self.tokenizer.stream(), now_s)
-                answer.choices.append(choice)
-                answer.unfinished += 1
-                self._choices[request.request_id] = (answer, choice)
-                self.idle.clear()
-                if salt:
-                    self._log.add_salted(request, salt)
+                self._begin(answer, request, index, terms.salt)
         except Refused as refusal:
             self.tallies.refused[refusal.reason] += 1
             self.abandon(answer)
             raise
 
-    def abandon(self, answer: Answer) -> None:
+    def _begin(self, answer: Answer, request: Request, index: int, salt: str | None) -> None:
+        choice = Choice(
+            request,
+            index,
+            self.tokenizer.stream(request.prompt[-_SHOWN_IDS:].tolist(), not answer.shows_special),
+            self.runner.clock.now_s(),
+            StopText.of(request.sampling),
+        )
+        answer.choices.append(choice)
+        answer.unfinished += 1
+        self._choices[request.request_id] = (answer, choice)
+        self.idle.clear()
+        if salt:
+            self._log.add_salted(request, salt)
+
+    def abandon(self, answer: Answer, why: str = "abort") -> None:
         """Stop whatever of `answer` still runs: its client is gone, or it was cut."""
         for choice in answer.choices:
             request_id = choice.request.request_id
             if self._choices.pop(request_id, None) is not None:
                 self.runner.cancel(request_id)
                 self._log.forget_salted(request_id)
-                self.tallies.finished["abort"] += 1
+                self.tallies.finished[why] += 1
         if not self._choices:
             self.idle.set()
 
@@ -139,6 +167,16 @@ class Worker:
         self._publish()
         return self._log.snapshot()
 
+    def explain(self, name: str) -> list[Explanation]:
+        """Where the unfinished sequences of an answer stand: its id, or the X-Request-Id in it."""
+        runner = self.runner
+        now_s = runner.clock.now_s()
+        return [
+            explain(runner.scheduler, choice.request, runner.step_s, now_s)
+            for answer, choice in self._choices.values()
+            if name in (answer.answer_id, answer.answer_id.partition("-")[2])
+        ]
+
     def _on_step(self, step: Step, outputs: list[Output], now_s: float) -> None:
         # Blocks first: whoever reads the answer's end may already ask for what it left behind.
         self._publish()
@@ -146,8 +184,16 @@ class Worker:
             self._step_log.note(step, self.runner.step_s)
         tallies = self.tallies
         tallies.generation_tokens += len(outputs)
-        for request, token, finished in outputs:
+        logprobs = self.runner.logprobs
+        for request, token, ended in outputs:
             answer, choice = self._choices[request.request_id]
+            text = answer.text_of(choice, token, ended)
+            finished = ended
+            if choice.is_stopped:
+                # The scheduler knows no text: the string that ends it is found here.
+                finished = request.finish_reason = "stop"
+                if ended is None:
+                    self.runner.cancel(request.request_id)
             if choice.last_token_s:
                 tallies.gap_s.observe(now_s - choice.last_token_s)
             else:
@@ -159,9 +205,25 @@ class Worker:
                 self._log.forget_salted(request.request_id)
                 tallies.finished[finished] += 1
                 tallies.e2e_s.observe(now_s - choice.submitted_s)
-            answer.on_token(choice, token, finished)
+            answer.on_token(choice, token, text, finished, logprobs.get(request.request_id))
         if not self._choices:
             self.idle.set()
+        runner = self.runner
+        if runner.split.graph is not None:
+            tallies.graph_steps[runner.split.graph] += 1
+            tallies.padded_rows += runner.split.padded_rows
+        tallies.shared_prefix_groups += runner.split.shared_prefix_groups
+        tallies.kv_bytes_saved += runner.split.kv_bytes_saved
+        self.steps.note(step, runner.split, runner.clock.now_s() - now_s, time.time())
+
+    def _on_failed(self, requests: Sequence[Request], why: str) -> None:
+        """The runner has given them up: so do their answers, all choices of each."""
+        for request in requests:
+            answer, _ = self._choices.get(request.request_id, (None, None))
+            if answer is not None:
+                is_late = request.finish_reason == "timeout"
+                self.abandon(answer, "timeout" if is_late else "error")
+                answer.fail(why, 504 if is_late else 500)
 
     def _publish(self) -> None:
         batch = self._log.flush()

@@ -32,12 +32,18 @@ class _Stream:
     they never make one; after MAX_HELD_IDS they are given as they are (U+FFFD).
     """
 
-    __slots__ = ("_decoder", "_held", "_tokenizer")
+    __slots__ = ("_decoder", "_held", "_skips", "_tokenizer")
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, after: Sequence[int], skips: bool) -> None:
         self._tokenizer = tokenizer
-        self._decoder = DecodeStream(skip_special_tokens=False)
+        self._skips = skips
+        self._decoder = DecodeStream(skip_special_tokens=skips)
         self._held: list[int] = []
+        for token in after[-MAX_HELD_IDS:]:
+            self.step(token)
+        if self._held:  # they end within a character; what follows begins a new one
+            self._held.clear()
+            self._decoder = DecodeStream(skip_special_tokens=skips)
 
     def step(self, token: int) -> str:
         """The text that became certain with `token`."""
@@ -48,9 +54,9 @@ class _Stream:
         self._held.append(token)
         if len(self._held) < MAX_HELD_IDS:
             return ""
-        text = self._tokenizer.decode(self._held, skip_special_tokens=False)
+        text = self._tokenizer.decode(self._held, skip_special_tokens=self._skips)
         self._held.clear()
-        self._decoder = DecodeStream(skip_special_tokens=False)
+        self._decoder = DecodeStream(skip_special_tokens=self._skips)
         return str(text)
 
 
@@ -111,11 +117,13 @@ class HfTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def stream(self) -> Callable[[int], str]:
-        return _Stream(self._tokenizer).step
+    def stream(
+        self, after: Sequence[int] = (), skip_special_tokens: bool = False
+    ) -> Callable[[int], str]:
+        return _Stream(self._tokenizer, after, skip_special_tokens).step
 
     def render(self, chat: Chat, now_s: float) -> str:
         return self._template(chat).render(chat, now_s)

@@ -46,12 +46,18 @@ class Tokenizer(Protocol):
         """Ids of a plain prompt."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids below `vocab`."""
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of ids below `vocab`, that of special tokens left out if so asked."""
         ...
 
-    def stream(self) -> Callable[[int], str]:
-        """A new incremental decoder: each id in, the text that became certain out."""
+    def stream(
+        self, after: Sequence[int] = (), skip_special_tokens: bool = False
+    ) -> Callable[[int], str]:
+        """A new incremental decoder: each id in, the text that became certain out.
+
+        `after`: the ids before. Some tokenizers drop a blank where a text begins, and the rest of
+        an answer is no beginning; vLLM shows its decoder the prompt's end for the same reason.
+        """
         ...
 
     def render(self, chat: Chat, now_s: float) -> str:
@@ -87,10 +93,12 @@ class WordTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [self._word_id(word) for word in _WORD.findall(text)]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return "".join(map(self._text_of, ids))
 
-    def stream(self) -> Callable[[int], str]:
+    def stream(
+        self, after: Sequence[int] = (), skip_special_tokens: bool = False
+    ) -> Callable[[int], str]:
         return self._text_of
 
     def render(self, chat: Chat, now_s: float) -> str:

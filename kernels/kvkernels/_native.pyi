@@ -4,13 +4,23 @@ worker `engine/virtual.py`.
 Tokens and hashes are C-contiguous 1-D buffers, read in place: numpy array, memoryview, array.array.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer as _Buffer
 
+from kvkernels._native_relay import Relay as Relay
+from kvkernels._native_relay import RelayEnd as RelayEnd
+from kvkernels._native_relay import RelayGathering as RelayGathering
+from kvkernels._native_relay import RelayJournal as RelayJournal
+from kvkernels._native_relay import RelayJournalTerms as RelayJournalTerms
+from kvkernels._native_relay import RelayPool as RelayPool
+from kvkernels._native_relay import RelayReply as RelayReply
+from kvkernels._native_relay import RelayRoom as RelayRoom
+from kvkernels._native_relay import RelayTimeouts as RelayTimeouts
+from kvkernels.request_twin import RequestFields
 from kvkernels.virtual_stats import WorkerStats
 
 Hashes = npt.NDArray[np.uint64]
@@ -29,6 +39,31 @@ def drain_queues(
     drained: Column, rate: Column, charged: Column, limit: Column, elapsed_s: float
 ) -> None: ...
 def missing_tokens(hit_tokens: Ids, prompt_tokens: int) -> Column: ...
+def hit_tokens(blocks: Hits, slots: Ids, block_size: int, most: int) -> Ids: ...
+def median_product(a: Column, b: Column, slots: Ids) -> float: ...
+def load_tokens(
+    charged: Column,
+    drained: Column,
+    token_work: Column | None,
+    requests: Ids,
+    slots: Ids,
+    step_tokens: float,
+) -> Column: ...
+def cheapest(costs: Column, draw: float) -> int: ...
+def plain_head(text: bytes) -> tuple[PlainHead, str, str, int, bool] | None: ...
+def scan_request(
+    body: bytes, messages: int, prompts: int, choices: int, key_bytes: int
+) -> tuple[PromptText, RequestFields] | None: ...
+
+class PlainHead:
+    def get(self, name: str) -> str | None: ...
+    def fields(self) -> tuple[tuple[bytes, bytes], ...]: ...
+
+class PromptText:
+    def chains(
+        self, block_sizes: Iterable[int], model: str, adapter: str | None, salt: str | None
+    ) -> dict[int, Hashes]: ...
+    def first(self) -> bytes: ...
 
 class PrefixIndex:
     def __init__(

@@ -10,6 +10,11 @@
 #include "index_bindings.h"
 #include "mirror_bindings.h"
 #include "prefix_owners_bindings.h"
+#include "request_head_bindings.h"
+#include "request_scan_bindings.h"
+#ifdef KV_RELAY
+#include "relay/relay_bindings.h"
+#endif
 #include "results.h"
 #include "worker_bindings.h"
 
@@ -57,4 +62,9 @@ NB_MODULE(_native, module) {
   kv::bind_mirror(module);
   kv::bind_prefix_owners(module);
   kv::bind_virtual_worker(module);
+  kv::bind_request_scan(module);
+  kv::bind_request_head(module);
+#ifdef KV_RELAY
+  kv::bind_relay(module);
+#endif
 }

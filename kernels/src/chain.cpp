@@ -72,10 +72,14 @@ std::uint64_t hash_bytes(const std::uint8_t* bytes, std::size_t size) {
 
 void chain_hashes(const std::int32_t* tokens, std::size_t block_size, std::size_t blocks,
                   std::uint64_t seed, std::uint64_t* chain) {
-  const auto* at = reinterpret_cast<const std::uint8_t*>(tokens);
-  const std::size_t block_bytes = block_size * sizeof(std::int32_t);
-  for (std::size_t i = 0; i < blocks; ++i, at += block_bytes) {
-    seed = xxh3::hash(Link(seed, at, block_bytes));
+  chain_hashes(reinterpret_cast<const std::uint8_t*>(tokens), block_size * sizeof(std::int32_t),
+               blocks, seed, chain);
+}
+
+void chain_hashes(const std::uint8_t* bytes, std::size_t block_bytes, std::size_t blocks,
+                  std::uint64_t seed, std::uint64_t* chain) {
+  for (std::size_t i = 0; i < blocks; ++i, bytes += block_bytes) {
+    seed = xxh3::hash(Link(seed, bytes, block_bytes));
     chain[i] = seed;
   }
 }

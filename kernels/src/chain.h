@@ -15,4 +15,8 @@ std::uint64_t hash_bytes(const std::uint8_t* bytes, std::size_t size);
 void chain_hashes(const std::int32_t* tokens, std::size_t block_size, std::size_t blocks,
                   std::uint64_t seed, std::uint64_t* chain);
 
+// The same of `block_bytes` bytes a block, a multiple of 4, which may lie at any address.
+void chain_hashes(const std::uint8_t* bytes, std::size_t block_bytes, std::size_t blocks,
+                  std::uint64_t seed, std::uint64_t* chain);
+
 }  // namespace kv

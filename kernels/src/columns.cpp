@@ -1,11 +1,20 @@
 #include "columns.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <numeric>
 #include <vector>
 
 namespace kv {
+
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr double kTie = 1e-9;  // costs this close, relative to the best or absolute, are equal
+
+}  // namespace
 
 void drain_queues(std::span<double> drained, Doubles rate, Doubles charged, Doubles limit,
                   double elapsed_s) {
@@ -35,6 +44,55 @@ void missing_tokens(std::span<const std::int64_t> hits, std::int64_t prompt_toke
   }
   const auto beyond = static_cast<double>(prompt_tokens - depth);
   for (std::size_t row = 0; row < rows; ++row) missing[row] = (priced - missing[row]) + beyond;
+}
+
+void hit_tokens(std::span<const std::int32_t> blocks, Slots slots, std::int64_t block_size,
+                std::int64_t most, std::int64_t* hits) {
+  for (std::size_t row = 0; row < slots.size(); ++row) {
+    hits[row] = std::min(blocks[static_cast<std::size_t>(slots[row])] * block_size, most);
+  }
+}
+
+double median_product(Doubles a, Doubles b, Slots slots) {
+  const std::size_t rows = slots.size();
+  if (rows == 0) return 0.0;
+  std::vector<double> products(rows);
+  for (std::size_t row = 0; row < rows; ++row) {
+    const auto slot = static_cast<std::size_t>(slots[row]);
+    products[row] = a[slot] * b[slot];
+    if (std::isnan(products[row])) return products[row];  // it has no place in an order
+  }
+  const auto middle = products.begin() + static_cast<std::ptrdiff_t>(rows / 2);
+  std::nth_element(products.begin(), middle, products.end());
+  const double below = rows % 2 == 1 ? *middle : *std::max_element(products.begin(), middle);
+  return (*middle + below) / 2;
+}
+
+void load_tokens(Doubles charged, Doubles drained, Doubles token_work,
+                 std::span<const std::int64_t> requests, Slots slots, double step_tokens,
+                 double* load) {
+  for (std::size_t row = 0; row < slots.size(); ++row) {
+    const auto slot = static_cast<std::size_t>(slots[row]);
+    double queued = charged[slot] - drained[slot];
+    if (!token_work.empty()) queued /= token_work[slot];
+    load[row] = queued + static_cast<double>(requests[slot]) * step_tokens;
+  }
+}
+
+std::int64_t cheapest(Doubles costs, double draw) {
+  double best = kInfinite;
+  for (const double cost : costs) {
+    if (!(cost > -kInfinite)) return kNoNumber;
+    best = std::min(best, cost);
+  }
+  if (best == kInfinite) return kHold;
+  const double most = best + kTie * std::max(1.0, std::abs(best));
+  const auto equal = [&](double cost) { return cost <= most; };
+  auto left = static_cast<std::int64_t>(
+      draw * static_cast<double>(std::count_if(costs.begin(), costs.end(), equal)));
+  std::size_t row = 0;
+  while (!equal(costs[row]) || left-- > 0) ++row;
+  return static_cast<std::int64_t>(row);
 }
 
 }  // namespace kv

@@ -11,11 +11,14 @@ from policies.facts import Dispatched, Fact
 
 
 class SessionHomes:
-    """Session -> worker id of its latest dispatch, at most `max_sessions`. Lifetime: process."""
+    """A tenant's session -> worker id of its latest dispatch, at most `max_sessions`.
+
+    Lifetime: process.
+    """
 
     def __init__(self, max_sessions: int) -> None:
         self._max_sessions = max_sessions
-        self._home: OrderedDict[str, int] = OrderedDict()
+        self._home: OrderedDict[tuple[str | None, str], int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._home)
@@ -24,8 +27,9 @@ class SessionHomes:
         """Remember where a request with a session went."""
         if type(fact) is not Dispatched or fact.session is None:
             return
-        self._home[fact.session] = fact.worker_id
-        self._home.move_to_end(fact.session)
+        session = fact.tenant, fact.session
+        self._home[session] = fact.worker_id
+        self._home.move_to_end(session)
         if len(self._home) > self._max_sessions:
             self._home.popitem(last=False)
 
@@ -35,7 +39,9 @@ class SessionHomes:
         A worker that is gone or may not be asked now is no row: its sessions find another one,
         and stay there.
         """
-        home_id = None if request.session is None else self._home.get(request.session)
+        if request.session is None:
+            return None
+        home_id = self._home.get((request.tenant, request.session))
         if home_id is None:
             return None
         is_home: Bools = fleet.worker_id == home_id

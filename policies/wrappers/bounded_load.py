@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
-from policies.work import brought_s, load_s, step_tokens, whole_s
+from policies.work import brought_s, load_s, whole_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class BoundedLoad:
         return {"above_s": self._above_s(is_open, request, fleet)}
 
     def _above_s(self, is_open: Any, request: RequestView, fleet: FleetView) -> Floats:
-        step = step_tokens(fleet)
+        step = fleet.step_tokens
         before_s, whole = load_s(fleet, step), whole_s(request, fleet, step)
         mean_s = float(before_s.sum(where=is_open)) / np.count_nonzero(is_open)
         most_s = float(whole.max(where=is_open, initial=0.0))

@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.pick import TIE
-from policies.work import load_s, step_tokens
+from policies.work import load_s
 
 _HEARD_S = 5.0  # a worker that told neither load nor KV events for longer may hang
 
@@ -51,7 +51,7 @@ class LateBinding:
         row = self._worth_a_wait(costs, request, fleet)
         if row < 0:
             return costs
-        if fleet.queued_prefill_tokens[row] > step_tokens(fleet):
+        if fleet.queued_prefill_tokens[row] > fleet.step_tokens:
             return np.full(len(fleet), np.inf)
         if request.held_s == 0.0 or costs[row] == np.inf:
             return costs
@@ -62,7 +62,7 @@ class LateBinding:
     ) -> Mapping[str, Floats]:
         """`load_s` and `missing_s` of each worker, as compared."""
         return {
-            "load_s": load_s(fleet, step_tokens(fleet)),
+            "load_s": load_s(fleet, fleet.step_tokens),
             "missing_s": _missing_s(request, fleet),
         }
 
@@ -80,7 +80,7 @@ class LateBinding:
         holds = (hits == most) & ~fleet.hits_unknown & (heard_s <= _HEARD_S)
         if not holds.any():
             return -1
-        loads_s = load_s(fleet, step_tokens(fleet))
+        loads_s = load_s(fleet, fleet.step_tokens)
         missing_s = _missing_s(request, fleet)
         ready_s = loads_s + missing_s
         row = int(np.where(holds, ready_s, np.inf).argmin())

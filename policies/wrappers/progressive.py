@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.facts import Dispatched
-from policies.work import load_s, step_tokens
+from policies.work import load_s
 
 _REQUESTS = 64  # over so many dispatches what they bring and how often they come is smoothed
 
@@ -70,7 +70,7 @@ class Progressive:
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: State) -> Floats:
         is_open = np.isfinite(costs)
-        step = step_tokens(fleet)
+        step = fleet.step_tokens
         weight = self.weight(request.now_s, fleet, step, state)
         if weight == 0.0 or np.count_nonzero(is_open) < 2:
             return costs

@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.thresholds import at_thresholds, check_thresholds
-from policies.work import load_s, step_tokens, whole_s
+from policies.work import load_s, whole_s
 
 _SIGMAS = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
 
@@ -71,7 +71,7 @@ class Thresholds:
     def _above_s(
         self, spread: float, is_open: Bools, request: RequestView, fleet: FleetView
     ) -> Floats:
-        step = step_tokens(fleet)
+        step = fleet.step_tokens
         loads_s = load_s(fleet, step)
         middle_s = _lower_median(loads_s[is_open])
         sigma_s = _SIGMAS * _lower_median(np.abs(loads_s[is_open] - middle_s))

@@ -73,7 +73,7 @@ class Decision:
         unit: str | None = None,
     ) -> None:
         self.policy = policy
-        self.reason = reason  # "policy", "only_worker", "retry", "held" or "fallback"
+        self.reason = reason  # "policy", "only_worker", "retry", "migration", "held" or "fallback"
         self.hit_tokens = hit_tokens  # expected on the chosen worker
         self.prompt_tokens = prompt_tokens
         self._candidates = candidates
@@ -87,6 +87,11 @@ class Decision:
         if isinstance(self._candidates, Ranking):
             self._candidates = self._candidates.best()
         return self._candidates
+
+    def trim(self, workers: int) -> None:
+        """Name the best three now where more were weighed: that is how many costs may be kept."""
+        if isinstance(self._candidates, Ranking) and len(self._candidates.worker_ids) > workers:
+            self._candidates = self._candidates.best()
 
     def _parts(self) -> tuple[object, ...]:
         of_request = (self.policy, self.reason, self.hit_tokens, self.prompt_tokens)
@@ -109,6 +114,7 @@ class Dispatch:
     request_id: int
     stages: tuple[Stage, ...]
     decision: Decision
+    after_s: float = 0.0  # to wait before, after another worker failed it
 
     @property
     def worker_id(self) -> int:
@@ -161,4 +167,19 @@ class PutAside:
     reason: str  # of its last failure
 
 
-Action = Dispatch | Hold | Reject | Resync | Cancel | PutAside
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Tell people that a worker which was put aside has answered and gets requests as before."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask a worker whether it is well, at once, and tell the answer as `Probed`."""
+
+    worker_id: int
+    within_s: float | None = None  # how long it may take; None: as long as any probe
+
+
+Action = Dispatch | Hold | Reject | Resync | Cancel | PutAside | TakeBack | Probe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from policies.contract import FleetView, Ints, RequestView
+from policies.contract import FleetView, RequestView
 from policies.facts import Arrival
 from policies.record import record
 from router.core.actions import Decision, Ranking, Reject
@@ -15,10 +15,12 @@ from router.core.eligible import Eligibility, Rows
 from router.core.following import Following
 from router.core.guard import Answer, PolicyGuard
 from router.core.hold_queue import Pending
+from router.core.kept import KeptWorkers
 from router.core.live_fleet import LiveFleet
 from router.core.roster import Roster
 from router.core.settings import CoreSettings
 from router.core.tier_hits import tier_hits
+from router.core.worker_limits import WorkerLimits
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 
@@ -55,46 +57,100 @@ class Chooser:
         self._guard = guard
         self._settings = settings
         self._columns = columns.read_only()
+        self._workers = workers
         self._eligibility = Eligibility(workers)
         self._roster = roster
         self._arrivals = arrivals
         self.wants_details: Callable[[Arrival], bool] | None = None  # whose decision is read
         self._following = following
+        self.kept = KeptWorkers(columns)
+        self._limits = WorkerLimits(settings, columns)
 
     def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
         """The worker to take the request, a refusal, or None: hold it.
 
         Raises FallbackError where even the fallback fails.
         """
-        arrival, rows = pending.arrival, self._eligibility.rows(pending, now_s)
-        if isinstance(rows, Reject):
-            return rows
-        hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
-        request, fleet = self._views(pending, rows, hits, now_s)
+        arrival, able = pending.arrival, self._eligibility.rows(pending)
+        if isinstance(able, Reject):
+            return able
+        rows = self._limits.rows(able)
+        if rows is None:
+            return None
+        request, fleet = self._views(pending, rows, now_s)
+        if self.kept and (free := self.kept.rows(pending, rows)) is not rows:
+            if free is None:
+                return None
+            rows = free
+            request, fleet = self._views(pending, rows, now_s)
+        if (few := self._ramped(pending, rows, fleet, now_s)) is not rows:
+            views = self._views(pending, few, now_s)
+            answer = self._guard.decide(*views)
+            if answer[2] >= 0:
+                return self._chosen(arrival, few, *views, answer, reason)
         answer = self._guard.decide(request, fleet)
         if answer[2] < 0:
+            self.kept.refused(pending, rows, fleet.hit_tokens, now_s)
             return None
-        choice = self._choice(rows, request, fleet, answer, reason)
-        if self.wants_details is not None and self.wants_details(arrival):
-            choice.decision.details = self._details(request, fleet, answer)
-        return choice
+        return self._chosen(arrival, rows, request, fleet, answer, reason)
 
     def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
         """The same for somebody who only wants to know, with its details. Nobody is judged by it.
 
         Raises FallbackError as well.
         """
-        arrival, rows = pending.arrival, self._eligibility.rows(pending, now_s)
-        if isinstance(rows, Reject):
-            return rows
-        hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
-        request, fleet = self._views(pending, rows, hits, now_s)
+        able = self._eligibility.rows(pending)
+        if isinstance(able, Reject):
+            return able
+        below = self._limits.rows(able)
+        rows = able if below is None else below
+        request, fleet = self._views(pending, rows, now_s)
+        free = self.kept.rows(pending, rows)  # None: all that it may be sent to is kept for another
+        if free is not None and free is not rows:
+            rows = free
+            request, fleet = self._views(pending, rows, now_s)
+        if (few := self._ramped(pending, rows, fleet, now_s)) is not rows:
+            views = self._views(pending, few, now_s)
+            if self._guard.consult(*views)[2] >= 0:
+                rows, (request, fleet) = few, views
         answer = self._guard.consult(request, fleet)
         details = self._details(request, fleet, answer)
-        if answer[2] < 0:
+        if answer[2] < 0 or free is None or below is None:
             return Withheld(answer[0].name, details)
         choice = self._choice(rows, request, fleet, answer, reason)
         choice.decision.details = details
+        return choice
+
+    def missing_tokens(self, pending: Pending) -> int:
+        """Tokens of a prompt that even the best worker would have to compute; at least 1."""
+        arrival, rows = pending.arrival, self._eligibility.rows(pending)
+        if isinstance(rows, Reject):
+            return max(arrival.prompt_tokens, 1)
+        hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
+        return max(arrival.prompt_tokens - int(hits.max()), 1)
+
+    def modelled_rate(self, model: str) -> float:
+        """Tokens a second that the workers of a model should prefill together, by calibration."""
+        rates, able = self._columns.prefill_tokens_per_s, self._workers.serving(model)
+        return sum(float(rates[worker.slot]) for worker in able if worker.takes_requests)
+
+    def _ramped(self, pending: Pending, rows: Rows, fleet: FleetView, now_s: float) -> Rows:
+        """Those that may be chosen while others ramp."""
+        ramps = self._roster.ramps
+        return ramps.rows(pending.serial, rows, fleet.hit_tokens, now_s) if ramps else rows
+
+    def _chosen(
+        self,
+        arrival: Arrival,
+        rows: Rows,
+        request: RequestView,
+        fleet: FleetView,
+        answer: Answer,
+        reason: str,
+    ) -> Choice:
+        choice = self._choice(rows, request, fleet, answer, reason)
+        if self.wants_details is not None and self.wants_details(arrival):
+            choice.decision.details = self._details(request, fleet, answer)
         return choice
 
     def _choice(
@@ -126,10 +182,9 @@ class Chooser:
         terms = self._guard.terms(request, fleet) if by_itself else {}
         return details_of(request, fleet, costs, row, terms)
 
-    def _views(
-        self, pending: Pending, rows: Rows, hits: Ints, now_s: float
-    ) -> tuple[RequestView, FleetView]:
+    def _views(self, pending: Pending, rows: Rows, now_s: float) -> tuple[RequestView, FleetView]:
         arrival = pending.arrival
+        hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
         size = rows.block_sizes[0]
         told = None if pending.visit is None else self._following.view(pending, rows, hits)
         request = RequestView(

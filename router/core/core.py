@@ -8,35 +8,34 @@ actions, in the router as in the simulator. Choosing a worker and charging it ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from policies import facts
 from policies.load import LoadedPolicy, load
-from router.core.actions import (
-    Action,
-    Cancel,
-    Dispatch,
-    Hold,
-    PutAside,
-    Reject,
-    Resync,
-    Stage,
-)
-from router.core.chooser import Choice, Chooser, Withheld
+from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Stage
+from router.core.admission import DISPLACED, Admission, Told
+from router.core.chooser import Choice, Chooser
 from router.core.columns import WorkerColumns
 from router.core.counters import CoreCounters
 from router.core.draws import draw_of
+from router.core.explaining import Explaining
 from router.core.following import Following
 from router.core.guard import FallbackError, PolicyFaultError, PolicyGuard, no_time, raising
-from router.core.hold_queue import HoldQueue, Pending
+from router.core.health import Health
+from router.core.hold_queue import REFUSED_MAX, Pending
 from router.core.ledger import Ledger
+from router.core.peer_requests import PeerRequests
+from router.core.retries import Retries
 from router.core.roster import Roster
 from router.core.settings import CoreSettings
+from router.core.telling import Listener, Nobody
+from router.core.worker_reports import WorkerReports
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 from router.estimators.speed import SpeedEstimator
 
 
-class RouterCore:
+class RouterCore(WorkerReports, Explaining):
     """Lifetime: process. Not thread-safe: one thread tells it facts, in the order of time.
 
     `report` is told when the policy fails; the default raises. Where it returns, all goes on by
@@ -65,10 +64,16 @@ class RouterCore:
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.following)
         self.chooser = Chooser(self.guard, settings, *pool)
         self._observe = self.guard.observe
-        self._seed = seed
-        self._serial = 0
+        self._seed, self._serial = seed, 0
         self._pending: dict[int, Pending] = {}
-        self.held = HoldQueue(settings.hold_requests)
+        self.health = Health(settings, self.workers, self.counters)
+        self.retries = Retries(settings, self.counters, seed)
+        ask, kept = self.chooser.modelled_rate, self.chooser.kept
+        self.admission = Admission(settings, self.counters, ask, kept)
+        self.held = self.admission.held
+        known = (self.workers, self.ledger, self.roster, self.arrivals, self.following)
+        self.peer_requests = PeerRequests(*known, self.admission, self._observe)
+        self.listener: Listener = Nobody()
 
     @property
     def policy(self) -> LoadedPolicy:
@@ -78,7 +83,7 @@ class RouterCore:
     def set_policy(self, policy: LoadedPolicy) -> None:
         """Decide by another policy from the next request on; it starts without memory."""
         self.guard.set_policy(policy)
-        self.following.follow(policy, self._pending.values())
+        self.following.follow(policy, [*self._pending.values(), *self.peer_requests.pending()])
 
     @property
     def inflight_requests(self) -> int:
@@ -97,28 +102,40 @@ class RouterCore:
         assert fact.request_id not in self._pending, f"request {fact.request_id} arrived twice"
         self._observe(fact)
         serial, self._serial = self._serial, self._serial + 1
-        self.arrivals.arrival(fact.session, fact.now_s)
-        if len(self._pending) >= self.settings.inflight_requests:
-            return [self._refuse(fact, 503, "router_full", "the router is at its request limit")]
+        self.arrivals.arrival(fact.session, fact.now_s, fact.tenant)
+        self.retries.arrived(fact.now_s)
+        told, victim = self.admission.at_the_door(fact, len(self._pending))
+        if told is not None:
+            return [self.admission.refuse(fact, fact.now_s, told)]
+        actions: list[Action] = [] if victim is None else [self._displace(victim, fact.now_s)]
+        if self.held:  # room that has appeared is theirs
+            actions += self._ask_held(fact.now_s, 1)
         pending = Pending(fact, serial, draw_of(self._seed, serial))
         self._pending[fact.request_id] = pending
         self.following.arrived(pending)
-        return [self._place(pending, fact.now_s, "policy")]
+        return [*actions, *self._place(pending, fact.now_s, "policy")]
 
     def on_first_token(self, fact: facts.FirstToken) -> list[Action]:
         """Its prefill is over."""
         self._observe(fact)
         charge = self.ledger.first_token(fact.request_id, fact.now_s)
-        if charge is not None:
-            self._speed.first_token(charge, fact.now_s)
-        return []
+        if charge is None:
+            return []
+        self._speed.first_token(charge, fact.now_s)
+        self.listener.first_token(fact.request_id)
+        pending = self._pending[fact.request_id]
+        self.admission.prefill_over(pending, True, fact.now_s)
+        return self.health.begun(charge.worker_id, pending, fact.now_s)
 
     def on_progress(self, fact: facts.Progress) -> list[Action]:
         """A running answer grew."""
         self._observe(fact)
         gap_s = self.ledger.progress(fact.request_id, fact.output_tokens, fact.now_s)
-        if gap_s is not None and (charge := self.ledger.get(fact.request_id)) is not None:
-            self._speed.token_gap(charge.slot, gap_s)
+        if (charge := self.ledger.get(fact.request_id)) is not None:
+            self.health.grew(charge.worker_id, fact.request_id, fact.now_s)
+            self.listener.progress(fact.request_id, fact.output_tokens)
+            if gap_s is not None:
+                self._speed.token_gap(charge.slot, gap_s)
         return []
 
     def on_finish(self, fact: facts.Finish) -> list[Action]:
@@ -128,11 +145,11 @@ class RouterCore:
         if pending is None:
             return []
         assert not pending.held, f"request {fact.request_id} finished while it was held"
-        worker = self._release(pending, fact)
+        worker = self._release(pending, fact.now_s, fact)
+        self.admission.answered(fact.output_tokens)
         self.following.ended(pending, fact.now_s, fact.output_tokens or 0)
-        if worker is not None:
-            worker.succeeded()
-        return self._ask_held(fact.now_s) if self.held else []
+        actions = self.health.answered(worker, pending, fact)
+        return [*actions, *self._ask_held(fact.now_s)] if self.held else actions
 
     def on_failure(self, fact: facts.Failure) -> list[Action]:
         """A dispatch ended badly, or the client left: release, and retry where asked."""
@@ -140,43 +157,29 @@ class RouterCore:
         pending = self._pending.get(fact.request_id)
         if pending is None:
             return []
-        worker = self._release(pending)
+        worker = self._release(pending, fact.now_s)
         if fact.blame == "client":
             self._drop(pending, fact.now_s)
             return self._ask_held(fact.now_s)
         actions: list[Action] = []
         if worker is not None:
             pending.tried.add(worker.worker_id)
-            if fact.blame == "worker" and self.workers.failed(worker, fact.now_s, self.settings):
-                self.counters.ejections += 1
-                aside_s = worker.aside_until_s - fact.now_s
-                actions.append(PutAside(worker.worker_id, aside_s, fact.reason))
+            if fact.blame == "worker":
+                actions += self.health.failed(worker, pending, fact)
         if not fact.retry:
             self._drop(pending, fact.now_s)
-        elif len(pending.tried) >= self.settings.max_attempts:
-            tried = f"{len(pending.tried)} workers failed this request, last: {fact.reason}"
-            actions.append(self._give_up(pending, fact.now_s, 502, "worker_error", tried))
+        elif given_up := self.retries.again(pending, worker, fact.reason, fact.now_s):
+            actions.append(self._give_up(pending, fact.now_s, given_up))
         else:
-            self.counters.retries += 1
-            actions.append(self._place(pending, fact.now_s, "retry"))
+            pending.arrival = fact.rest or pending.arrival
+            reason = "migration" if fact.rest else "retry"
+            actions += self._place(pending, fact.now_s, reason)
         return [*actions, *self._ask_held(fact.now_s)]
 
-    def explain(self, fact: facts.Arrival) -> Choice | Withheld | Reject:
-        """What would be decided for this request, by loads as of the last fact; all stays as it is.
-
-        Not even the queues drain: in one step more they end in other digits, and a recording of
-        the facts would not repeat what was decided.
-        """
-        pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
-        self.following.look(pending)
-        return self.chooser.explain(pending, fact.now_s, "policy")
-
-    def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
-        """Why this request waits, as of now; None where it does not."""
-        pending = self._pending.get(request_id)
-        if pending is None or not pending.held:
-            return None
-        return self.chooser.explain(pending, now_s, "held")
+    def on_peer(self, fact: facts.PeerFact) -> list[Action]:
+        """What a peer did with a request of its own, at a worker of ours."""
+        self.peer_requests.take(fact)
+        return self._ask_held(fact.now_s) if self.held and type(fact) is facts.PeerEnded else []
 
     # --- workers ----------------------------------------------------------------------------
 
@@ -186,31 +189,19 @@ class RouterCore:
         actions: list[Action] = []
         if fact.state == "gone":  # its slot is about to be reused: nothing may stay charged there
             for charge in self.ledger.on_worker(fact.worker_id):
-                self._release(self._pending[charge.request_id])
+                if self.peer_requests.forget(charge.request_id, fact.now_s):
+                    continue
+                self._release(self._pending[charge.request_id], fact.now_s)
                 actions.append(Cancel(charge.request_id, fact.worker_id, "worker removed"))
         if fact.state in ("gone", "down"):
             self.following.lost(self.workers.get(fact.worker_id))
         actions += self.roster.change(fact)
         return [*actions, *self._ask_held(fact.now_s)]
 
-    def on_load_report(self, fact: facts.LoadReport) -> list[Action]:
-        """A worker told its load: what we did not send it is others' load."""
+    def on_probed(self, fact: facts.Probed) -> list[Action]:
+        """A worker that the core asked for is well, or not."""
         self._observe(fact)
-        self.ledger.advance(fact.now_s)
-        self.roster.report(fact, self.ledger)
-        return []
-
-    def on_kv_events(self, fact: facts.KvEvents) -> list[Action]:
-        """A worker's cache changed."""
-        self._observe(fact)
-        from_seq = self.roster.kv_events(fact)
-        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
-
-    def on_replay_end(self, fact: facts.ReplayEnd) -> list[Action]:
-        """A replay is over; what it left out is asked for once more, or its hits are unknown."""
-        self._observe(fact)
-        from_seq = self.roster.replay_end(fact)
-        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+        return [*self.health.probed(fact), *self._ask_held(fact.now_s)]
 
     def on_tick(self, fact: facts.Tick) -> list[Action]:
         """Time passed: expire, drain, ask held requests again."""
@@ -218,83 +209,92 @@ class RouterCore:
         self.ledger.advance(fact.now_s)
         self.roster.expire(fact.now_s)
         self.following.tick(fact.now_s)
-        actions: list[Action] = []
+        actions = self.health.tick(fact.now_s)
         for pending in self.held.expired(fact.now_s, self.settings.hold_s):
-            why = f"no worker could take the request within {self.settings.hold_s:g} s"
-            actions.append(self._give_up(pending, fact.now_s, 503, "hold_timeout", why))
+            told = self.admission.waited_too_long(pending, fact.now_s)
+            actions.append(self._give_up(pending, fact.now_s, told))
         return [*actions, *self._ask_held(fact.now_s)]
 
     # --- one decision -----------------------------------------------------------------------
 
-    def _place(self, pending: Pending, now_s: float, reason: str) -> Action:
-        """Dispatch with the charge taken, hold, or reject."""
+    def _place(self, pending: Pending, now_s: float, reason: str) -> list[Action]:
+        """Dispatch with the charge taken, hold, or reject; for a hold another may be rejected."""
         self.ledger.advance(now_s)
         try:
             choice = self.chooser.choose(pending, now_s, reason)
         except FallbackError:
-            return self._give_up(pending, now_s, 500, "policy_failed", "the policy failed")
+            return [self._give_up(pending, now_s, (500, "policy_failed", "the policy failed"))]
         if isinstance(choice, Reject):
-            return self._give_up(pending, now_s, choice.status, choice.code, choice.message)
+            told = choice.status, choice.code, choice.message
+            return [self._give_up(pending, now_s, told)]
         if choice is None:
             return self._hold(pending, now_s)
-        return self._dispatch(pending, choice, now_s)
+        return [self._dispatch(pending, choice, now_s)]
 
     def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
         arrival, worker = pending.arrival, choice.worker
         request_id, prompt = arrival.request_id, arrival.prompt_tokens
-        if pending.held:
-            self.held.remove(pending)
-            self.counters.held[pending.standing].add(now_s - pending.arrival.now_s)
         uncached = max(prompt - choice.decision.hit_tokens, 1)
+        self.admission.sent(pending, uncached, now_s)
         self.ledger.reserve(request_id, worker.slot, prompt, uncached, arrival.stream, now_s)
         pending.prediction = self.roster.expect(worker, arrival, now_s)
         pending.worker_id = worker.worker_id
         self.following.dispatched(pending, worker.slot)
+        self.listener.dispatched(pending, worker, uncached)
+        self.health.sent(worker, pending, now_s)
         self.counters.dispatched(choice.decision)
         if self.guard.remembers:
-            chain = arrival.chains[worker.facts.block_size]
+            blocks = arrival.chains[worker.facts.block_size]
             sent = (request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
-            self._observe(facts.Dispatched(now_s, *sent, chain, arrival.session))
+            self._observe(facts.Dispatched(now_s, *sent, blocks, arrival.session, arrival.tenant))
         stage = Stage(worker.worker_id, worker.facts.role)
-        return Dispatch(request_id, (stage,), choice.decision)
+        after_s = max(pending.not_before_s - now_s, 0.0)
+        return Dispatch(request_id, (stage,), choice.decision, after_s)
 
-    def _hold(self, pending: Pending, now_s: float) -> Action:
-        if not pending.held:
-            if self.held.full:
-                why = f"{len(self.held)} requests wait for a worker already"
-                return self._give_up(pending, now_s, 503, "hold_queue_full", why)
-            self.held.add(pending)
-            self.following.held(pending)
-            self.counters.holds += 1
-        return Hold(pending.arrival.request_id, "policy")
+    def _hold(self, pending: Pending, now_s: float) -> list[Action]:
+        hold = Hold(pending.arrival.request_id, "policy")
+        if pending.held:
+            return [hold]
+        missing_tokens = self.chooser.missing_tokens(pending)
+        told, victim = self.admission.hold(pending, missing_tokens)
+        if told is not None:
+            return [self._give_up(pending, now_s, told)]
+        actions: list[Action] = [hold]
+        if victim is not None:
+            actions.insert(0, self._displace(victim, now_s))
+            self.admission.hold(pending, missing_tokens)
+        self.following.held(pending)
+        return actions
 
-    def _ask_held(self, now_s: float) -> list[Action]:
-        actions = (self._place(pending, now_s, "held") for pending in self.held.sweep(now_s))
+    def _displace(self, pending: Pending, now_s: float) -> Reject:
+        return self._give_up(pending, now_s, DISPLACED)
+
+    def _ask_held(self, now_s: float, refused_max: int = REFUSED_MAX) -> list[Action]:
+        sweep = self.held.sweep(now_s, refused_max)
+        actions = chain.from_iterable(self._place(pending, now_s, "held") for pending in sweep)
         return [action for action in actions if not isinstance(action, Hold)]
 
-    # --- endings ----------------------------------------------------------------------------
-
-    def _release(self, pending: Pending, finish: facts.Finish | None = None) -> Worker | None:
+    def _release(
+        self, pending: Pending, now_s: float, finish: facts.Finish | None = None
+    ) -> Worker | None:
         """Take its charge off its worker; the worker, if there still is one."""
         self.roster.ended(pending, self.ledger.get(pending.arrival.request_id), finish)
         charge = self.ledger.release(pending.arrival.request_id)
+        self.admission.prefill_over(pending, finish is not None, now_s)
         pending.worker_id = None
-        return None if charge is None else self.workers.get(charge.worker_id)
+        if charge is None:
+            return None
+        self.health.left(charge.worker_id, charge.request_id)
+        self.listener.ended(charge.request_id, finish)
+        return self.workers.get(charge.worker_id)
 
     def _drop(self, pending: Pending, now_s: float) -> None:
         """Forget a request whose end the shell knows already."""
-        self._release(pending)
+        self._release(pending, now_s)
         self.following.ended(pending, now_s)
-        if pending.held:
-            self.held.remove(pending)
-            self.counters.held[pending.standing].add(now_s - pending.arrival.now_s)
+        self.admission.wait_over(pending, now_s)
         self._pending.pop(pending.arrival.request_id, None)
 
-    def _give_up(self, pending: Pending, now_s: float, status: int, code: str, why: str) -> Reject:
+    def _give_up(self, pending: Pending, now_s: float, told: Told) -> Reject:
         self._drop(pending, now_s)
-        return self._refuse(pending.arrival, status, code, why)
-
-    def _refuse(self, arrival: facts.Arrival, status: int, code: str, message: str) -> Reject:
-        self.counters.rejected(code)
-        retry_after_s = self.settings.retry_after_s if status in (429, 503) else None
-        return Reject(arrival.request_id, status, code, message, retry_after_s)
+        return self.admission.refuse(pending.arrival, now_s, told)

@@ -43,7 +43,9 @@ class CoreCounters:
     prompt_tokens: int = 0  # of dispatched requests
     holds: int = 0
     retries: int = 0
+    retries_refused: int = 0  # for want of a budget
     ejections: int = 0
+    ejections_withheld: int = 0  # too much of the pool was aside already
     held: dict[Standing, HeldTimes] = field(
         default_factory=lambda: {"new": HeldTimes(), "cold": HeldTimes(), "warm": HeldTimes()}
     )

@@ -24,6 +24,7 @@ class Rows:
     workers: tuple[Worker, ...]
     worker_ids: tuple[int, ...]
     slots: slice | Ints  # where their columns lie; a slice, where they lie side by side
+    slot_ids: Ints  # the same for native code, which takes no slice
     block_sizes: tuple[int, ...]  # each row's
     distinct_block_sizes: tuple[int, ...]  # ascending
     have_thresholds: bool  # any of them, of its own
@@ -34,11 +35,13 @@ class Rows:
         """One row for each of these workers."""
         rows = tuple(workers)
         slots = [w.slot for w in rows]
+        slot_ids = np.array(slots, np.int64)
         beside = bool(slots) and slots == list(range(slots[0], slots[0] + len(slots)))
         return Rows(
             workers=rows,
             worker_ids=tuple(w.worker_id for w in rows),
-            slots=slice(slots[0], slots[0] + len(slots)) if beside else np.array(slots, np.int64),
+            slots=slice(slots[0], slots[0] + len(slots)) if beside else slot_ids,
+            slot_ids=slot_ids,
             block_sizes=(sizes := tuple(w.facts.block_size for w in rows)),
             distinct_block_sizes=tuple(sorted(set(sizes))),
             have_thresholds=any(map(_has_threshold, rows)),
@@ -60,7 +63,7 @@ class _Open:
     rows: Rows
     block_sizes: frozenset[int]
     prompt_tokens_end: float  # a prompt must be shorter
-    from_s: float  # before, one of them is put aside
+    all_in: bool  # none of them is put aside or on trial
 
     @staticmethod
     def of(pool: Iterable[Worker]) -> _Open:
@@ -70,14 +73,15 @@ class _Open:
             rows=rows,
             block_sizes=frozenset(rows.distinct_block_sizes),
             prompt_tokens_end=min((n for n in limits if n is not None), default=float("inf")),
-            from_s=max((w.aside_until_s for w in rows.workers), default=float("inf")),
+            all_in=len(rows) > 0 and all(w.is_in for w in rows.workers),
         )
 
-    def to(self, pending: Pending, now_s: float) -> bool:
+    def to(self, pending: Pending) -> bool:
         """Whether each of them may take this request now."""
         arrival = pending.arrival
         return (
-            now_s >= self.from_s
+            self.all_in
+            and arrival.needs is None
             and not pending.tried
             and self.block_sizes <= arrival.chains.keys()
             and (arrival.approximate or _longest(arrival) < self.prompt_tokens_end)
@@ -92,7 +96,7 @@ class Eligibility:
         self._version = -1
         self._open: dict[str, _Open] = {}  # by model; of models that are served only
 
-    def rows(self, pending: Pending, now_s: float) -> Rows | Reject:
+    def rows(self, pending: Pending) -> Rows | Reject:
         """The workers that may take the request, at least one; or why none may."""
         if self._version != self._workers.version:
             self._version = self._workers.version
@@ -104,14 +108,19 @@ class Eligibility:
             if not pool:
                 return self._no_pool(pending.arrival)
             known = self._open[model] = _Open.of(pool)
-        return known.rows if known.to(pending, now_s) else self.ask_each(pending, now_s)
+        return known.rows if known.to(pending) else self.ask_each(pending)
 
-    def ask_each(self, pending: Pending, now_s: float) -> Rows | Reject:
+    def ask_each(self, pending: Pending) -> Rows | Reject:
         """The same by looking at every worker: the rule that `rows` takes its short cut through."""
         arrival = pending.arrival
         pool = self._workers.serving(arrival.model)
         if not pool:
             return self._no_pool(arrival)
+        if arrival.needs is not None:
+            pool = [w for w in pool if arrival.needs not in w.facts.lacks]
+            if not pool:
+                why = f"no worker of model {arrival.model!r} has {arrival.needs}"
+                return _reject(arrival, 404, "path_not_served", why)
         able = [
             w
             for w in pool
@@ -119,13 +128,16 @@ class Eligibility:
             and w.facts.role == "both"
             and w.facts.block_size in arrival.chains
         ]
-        # With everybody put aside, one that failed lately is a better bet than a sure refusal.
-        ready = [w for w in able if w.takes_requests(now_s)] or able
+        # With everybody put aside, or everybody else tried, one that failed lately is a better bet
+        # than a sure refusal.
+        ready = [w for w in able if w.takes_requests] or able
         if not ready:
-            states = sorted({w.shown_state(now_s) for w in pool})
+            states = sorted({w.shown_state for w in pool})
             why = f"all {len(pool)} workers of model {arrival.model!r} are {' or '.join(states)}"
             return _reject(arrival, 503, "no_worker_available", why)
-        untried = [w for w in ready if w.worker_id not in pending.tried]
+        untried = [w for w in ready if w.worker_id not in pending.tried] or [
+            w for w in able if w.worker_id not in pending.tried
+        ]
         if not untried:
             why = f"every available worker failed this request ({len(pending.tried)} tried)"
             return _reject(arrival, 502, "worker_error", why)

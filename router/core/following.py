@@ -45,7 +45,7 @@ class Following:
         elif self.sessions is None:
             settings = self._settings
             # Each of these may have a session of its own, and none of them can be forgotten.
-            limit = max(settings.sessions, settings.inflight_requests)
+            limit = max(settings.sessions, settings.inflight_requests + settings.peer_requests)
             self._looked_at.clear()
             self.sessions = Sessions(
                 self._columns, settings.max_workers, limit, settings.session_blocks

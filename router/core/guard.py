@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from kvkernels import cheapest
 from policies.answers import NotACostError, WrapperFailedError
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Fact
@@ -24,6 +25,7 @@ from router.core.suspension import Suspension
 
 FaultKind = Literal["raised", "nan", "shape", "slow", "terms"]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+Use = tuple[float, int]  # CPU seconds of this thread; how often it waited of its own accord
 Answer = tuple[LoadedPolicy, Floats, int]  # who decided, its costs, the row (pick.HOLD: nobody)
 
 _COUNTED_POLICIES = 64  # by name: each reload may bring another
@@ -78,6 +80,9 @@ class PolicyGuard:
         self.faults: Counter[tuple[str, str]] = Counter()  # (policy, kind); of 64 policies at most
         self.last_fault: PolicyFaultError | None = None  # of the policy in use
         self.since_s = math.inf  # when the call under way began, on `clock`; +inf: there is none
+        self.use: Callable[[], Use] | None = (
+            None  # of the thread; None: all of a call's time counts
+        )
         self.overdue_s = 0.0  # the slowest call since `settle_slow`; 0: none was too slow
         self._report = report
         self._clock = clock
@@ -117,10 +122,11 @@ class PolicyGuard:
         if not self.remembers or self.suspension.active:
             return
         try:
+            used = self.use and self.use()
             self.since_s = began_s = self._clock()
             self._state = self.policy.observe(fact, self._state)
             if (took_s := self._clock() - began_s) > self._slow_s:
-                self._overdue(took_s)
+                self._late(took_s, used)
         except RAISABLE as error:
             self._failed("raised", _raised(error), fact.now_s, error)
         finally:
@@ -152,11 +158,12 @@ class PolicyGuard:
     def _ask(self, request: RequestView, fleet: FleetView, counts: bool = True) -> Answer | None:
         policy, costs = self.policy, None
         try:
+            used = self.use and self.use()
             self.since_s = began_s = self._clock()
             costs = policy.costs(request, fleet, self._state)
-            row = pick(costs, request.draw, policy.temperature)
+            row = _row(costs, request.draw, policy.temperature)
             if (took_s := self._clock() - began_s) > self._slow_s:
-                self._overdue(took_s)
+                self._late(took_s, used)
             return policy, costs, row
         except RAISABLE as error:
             if costs is not None or isinstance(error, NotACostError):
@@ -182,8 +189,15 @@ class PolicyGuard:
 
     # --- its faults ---------------------------------------------------------------------------
 
-    def _overdue(self, took_s: float) -> None:
-        self.overdue_s = max(self.overdue_s, took_s)
+    def _late(self, took_s: float, used: Use | None) -> None:
+        """A call took longer than it may. Where others had the processor meanwhile (preemption, a
+        machine that is paused) that is none of its doing; what it waited for by itself is."""
+        if self.use is not None and used is not None:
+            cpu_s, waits = self.use()
+            if waits == used[1]:
+                took_s = cpu_s - used[0]
+        if took_s > self._slow_s:
+            self.overdue_s = max(self.overdue_s, took_s)
 
     def _failed(
         self,
@@ -218,6 +232,16 @@ class PolicyGuard:
         finally:
             self.since_s = math.inf
         return not self.suspension.active
+
+
+def _row(costs: Floats, draw: float, temperature: float) -> int:
+    """As `policies.pick.pick`, which says what is wrong with costs that have no lowest."""
+    if temperature == 0.0:
+        try:
+            return cheapest(costs, draw)
+        except (TypeError, ValueError):
+            pass
+    return pick(costs, draw, temperature)
 
 
 def _raised(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvkernels import missing_tokens
+from kvkernels import load_tokens, median_product, missing_tokens
 from policies.contract import Bools, FleetView, Floats, Ints
 from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
@@ -190,6 +190,24 @@ class LiveFleet(FleetView):
     def holds_trunk(self) -> Bools:
         told = self._sessions
         return np.zeros(len(self), dtype=np.bool_) if told is None else told.holds_trunk()
+
+    @asked
+    def step_tokens(self) -> float:
+        columns = self._columns
+        return median_product(columns.step_s, columns.prefill_tokens_per_s, self._rows.slot_ids)
+
+    def load_tokens(self, step_tokens: float) -> Floats:
+        columns = self._columns
+        if self._fresh is not None:  # others' requests come on top
+            return super().load_tokens(step_tokens)
+        return load_tokens(
+            columns.charged_work,
+            columns.drained_work,
+            None if columns.attention.pair_tokens == 0.0 else columns.token_work,
+            columns.requests,
+            self._rows.slot_ids,
+            step_tokens,
+        )
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
         return missing_tokens(self.hit_tokens, prompt_tokens)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvkernels import PrefixIndex
-from policies.contract import Hashes, Ints
+from kvkernels import PrefixIndex, hit_tokens
+from policies.contract import Bools, Hashes, Ints
 from policies.facts import (
     Arrival,
     Finish,
@@ -26,7 +26,10 @@ from router.core.hold_queue import Pending
 from router.core.kv_state import KvState
 from router.core.ledger import Charge, Ledger
 from router.core.mirror import Mirrors, Prediction, answer_blocks, found_by
+from router.core.ramp import Ramps
+from router.core.repute import Repute
 from router.core.settings import CoreSettings
+from router.core.window import Window
 from router.core.workers import Worker, WorkerTable
 
 
@@ -47,6 +50,7 @@ class Roster:
         slots, entries = settings.max_workers, settings.speculative_entries
         self.index = PrefixIndex(slots, settings.index_entries, settings.index_bytes)
         self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
+        self.ramps = Ramps(settings.ramp_s)
         self.others_s = -math.inf  # when a worker last reported load that we did not send it
         # Blocks that no events will ever tell of: text blocks, and workers without events.
         self.mirrors = Mirrors(slots, settings.mirrored_blocks)
@@ -70,8 +74,7 @@ class Roster:
         if fact.state == "down":
             self._forget(worker)
         elif worker.state == "down":
-            worker.succeeded()
-            worker.aside_until_s = -math.inf
+            worker.repute.forgive()
         worker.state = fact.state
         return []
 
@@ -85,7 +88,11 @@ class Roster:
         kv = self._kv_state(slot, facts)
         if fact.saved is not None and facts.has_events:
             kv.take_over(fact.saved)
-        self._workers.add(Worker(fact.worker_id, slot, facts, kv, state=fact.state))
+        repute = Repute(Window(self._settings.ejection_window_s))
+        state, now_s = fact.state, fact.now_s
+        worker = Worker(fact.worker_id, slot, facts, kv, repute, state, now_s)
+        self.ramps.joined(worker, self._workers, now_s)
+        self._workers.add(worker)
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
         """It was recognized anew, perhaps as another engine, or its thresholds were changed."""
@@ -110,6 +117,7 @@ class Roster:
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         self._columns.open(worker.slot, -1)
+        self.ramps.left(worker.worker_id)
         self._workers.remove(worker.worker_id)
 
     def _kv_state(self, slot: int, facts: WorkerFacts) -> KvState:
@@ -216,24 +224,23 @@ class Roster:
     def hit_tokens(self, rows: Rows, chains: Mapping[int, Hashes], prompt_tokens: int) -> Ints:
         """int64[rows]: prompt tokens each holds or will soon; at least one is left."""
         sizes = rows.distinct_block_sizes
+        most = max(prompt_tokens - 1, 0)
         if len(sizes) == 1:
-            size, chain = sizes[0], chains[sizes[0]]
-            hits = self._hit_blocks(chain)[rows.slots].astype(np.int64)
-            hits *= size
-            if len(chain) * size < prompt_tokens:  # more than all of it is nobody's hit
-                return hits
-        else:
-            hits = np.zeros(len(rows), dtype=np.int64)
-            own_sizes = np.array(rows.block_sizes)
-            for size in sizes:
-                blocks = self._hit_blocks(chains[size])[rows.slots]
-                np.multiply(blocks, size, out=hits, where=own_sizes == size, dtype=np.int64)
-        return np.minimum(hits, max(prompt_tokens - 1, 0), out=hits)
+            return hit_tokens(self._hit_blocks(chains[sizes[0]]), rows.slot_ids, sizes[0], most)
+        hits = np.zeros(len(rows), dtype=np.int64)
+        own_sizes = np.array(rows.block_sizes)
+        for size in sizes:
+            blocks = self._hit_blocks(chains[size])[rows.slots]
+            np.multiply(blocks, size, out=hits, where=own_sizes == size, dtype=np.int64)
+        return np.minimum(hits, most, out=hits)
 
     def copies(self, last_hash: int) -> int:
         """How many workers hold a block, or soon will, and with it all before it."""
-        chain = np.array([last_hash], dtype=np.uint64)
-        return int(np.count_nonzero(self._hit_blocks(chain)))
+        return int(np.count_nonzero(self.holders(last_hash)))
+
+    def holders(self, last_hash: int) -> Bools:
+        """bool[slots]: whether the worker of a slot holds a block, or soon will."""
+        return self._hit_blocks(np.array([last_hash], dtype=np.uint64)) > 0
 
     def _hit_blocks(self, chain: Hashes) -> Blocks:
         """int32[slots]: leading blocks by events, by our dispatches, by what no event tells."""

@@ -10,6 +10,11 @@ from policies.facts import (
     FirstToken,
     KvEvents,
     LoadReport,
+    PeerDispatched,
+    PeerEnded,
+    PeerFirstToken,
+    PeerProgress,
+    Probed,
     Progress,
     ReplayEnd,
     Tick,
@@ -40,6 +45,10 @@ def take(core: RouterCore, fact: Fact) -> list[Action]:
             return core.on_replay_end(fact)
         case WorkerChange():
             return core.on_worker(fact)
+        case Probed():
+            return core.on_probed(fact)
+        case PeerDispatched() | PeerFirstToken() | PeerProgress() | PeerEnded():
+            return core.on_peer(fact)
         case Tick():
             return core.on_tick(fact)
         case _:

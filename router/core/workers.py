@@ -1,59 +1,44 @@
-"""The table of workers: identity, slot, state, and setting aside those that keep failing."""
+"""The table of workers: identity, slot, state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import inf
 
 from policies.facts import WorkerFacts
 from router.core.kv_state import KvState
-from router.core.settings import CoreSettings
-
-_BACKOFF_MAX = 16.0  # the time aside grows to at most this many times `recover_s`
+from router.core.repute import Repute
 
 
 @dataclass(slots=True)
 class Worker:
-    """Lifetime: worker. `state` is what the shell said last; `aside_until_s` is our own view."""
+    """Lifetime: worker. `state` is what the shell said last; `repute` is our own view."""
 
     worker_id: int
     slot: int
     facts: WorkerFacts
     kv: KvState
+    repute: Repute
     state: str = "ready"
-    failures: int = 0  # in a row
-    ejections: int = 0  # since its last success
-    aside_until_s: float = field(default=float("-inf"))
+    joined_s: float = -inf
 
-    def takes_requests(self, now_s: float) -> bool:
+    @property
+    def is_in(self) -> bool:
+        """Whether it serves as it should, for all anybody knows."""
+        return self.state == "ready" and self.repute.place == "in"
+
+    @property
+    def takes_requests(self) -> bool:
         """Whether it may be given new requests now."""
-        return self.state == "ready" and now_s >= self.aside_until_s
+        return self.state == "ready" and self.repute.takes_requests
 
-    def shown_state(self, now_s: float) -> str:
+    @property
+    def shown_state(self) -> str:
         """The state as people see it."""
-        if self.state == "ready" and now_s < self.aside_until_s:
-            return "ejected"
+        if self.state == "ready" and self.repute.place != "in":
+            return "trial" if self.repute.place == "trial" else "ejected"
         return self.state
-
-    def succeeded(self) -> None:
-        """It answered: all is forgiven."""
-        self.failures = 0
-        self.ejections = 0
-
-    def failed(self, now_s: float, settings: CoreSettings) -> bool:
-        """It failed a request; True when that puts it aside.
-
-        After its time aside it is tried again with real requests: one failure more puts it
-        aside for twice as long, one success brings it back for good. Failures while it is aside
-        are those of requests it had before, and say nothing new.
-        """
-        self.failures += 1
-        if self.failures < settings.ejection_failures or now_s < self.aside_until_s:
-            return False
-        factor = min(2.0**self.ejections, _BACKOFF_MAX)
-        self.aside_until_s = now_s + settings.recover_s * factor
-        self.ejections += 1
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +72,6 @@ class WorkerTable:
         """Say that a worker came, left, or is not what it was (state, facts, time aside)."""
         self.version += 1
         self._pools.clear()
-
-    def failed(self, worker: Worker, now_s: float, settings: CoreSettings) -> bool:
-        """A worker failed a request; True when that puts it aside (`Worker.failed`)."""
-        aside = worker.failed(now_s, settings)
-        if aside:
-            self.changed()
-        return aside
 
     def take_slot(self) -> int | None:
         """A free slot, or None when the table is full."""

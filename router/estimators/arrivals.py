@@ -16,16 +16,17 @@ class ArrivalEstimator:
     def __init__(self) -> None:
         self._rate_per_s = 0.0
         self._seen_s: float | None = None
-        self._sessions: OrderedDict[str, float] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str | None, str], float] = OrderedDict()
 
-    def arrival(self, session: str | None, now_s: float) -> None:
-        """A request came in."""
+    def arrival(self, session: str | None, now_s: float, tenant: str | None = None) -> None:
+        """A request came in; sessions of two tenants are two, also under one name."""
         self._rate_per_s = self.rate_per_s(now_s) + 1.0 / _TIME_CONSTANT_S
         self._seen_s = now_s
         if session is None:
             return
-        self._sessions[session] = now_s
-        self._sessions.move_to_end(session)
+        named = tenant, session
+        self._sessions[named] = now_s
+        self._sessions.move_to_end(named)
         if len(self._sessions) > _SESSIONS_MAX:
             self._sessions.popitem(last=False)
 
@@ -38,8 +39,8 @@ class ArrivalEstimator:
     def live_sessions(self, now_s: float) -> int:
         """Sessions seen within the last 15 minutes."""
         while self._sessions:
-            session, seen_s = next(iter(self._sessions.items()))
+            named, seen_s = next(iter(self._sessions.items()))
             if now_s - seen_s <= _SESSION_IDLE_S:
                 break
-            del self._sessions[session]
+            del self._sessions[named]
         return len(self._sessions)

@@ -13,11 +13,11 @@ import zmq.asyncio
 
 from router.events.connections import watched
 from router.events.hub import Hub
-from router.events.lines import worth_a_line
 from router.events.sockets import opened
 from router.events.source import ZmqSource
 from router.events.subscription import Receive
 from router.events.telling import FeedContext, Turn
+from router.lines import worth_a_line
 
 log = logging.getLogger(__name__)
 

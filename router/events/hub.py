@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from router.events.lines import worth_a_line
+from router.lines import worth_a_line
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from kvkernels import EventBatch
 from policies.facts import KvEvents, ReplayEnd
 from router.core.wire_events import WireEvents
 from router.events.hub import Hubs
-from router.events.lines import worth_a_line
+from router.lines import worth_a_line
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Literal
 import aiohttp
 import zmq.asyncio
 
-from policies.facts import KvEvents, LoadReport, ReplayEnd, WorkerChange
+from policies.facts import KvEvents, LoadReport, Probed, ReplayEnd, WorkerChange
 from router.events.hub import Hubs
 from router.fleet_io.shared import Answers
+from router.fleet_io.trust import WorkerTrust
+from router.http.relay.native import NativeRelay
 from router.http.relay.reply import RelayLimits
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 _SCRAPES_PER_S_MAX = 200.0  # of the whole fleet; a larger fleet is scraped less often
 FRESH = 0.25  # of the time between two questions: an answer to another rank is taken for ours
 
-WorkerFact = WorkerChange | LoadReport | KvEvents | ReplayEnd
+WorkerFact = WorkerChange | LoadReport | KvEvents | ReplayEnd | Probed
 End = Literal["down", "anew", "broken"]  # of following a worker
 
 
@@ -33,6 +35,7 @@ class FleetTerms:
     health_s: float  # between two health probes of one worker
     backlog_batches: int
     relay: RelayLimits
+    drain_s: float = 600.0  # what runs at a worker that leaves may take; 0: as long as it does
 
 
 @dataclass(slots=True)
@@ -44,9 +47,11 @@ class FleetContext:
     clock: Callable[[], float]
     tell: Callable[[WorkerFact], None]
     terms: FleetTerms
+    relay: NativeRelay | None = None  # None: all is relayed in Python
     members: dict[int, Member] = field(default_factory=dict)
     answers: Answers = field(default_factory=Answers)  # that ranks of one engine share
     hubs: Hubs = field(default_factory=Hubs)  # of event addresses that members share
+    trust: WorkerTrust = field(default_factory=WorkerTrust)
     # The number of the first batch that a worker's new feed asks for.
     first_seq: Callable[[int], int] = lambda worker_id: 0
     # Whether it takes a snapshot to know a worker's cache.

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from policies.facts import WorkerChange
 from router.core.roster import TableFullError
 from router.fleet_io.context import FleetContext
-from router.fleet_io.member import Member, Named
-from router.worker_spec import WorkerSpec, WorkerSpecError, of_rank, taken
+from router.fleet_io.member import Member
+from router.fleet_io.wanted import (
+    CONFIGURATION,
+    Key,
+    Leaving,
+    Named,
+    key_of,
+    spec_of,
+)
+from router.worker_spec import WorkerSpec, WorkerSpecError, taken
 
 log = logging.getLogger(__name__)
 
-_RELOAD = "configuration reload"
 _RANKS = "its engine's ranks"
 
 
@@ -34,8 +42,11 @@ class FleetManager:
         self._context = context
         self._max_workers = max_workers
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}  # probes that the core wanted
         self._closing: set[asyncio.Task[None]] = set()
+        self.dismissed: set[Key] = set()  # named by somebody, and taken out by hand
         self._next_id = 0
+        self.cut_short = 0  # removed at the end of `drain_s`, with requests
 
     @property
     def members(self) -> dict[int, Member]:
@@ -47,9 +58,10 @@ class FleetManager:
         """The router's clock."""
         return self._context.clock()
 
-    def add(self, spec: WorkerSpec, by: str = "configuration") -> Member:
+    def add(self, spec: WorkerSpec, by: str = CONFIGURATION, by_hand: bool = False) -> Member:
         """Begin to follow a worker; `by` says in the log who asked for it.
 
+        `by_hand`: it stays until it is removed by hand.
         Raises DuplicateWorkerError or TableFullError.
         """
         for member in self.members.values():
@@ -57,7 +69,9 @@ class FleetManager:
             clash = None in ranks or spec.rank == member.spec.rank
             if member.spec.url == spec.url and clash and not member.leaving:
                 raise DuplicateWorkerError(f"{spec.name} is worker {member.worker_id} already")
-        return self._add(spec, Named(spec), by)
+        member = self._add(spec, Named(spec, by, by_hand), by)
+        self.dismissed.discard(key_of(spec))
+        return member
 
     def _add(self, spec: WorkerSpec, named: Named, by: str) -> Member:
         for member in self.members.values():
@@ -83,12 +97,30 @@ class FleetManager:
 
         A rank does not come back by itself, even if its engine begins anew.
         """
-        _without(member)
-        self._leave(member, by)
+        self._dismiss(member)
+        self.drop(member, by)
 
-    def _leave(self, member: Member, by: str) -> None:
-        member.leaving = True
+    def drop(self, member: Member, by: str, may_return: bool = False) -> None:
+        """The same where nobody took it out by hand: it `may_return` when it is named again."""
+        if member.leave is None or not may_return:
+            drained = member.draining if member.leave is None else member.leave.drained
+            member.leave = Leaving(self.now_s, may_return, drained)
         member.drain(f"{by}, to be removed when idle")
+
+    def take_back(self, member: Member, by: str) -> None:
+        """It was on its way out, and is named again: requests as before."""
+        leave, member.leave = member.leave, None
+        if leave is not None and not leave.drained:
+            member.undrain(f"{by}, which names it again")
+
+    def _dismiss(self, member: Member) -> None:
+        """By hand: neither its rank nor, once it is the last one, its engine comes back."""
+        named = member.named
+        if named.spec.rank is None and member.spec.rank is not None:
+            named.without.add(member.spec.rank)
+        others = (m for m in self.members.values() if m.named is named and m is not member)
+        if all(m.leaving for m in others):
+            self.dismissed.add(key_of(named.spec))
 
     def _fits(self, member: Member, ranks: tuple[int, ...]) -> bool:
         """Whether it stands for what it should, now that its engine has these `ranks`.
@@ -105,11 +137,11 @@ class FleetManager:
         fits = member.spec.rank in wanted
         try:
             if not fits and missing:
-                member.spec = _spec_of(named, missing.pop(0))
+                member.spec = spec_of(named, missing.pop(0))
             elif not fits:
-                self._leave(member, _RANKS)
+                self.drop(member, _RANKS)
             for rank in missing:
-                self._add(_spec_of(named, rank), named, _RANKS)
+                self._add(spec_of(named, rank), named, _RANKS)
         except (TableFullError, DuplicateWorkerError, WorkerSpecError) as error:
             if str(error) != named.trouble:  # each of its ranks will find the same
                 log.warning("%s: not all of its %d ranks: %s", named.spec.url, len(ranks), error)
@@ -124,7 +156,11 @@ class FleetManager:
         `how` goes to the log. Cancelling this stops the waiting only; the removal goes on.
         """
         if member.worker_id in self._tasks:
-            _without(member)
+            self._dismiss(member)
+        await self._remove(member, how)
+
+    async def _remove(self, member: Member, how: str) -> None:
+        if member.worker_id in self._tasks:
             log.info("worker %d (%s) removed, %s", member.worker_id, member.spec.name, how)
         await self._part_from(member)
 
@@ -134,50 +170,74 @@ class FleetManager:
             return
         del self.members[member.worker_id]
         task.cancel()  # it tells the core nothing from here on
+        if (asking := self._asking.pop(member.worker_id, None)) is not None:
+            asking.cancel()
         self._context.tell(WorkerChange(self._context.clock(), member.worker_id, "gone"))
         closing = asyncio.create_task(_close(member, task))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         await asyncio.shield(closing)
 
-    def sweep(self, requests_of: Callable[[int], int]) -> None:
-        """Remove those that are leaving and have nothing left to do. Called on every tick."""
-        for member in list(self.members.values()):
-            if member.leaving and requests_of(member.worker_id) == 0:
-                removal = asyncio.create_task(self.remove(member, "idle"))
-                self._closing.add(removal)
-                removal.add_done_callback(self._closing.discard)
-
-    def reconcile(self, specs: Iterable[WorkerSpec]) -> list[str]:
-        """Make the fleet match a reloaded configuration: add the new, drain the dropped.
-
-        Other thresholds or another weight change a worker in place. Returns what could not be
-        done, and why.
-        """
-        wanted = {(spec.url, spec.rank): spec for spec in specs}
-        for named in {id(m.named): m.named for m in self.members.values()}.values():
-            staying = [m for m in self.members.values() if m.named is named and not m.leaving]
-            spec = wanted.get((named.spec.url, named.spec.rank))
-            if spec is None or not _same_but_thresholds(spec, named.spec):
-                for member in staying:
-                    self._leave(member, _RELOAD)
-            elif staying:
-                del wanted[spec.url, spec.rank]
-                self._respec(named, spec, staying)
-        refused = []
-        for spec in wanted.values():
-            try:
-                self.add(spec, _RELOAD)
-            except (TableFullError, DuplicateWorkerError) as error:
-                refused.append(f"worker {spec.name}: {error}")
-        return refused
-
-    def _respec(self, named: Named, spec: WorkerSpec, members: Iterable[Member]) -> None:
-        if spec == named.spec:
+    def probe(self, worker_id: int, within_s: float | None) -> None:
+        """Ask a worker whether it is well and tell the core (`Probed`); once at a time."""
+        member = self.members.get(worker_id)
+        if member is None or worker_id in self._asking:
             return
-        named.spec = spec
-        for member in members:
-            member.respec(_spec_of(named, member.spec.rank))
+        asking = asyncio.create_task(member.answer_probe(within_s), name=f"probe {worker_id}")
+        self._asking[worker_id] = asking
+        asking.add_done_callback(lambda task: self._asked(worker_id, task))
+
+    def _asked(self, worker_id: int, task: asyncio.Task[None]) -> None:
+        if self._asking.get(worker_id) is task:
+            del self._asking[worker_id]
+        _shout(task)
+
+    def stalled(self, worker_id: int) -> None:
+        """A worker stands still: what its clients have seen nothing of goes elsewhere."""
+        if (member := self.members.get(worker_id)) is not None:
+            member.abandon_silent()
+
+    def lacks(self, worker_id: int, path: str | None) -> None:
+        """A worker answered that it has no such path: it, and those it shares its URL with, are not
+        asked for it again until they are recognized anew.
+        """
+        asked = self.members.get(worker_id)
+        if asked is None or path is None:
+            return
+        for member in self.at_url(asked.spec.url):
+            known = member.recognized
+            if known is not None and path not in known.facts.lacks:
+                log.info("worker %d (%s) has no %s", member.worker_id, member.spec.name, path)
+                facts = replace(known.facts, lacks=known.facts.lacks | {path})
+                member.amend(replace(known, facts=facts))
+
+    def sweep(self, requests_of: Callable[[int], int]) -> None:
+        """Remove those that are leaving and have nothing left to do, or had long enough.
+
+        Called on every tick.
+        """
+        drain_s = self._context.terms.drain_s
+        until_s = self.now_s - drain_s if drain_s else -math.inf
+        for member in list(self.members.values()):
+            if member.leave is None:
+                continue
+            if requests_of(member.worker_id) == 0:
+                self._go(member, "idle")
+            elif member.leave.since_s <= until_s:
+                self._go(member, f"cut short: it drained for {drain_s:g} s (drain_s)")
+
+    def _go(self, member: Member, how: str) -> None:
+        if member.parting:
+            return
+        member.parting = True
+        self.cut_short += how != "idle"
+        removal = asyncio.create_task(self._remove(member, how))
+        self._closing.add(removal)
+        removal.add_done_callback(self._closing.discard)
+
+    def forgive(self) -> None:
+        """What was taken out by hand may come back: whoever names it was changed by hand, too."""
+        self.dismissed.clear()
 
     async def aclose(self) -> None:
         """Stop following everybody."""
@@ -191,30 +251,6 @@ async def _close(member: Member, task: asyncio.Task[None]) -> None:
     """Wait for its follower's end, and close its connections."""
     await asyncio.wait([task])
     await member.upstream.aclose()
-
-
-def _spec_of(named: Named, rank: int | None) -> WorkerSpec:
-    """The options of one member of `named`. Raises WorkerSpecError."""
-    if rank is None or named.spec.rank is not None:
-        return named.spec
-    return of_rank(named.spec, rank)
-
-
-def _without(member: Member) -> None:
-    """An operator takes one rank out."""
-    if member.named.spec.rank is None and member.spec.rank is not None:
-        member.named.without.add(member.spec.rank)
-
-
-def _same_but_thresholds(one: WorkerSpec, other: WorkerSpec) -> bool:
-    """Whether they differ at most in what can change while the worker serves."""
-    return other == replace(
-        one,
-        max_requests=other.max_requests,
-        max_queued_tokens=other.max_queued_tokens,
-        max_kv_fraction=other.max_kv_fraction,
-        weight=other.weight,
-    )
 
 
 def _shout(task: asyncio.Task[None]) -> None:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from engine.wire import WireError
-from policies.facts import WorkerChange
+from policies.facts import Probed, WorkerChange
 from router.events.feed import Feed, open_feed
 from router.events.telling import FeedContext
 from router.fleet_io.context import FRESH, End, FleetContext, refused
 from router.fleet_io.engines.adapter import UnrecognizedError
 from router.fleet_io.loads import report_loads
 from router.fleet_io.recognize import NoSuchRankError, Recognized, recognize, with_thresholds
-from router.http.relay.upstream import Upstream
+from router.fleet_io.upstreams import upstream_at
+from router.fleet_io.wanted import Leaving, Named
 from router.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -29,15 +27,6 @@ log = logging.getLogger(__name__)
 _DOWN_AFTER = 2  # health probes in a row that fail
 
 State = Literal["ready", "draining", "down"]
-
-
-@dataclass(slots=True)
-class Named:
-    """A worker as its operator named it: one member, or one for each rank of its engine."""
-
-    spec: WorkerSpec
-    without: set[int] = field(default_factory=set)  # ranks that the operator took out again
-    trouble: str = ""  # why ranks are missing, as last logged
 
 
 Fits = Callable[["Member", tuple[int, ...]], bool]
@@ -59,18 +48,32 @@ class Member:
         self.feed: Feed | None = None
         self.trouble = ""  # why it is not ready, for people
         self.draining = False
-        self.leaving = False  # to be removed once idle
+        self.leave: Leaving | None = None  # to be removed once idle
+        self.parting = False  # its removal has begun
+        self.abandoned = 0  # how often all that waited there for a first byte was given up
         self._state: State = "down"  # as last told; before that nobody knows of it
         self._told_ranks: set[int] = set()  # those in its latest load figures
         self._advice = ""  # as last given
         self._context = context
         self._fits = fits
-        self.upstream = _upstream(spec.url, context)
+        self.upstream = upstream_at(
+            spec, context.clock, context.trust, context.relay, context.terms.relay
+        )
+
+    @property
+    def leaving(self) -> bool:
+        """It is to be removed once idle."""
+        return self.leave is not None
 
     @property
     def rank(self) -> int | None:
         """What its engine calls its data-parallel rank; None: it is not one of several."""
         return None if self.recognized is None else self.recognized.address
+
+    @property
+    def kind(self) -> str | None:
+        """Which engine it is; None: not known yet."""
+        return None if self.recognized is None else self.recognized.kind
 
     async def run(self) -> None:
         """Recognize it, follow it until it is down, and begin again."""
@@ -84,8 +87,29 @@ class Member:
                 self._tell_state("draining" if self.draining else "ready", None)
             elif end == "broken":
                 await asyncio.sleep(self._context.terms.health_s)
-            elif self._replaceable(recognized):
-                self.upstream.abandon_silent()
+            else:
+                self.abandon_silent()
+
+    def abandon_silent(self) -> None:
+        """Let those go elsewhere whose clients have seen nothing, where somebody else can serve."""
+        if self.recognized is not None and self._replaceable(self.recognized):
+            self.abandoned += 1
+            self.upstream.abandon_silent()
+
+    async def answer_probe(self, within_s: float | None) -> None:
+        """Ask it at once whether it is well, and tell. No answer of before counts, nor another
+        rank's, and nobody waits behind a probe that hangs already.
+        """
+        if self.recognized is None:
+            return
+        context, health = self._context, self.recognized.health
+        limit_s = context.terms.probe_s if within_s is None else within_s
+        url = f"{self.spec.url}{health.path}"
+        try:
+            well = await _status(context.http, url, max(limit_s, health.least_s)) < health.below
+        except (aiohttp.ClientError, TimeoutError):
+            well = False
+        context.tell(Probed(context.clock(), self.worker_id, well))
 
     def _replaceable(self, recognized: Recognized) -> bool:
         """Whether others can answer what it was asked; else it is better to wait for it."""
@@ -123,13 +147,22 @@ class Member:
         """Take over other thresholds or another weight; all else of `spec` must be as it was."""
         self.spec = spec
         if self.recognized is not None:
-            self.recognized = with_thresholds(self.recognized, spec)
-            self._tell_state(self._state, self.recognized)
+            self.amend(with_thresholds(self.recognized, spec))
+
+    def amend(self, recognized: Recognized) -> None:
+        """It is known better than before."""
+        self.recognized = recognized
+        self._tell_state(self._state, recognized)
 
     @property
     def ready(self) -> bool:
         """Whether it was told to be ready, for all its probes say."""
         return self._state == "ready"
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is known and its probes are answered."""
+        return self._state != "down"
 
     def drain(self, by: str) -> None:
         """Send it nothing new; what runs there finishes. `by` says in the log who asked for it."""
@@ -137,6 +170,13 @@ class Member:
         self.draining = True
         if self._state == "ready":
             self._tell_state("draining", None)
+
+    def undrain(self, by: str) -> None:
+        """Send it requests again."""
+        log.info("worker %d (%s) drains no more, by %s", self.worker_id, self.spec.name, by)
+        self.draining = False
+        if self._state == "draining":
+            self._tell_state("ready", None)
 
     async def _recognized(self) -> Recognized:
         terms = self._context.terms
@@ -157,8 +197,10 @@ class Member:
                     self.recognized = recognized
                     self.trouble = ""
                     return recognized
-            if fits or self.spec == spec:  # else it is asked anew, with other options, at once
+            if fits or self.spec == spec:
                 await asyncio.sleep(terms.health_s)
+            elif self._state != "down":  # asked at once: till then nobody can name its rank
+                self._tell_state("down", None)
 
     def _not_recognized(self, trouble: str) -> None:
         if trouble != self.trouble:
@@ -237,16 +279,3 @@ async def _status(http: aiohttp.ClientSession, url: str, timeout_s: float) -> in
 async def _endless(feed: Feed) -> End:
     await feed.run()
     return "broken"
-
-
-def _upstream(url: str, context: FleetContext) -> Upstream:
-    parts = urlsplit(url)
-    tls = ssl.create_default_context() if parts.scheme == "https" else None
-    return Upstream(
-        parts.hostname or "",
-        parts.port or (443 if tls else 80),
-        context.clock,
-        base_path=parts.path.rstrip("/"),
-        tls=tls,
-        limits=context.terms.relay,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,13 +16,22 @@ from router.http.decisions import DecisionLog
 from router.http.errors import ClientError
 from router.http.explain_pages import ExplainPages
 from router.http.inference import Inference
+from router.http.local_desk import LocalDesk
 from router.http.policy_shown import policy_shown
+from router.http.readiness import readiness, ready
+from router.http.tenants import bearer_key
 from router.http.trunks_shown import trunks_shown
+from router.http.ui.handlers import PAGE, UiPages
+from router.http.ui.state import UiState
+from router.http.worker_shown import worker_shown
+from router.keys.ring import KeyRing
 from router.kv_view import encode_kv_view, kv_view
-from router.metrics import RouterMetrics
+from router.metrics.exposition import exposition
+from router.metrics.registry import RouterMetrics
 from router.switchboard import Switchboard
 from router.worker_spec import WorkerSpecError, worker_spec_of
 
+_OPEN = ("/health", "/ready", PAGE)  # to probes, which have no key; no page has data in it
 _REQUEST = "admin request"  # who asked for a change, in the log
 
 
@@ -32,30 +41,41 @@ class AdminApi:
     def __init__(
         self,
         switchboard: Switchboard,
+        desk: LocalDesk,
         fleet: FleetManager,
         inference: Inference,
         decisions: DecisionLog,
         metrics: RouterMetrics,
+        keys: KeyRing | None = None,
     ) -> None:
+        """`keys`: one of which every request needs, but for `/health`; None: nobody needs any."""
         self._switchboard = switchboard
+        self._desk = desk
         self._fleet = fleet
         self._inference = inference
         self._decisions = decisions
         self._metrics = metrics
+        self.ui = UiState(switchboard, desk, fleet, decisions, metrics)
+        self._keys = keys
+        self.sources: Callable[[], list[dict[str, Any]]] = list  # those that name workers
 
     def app(self, body_bytes: int) -> web.Application:
         """The application of the admin port."""
         app = web.Application(
             client_max_size=body_bytes,
-            middlewares=[errors_as_json(lambda status: None), _no_pages],
+            middlewares=[errors_as_json(lambda status: None), _no_pages, self._with_key()],
         )
         app.router.add_get("/workers", self.list_workers)
         app.router.add_post("/workers", self.add_worker)
         app.router.add_get("/workers/{id}", self.show_worker)
         app.router.add_delete("/workers/{id}", self.remove_worker)
         app.router.add_post("/workers/{id}/drain", self.drain_worker)
+        app.router.add_post("/workers/{id}/undrain", self.undrain_worker)
         app.router.add_delete("/workers", self.remove_ranks)
         app.router.add_post("/workers/drain", self.drain_ranks)
+        app.router.add_post("/workers/undrain", self.undrain_ranks)
+        app.router.add_post("/drain", self.drain)
+        app.router.add_post("/undrain", self.undrain)
         app.router.add_get("/kv", self.kv)
         explain = ExplainPages(self._switchboard, self._inference, self._decisions)
         app.router.add_get("/explain", explain.look)
@@ -63,40 +83,93 @@ class AdminApi:
         app.router.add_get("/policy", self.policy)
         app.router.add_get("/trunks", self.trunks)
         app.router.add_get("/metrics", self.metrics)
+        UiPages(self.ui).add_to(app)
         app.router.add_get("/health", self.health)
+        app.router.add_get("/ready", self.ready)
         return app
 
+    def _with_key(self) -> Any:
+        """The middleware that asks for a key of the admin port's own."""
+
+        @web.middleware
+        async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if self._keys is not None and request.path not in _OPEN:
+                bearer_key(request, self._keys)
+            return await handler(request)
+
+        return middleware
+
     async def list_workers(self, request: web.Request) -> web.StreamResponse:
-        """Every worker: who it is, what it does, what it holds."""
-        return json_response({"workers": [self._shown(m) for m in self._fleet.members.values()]})
+        """Every worker: who it is, what it does, what it holds; and who names workers."""
+        rows = [worker_shown(self._switchboard, m) for m in self._fleet.members.values()]
+        return json_response({"workers": rows, "sources": self.sources()})
 
     async def show_worker(self, request: web.Request) -> web.StreamResponse:
         """One worker."""
-        return json_response(self._shown(self._member(request.match_info["id"])))
+        return json_response(
+            worker_shown(self._switchboard, self._member(request.match_info["id"]))
+        )
 
     async def add_worker(self, request: web.Request) -> web.StreamResponse:
         """Begin to follow a worker: a JSON string `URL,key=value...` or an object of the keys."""
         wanted = await _json_of(request)
         try:
-            member = self._fleet.add(worker_spec_of(wanted), _REQUEST)
+            member = self._fleet.add(worker_spec_of(wanted), _REQUEST, by_hand=True)
         except WorkerSpecError as error:
             raise ClientError(400, str(error), code="bad_worker") from error
         except (DuplicateWorkerError, TableFullError) as error:
             raise ClientError(409, str(error), code="worker_refused") from error
-        return json_response(self._shown(member), status=201)
+        return json_response(worker_shown(self._switchboard, member), status=201)
 
     async def drain_worker(self, request: web.Request) -> web.StreamResponse:
         """Send it nothing new; what runs there finishes."""
         member = self._member(request.match_info["id"])
         member.drain(_REQUEST)
-        return json_response(self._shown(member))
+        return json_response(worker_shown(self._switchboard, member))
 
     async def drain_ranks(self, request: web.Request) -> web.StreamResponse:
         """The same for all workers at one URL, the ranks of one engine: `?url=URL`."""
         members = self._at_url(request)
         for member in members:
             member.drain(_REQUEST)
-        return json_response({"workers": [self._shown(member) for member in members]})
+        return json_response(
+            {"workers": [worker_shown(self._switchboard, member) for member in members]}
+        )
+
+    async def undrain_worker(self, request: web.Request) -> web.StreamResponse:
+        """Send it requests again. One that is to be removed stays on its way out."""
+        member = self._member(request.match_info["id"])
+        self._undrain([member])
+        return json_response(worker_shown(self._switchboard, member))
+
+    async def undrain_ranks(self, request: web.Request) -> web.StreamResponse:
+        """The same for all workers at one URL, the ranks of one engine: `?url=URL`."""
+        members = self._at_url(request)
+        self._undrain(members)
+        return json_response({"workers": [worker_shown(self._switchboard, m) for m in members]})
+
+    def _undrain(self, members: list[Member]) -> None:
+        """All of them or none."""
+        for member in members:
+            if member.leaving:
+                why = f"worker {member.worker_id} is to be removed: add it anew once it is gone"
+                raise ClientError(409, why, code="worker_leaving")
+        for member in members:
+            member.undrain(_REQUEST)
+
+    async def drain(self, request: web.Request) -> web.StreamResponse:
+        """Be ready no more, so that balancers turn elsewhere; requests that come are served."""
+        self._desk.drain(_REQUEST)
+        return json_response(readiness(self._desk))
+
+    async def undrain(self, request: web.Request) -> web.StreamResponse:
+        """Take that back."""
+        self._desk.undrain(_REQUEST)
+        return json_response(readiness(self._desk))
+
+    async def ready(self, request: web.Request) -> web.StreamResponse:
+        """As on the client port."""
+        return ready(self._desk, request)
 
     async def remove_worker(self, request: web.Request) -> web.StreamResponse:
         """Remove it once idle; with `?force=true` at once, what runs there being cut off."""
@@ -115,7 +188,7 @@ class AdminApi:
             await self._fleet.remove(member, f"forced by {_REQUEST}")
             return {"id": member.worker_id, "state": "gone"}
         self._fleet.leave(member, _REQUEST)
-        return self._shown(member)
+        return worker_shown(self._switchboard, member)
 
     async def kv(self, request: web.Request) -> web.StreamResponse:
         """All blocks that one worker is believed to hold: `?worker=ID` (router.kv_view)."""
@@ -139,14 +212,13 @@ class AdminApi:
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Prometheus text."""
         return web.Response(
-            body=self._metrics.exposition(),
+            body=await exposition(self._metrics),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         """The router itself is alive; with how many workers."""
-        now_s = self._switchboard.clock()
-        ready = sum(w.takes_requests(now_s) for w in self._switchboard.core.workers)
+        ready = sum(w.takes_requests for w in self._switchboard.core.workers)
         return json_response(
             {"status": "ok", "ready_workers": ready, "workers": len(self._fleet.members)}
         )
@@ -166,61 +238,12 @@ class AdminApi:
             raise ClientError(404, f"there is no worker at {url[:200]!r}; ask as ?url=URL", "url")
         return members
 
-    def _shown(self, member: Member) -> dict[str, Any]:
-        core, spec = self._switchboard.core, member.spec
-        worker = core.workers.get(member.worker_id)
-        now_s = self._switchboard.clock()
-        shown: dict[str, Any] = {
-            "id": member.worker_id,
-            "url": spec.url,
-            "rank": spec.rank,
-            "state": "joining" if worker is None else worker.shown_state(now_s),
-            "leaving": member.leaving,
-            "trouble": member.trouble or None,
-            "open_connections": member.upstream.open_connections,
-            "max_requests": spec.max_requests,
-            "max_queued_tokens": spec.max_queued_tokens,
-            "max_kv_fraction": spec.max_kv_fraction,
-            "weight": spec.weight,
-        }
-        if worker is None or member.recognized is None:
-            return shown
-        columns, slot, facts = core.columns, worker.slot, worker.facts
-        self._switchboard.advance()
-        return shown | {
-            "kind": member.recognized.kind,
-            "models": facts.models,
-            "role": facts.role,
-            "block_size": facts.block_size,
-            "kv_capacity_tokens": _number(facts.kv_capacity_tokens),
-            "max_model_tokens": facts.max_model_tokens,
-            "events": member.recognized.source and member.recognized.source.address,
-            "inflight_requests": int(columns.requests[slot]),
-            "waiting_requests": int(columns.waiting[slot]),
-            "queued_prefill_tokens": _number(columns.queued_tokens(slice(slot, slot + 1))[0]),
-            "context_tokens": _number(columns.context_tokens[slot]),
-            "kv_used_tokens": _number(columns.kv_reported_tokens[slot]),
-            "working_set_tokens": _number(core.following.wanted_tokens(slot)),
-            "load_age_s": _number(now_s - columns.report_s[slot]),
-            "prefill_tokens_per_s": _number(columns.prefill_tokens_per_s[slot]),
-            "step_s": _number(columns.step_s[slot]),
-            "resident_blocks": worker.kv.resident_blocks,
-            "kv_known": worker.kv.known,
-            "failures": worker.failures,
-        }
-
 
 def _forced(request: web.Request) -> bool:
     force = request.query.get("force", "false")
     if force not in ("true", "false"):
         raise ClientError(400, "`force` must be true or false", "force")
     return force == "true"
-
-
-def _number(value: float) -> float | None:
-    """JSON has neither NaN nor infinity."""
-    value = float(value)
-    return round(value, 6) if math.isfinite(value) else None
 
 
 @web.middleware

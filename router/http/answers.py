@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from router.http.client_request import ClientRequest
 from router.http.errors import ClientError, error_body, error_type
 
 log = logging.getLogger(__name__)
@@ -16,6 +17,9 @@ log = logging.getLogger(__name__)
 _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# As `Handler`, of requests whoever read them.
+Answering = Callable[[ClientRequest], Awaitable[web.StreamResponse]]
+R = TypeVar("R", bound=ClientRequest)
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:
@@ -42,32 +46,48 @@ def error_response(status: int, message: str, code: str | None = None) -> web.Re
     return web.Response(status=status, body=body, content_type="application/json")
 
 
-def errors_as_json(on_client_error: Callable[[int], None]) -> Any:
+def errors_as_json(on_fault: Callable[[int], None]) -> Any:
     """The middleware that turns exceptions into answers and blame."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            return await handler(request)
-        except ClientError as error:
-            on_client_error(error.status)
-            return web.Response(
-                status=error.status, body=error.body(), content_type="application/json"
-            )
+            return await answered(request, handler, on_fault)
         except web.HTTPException as error:
-            on_client_error(error.status)
+            on_fault(error.status)
             answer = error_response(error.status, _explained(request, error))
             answer.headers.update({k: v for k, v in error.headers.items() if k.lower() == "allow"})
             return answer
-        except (ConnectionError, OSError) as error:
-            log.debug("client of %s left: %r", request.path, error)
-            raise
-        except Exception:
-            # Ours: it stays loud, and the client learns that it is not to blame.
-            log.exception("failed to answer %s %s", request.method, request.path)
-            return error_response(500, "internal error of the router", "internal_error")
 
     return middleware
+
+
+async def answered(
+    request: R,
+    handler: Callable[[R], Awaitable[web.StreamResponse]],
+    on_fault: Callable[[int], None],
+) -> web.StreamResponse:
+    """The handler's answer, or what its exception becomes. Raises OSError: the client left."""
+    try:
+        return await handler(request)
+    except ClientError as error:
+        on_fault(error.status)
+        return web.Response(
+            status=error.status,
+            body=error.body(),
+            content_type="application/json",
+            headers=error.headers,
+        )
+    except web.HTTPException:
+        raise
+    except OSError as error:
+        log.debug("client of %s left: %r", request.path, error)
+        raise
+    except Exception:
+        # Ours: it stays loud, and the client learns that it is not to blame.
+        log.exception("failed to answer %s %s", request.method, request.path)
+        on_fault(500)
+        return error_response(500, "internal error of the router", "internal_error")
 
 
 def _explained(request: web.Request, error: web.HTTPException) -> str:

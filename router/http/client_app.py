@@ -1,60 +1,62 @@
-"""The client port: inference paths by an allow-list, nothing else."""
+"""The client port: paths by an allow-list, the models, and by a key of its own all the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from aiohttp import web
 
-from router.fleet_io.manager import FleetManager
-from router.http.answers import error_response, errors_as_json, json_response
+from router.http.answers import Answering, answered, errors_as_json, json_response
+from router.http.desk import Desk
+from router.http.door.lane import HOT
+from router.http.errors import ClientError
 from router.http.inference import Inference
-from router.metrics import RouterMetrics
-from router.switchboard import Switchboard
-
-INFERENCE_PATHS = ("/v1/completions", "/v1/chat/completions")
+from router.http.paths import PATHS
+from router.http.readiness import alive, ready
 
 
 def client_app(
-    inference: Inference,
-    switchboard: Switchboard,
-    fleet: FleetManager,
-    metrics: RouterMetrics,
-    body_bytes: int,
+    inference: Inference, desk: Desk, body_bytes: int, forwards: bool = False
 ) -> web.Application:
-    """The application of the client port. `body_bytes` bounds a request's body."""
+    """The application of the client port. `body_bytes` bounds a request's body; `forwards`: also
+    paths that are not known here go to workers.
+    """
 
     async def models(request: web.Request) -> web.StreamResponse:
-        return json_response({"object": "list", "data": list(_models(fleet).values())})
+        return json_response({"object": "list", "data": desk.cards()})
+
+    async def model(request: web.Request) -> web.StreamResponse:
+        name = request.match_info["model"]
+        for card in desk.cards():
+            if card["id"] == name:
+                return json_response(card)
+        why = f"the model {name[:200]!r} does not exist; GET /v1/models lists those that do"
+        raise ClientError(404, why, "model", "model_not_found")
 
     async def health(request: web.Request) -> web.StreamResponse:
-        now_s = switchboard.clock()
-        ready = sum(w.takes_requests(now_s) for w in switchboard.core.workers)
-        if ready == 0:
-            return error_response(503, "no worker takes requests", "no_worker_available")
-        return json_response({"status": "ok", "ready_workers": ready})
+        return alive(desk)
 
-    def refused(status: int) -> None:
-        metrics.client_errors.labels(str(status)).inc()
+    async def readiness(request: web.Request) -> web.StreamResponse:
+        return ready(desk, request)
 
-    app = web.Application(client_max_size=body_bytes, middlewares=[errors_as_json(refused)])
-    for path in INFERENCE_PATHS:
+    async def other(request: web.Request) -> web.StreamResponse:
+        if request.path in PATHS:
+            raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+        if request.path in ("/v1/models", "/health", "/ready"):
+            raise web.HTTPMethodNotAllowed(request.method, ["GET"])
+        return await inference.handle(request)
+
+    app = web.Application(client_max_size=body_bytes, middlewares=[errors_as_json(desk.faulty)])
+    for path in PATHS:
         app.router.add_post(path, inference.handle)
+    hot = partial(answered, handler=inference.handle, on_fault=desk.faulty)
+    by_path: Mapping[str, Answering] = dict.fromkeys(PATHS, hot)
+    app[HOT] = by_path
     app.router.add_get("/v1/models", models)
+    app.router.add_get("/v1/models/{model:.+}", model)
     app.router.add_get("/health", health)
+    app.router.add_get("/ready", readiness)
+    if forwards:
+        app.router.add_route("*", "/{path:.*}", other)
     return app
-
-
-def _models(fleet: FleetManager) -> dict[str, dict[str, object]]:
-    """Each model once, with the shortest limit of its workers."""
-    models: dict[str, dict[str, object]] = {}
-    limits: dict[str, list[int]] = {}
-    for member in fleet.members.values():
-        if member.recognized is None:
-            continue
-        facts = member.recognized.facts
-        for name in facts.models:
-            models.setdefault(name, {"id": name, "object": "model", "owned_by": "warmroute"})
-            if facts.max_model_tokens is not None:
-                limits.setdefault(name, []).append(facts.max_model_tokens)
-    for name, known in limits.items():
-        models[name]["max_model_len"] = min(known)
-    return models

@@ -11,6 +11,7 @@ from router.core.regret import regret_hit_tokens, regret_s
 from router.http.relay.reply import Outcome
 
 _KEPT = 1_000
+_WEIGHED = 64  # workers, whose costs take half a kilobyte a decision
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class Record:
     request_id: int
     model: str
     session: str | None
+    tenant: str | None
     worker_id: int
     decision: Decision
     first_token_s: float | None = None  # from dispatch; None: not yet, or not to be told
@@ -50,20 +52,23 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._records: deque[Record] = deque(maxlen=_KEPT)
+        self.added = 0  # ever
 
     def add(self, arrival: Arrival, action: Dispatch, sent_s: float) -> Record:
-        """Remember a dispatch: its best workers, and not what each of the pool would cost."""
-        _ = action.decision.candidates
+        """Remember a dispatch. Of a large pool only its best workers are kept, not all costs."""
+        action.decision.trim(_WEIGHED)
         record = Record(
             arrival.now_s,
             sent_s,
             arrival.request_id,
             arrival.model,
             arrival.session,
+            arrival.tenant,
             action.worker_id,
             action.decision,
         )
         self._records.appendleft(record)
+        self.added += 1
         return record
 
     def latest(self, count: int) -> list[Record]:

@@ -22,12 +22,15 @@ ERROR_TYPES = {
 
 WorkerErrorKind = Literal[
     "busy",  # all `max_connections` in use, or 503 with Retry-After: load, not illness
-    "connect",  # refused, unreachable, TLS failure, or slower than `connect_s`
+    "connect",  # refused, unreachable, or TLS failure
+    "timeout_connect",  # not connected within `connect_s`
     "early_close",  # the connection ended before the reply did
+    "timeout_send",  # it took nothing of the request's body for `send_s`
     "timeout_first_byte",  # no byte of the reply's body within `first_byte_s`
     "timeout_between",  # the reply stalled for `between_s`
     "garbage",  # not HTTP, or a head or framing that can be read in two ways
     "status_5xx",  # 500, 502, 503 or 504
+    "absent",  # it has not got the path: nothing that speaks of its health
 ]
 
 
@@ -35,7 +38,12 @@ class ClientError(Exception):
     """The client's fault: answered with `status` (400..499), never retried."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         """`param` is the path of the field at fault, as in `messages[3].role`."""
         if not 400 <= status <= 499:
@@ -45,6 +53,7 @@ class ClientError(Exception):
         self.message = message
         self.param = param
         self.code = code
+        self.headers = headers
 
     def body(self) -> bytes:
         """The reply's JSON body."""
@@ -58,6 +67,13 @@ class WorkerError(Exception):
         super().__init__(message)
         self.kind = kind
         self.message = message
+
+
+def kind_of(error: WorkerError | ClientError | None) -> str:
+    """What a reply's error is counted as; empty: there was none."""
+    if isinstance(error, ClientError):
+        return "deadline_exceeded" if error.code == "deadline_exceeded" else "client"
+    return error.kind if error is not None else ""
 
 
 def error_type(status: int) -> str:

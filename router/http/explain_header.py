@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
-from aiohttp import web
 
 from policies.facts import Arrival
 from router.core.actions import Dispatch, Reject
 from router.core.chooser import Choice, Withheld
+from router.http.client_request import ClientRequest
 from router.http.relay.reply import Header
 from router.record.explanation import columns_in_header, explanation, withheld
 
@@ -25,7 +25,7 @@ _ASKED: Mapping[str | None, Asked] = MappingProxyType({"1": "short", "full": "fu
 _HEADER_BYTES = 6_000  # of an explanation: many clients stop at 8,190 for a line
 
 
-def asked(request: web.Request, request_id: int, allowed: bool, every: int) -> Asked:
+def asked(request: ClientRequest, request_id: int, allowed: bool, every: int) -> Asked:
     """Who wants to read why: the client, the operator (of every n-th request), or nobody."""
     wanted = request.headers.get(EXPLAIN_HEADER) if allowed else None
     if wanted in _ASKED:
@@ -44,13 +44,12 @@ def reply_headers(action: Dispatch, request_id: int, explain: Asked) -> tuple[He
     return worker, (EXPLAIN_HEADER.encode(), _line(shown))
 
 
-def explain_refusal(
-    answer: web.StreamResponse, arrival: Arrival, now_s: float, choice: Choice | Withheld | Reject
-) -> None:
-    """Why nobody takes a request, as of `now_s`: into the header of its refusal."""
-    if isinstance(choice, Withheld):
-        shown = withheld(arrival.request_id, choice) | {"held_s": round(now_s - arrival.now_s, 6)}
-        answer.headers[EXPLAIN_HEADER] = _line(shown).decode()
+def refusal_line(arrival: Arrival, now_s: float, choice: Choice | Withheld | Reject) -> str | None:
+    """Why nobody takes a request, as of `now_s`: for the header of its refusal."""
+    if not isinstance(choice, Withheld):
+        return None
+    shown = withheld(arrival.request_id, choice) | {"held_s": round(now_s - arrival.now_s, 6)}
+    return _line(shown).decode()
 
 
 def _line(shown: dict[str, Any]) -> bytes:

@@ -12,6 +12,8 @@ from router.http.answers import json_response, shown_count
 from router.http.decisions import DecisionLog, Record
 from router.http.errors import ClientError
 from router.http.inference import Inference
+from router.http.paths import PATHS
+from router.keys.terms import KeyTerms
 from router.record.explanation import everything, explanation, withheld
 from router.switchboard import Switchboard
 
@@ -31,14 +33,16 @@ class ExplainPages:
         if "request" in request.query:
             return json_response(self._of(request.query["request"]))
         latest = self._decisions.latest(shown_count(request, "last"))
-        shown = [_decision(record) for record in latest]
+        shown = [decision_shown(record) for record in latest]
         return json_response({"decisions": shown})
 
     async def attempt(self, request: web.Request) -> web.StreamResponse:
         """Where the request in the body would go now, and why. Nothing is sent or charged."""
         body = await request.read()
-        path = request.query.get("path", "/v1/completions")
-        arrival, _ = await self._inference.arrival(body, path, request.headers.get, None)
+        path = PATHS.get(request.query.get("path", "/v1/completions"))
+        if path is None:
+            raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")
+        arrival, *_ = await self._inference.arrival(body, path, request.headers.get, KeyTerms())
         choice = self._switchboard.explain(arrival)
         if isinstance(choice, Reject):
             raise ClientError(
@@ -52,7 +56,7 @@ class ExplainPages:
         request_id = int(text)
         found = self._decisions.of(request_id)
         if found:
-            return {"decisions": [_decision(record, whole=True) for record in found]}
+            return {"decisions": [decision_shown(record, whole=True) for record in found]}
         choice = self._switchboard.explain_held(request_id)
         if choice is None or isinstance(choice, Reject):
             raise ClientError(404, f"request {request_id} is neither waiting nor among the latest")
@@ -67,13 +71,14 @@ def _tried(request_id: int, choice: Choice | Withheld) -> dict[str, Any]:
     return shown if details is None else shown | everything(details)
 
 
-def _decision(record: Record, whole: bool = False) -> dict[str, Any]:
-    """`whole`: with all that it saw, where that was kept."""
+def decision_shown(record: Record, whole: bool = False) -> dict[str, Any]:
+    """One dispatch and what came of it. `whole`: with all that it saw, where that was kept."""
     details = record.decision.details if whole else None
     return {
         "now_s": record.now_s,
         "model": record.model,
         "session": record.session,
+        "tenant": record.tenant,
         **explanation(record.request_id, record.worker_id, record.decision),
         "first_token_s": _rounded(record.first_token_s),
         "cached_tokens": record.cached_tokens,

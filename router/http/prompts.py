@@ -24,13 +24,18 @@ from policies.contract import Hashes
 from policies.record import record
 from router.http.errors import ClientError
 from router.http.media import has_media, without_media
-from router.http.scan import Scanned, Tokens
+from router.http.paths import Path
+from router.http.plain_scan import Plain, plain_scan
+from router.http.scan import ScanLimits, Scanned, Tokens, scan
+from router.http.shapes import SHAPES
 from router.http.token_check import TokenCheck
 
 T = TypeVar("T")
 
 BYTES_A_TOKEN = 4  # of UTF-8 text, roughly, for English and code with today's vocabularies
 _INT32 = np.dtype("<i4")
+_NO_BLOCKS = np.empty(0, dtype=np.uint64)
+_NO_BLOCKS.flags.writeable = False
 _INLINE_TOKENS = 1 << 15  # shorter chains are hashed at once: a thread would cost more
 
 
@@ -71,9 +76,19 @@ class PromptReader:
         self._drops_unused_tools = drops_unused_tools
         self.template_refusals = 0  # chats the template could not render; read approximately
 
+    def scan(self, body: bytes, path: Path, limits: ScanLimits) -> Scanned | Plain:
+        """The request of `body`, sent to `path`, for `read`. Raises ClientError(400).
+
+        A tokenizer must see the text itself, which only the long way keeps.
+        """
+        if path.reads != "openai":
+            return SHAPES[path.reads](body, limits)
+        plain = plain_scan(body, path.path, limits) if self.encoder is None else None
+        return scan(body, path.path, limits) if plain is None else plain
+
     async def read(
         self,
-        scanned: Scanned,
+        scanned: Scanned | Plain,
         model: str,
         block_sizes: Iterable[int],
         adapter: str | None = None,
@@ -81,15 +96,19 @@ class PromptReader:
         """The prompt of a request to `model`, with one chain per block size of its pool.
 
         `model` is the base, where `adapter` names the LoRA adapter that was asked for.
-        Of a request with several prompts the first one places it. Raises ClientError(429) while
-        too many wait.
+        Of a request with several prompts the first one places it; one without any counts as a
+        token. Raises ClientError(429) while too many wait.
         """
+        if isinstance(scanned, Plain):
+            return await self._hashed(scanned, model, block_sizes, adapter)
+        if not scanned.prompts and not scanned.messages:
+            return Prompt(1, 1, dict.fromkeys(block_sizes, _NO_BLOCKS), True)
         blocks: Sequence[Tokens] = ()
         encoded: Sequence[Tokens] = ()
         first = scanned.prompts[0] if scanned.prompts else None
         if isinstance(first, np.ndarray):
             blocks = [_kept(ids, scanned) for ids in scanned.prompts if isinstance(ids, np.ndarray)]
-        elif self.encoder is not None:
+        elif self.encoder is not None and not scanned.by_text:
             blocks = encoded = await self._encoded(scanned, adapter or model, self.encoder)
         approximate = not blocks
         salt = scanned.cache_salt
@@ -106,6 +125,18 @@ class PromptReader:
             chains = await self._in_thread(lambda: _chains(tokens, sizes, seed))
         lengths = [max(len(ids), 1) for ids in blocks]
         return Prompt(sum(lengths), max(lengths), chains, approximate, encoded)
+
+    async def _hashed(
+        self, plain: Plain, model: str, block_sizes: Iterable[int], adapter: str | None
+    ) -> Prompt:
+        """The prompt where no tokenizer is asked."""
+        tokens, longest, chains_of = plain.tokens, plain.longest_tokens, plain.text.chains
+        salt = plain.cache_salt
+        if longest <= _INLINE_TOKENS:
+            chains = chains_of(block_sizes, model, adapter, salt)
+        else:
+            chains = await self._in_thread(lambda: chains_of(block_sizes, model, adapter, salt))
+        return Prompt(tokens, longest, chains, not plain.has_ids)
 
     async def _encoded(
         self, scanned: Scanned, model: str, encoder: MemoEncoder

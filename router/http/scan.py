@@ -27,8 +27,8 @@ _WHERE = re.compile(r"^(?P<what>.*) - at `\$(?P<path>.*)`$", re.DOTALL)
 _BYTE = re.compile(r"^JSON is malformed: (?P<what>.*) \(byte (?P<offset>\d+)\)$", re.DOTALL)
 _TRUNCATED = "it ends too early, or has half of a surrogate pair"
 
-_Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +79,28 @@ class Scanned:
     priority: int = 0
     max_output_tokens: int | None = None
     choices: int = 1
+    by_text: bool = False  # its tokens cannot be made here
     options: PromptOptions = field(default_factory=PromptOptions, compare=False)
 
 
-class _Body(PromptOptions):
-    """The fields read, as JSON types. `null` counts as absent, as in OpenAI's API."""
+class Common(PromptOptions):
+    """Fields of any body, as JSON types. `null` counts as absent, as in OpenAI's API."""
 
     model: str | None = None
     stream: bool | None = None
-    prompt: msgspec.Raw = msgspec.Raw(b"null")
-    messages: list[Message] | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
     cache_salt: str | None = None
-    priority: _Int32 | None = None
-    max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
-    n: _Int32 | None = None
+    priority: Int32 | None = None
+
+
+class _Body(Common):
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    messages: list[Message] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    n: Int32 | None = None
 
 
 _BODY = msgspec.json.Decoder(_Body)
@@ -115,17 +119,25 @@ def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
     The error's message says what was expected and where (a byte with its line and column, or the
     path of a field), never what the client wrote there.
     """
-    fields: _Body = _decode(_BODY, body, "")
-    prompts = _prompts(bytes(fields.prompt), limits)
-    messages = _messages(fields.messages, limits)
+    fields: _Body = decode(_BODY, body, "")
+    prompts = prompts_in(bytes(fields.prompt), "prompt", limits)
+    messages = messages_in(fields.messages, limits)
     if path.endswith("/chat/completions"):
         if not messages:
-            raise _refused("a chat needs at least one message", "messages", "empty_messages")
+            raise refused("a chat needs at least one message", "messages", "empty_messages")
     elif path.endswith("/completions") and not prompts:
-        raise _refused("a completion needs a prompt", "prompt", "missing_prompt")
+        raise refused("a completion needs a prompt", "prompt", "missing_prompt")
     choices = 1 if fields.n is None else fields.n
     if not 1 <= choices <= limits.max_choices:
-        raise _refused(f"`n` must be 1..{limits.max_choices}", "n", "integer_out_of_range")
+        raise refused(f"`n` must be 1..{limits.max_choices}", "n", "integer_out_of_range")
+    most, longest = fields.max_tokens, fields.max_completion_tokens
+    most = most if longest is None else longest
+    more = {"prompts": prompts, "messages": messages, "choices": choices}
+    return scanned_of(fields, limits, max_output_tokens=most, **more)
+
+
+def scanned_of(fields: Common, limits: ScanLimits, **more: Any) -> Scanned:
+    """What any body tells, with what its API says in its own way. Raises ClientError(400)."""
     # A name that is too long is refused rather than cut: two cut ones could be mixed up.
     keys = (
         fields.session_id,
@@ -137,46 +149,42 @@ def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
     for name, value in zip(_KEYS, keys, strict=True):
         if value is not None and len(value) > limits.max_key_chars:
             bound = limits.max_key_chars
-            raise _refused(f"`{name}` has more than {bound} characters", name, "string_too_long")
-    max_tokens = fields.max_completion_tokens
+            raise refused(f"`{name}` has more than {bound} characters", name, "string_too_long")
     return Scanned(
         model=fields.model,
         stream=bool(fields.stream),
-        prompts=prompts,
-        messages=messages,
         session=fields.session_id or fields.prompt_cache_key or fields.user or None,
         cache_salt=fields.cache_salt or None,
         priority=fields.priority or 0,
-        max_output_tokens=fields.max_tokens if max_tokens is None else max_tokens,
-        choices=choices,
-        options=fields,
+        options=more.pop("options", fields),
+        **more,
     )
 
 
-def _prompts(raw: bytes, limits: ScanLimits) -> tuple[str, ...] | tuple[Tokens, ...]:
-    """Every prompt within the `prompt` field: text, token ids, or a list of either."""
+def prompts_in(raw: bytes, name: str, limits: ScanLimits) -> tuple[str, ...] | tuple[Tokens, ...]:
+    """Every prompt within the field `name`: text, token ids, or a list of either; none: null."""
     if raw.startswith(b'"'):  # nearly always
-        text: str = _decode(_TEXT, raw, "prompt")
+        text: str = decode(_TEXT, raw, name)
         if not text:
-            raise _refused("the prompt is empty", "prompt", "empty_prompt")
+            raise refused("the prompt is empty", name, "empty_prompt")
         return (text,)
     if raw == b"null":
         return ()
     if re.match(rb"\[\s*-?[0-9]", raw):
-        return (_tokens(_decode(_TOKEN_IDS, raw, "prompt"), "prompt"),)
-    value: str | list[int | str | list[int]] = _decode(_PROMPT, raw, "prompt")
+        return (_tokens(decode(_TOKEN_IDS, raw, name), name),)
+    value: str | list[int | str | list[int]] = decode(_PROMPT, raw, name)
     assert isinstance(value, list)  # texts were read above
     if not value or not all(item != "" and item != [] for item in value):
-        raise _refused("the prompt is empty", "prompt", "empty_prompt")
+        raise refused("the prompt is empty", name, "empty_prompt")
     if len(value) > limits.max_prompts:
-        raise _refused(f"more than {limits.max_prompts} prompts", "prompt", "array_too_long")
+        raise refused(f"more than {limits.max_prompts} prompts", name, "array_too_long")
     texts = tuple(item for item in value if isinstance(item, str))
     if len(texts) == len(value):
         return texts
     lists = [item for item in value if isinstance(item, list)]
     if len(lists) == len(value):
-        return tuple(_tokens(ids, f"prompt[{i}]") for i, ids in enumerate(lists))
-    raise _refused("text and token ids are mixed in one list", "prompt", "invalid_type")
+        return tuple(_tokens(ids, f"{name}[{i}]") for i, ids in enumerate(lists))
+    raise refused("text and token ids are mixed in one list", name, "invalid_type")
 
 
 def _tokens(ids: list[int], path: str) -> Tokens:
@@ -186,28 +194,28 @@ def _tokens(ids: list[int], path: str) -> Tokens:
     except OverflowError:
         wide = np.array([-1])
     if wide.min() < 0 or wide.max() > MAX_TOKEN_ID:
-        raise _refused(f"a token id must be 0..{MAX_TOKEN_ID}", path, "integer_out_of_range")
+        raise refused(f"a token id must be 0..{MAX_TOKEN_ID}", path, "integer_out_of_range")
     return wide.astype(np.int32)
 
 
-def _messages(messages: list[Message] | None, limits: ScanLimits) -> tuple[Message, ...]:
+def messages_in(messages: list[Message] | None, limits: ScanLimits) -> tuple[Message, ...]:
     """The messages, each with a role, and content that templates can render."""
     if messages is None:
         return ()
     if len(messages) > limits.max_messages:
         bound = limits.max_messages
         text = f"{len(messages)} messages are more than the {bound} allowed"
-        raise _refused(text, "messages", "array_too_long")
+        raise refused(text, "messages", "array_too_long")
     for i, message in enumerate(messages):
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise _refused("a message needs a role", f"messages[{i}].role", "invalid_type")
+            raise refused("a message needs a role", f"messages[{i}].role", "invalid_type")
         content = message.get("content")
         if isinstance(content, list):
             _check_parts(content, f"messages[{i}].content")
         elif content is not None and not isinstance(content, str):
             expected = "content must be a text, a list of parts, or null"
-            raise _refused(expected, f"messages[{i}].content", "invalid_type")
+            raise refused(expected, f"messages[{i}].content", "invalid_type")
     return tuple(messages)
 
 
@@ -216,12 +224,12 @@ def _check_parts(parts: list[Any], path: str) -> None:
         if isinstance(part, str):
             continue
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise _refused("a content part needs a type", f"{path}[{i}].type", "invalid_type")
+            raise refused("a content part needs a type", f"{path}[{i}].type", "invalid_type")
         if part["type"] == "text" and not isinstance(part.get("text"), str):
-            raise _refused("a text part needs a text", f"{path}[{i}].text", "invalid_type")
+            raise refused("a text part needs a text", f"{path}[{i}].text", "invalid_type")
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
+def decode(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
     """Decode `data`, found at `path` of the body; failures become ClientError(400)."""
     try:
         return decoder.decode(data)
@@ -231,14 +239,14 @@ def _decode(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
         where = (path + inner).lstrip(".") or None
         what = found["what"] if found else str(error)
         at = f"`{where}`" if where else "the body"
-        raise _refused(f"{at}: {json_words(what)}", where, "invalid_type") from error
+        raise refused(f"{at}: {json_words(what)}", where, "invalid_type") from error
     except msgspec.DecodeError as error:
-        raise _refused(_malformed(str(error), data, path), path or None, "invalid_json") from error
+        raise refused(_malformed(str(error), data, path), path or None, "invalid_json") from error
     except UnicodeDecodeError as error:
         text = "the body is not valid UTF-8"
-        raise _refused(text, path or None, "invalid_json") from error
+        raise refused(text, path or None, "invalid_json") from error
     except RecursionError as error:
-        raise _refused("the body is nested too deeply", path or None, "invalid_json") from error
+        raise refused("the body is nested too deeply", path or None, "invalid_json") from error
 
 
 def _malformed(message: str, data: bytes, path: str) -> str:
@@ -257,5 +265,5 @@ def _malformed(message: str, data: bytes, path: str) -> str:
     return f"the body is not valid JSON at {where}: {found['what']}"
 
 
-def _refused(message: str, param: str | None, code: str) -> ClientError:
+def refused(message: str, param: str | None, code: str) -> ClientError:
     return ClientError(400, message, param, code)

@@ -2,84 +2,61 @@
 
 from __future__ import annotations
 
-import hmac
-import secrets
-from hashlib import sha256
+import hashlib
+import re
+from dataclasses import replace
 from ipaddress import IPv4Network, IPv6Network, ip_address
-from pathlib import Path
 
-from aiohttp import web
-
+from router.http.client_request import ClientRequest
 from router.http.errors import ClientError
+from router.http.relay.reply import UpstreamRequest
+from router.keys.ring import Key, KeyRing
+from router.keys.terms import KeyTerms
 
 Network = IPv4Network | IPv6Network
 
-MAX_KEYS = 100_000
+ANTHROPIC_HEADER = "x-api-key"  # where Anthropic's clients put a key
 
-
-class KeyFileError(ValueError):
-    """A line of the key file cannot be used; the text says which, never what it holds."""
-
-
-def read_keys(path: Path) -> dict[str, str]:
-    """API key -> tenant, from lines `key tenant`; `#` begins a comment. Raises KeyFileError."""
-    keys: dict[str, str] = {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise KeyFileError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        # Without its cause, which carries the whole file.
-        raise KeyFileError(f"{path}: byte {error.start} is not UTF-8") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        if len(words) != 2:
-            raise KeyFileError(f"{path}:{number}: expected a key and a tenant")
-        if words[0] in keys:
-            raise KeyFileError(f"{path}:{number}: the key occurs twice")
-        keys[words[0]] = words[1]
-    if len(keys) > MAX_KEYS:
-        raise KeyFileError(f"{path}: more than {MAX_KEYS} keys")
-    return keys
+_MAX_NAME_CHARS = 1_024  # of a tenant, which is kept in memory
+_PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what a field's value says to every reader
 
 
 class Tenants:
-    """Lifetime: process.
-
-    Keys are kept and looked up as keyed digests, so neither memory nor the time of a look-up
-    tells anything of them.
-    """
+    """Lifetime: process."""
 
     def __init__(
-        self, keys: dict[str, str] | None, tenant_header: str, trusted_peers: tuple[Network, ...]
+        self, keys: KeyRing | None, tenant_header: str, trusted_peers: tuple[Network, ...]
     ) -> None:
-        self._secret = secrets.token_bytes(32)
-        self._tenant_of_digest: dict[bytes, str] | None = None
-        if keys is not None:
-            self._tenant_of_digest = {self._digest(key): tenant for key, tenant in keys.items()}
+        self._keys = keys
         self._tenant_header = tenant_header
         self._trusted_peers = trusted_peers
+        self._anybody = Key(KeyTerms(), None)
 
     @property
     def asks_keys(self) -> bool:
         """Whether clients' keys are ours to check, and so none of the workers' business."""
-        return self._tenant_of_digest is not None
+        return self._keys is not None
 
-    def tenant_of(self, request: web.Request) -> str | None:
-        """The client's tenant; None without keys. Raises ClientError(401)."""
+    def key_of(self, request: ClientRequest) -> Key:
+        """The client's key, or what stands for it. Raises ClientError(401)."""
         if self._trusted_peers and self._trusts(request.remote):
             named = request.headers.get(self._tenant_header)
             if named:
-                return named
-        if self._tenant_of_digest is None:
-            return None
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        tenant = self._tenant_of_digest.get(self._digest(key.strip()))
-        if scheme.lower() != "bearer" or tenant is None:
-            raise ClientError(401, "the API key is missing or wrong", code="invalid_api_key")
-        return tenant
+                return self._named(named)
+        if self._keys is None:
+            return self._anybody
+        presented = request.headers.get(ANTHROPIC_HEADER)
+        if presented is None or request.headers.get("Authorization") is not None:
+            return bearer_key(request, self._keys)
+        return _checked(self._keys.of_key(presented.strip()))
+
+    def _named(self, tenant: str) -> Key:
+        if len(tenant) > _MAX_NAME_CHARS:
+            raise ClientError(
+                400, f"{self._tenant_header} is too long", self._tenant_header, "string_too_long"
+            )
+        known = None if self._keys is None else self._keys.of_tenant(tenant)
+        return Key(KeyTerms(tenant=tenant), None) if known is None else known
 
     def _trusts(self, remote: str | None) -> bool:
         if remote is None:
@@ -89,5 +66,38 @@ class Tenants:
         address = getattr(address, "ipv4_mapped", None) or address
         return any(address in network for network in self._trusted_peers)
 
-    def _digest(self, key: str) -> bytes:
-        return hmac.new(self._secret, key.encode("utf-8", "surrogateescape"), sha256).digest()
+
+def told_on(request: UpstreamRequest, header: str, tenant: str | None) -> UpstreamRequest:
+    """The request with `tenant`, as it is known here, in `header`: a worker counts shares by it.
+
+    What the client says there goes: who is not a trusted peer could name anybody. A name that
+    cannot stand in a field as it is stands there as its SHA-256, the same every time.
+    """
+    name = header.encode()
+    if any(field.lower() == name for field, _ in request.headers):
+        kept = tuple(field for field in request.headers if field[0].lower() != name)
+        request = replace(request, headers=kept)
+    if tenant is None:
+        return request
+    if _PLAIN.fullmatch(tenant) and len(tenant) <= _MAX_NAME_CHARS:
+        said = tenant.encode()
+    else:
+        said = b"sha256-" + hashlib.sha256(tenant.encode(errors="replace")).hexdigest().encode()
+    return replace(request, internal_headers=(*request.internal_headers, (name, said)))
+
+
+def bearer_key(request: ClientRequest, keys: KeyRing) -> Key:
+    """The key in `Authorization: Bearer KEY`. Raises ClientError(401), which shows none of it."""
+    scheme, _, presented = (request.headers.get("Authorization") or "").partition(" ")
+    return _checked(keys.of_key(presented.strip()) if scheme.lower() == "bearer" else None)
+
+
+def _checked(key: Key | None) -> Key:
+    if key is None:
+        raise ClientError(
+            401,
+            "the API key is missing or wrong",
+            code="invalid_api_key",
+            headers=(("WWW-Authenticate", "Bearer"),),
+        )
+    return key

@@ -188,9 +188,25 @@ def _event(kind: str, fields: dict[str, Any]) -> facts.KvEvent:
 def _worker_change(fields: dict[str, Any]) -> facts.WorkerChange:
     spec = fields["spec"]
     if spec is not None:
-        lists = {"models": tuple(spec["models"]), "adapters": frozenset(spec["adapters"])}
-        spec = facts.WorkerFacts(**{**spec, **lists})
+        sets = {name: frozenset(spec.get(name, ())) for name in ("adapters", "lacks")}
+        spec = facts.WorkerFacts(**{**spec, "models": tuple(spec["models"]), **sets})
     return facts.WorkerChange(**{**fields, "spec": spec})
+
+
+def _failure(fields: dict[str, Any]) -> facts.Failure:
+    rest = fields.get("rest")
+    return facts.Failure(**{**fields, "rest": None if rest is None else _arrival(rest)})
+
+
+def _peer_dispatched(fields: dict[str, Any]) -> facts.PeerDispatched:
+    return facts.PeerDispatched(**{**fields, "arrival": _arrival(fields["arrival"])})
+
+
+def _peer_ended(fields: dict[str, Any]) -> facts.PeerEnded:
+    finish = fields["finish"]
+    return facts.PeerEnded(
+        **{**fields, "finish": None if finish is None else facts.Finish(**finish)}
+    )
 
 
 def _as_it_is(kind: type) -> Callable[[dict[str, Any]], Any]:
@@ -200,17 +216,22 @@ def _as_it_is(kind: type) -> Callable[[dict[str, Any]], Any]:
 _BUILDERS: Mapping[str, Callable[[dict[str, Any]], Any]] = MappingProxyType(
     {
         "Arrival": _arrival,
+        "Failure": _failure,
         "KvEvents": _kv_events,
         "WorkerChange": _worker_change,
+        "PeerDispatched": _peer_dispatched,
+        "PeerEnded": _peer_ended,
         **{
             kind.__name__: _as_it_is(kind)
             for kind in (
                 facts.FirstToken,
                 facts.Progress,
                 facts.Finish,
-                facts.Failure,
                 facts.LoadReport,
                 facts.ReplayEnd,
+                facts.PeerFirstToken,
+                facts.PeerProgress,
+                facts.Probed,
                 facts.Tick,
             )
         },

@@ -26,6 +26,11 @@ class LogFile:
         self._limit_bytes = limit_bytes
         self._open()
 
+    @property
+    def where(self) -> str:
+        """The file, for people."""
+        return str(self.path)
+
     def append(self, data: bytes) -> None:
         """Write whole lines, or none of them. Raises OSError."""
         start = os.fstat(self._fd).st_size if self._regular else 0

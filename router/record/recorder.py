@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from policies.facts import Arrival, Fact, KvEvents, Stored, WorkerChange
+from policies.facts import Arrival, Fact, KvEvents, PeerDispatched, Stored, WorkerChange
 from router.core.actions import Action, Reject
 from router.core.core import RouterCore
 from router.core.wire_events import WireEvents
@@ -70,6 +70,8 @@ class FactRecorder:
         """Let the core take a fact, and note both sides."""
         if isinstance(fact, Arrival):
             fact = self._shown(fact)
+        elif isinstance(fact, PeerDispatched):
+            fact = replace(fact, arrival=self._shown(fact.arrival))
         elif isinstance(fact, WorkerChange) and fact.saved is not None:
             # A saved cache may hold tokens of blocks that wait for their parents: not for a file
             # of facts. What is recorded begins cold.
@@ -215,6 +217,8 @@ class _FactSink:
 def _size_of(what: Any) -> int:
     """Bytes that it keeps alive, roughly."""
     size_bytes = _ITEM_BYTES
+    if isinstance(what, PeerDispatched):
+        what = what.arrival
     if isinstance(what, Arrival):
         for chain in what.chains.values():
             size_bytes += chain.nbytes

@@ -32,6 +32,7 @@ class Header(msgspec.Struct, frozen=True):
     workers: int  # of the fleet when the line was written
     format: str = FORMAT
     version: int = VERSION
+    salt: str = ""  # `Salt.mark` of what keyed the names and chains up to the next header
 
 
 class Best(msgspec.Struct, frozen=True, array_like=True):
@@ -45,8 +46,9 @@ class Best(msgspec.Struct, frozen=True, array_like=True):
 class RequestLine(msgspec.Struct, frozen=True):
     """One request that was dispatched, rejected or given up. None is null: not known.
 
-    `chain` is base64 of the full blocks' chain hashes, uint64 little-endian, eight bytes a block
-    (`hashes_of`): numbers beyond 2^53 would not survive every reader of JSON.
+    `chain` is base64 of the full blocks' chain hashes, keyed with a salt (`router.record.salt`),
+    uint64 little-endian, eight bytes a block (`hashes_of`): numbers beyond 2^53
+    would not survive every reader of JSON.
     """
 
     at: float  # arrival, unix seconds, 6 decimals

@@ -112,6 +112,12 @@ class StateKeeper:
             await asyncio.wait([self._timer])
             await self.save()
 
+    def retire(self) -> None:
+        """Save no more: the file is another router's."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def save(self) -> None:
         """Write all there is. A failure is logged, and the file before stays.
 

@@ -20,10 +20,12 @@ _TIMES = (
     "report_every_ms",
     "report_lag_ms",
     "progress_ms",
+    "replica_lag_ms",
 )
 _PERIODS = ("tick_ms", "health_ms")
 _MAX_MS = 86_400_000.0
 _MAX_ROUTER_S = 86_400.0
+_MAX_REPLICAS = 64
 _MAX_REQUESTS = 10_000_000
 
 
@@ -64,6 +66,8 @@ def _check_world(world: World) -> None:
         low = 1.0 if name in _PERIODS else 0.0
         if not low <= value <= _MAX_MS:
             raise ReplayError(f"world.{name}: {value}; expected {low:g}..{_MAX_MS:g}")
+    if not 1 <= world.replicas <= _MAX_REPLICAS:
+        raise ReplayError(f"world.replicas: {world.replicas}; expected 1..{_MAX_REPLICAS}")
     if not 0.0 <= world.no_session_share <= 1.0:
         share = world.no_session_share
         raise ReplayError(f"world.no_session_share: {share}; expected a share from 0 to 1")

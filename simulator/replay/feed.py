@@ -7,9 +7,9 @@ from typing import Literal
 
 from policies.contract import Hashes
 from policies.facts import KvEvent, KvEvents, ReplayEnd
-from router.core.core import RouterCore
 from simulator.replay.agenda import Agenda, Rank
 from simulator.replay.relay import Relay
+from simulator.replay.replicas import Replicas
 from simulator.replay.station import Station
 
 # Of `router.events.missed`: pauses after a replay that was answered, and after one that was not.
@@ -24,7 +24,7 @@ class Feed:
 
     def __init__(
         self,
-        core: RouterCore,
+        core: Replicas,
         agenda: Agenda,
         relay: Relay,
         lag_ns: int,

@@ -7,10 +7,10 @@ scrape, a hung process by two probes that time out, a restart by counters that w
 from __future__ import annotations
 
 from policies.facts import LoadReport, Tick, WorkerChange
-from router.core.core import RouterCore
 from simulator.replay.agenda import Agenda, Rank
 from simulator.replay.feed import Feed
 from simulator.replay.relay import Relay
+from simulator.replay.replicas import Replicas
 from simulator.replay.station import Station
 
 NS_PER_MS = 1_000_000
@@ -23,7 +23,7 @@ class Health:
 
     def __init__(
         self,
-        core: RouterCore,
+        core: Replicas,
         agenda: Agenda,
         relay: Relay,
         feed: Feed,

@@ -8,21 +8,22 @@ from typing import Literal
 
 import numpy as np
 
-from policies.facts import Arrival, Failure, Finish, FirstToken, Progress
-from router.core.actions import Action, Dispatch, PutAside, Reject, Resync
-from router.core.core import RouterCore
+from policies.facts import Arrival, Failure, Finish, FirstToken, Probed, Progress
+from router.core.actions import Action, Dispatch, Probe, PutAside, Reject, Resync
 from simulator.replay.agenda import Agenda, Rank
 from simulator.replay.anonymous import Anonymous
 from simulator.replay.arrivals import Arrivals, Turn
 from simulator.replay.book import Book
 from simulator.replay.live import Live
 from simulator.replay.observer import Observer
+from simulator.replay.replicas import Replicas
 from simulator.replay.result import NEVER, Verdict
 from simulator.replay.serving import BUSY, Serving
 from simulator.replay.station import Station
 from simulator.traces.chain import Chainer
 
 MODEL = "model"
+_PROBE_S = 2.0  # a worker's answer to a probe is waited for
 _TOLD_EVERY = 256  # ends of requests between two calls of `on_ended`
 
 
@@ -34,7 +35,7 @@ class Relay:
 
     def __init__(
         self,
-        core: RouterCore,
+        core: Replicas,
         agenda: Agenda,
         stations: list[Station],
         arrivals: Arrivals,
@@ -144,6 +145,8 @@ class Relay:
                 self.on_resync(now_ns, self.stations[action.worker_id], action.from_seq)
             elif isinstance(action, PutAside):
                 self.ejections += 1
+            elif isinstance(action, Probe):
+                self._ask(now_ns, action)
             # A held request waits for a later action; a worker is removed when it is idle only,
             # so nothing is ever cancelled.
 
@@ -161,7 +164,21 @@ class Relay:
         book.attempts[row] += 1
         for observer in self._observers:
             observer.on_dispatch(row, live.turn.job, live.chain, action.decision, self.stations)
-        self.serving.send(now_ns, station, row)
+        self.serving.send(now_ns + round(action.after_s * 1e9), station, row)
+
+    def _ask(self, now_ns: int, action: Probe) -> None:
+        """Whether a worker is well: one that hangs is not when the time for its answer is over."""
+        station = self.stations[action.worker_id]
+        within_s = _PROBE_S if action.within_s is None else action.within_s
+        after_ns = round(within_s * 1e9) if station.hung else 0
+        what = (station, station.alive and not station.hung)
+        self._agenda.at(now_ns + after_ns, Rank.HEALTH, self._probed, what)
+
+    def _probed(self, now_ns: int, what: tuple[Station, bool]) -> None:
+        station, well = what
+        if not station.gone:
+            fact = Probed(now_ns / 1e9, station.worker_id, well)
+            self.carry_out(now_ns, self.core.on_probed(fact))
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -193,7 +210,7 @@ class Relay:
     def _refused(self, now_ns: int, what: tuple[int, str]) -> None:
         """The worker's 400 goes to the client like any other reply, but is no first token."""
         row, code = what
-        actions = self.core.on_finish(Finish(now_ns / 1e9, row))
+        actions = self.core.on_finish(Finish(now_ns / 1e9, row, refused=True))
         self.book.turned_away(row, code)
         self._end(now_ns, row, Verdict.REJECTED)
         self.carry_out(now_ns, actions)

@@ -26,6 +26,7 @@ from simulator.replay.fleet import FleetBuilder
 from simulator.replay.health import Health
 from simulator.replay.observer import Observer
 from simulator.replay.relay import Relay
+from simulator.replay.replicas import Replicas
 from simulator.replay.result import ReplayResult, WorkerTotals
 from simulator.replay.samples import Sampler
 from simulator.replay.setup import Setup
@@ -91,10 +92,13 @@ class _Run:
 
         slots = len(groups) + sum(fault.do == "join" for fault in self._faults)
         told = {k: v for k, v in msgspec.structs.asdict(setup.router).items() if v is not None}
-        self._core = RouterCore(policy, CoreSettings(max_workers=slots, **told), setup.seed)
-        if any(getattr(observer, "reads_details", False) for observer in observers):
-            self._core.chooser.wants_details = lambda arrival: True
+        settings = CoreSettings(max_workers=slots, **told)
         self._agenda = Agenda()
+        cores = [RouterCore(policy, settings, setup.seed) for _ in range(setup.world.replicas)]
+        if any(getattr(observer, "reads_details", False) for observer in observers):
+            for core in cores:
+                core.chooser.wants_details = lambda arrival: True
+        self._core = Replicas(cores, self._agenda, _ns(setup.world.replica_lag_ms), setup.seed)
         self._relay = Relay(
             self._core,
             self._agenda,
@@ -106,6 +110,9 @@ class _Run:
             observers,
             Anonymous(setup.seed, setup.world.no_session_share),
         )
+        self._core.carry_out = self._relay.carry_out
+        if len(cores) > 1 and setup.world.replicas_share:
+            self._core.share()
         self._relay.on_ended = None if on_progress is None else self._tell
         self._wire(fleet)
         self._sampler = Sampler(self._agenda, self._stations, observers)
@@ -168,7 +175,7 @@ class _Run:
 
     def result(self, wall_s: float) -> ReplayResult:
         """What came out."""
-        relay, counters = self._relay, self._core.counters
+        relay, core = self._relay, self._core
         now_ns = relay.last_end_ns
         table = relay.book.table()
         samples = self._sampler.finish(now_ns)
@@ -181,8 +188,8 @@ class _Run:
             samples=samples,
             workers=tuple(_totals(station, now_ns) for station in self._stations),
             rejections=relay.book.rejections(),
-            retries=counters.retries,
-            holds=counters.holds,
+            retries=core.retries,
+            holds=core.holds,
             trace_errors=self._stream.errors.total,
             simulated_ns=now_ns - int(table.arrival_ns[0]) if len(table) else 0,
             wall_s=wall_s,

@@ -54,6 +54,9 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     progress_ms: float = 250.0  # least time between two progress facts of one answer
     tick_ms: float = 100.0
     health_ms: float = 1000.0  # between two health probes of a worker
+    replicas: int = 1  # routers; each request comes through any of them
+    replica_lag_ms: float = 15.0  # until what one does is known to the others
+    replicas_share: bool = True  # False: they know nothing of each other
     no_session_share: float = 0.0  # share of sessions whose id the router is not told, [0, 1]
 
 

@@ -12,10 +12,10 @@ import msgspec
 
 from simulator.traces import mooncake, qwen, request_log, session_file, tables
 from simulator.traces.errors import ErrorLog, TraceError
-from simulator.traces.files import TraceFile
 from simulator.traces.job import Job
 from simulator.traces.lines import Parse, from_zero, read_jobs
 from simulator.traces.options import name_of, parse_options
+from simulator.traces.parts import Lines, opened
 from simulator.traces.timing import NS
 
 LOOKED_AT_LINES = 10  # in which one must show what the file is
@@ -27,9 +27,9 @@ class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of one file. Lifetime: stream."""
+    """One reading of one file, or of its parts. Lifetime: stream."""
 
-    file: TraceFile
+    file: Lines
     block_tokens: int
     errors: ErrorLog
     options: Any  # of the format's own kind
@@ -87,7 +87,7 @@ def _told_size(path: Path, form: Format, options: Any) -> int:
     """As the first line says that says it, else as the format has it."""
     if form.block_size_of is None:
         return form.block_tokens
-    file = TraceFile(path)
+    file = opened(path)
     try:
         for _, raw in file.lines(ErrorLog(str(path))):
             size = form.block_size_of(raw, options)
@@ -100,7 +100,7 @@ def _told_size(path: Path, form: Format, options: Any) -> int:
 
 def _head(path: Path) -> list[bytes]:
     """The first lines, one at least."""
-    file, errors = TraceFile(path), ErrorLog(str(path))
+    file, errors = opened(path), ErrorLog(str(path))
     try:
         head = [raw for _, raw in islice(file.lines(errors), LOOKED_AT_LINES)]
     finally:
@@ -132,7 +132,7 @@ def _read_request_log(reading: Reading) -> Iterator[Job]:
 
 def _read_sessions(reading: Reading) -> Iterator[Job]:
     path, options = reading.file.path, reading.options
-    roots = session_file.count_roots(TraceFile(path).lines(ErrorLog(str(path))))
+    roots = session_file.count_roots(opened(path).lines(ErrorLog(str(path))))
     return session_file.read_sessions(
         reading.file.lines(reading.errors),
         reading.errors,

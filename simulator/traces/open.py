@@ -9,10 +9,10 @@ from pathlib import Path
 from simulator.replay.setup import WorkloadSpec
 from simulator.traces.chain import Chainer
 from simulator.traces.errors import ErrorLog, TraceError
-from simulator.traces.files import TraceFile
 from simulator.traces.formats import Reading, file_jobs, find_format
 from simulator.traces.generators.table import PREFIX, find_generator
 from simulator.traces.job import Job
+from simulator.traces.parts import opened
 from simulator.traces.stream import JobStream, Stage, sessions
 from simulator.traces.timing import check_timing, chosen, count_and_rate, faster
 
@@ -55,7 +55,7 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
     path = Path(spec.source)
     found = find_format(spec.format, path, spec.block_tokens)
     errors = ErrorLog(spec.source, spec.strict)
-    file = TraceFile(path)
+    file = opened(path)
     try:
         jobs = file_jobs(Reading(file, found.block_tokens, errors, found.options, seed), found)
     except TraceError:

@@ -3,8 +3,8 @@
 What arrived is what counts: a request that was turned away is in the workload like any other.
 Where the log does not know how long an answer would have been, the mean of the known ones so far
 stands in. Lines of a model that nobody serves, and of prompts that were never read, are no
-workload. A log that went on after a restart has several headings; sessions and tenants do not
-compare across them, and are kept apart.
+workload. A log that went on after a restart has several headings, and each part of a recording
+has one; sessions and tenants do not compare across headings of different salts, and are kept apart.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
 
     format: str | None = None
     version: int | None = None
+    salt: str = ""
     at: Annotated[float, msgspec.Meta(ge=0, le=MAX_UNIX_S)] | None = None
     model: str | None = None
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None = None
@@ -66,9 +67,10 @@ def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job
     """Makes the function that reads one line, after those before it; it raises `LineError`."""
     decode = msgspec.json.Decoder(_Line).decode
     headings = known = known_tokens = 0
+    names = "0"  # whose names compare: of headings with one salt, or below one heading
 
     def parse(raw: bytes) -> Job | None:
-        nonlocal headings, known, known_tokens
+        nonlocal headings, known, known_tokens, names
         try:
             line = decode(raw)
             chain = hashes_of(line.chain)
@@ -77,6 +79,7 @@ def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job
         if line.format is not None:
             headings += 1
             _check_heading(line)
+            names = line.salt or f"{headings}"
             return None
         if line.at is None or line.prompt_tokens is None:
             raise LineError(f"{'at' if line.at is None else 'prompt_tokens'}: is missing")
@@ -90,8 +93,8 @@ def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job
             line.prompt_tokens,
             line.output_tokens or (known_tokens // known if known else 1),
             chain,
-            session=None if line.session is None else f"{headings}/{line.session}",
-            tenant=None if line.tenant is None else f"{headings}/{line.tenant}",
+            session=None if line.session is None else f"{names}/{line.session}",
+            tenant=None if line.tenant is None else f"{names}/{line.tenant}",
             priority=line.priority,
         )
 

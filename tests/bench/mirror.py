@@ -1,6 +1,6 @@
 """What keeping the mirror of a silent worker's cache costs, beside its plain-Python twin.
 
-    python tests/bench/mirror.py [--json] [--runs N]
+    python -m tests.bench.mirror [--json] [--runs N]
 
 Chains are as long as a prompt of 32,768 tokens in blocks of 16, caches hold 32,768 blocks (524,288
 tokens) and remember as many more. Medians of the thread's own CPU time: neighbours on the machine
@@ -9,43 +9,18 @@ do not count.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvkernels import Mirror, mirror_twin
+from tests.bench.beside_twin import Row, main, median_us
 
 CHAIN_BLOCKS = 2_048
 CACHE_BLOCKS = 32_768
 WORKERS = 64
-Hashes = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table; `twin` is the plain-Python figure in the same unit."""
-
-    what: str
-    value: float
-    unit: str
-    twin: float | None = None
-
-
-def median_us(work: Callable[[Hashes], object], chains: list[Hashes]) -> float:
-    """Median CPU microseconds of one call, over one call for each chain."""
-    took = []
-    for chain in chains:
-        start_ns = time.thread_time_ns()
-        work(chain)
-        took.append(time.thread_time_ns() - start_ns)
-    return statistics.median(took) / 1e3
 
 
 def figures(make: Callable[[int, int], Any], runs: int) -> dict[str, float]:
@@ -63,12 +38,16 @@ def figures(make: Callable[[int, int], Any], runs: int) -> dict[str, float]:
     for chain in eight[:8]:
         mirror.touch(0, chain)
     return {
-        "touch, all resident": median_us(lambda chain: mirror.touch(0, chain), eight),
-        "touch, all new, into free room": median_us(lambda chain: mirror.touch(1, chain), chains),
-        "touch, all new, as many evicted and as many forgotten": median_us(
-            lambda chain: mirror.touch(2, chain), chains
+        "touch, all resident": median_us(lambda _, chain: mirror.touch(0, chain), eight),
+        "touch, all new, into free room": median_us(
+            lambda _, chain: mirror.touch(1, chain), chains
         ),
-        "longest_prefix, 64 workers": median_us(mirror.longest_prefix, eight),
+        "touch, all new, as many evicted and as many forgotten": median_us(
+            lambda _, chain: mirror.touch(2, chain), chains
+        ),
+        "longest_prefix, 64 workers": median_us(
+            lambda _, chain: mirror.longest_prefix(chain), eight
+        ),
     }
 
 
@@ -82,23 +61,10 @@ def memory_bytes_per_block() -> float:
     return (mirror.memory_bytes - empty) / mirror.remembered(0)
 
 
-def main() -> None:
-    """Print the table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=int, default=200)
-    options = parser.parse_args()
-    native = figures(Mirror, options.runs)
-    twin = figures(mirror_twin.Mirror, min(options.runs, 20))
-    rows = [Row(what, value, "us", twin[what]) for what, value in native.items()]
-    rows.append(Row("memory, a block remembered", memory_bytes_per_block(), "B"))
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-        return
-    for row in rows:
-        against = f"{row.twin / row.value:8.0f} x twin" if row.twin else ""
-        print(f"{row.what:56} {row.value:9.1f} {row.unit:3} {against}")
+def memory() -> Row:
+    """Of a block in a full mirror."""
+    return Row("memory, a block remembered", memory_bytes_per_block(), "B")
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, partial(figures, Mirror), partial(figures, mirror_twin.Mirror), memory)

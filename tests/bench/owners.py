@@ -1,6 +1,6 @@
 """What it costs to keep who uses which block, beside its plain-Python twin.
 
-    python tests/bench/owners.py [--json] [--runs N]
+    python -m tests.bench.owners [--json] [--runs N]
 
 Chains are 2,048 blocks behind a trunk of 300 that all share. Medians of the thread's own CPU time:
 neighbours on the machine do not count.
@@ -8,42 +8,17 @@ neighbours on the machine do not count.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvkernels import PrefixOwners, prefix_owners_twin
+from tests.bench.beside_twin import Hashes, Row, main, median_us
 
 CHAIN_BLOCKS, TRUNK_BLOCKS, NEW_BLOCKS = 2_048, 300, 48
 ENTRIES = 1 << 20
-Hashes = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table; `twin` is the plain-Python figure in the same unit."""
-
-    what: str
-    value: float
-    unit: str
-    twin: float | None = None
-
-
-def median_us(work: Callable[[int, Hashes], object], chains: list[Hashes]) -> float:
-    """Median CPU microseconds of one call, over one call for each chain and its owner."""
-    took = []
-    for owner, chain in enumerate(chains):
-        start_ns = time.thread_time_ns()
-        work(owner, chain)
-        took.append(time.thread_time_ns() - start_ns)
-    return statistics.median(took) / 1e3
 
 
 def figures(make: Callable[[int], Any], runs: int) -> dict[str, float]:
@@ -72,24 +47,17 @@ def figures(make: Callable[[int], Any], runs: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Print the table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=int, default=200)
-    options = parser.parse_args()
-    native = figures(PrefixOwners, options.runs)
-    twin = figures(prefix_owners_twin.PrefixOwners, min(options.runs, 20))
-    rows = [Row(what, value, "us", twin[what]) for what, value in native.items()]
-    table = PrefixOwners(ENTRIES)
-    rows.append(Row("memory, a block there is room for", table.memory_bytes / ENTRIES, "B"))
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-        return
-    for row in rows:
-        against = f"{row.twin / row.value:8.0f} x twin" if row.twin else ""
-        print(f"{row.what:56} {row.value:9.1f} {row.unit:3} {against}")
+def memory() -> Row:
+    """Of a table with room for all blocks."""
+    return Row(
+        "memory, a block there is room for", PrefixOwners(ENTRIES).memory_bytes / ENTRIES, "B"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        partial(figures, PrefixOwners),
+        partial(figures, prefix_owners_twin.PrefixOwners),
+        memory,
+    )

@@ -3,8 +3,8 @@
     python -m tests.bench.relay [--seconds 3] [--rounds 3]
 
 One proxy at a time runs on the last core; worker and load share the first. The CPU time is the
-proxy's own, read from the kernel, so a busy neighbour moves it less than it moves the clock; the
-ratio to the plain proxy of the same round moves least. Rounds are interleaved, medians shown.
+proxy's own, read from the kernel, so a busy neighbour moves it less than it moves the clock; ratios
+within a round move least. Rounds are interleaved, medians shown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ import uvloop
 from aiohttp import web
 
 from router.http.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
+from router.http.relay.native import NativeRelay, NativeUpstream
 from router.http.relay.reply import Timeouts
 from router.http.relay.upstream import Upstream
 from router.http.scan import scan
@@ -38,7 +40,7 @@ REPLY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS_A_STREAM = 40
 GAP_S = 0.025
-PROXIES = ("plain aiohttp", "relay", "relay and scan")
+PROXIES = ("plain aiohttp", "relay in Python", "relay thread", "thread and scan")
 
 
 class HttpPeer(asyncio.Protocol):
@@ -82,17 +84,26 @@ def answer_as_worker(peer: HttpPeer, head: bytes) -> None:
     loop.call_later(GAP_S, event, EVENTS_A_STREAM)
 
 
-async def serve_relay(worker_port: int, with_scan: bool) -> None:
-    """The relay as the router's app uses it, without a decision."""
+async def serve_relay(worker_port: int, native: bool, with_scan: bool) -> None:
+    """The relay as the router's app uses it, without a decision; streams are observed."""
     upstream = Upstream("127.0.0.1", worker_port, time.monotonic)
+    if native:
+        upstream = NativeUpstream(NativeRelay(), "127.0.0.1", worker_port, time.monotonic)
     timeouts = Timeouts()
+    told: deque[float] = deque(maxlen=1)
 
     async def handle(request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if with_scan:
             scan(body, "/v1/completions")
         reply = ClientReply(request)
-        outcome = await upstream.send(upstream_request(request, body), reply, timeouts)
+        sent = upstream_request(request, body)
+        if request.path == "/stream":
+            outcome = await upstream.send(
+                sent, reply, timeouts, told.append, lambda now_s, events: told.append(now_s)
+            )
+        else:
+            outcome = await upstream.send(sent, reply, timeouts)
         assert outcome.error is None, outcome.error
         return reply
 
@@ -145,8 +156,9 @@ def proxy(name: str, worker_port: int, core: int) -> Iterator[tuple[int, int]]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that the process's main thread has had."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    """CPU seconds that the process's threads have had."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 async def load(port: int, request: bytes, end: bytes, clients: int, stop_s: float) -> int:
@@ -207,13 +219,13 @@ async def measure(seconds: float, rounds: int) -> dict[tuple[str, str], list[flo
 def table(figures: dict[tuple[str, str], list[float]]) -> str:
     """Markdown: medians, and the ratio to the plain proxy."""
     lines = [
-        "| CPU us per | " + " | ".join(PROXIES) + " | plain / relay |",
-        "|---|---|---|---|---|",
+        "| CPU us per | " + " | ".join(PROXIES) + " | Python / thread |",
+        "|---|---|---|---|---|---|",
     ]
     for case in CASES:
         medians = [statistics.median(figures[case, name]) for name in PROXIES]
         cells = " | ".join(f"{us:.1f}" for us in medians)
-        lines.append(f"| {case} | {cells} | {medians[0] / medians[1]:.1f} |")
+        lines.append(f"| {case} | {cells} | {medians[1] / medians[2]:.1f} |")
     return "\n".join(lines)
 
 
@@ -228,7 +240,8 @@ def main() -> None:
         if name == PROXIES[0]:
             uvloop.run(serve_plain(int(port)))
         else:
-            uvloop.run(serve_relay(int(port), with_scan=name == PROXIES[2]))
+            native, scans = name != PROXIES[1], name == PROXIES[3]
+            uvloop.run(serve_relay(int(port), native, scans))
     else:
         print(table(uvloop.run(measure(options.seconds, options.rounds))))
 

@@ -21,11 +21,14 @@ import numpy as np
 from policies.facts import Arrival
 from router.core.actions import Candidate, Decision, Dispatch, Stage
 from router.http.relay.reply import Outcome, Usage
+from router.record.line_sink import LineSink
 from router.record.log_file import LogFile
 from router.record.request_line import Header
-from router.record.request_log import RequestLog, _LineSink
+from router.record.request_log import RequestLog
+from router.record.salt import SALT_BYTES, Salt
 
 BLOCKS = 2_048
+SALT = Salt(bytes(SALT_BYTES))
 
 
 def main() -> None:
@@ -60,7 +63,7 @@ def _parts() -> tuple[Arrival, Dispatch, Outcome]:
 
 def _loop_us(path: Path, requests: int) -> float:
     """Puts as many as the queue takes before its thread looks, and times only these."""
-    log = RequestLog(path, 1 << 30, time.monotonic, time.time, _header)
+    log = RequestLog(LogFile(path, 1 << 30), SALT, time.monotonic, time.time, _header)
     arrival, dispatch, outcome = _parts()
     began_s = time.perf_counter()
     for _ in range(requests):
@@ -74,7 +77,7 @@ def _loop_us(path: Path, requests: int) -> float:
 
 
 def _thread_us(path: Path, requests: int) -> float:
-    log = RequestLog(Path(os.devnull), 1 << 30, time.monotonic, time.time, _header)
+    log = RequestLog(LogFile(Path(os.devnull), 1 << 30), SALT, time.monotonic, time.time, _header)
     arrival, dispatch, outcome = _parts()
     entries = []
     for _ in range(64):
@@ -84,7 +87,7 @@ def _thread_us(path: Path, requests: int) -> float:
         entry.end_s = 2.0
         entries.append(entry)
     log.close()
-    sink = _LineSink(LogFile(path, 1 << 30), _header, time.time, 0.0)
+    sink = LineSink(LogFile(path, 1 << 30), SALT, _header, time.time, 0.0)
     began_s = time.perf_counter()
     for _ in range(max(requests // 64, 1)):
         sink.write(entries)

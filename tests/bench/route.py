@@ -24,8 +24,9 @@ from policies.load import load
 from router.core.actions import Dispatch
 from router.core.core import RouterCore
 from router.core.settings import CoreSettings
+from router.http.paths import PATHS
 from router.http.prompts import Prompt, PromptReader
-from router.http.scan import scan
+from router.http.scan import ScanLimits
 from router.http.token_check import TokenCheck
 from tests.bench.measuring import Row, arguments, beside, peer_figures, pinned, show
 
@@ -36,6 +37,7 @@ PROMPTS = 8
 TEXT_BYTES = 2_048
 TEXTS = 256  # bodies that are asked for in turn
 DECISIONS = 400  # of one run
+LIMITS = ScanLimits()
 Decide = Callable[[int, float], None]
 
 
@@ -103,7 +105,7 @@ def by_text(executor: ThreadPoolExecutor) -> tuple[RouterCore, Decide]:
     asked = bodies()
 
     def decide(number: int, now_s: float) -> None:
-        scanned = scan(asked[number % TEXTS], "/v1/completions")
+        scanned = reader.scan(asked[number % TEXTS], PATHS["/v1/completions"], LIMITS)
         model = scanned.model or ""
         base, adapter = core.workers.identity(model)
         prompt = done(reader.read(scanned, base, core.workers.block_sizes(model), adapter))

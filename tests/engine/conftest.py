@@ -1,18 +1,38 @@
-"""A model directory for tests that need a real tokenizer; the virtual workers."""
+"""A tiny model and what it says; a folder with a real tokenizer only; the virtual workers."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 import kvkernels
+from engine.model.tiny import make_tiny
 from engine.virtual import VirtualWorker
 from tests.engine.virtual_pair import Twin
+
+if TYPE_CHECKING:
+    from tests.engine.real import Reference
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model."""
+    path = tmp_path_factory.mktemp("model")
+    make_tiny(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    """The model in `folder`, one prompt at a time."""
+    from tests.engine.real import Reference  # with torch, which most tests here do without
+
+    return Reference(folder)
 
 
 @pytest.fixture

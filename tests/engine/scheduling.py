@@ -46,9 +46,13 @@ class Driver:
     finished: dict[int, str] = field(default_factory=dict)
 
     def step(self) -> list[Output]:
-        """One step; an empty list too when there is nothing to do."""
+        """One step; an empty list too when there is nothing to do yet."""
+        for late in self.scheduler.expire(self.now_s):
+            assert late.request_id not in self.finished
+            self.finished[late.request_id] = "timeout"
         step = self.scheduler.schedule(self.now_s)
         if step is None:
+            self.now_s = max(self.now_s, self.scheduler.wake_s or 0.0)
             return []
         self.steps.append(step)
         self.now_s += self.step_s(step)

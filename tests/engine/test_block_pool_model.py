@@ -1,20 +1,27 @@
-"""The block pool against a naive model: a tree, stamps, and a search for the oldest leaf."""
+"""The block pool and its pins against a naive model: a tree, stamps, and a search for the leaf that
+is worth least."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_pool import BlockPool, Cleared, Removed, Stored
+from engine.pins import PinRefused, Pins
+from engine.retention import STANDARD, Worth
 from kvkernels import chain_hashes
 from tests.effort import EFFORT
 
 SIZE = 2
 BLOCKS = 9
+PINNED_BLOCKS = 3
+WORTHS = st.sampled_from([STANDARD, Worth(0), Worth(34), Worth(80), Worth(80, 3.0), Worth(5, 2.0)])
 
 
 @dataclass(eq=False)
@@ -24,6 +31,12 @@ class Node:
     path: tuple[int, ...] | None = None
     holders: int = 0
     stamp: int = 0  # when it was last let go
+    worth: Worth = STANDARD
+    until_s: float = inf  # while nobody holds it
+
+    def said(self, worth: Worth) -> None:
+        """Who shares it says what it is worth: the more demanding wins."""
+        self.worth = max(self.worth, worth)
 
 
 @dataclass(eq=False)
@@ -36,6 +49,20 @@ class Holder:
     ids: list[int]
     visible: int
     epoch: int
+    worths: list[Worth] | None
+
+    def worth(self, position: int) -> Worth:
+        return STANDARD if self.worths is None else self.worths[position]
+
+
+@dataclass(eq=False)
+class ModelPin:
+    """A pin of the model: what it wants, what it holds."""
+
+    paths: list[tuple[int, ...]]
+    until_s: float
+    nodes: list[Node] = field(default_factory=list)
+    epoch: int = 0
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -44,6 +71,9 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(BLOCKS, SIZE)
+        self.pins = Pins(self.pool, PINNED_BLOCKS)
+        self.model_pins: dict[int, ModelPin] = {}
+        self.now_s = 0.0
         self.resident: dict[tuple[int, ...], Node] = {}
         self.names: dict[int, tuple[int, ...]] = {}  # every hash ever seen -> its path
         self.holders: list[Holder] = []
@@ -51,12 +81,20 @@ class PoolMachine(RuleBasedStateMachine):
         self.epoch = 0
         self.told: set[int] = set()  # contents as a listener to the events sees them
 
-    @rule(pieces=st.lists(st.integers(0, 2), min_size=1, max_size=5))
-    def start(self, pieces: list[int]) -> None:
+    def named(self, pieces: list[int]) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
         tokens = [piece for piece in pieces for _ in range(SIZE)]
         chain = [int(h) for h in chain_hashes(np.array(tokens, dtype=np.int32), SIZE)]
         paths = [tuple(tokens[: (i + 1) * SIZE]) for i in range(len(chain))]
         self.names.update(zip(chain, paths, strict=True))
+        return tokens, chain, paths
+
+    @rule(
+        pieces=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+        worths=st.none() | st.lists(WORTHS, min_size=5, max_size=5),
+    )
+    def start(self, pieces: list[int], worths: list[Worth] | None) -> None:
+        self.advance(0.0)  # as a scheduler does before it lets anything be evicted
+        tokens, chain, paths = self.named(pieces)
         hit = 0
         while hit < len(paths) and paths[hit] in self.resident:
             hit += 1
@@ -66,14 +104,15 @@ class PoolMachine(RuleBasedStateMachine):
         if len(chain) - hit > room:
             return
         nodes = [self.resident[path] for path in paths[:hit]]
-        for node in nodes:
+        for position, node in enumerate(nodes):
             node.holders += 1
-        ids = self.pool.acquire(chain, hit)
+            node.said(STANDARD if worths is None else worths[position])
+        ids = self.pool.acquire(chain, hit, None if worths is None else worths[:hit])
         self.evict(len(chain) - hit)
         fresh = self.pool.allocate(len(chain) - hit)
         assert fresh is not None
         nodes += [Node(holders=1) for _ in fresh]
-        self.holders.append(Holder(tokens, chain, nodes, ids + fresh, hit, self.epoch))
+        self.holders.append(Holder(tokens, chain, nodes, ids + fresh, hit, self.epoch, worths))
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -88,15 +127,18 @@ class PoolMachine(RuleBasedStateMachine):
             twin = self.resident.get(path)
             if twin is not None:
                 twin.holders += 1
+                twin.said(holder.worth(position))
                 holder.nodes[position] = twin
             else:
                 holder.nodes[position].path = path
+                holder.nodes[position].worth = holder.worth(position)
                 self.resident[path] = holder.nodes[position]
         holder.ids[start:stop] = self.pool.publish(
             holder.ids[start:stop],
             holder.chain[start:stop],
             holder.chain[start - 1] if start else None,
             np.array(holder.tokens[start * SIZE : stop * SIZE], dtype=np.int32),
+            None if holder.worths is None else holder.worths[start:stop],
         )
         holder.visible = stop
 
@@ -105,11 +147,66 @@ class PoolMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
-        for node in reversed(holder.nodes):
+        self.let_go(holder.nodes)
+        self.pool.release(holder.ids)
+
+    def let_go(self, nodes: list[Node]) -> None:
+        for node in reversed(nodes):
             self.clock += 1
             node.holders -= 1
             node.stamp = self.clock
-        self.pool.release(holder.ids)
+            node.until_s = self.now_s + node.worth.duration_s
+
+    @rule(
+        pieces=st.lists(st.integers(0, 2), min_size=1, max_size=3),
+        ttl_s=st.sampled_from([2.0, inf]),
+    )
+    def pin(self, pieces: list[int], ttl_s: float) -> None:
+        _, chain, paths = self.named(pieces)
+        wanted = {path for pin in self.model_pins.values() for path in pin.paths} | set(paths)
+        if len(wanted) > PINNED_BLOCKS:
+            with pytest.raises(PinRefused, match="pinned-share") as refused:
+                self.pins.pin(chain, self.now_s + ttl_s)
+            assert refused.value.reason == "pin_share"
+            return
+        self.pins.pin(chain, self.now_s + ttl_s)
+        pin = self.model_pins.setdefault(chain[-1], ModelPin(paths, 0.0, epoch=self.epoch))
+        pin.until_s = self.now_s + ttl_s
+        self.top_up(pin)
+
+    @precondition(lambda self: self.model_pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.model_pins)))
+        assert self.pins.unpin(name)
+        assert not self.pins.unpin(name)
+        self.let_go(self.model_pins.pop(name).nodes)
+
+    @rule(wait_s=st.sampled_from([0.0, 1.0, 2.5]))
+    def advance(self, wait_s: float) -> None:
+        self.now_s += wait_s
+        self.pins.advance(self.now_s)
+        for node in self.resident.values():
+            if not node.holders and node.until_s <= self.now_s:
+                node.worth, node.until_s = STANDARD, inf
+        for name, pin in list(self.model_pins.items()):
+            if pin.until_s <= self.now_s:
+                self.let_go(self.model_pins.pop(name).nodes)
+            else:
+                self.top_up(pin)
+
+    def top_up(self, pin: ModelPin) -> None:
+        hit = 0
+        while hit < len(pin.paths) and pin.paths[hit] in self.resident:
+            hit += 1
+        if (hit, self.epoch) == (len(pin.nodes), pin.epoch):
+            return
+        nodes = [self.resident[path] for path in pin.paths[:hit]]
+        for node in nodes:
+            node.holders += 1
+            node.said(STANDARD)
+        self.let_go(pin.nodes)
+        pin.nodes, pin.epoch = nodes, self.epoch
 
     @rule()
     def clear(self) -> None:
@@ -120,8 +217,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def same_contents(self) -> None:
         self.pool.check()
-        held = {id(node) for holder in self.holders for node in holder.nodes}
-        assert self.pool.used_blocks == len(held)
+        assert self.pool.used_blocks == len(self.held())
+        pinned = {id(node) for pin in self.model_pins.values() for node in pin.nodes}
+        assert self.pins.held_blocks == len(pinned) <= PINNED_BLOCKS
+        assert [pin.name for pin in self.pins.all] == list(self.model_pins)
         for event in self.pool.drain_events():
             if isinstance(event, Stored):
                 parent = event.parent_hash or 0
@@ -143,22 +242,25 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(stored) == len(expected)
         assert set(stored) == expected
 
+    def held(self) -> set[int]:
+        holders = [*self.holders, *self.model_pins.values()]
+        return {id(node) for holder in holders for node in holder.nodes}
+
     def room(self, exclude: list[Node]) -> int:
-        held = {id(node) for holder in self.holders for node in holder.nodes}
-        return BLOCKS - len(held | {id(node) for node in exclude})
+        return BLOCKS - len(self.held() | {id(node) for node in exclude})
 
     def evict(self, count: int) -> None:
-        """Make room for `count` blocks: the oldest leaf that nobody holds, again and again."""
-        held = {id(node) for holder in self.holders for node in holder.nodes}
-        held |= {id(node) for node in self.resident.values() if node.holders}
+        """Make room for `count` blocks: of the leaves that nobody holds the one worth least, and
+        of those the oldest, again and again."""
+        held = self.held() | {id(node) for node in self.resident.values() if node.holders}
         idle = [node for node in self.resident.values() if not node.holders]
         for _ in range(max(0, count - (BLOCKS - len(held) - len(idle)))):
             parents = {path[:-SIZE] for path in self.resident}
             leaves = [node for node in idle if node.path not in parents]
-            oldest = min(leaves, key=lambda node: node.stamp)
-            idle.remove(oldest)
-            assert oldest.path is not None
-            del self.resident[oldest.path]
+            first = min(leaves, key=lambda node: (node.worth.priority, node.stamp))
+            idle.remove(first)
+            assert first.path is not None
+            del self.resident[first.path]
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from typing import Any, ClassVar
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -21,6 +24,7 @@ LIMITS = {
     "prefix_wait_tokens": 8,
 }
 BLOCKS = 12
+ONLY_BY_POLICY = {Reason.RESERVE_POLICY, Reason.TENANT_SHARE, Reason.QUEUE_DELAY}
 
 
 def continuation(prompt: list[int], count: int) -> list[int]:
@@ -34,9 +38,12 @@ def continuation(prompt: list[int], count: int) -> list[int]:
 class SchedulerMachine(RuleBasedStateMachine):
     """Every request is answered once and rightly; no block is lost; every wait has a reason."""
 
+    limits: ClassVar[dict[str, Any]] = LIMITS
+    deadlines_s: tuple[float, ...] = (inf,)  # after arrival
+
     def __init__(self) -> None:
         super().__init__()
-        self.driver = Driver(make(blocks=BLOCKS, **LIMITS))
+        self.driver = self.driven()
         self.scheduler = self.driver.scheduler
         self.prompts: dict[int, list[int]] = {}
         self.requests: dict[int, Request] = {}
@@ -44,19 +51,37 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.told: set[int] = set()
         self.waits = dict.fromkeys(Reason, 0)
 
+    def driven(self) -> Driver:
+        return Driver(make(blocks=BLOCKS, **self.limits))
+
+    def leaving(self) -> list[Request]:
+        """Requests that have ended while a step in flight writes their blocks."""
+        return []
+
     @rule(
         trunk=st.integers(0, 2),
         trunk_tokens=st.integers(0, 24),
         tail=st.lists(st.integers(0, 1), min_size=1, max_size=6),
         output_tokens=st.integers(1, 25),
         priority=st.integers(-1, 2),
+        deadline=st.integers(0, 3),
+        tenant=st.sampled_from("ab"),
     )
     def arrive(
-        self, trunk: int, trunk_tokens: int, tail: list[int], output_tokens: int, priority: int
+        self,
+        trunk: int,
+        trunk_tokens: int,
+        tail: list[int],
+        output_tokens: int,
+        priority: int,
+        deadline: int,
+        tenant: str,
     ) -> None:
         prompt = [trunk] * trunk_tokens + tail
         request_id = len(self.prompts)
-        one = request(request_id, prompt, output_tokens, priority=priority)
+        deadline_s = self.deadlines_s[deadline % len(self.deadlines_s)] + self.driver.now_s
+        terms = {"priority": priority, "deadline_s": deadline_s, "tenant": tenant}
+        one = request(request_id, prompt, output_tokens, **terms)
         self.scheduler.add(one, self.driver.now_s)
         self.prompts[request_id] = prompt
         self.requests[request_id] = one
@@ -106,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         running = [one for one in scheduler.requests.values() if one.state is State.RUNNING]
         assert scheduler.running == len(running)
         assert scheduler.running + scheduler.waiting == len(scheduler.requests)
-        held = {block for one in running for block in one.block_ids}
+        held = {block for one in [*running, *self.leaving()] for block in one.block_ids}
         assert pool.used_blocks == scheduler.kv_used_blocks == len(held)
         for one in running:
             assert len(set(one.block_ids)) == len(one.block_ids)
@@ -133,11 +158,45 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id, prompt in self.prompts.items():
             given = self.driver.outputs.get(request_id, [])
             assert given == continuation(prompt, len(given))
-            if request_id in answered:
+            if self.driver.finished.get(request_id) == "timeout":
+                assert self.requests[request_id].finish_reason == "timeout"
+            elif request_id in answered:
                 room = self.scheduler.max_sequence_tokens - len(prompt)
                 assert len(given) == min(self.requests[request_id].max_output_tokens, room)
 
 
+class PolicyMachine(SchedulerMachine):
+    """The same promises under every policy at once, and nobody who runs is ever evicted."""
+
+    limits: ClassVar[dict[str, Any]] = LIMITS | {
+        "batch_scheduler_policy": "guaranteed_no_evict",
+        "max_queue_delay_microseconds": 15_000,
+        "length_ageing_s": 20.0,
+        "tpot_target_ms": 5.0,
+        "tenant_share": 0.4,
+    }
+    deadlines_s = (inf, inf, 0.05, 0.4)
+
+    @invariant()
+    def nobody_is_evicted(self) -> None:
+        blocks, pool = self.scheduler._blocks, self.scheduler.pool
+        assert self.scheduler.preemptions_total == 0
+        assert 0 <= blocks.reserved_blocks <= pool.available_blocks
+        running = [one for one in self.requests.values() if one.state is State.RUNNING]
+        running += self.leaving()
+        for tenant in "ab":
+            own = [one.own_blocks for one in running if one.tenant == tenant]
+            assert blocks.held_by(tenant) == sum(own)
+
+    def teardown(self) -> None:
+        super().teardown()
+        assert self.scheduler._blocks.reserved_blocks == 0
+
+
+TestPolicyMachine = PolicyMachine.TestCase
+TestPolicyMachine.settings = settings(
+    max_examples=150 * EFFORT, stateful_step_count=40, deadline=None
+)
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
     max_examples=150 * EFFORT, stateful_step_count=40, deadline=None
@@ -154,6 +213,7 @@ def test_the_limits_are_ones_that_bite():
     for request_id in range(40, 48):
         driver.scheduler.add(request(request_id, [request_id], 25), 0.0)
     driver.run()
-    assert all(driver.scheduler.not_scheduled_total.values())
+    waits = driver.scheduler.not_scheduled_total
+    assert {reason for reason, count in waits.items() if not count} == ONLY_BY_POLICY
     assert driver.scheduler.preemptions_total
     assert driver.scheduler.pool.evicted_total

@@ -84,6 +84,17 @@ async def test_a_completion_stream() -> None:
         assert len(without) == 4
 
 
+async def test_a_completion_stream_with_ids_names_the_prompts_in_its_first_event() -> None:
+    async with running() as worker:
+        body = {"prompt": PROMPT, "max_tokens": 3, "return_token_ids": True}
+        choices = [event["choices"][0] for event in await worker.events(COMPLETIONS, body)]
+        assert choices[0]["prompt_token_ids"] == PROMPT
+        assert not any("prompt_token_ids" in choice for choice in choices[1:])
+        said = continuation(PROMPT, 3, VOCAB)
+        assert [choice["token_ids"] for choice in choices] == [[token] for token in said]
+        assert [choice["text"] for choice in choices] == [f" t{token}" for token in said]
+
+
 async def test_a_chat_stream_opens_with_the_role() -> None:
     body = {
         "messages": [{"role": "user", "content": "hello"}],
@@ -195,7 +206,7 @@ LONG = list(range(3000))
         (COMPLETIONS, {"prompt": LONG[:1990], "max_tokens": 20}, 400, "context"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": "5"}, 400, "max_tokens"),
-        (COMPLETIONS, {"prompt": "a", "n": 2}, 400, "n must be 1"),
+        (COMPLETIONS, {"prompt": "a", "n": 65}, 400, "n must be an integer 1..64"),
         (COMPLETIONS, {"prompt": "a", "cache_salt": ""}, 400, "cache_salt"),
         (COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400, "stream: true"),
         (COMPLETIONS, {"prompt": "a", "model": "gpt-9"}, 404, "gpt-9"),
@@ -249,7 +260,8 @@ async def test_models_health_version() -> None:
         (card,) = json.loads(await worker.get("/v1/models"))["data"]
         assert (card["id"], card["owned_by"]) == ("m/x", "warmroute")
         assert card["max_model_len"] == 16_384  # the KV cache is smaller than the model
-        assert await worker.get("/health") == b""
+        health = json.loads(await worker.get("/health"))
+        assert health == {"status": "ok", "running": 0, "waiting": 0, "waiting_for": None}
         assert json.loads(await worker.get("/version"))["engine"] == "warmroute"
 
 

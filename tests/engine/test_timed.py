@@ -49,11 +49,13 @@ class ConstantTime:
 class Bench:
     """A runner, what it gave, and when."""
 
-    def __init__(self, clock: VirtualClock, speed: float = 1.0, blocks: int = 64) -> None:
+    def __init__(
+        self, clock: VirtualClock, speed: float = 1.0, blocks: int = 64, **limits: int
+    ) -> None:
         self.ends_s: list[float] = []
         self.outputs: list[Output] = []
         self.pool = BlockPool(blocks, 4)
-        settings = SchedulerSettings(max_num_tokens=256)
+        settings = SchedulerSettings(max_num_tokens=256, **limits)  # type: ignore[arg-type]
         self.runner = TimedRunner(
             Scheduler(settings, self.pool), ConstantTime(), VOCAB, speed, self._on_step, clock
         )
@@ -171,3 +173,11 @@ def test_token_chain_of_nothing_and_bad_speed() -> None:
     assert TokenChain([], VOCAB).next_token() == 0
     with pytest.raises(ValueError, match="speed"):
         Bench(VirtualClock(), speed=0.0)
+
+
+async def test_an_idle_runner_wakes_to_start_what_it_kept_for_a_batch():
+    clock = VirtualClock()
+    bench = Bench(clock, max_queue_delay_microseconds=50_000)
+    async with bench.running() as runner:
+        runner.submit(request(0, [1], 1))
+    assert bench.ends_s == pytest.approx([100.05 + STEP_S])

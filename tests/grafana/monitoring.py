@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.model_dirs import write_model
 from tests.live.stack import MODEL, Stack, misbehaving, until
 
-SCRAPE = "200ms"
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "grafana" / "prometheus"
+SCRAPE = "250ms"
 LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
 BROKEN = b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\noops"
 
@@ -99,7 +103,7 @@ class Prometheus:
 
     http: aiohttp.ClientSession
     url: str
-    target: str  # the `instance` label of everything it scrapes
+    target: str  # the `instance` label of the router
 
     async def query(self, expr: str) -> list[dict[str, Any]]:
         """The series of an instant query. Fails with Prometheus' own words if it does not parse."""
@@ -108,6 +112,22 @@ class Prometheus:
         assert answer["status"] == "success", f"{expr}: {answer.get('error')}"
         rows: list[dict[str, Any]] = answer["data"]["result"]
         return rows
+
+    async def rules(self, kind: str) -> list[dict[str, Any]]:
+        """All rules of a kind, `alert` or `record`, as they were last evaluated."""
+        async with self.http.get(f"{self.url}/api/v1/rules", params={"type": kind}) as reply:
+            groups = (await reply.json())["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    async def firing(self) -> dict[str, list[dict[str, str]]]:
+        """The labels of what fires now, by alert."""
+        async with self.http.get(f"{self.url}/api/v1/alerts") as reply:
+            alerts = (await reply.json())["data"]["alerts"]
+        found: dict[str, list[dict[str, str]]] = {}
+        for alert in alerts:
+            if alert["state"] == "firing":
+                found.setdefault(alert["labels"]["alertname"], []).append(alert["labels"])
+        return found
 
     async def until_data(self, exprs: Iterable[str]) -> None:
         """Ask until every query has data; names those that never had any."""
@@ -123,18 +143,53 @@ class Prometheus:
             raise AssertionError("no data from:\n" + "\n".join(left)) from late
 
 
+def hurried(text: str) -> str:
+    """Rules whose minutes are seconds and whose hours are minutes: faults of tests are short."""
+    seconds = {"s": 1 / 60, "m": 1, "h": 60}
+
+    def shorter(found: re.Match[str]) -> str:
+        return f"{found[1]}{max(1, round(int(found[2]) * seconds[found[3]]))}s"
+
+    return re.sub(r"(\[|offset |for: )(\d+)([smh])\b", shorter, text)
+
+
+def _config(folder: Path, jobs: Mapping[str, Sequence[str]], every: str) -> Path:
+    """The scrape configuration that is shipped, but quicker, with its rules and targets of ours."""
+    config = yaml.safe_load((RULES / "prometheus.yml").read_text(encoding="utf-8"))
+    config["global"] = {
+        "scrape_interval": every,
+        "scrape_timeout": every,
+        "evaluation_interval": every,
+    }
+    for rules in config["rule_files"]:
+        text = (RULES / rules).read_text(encoding="utf-8")
+        (folder / rules).write_text(hurried(text), encoding="utf-8")
+    for job in config["scrape_configs"]:
+        (files,) = job["file_sd_configs"]
+        targets = folder / files["files"][0]
+        targets.parent.mkdir(exist_ok=True)
+        hosts = [url.removeprefix("http://") for url in jobs.get(job["job_name"], ())]
+        targets.write_text(json.dumps([{"targets": hosts}]), encoding="utf-8")
+    path = folder / "prometheus.yml"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
 @asynccontextmanager
-async def prometheus(stack: Stack, folder: Path) -> AsyncIterator[Prometheus]:
-    """One on a port of its own choice, scraping the router. Skips where it is not installed."""
+async def prometheus(
+    http: aiohttp.ClientSession,
+    folder: Path,
+    targets: Mapping[str, Sequence[str]],
+    every: str = SCRAPE,
+) -> AsyncIterator[Prometheus]:
+    """One on a port of its own choice, with the jobs that are shipped; `targets`: their URLs.
+
+    It has the rules that are shipped, hurried. Skips where it is not installed.
+    """
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian package: prometheus)")
-    target = stack.admin.removeprefix("http://")
-    config, log = folder / "prometheus.yml", folder / "prometheus.log"
-    config.write_text(
-        f"global: {{scrape_interval: {SCRAPE}, scrape_timeout: {SCRAPE}}}\n"
-        f"scrape_configs: [{{job_name: router, static_configs: [{{targets: ['{target}']}}]}}]\n"
-    )
+    config, log = _config(folder, targets, every), folder / "prometheus.log"
     with log.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -151,13 +206,14 @@ async def prometheus(stack: Stack, folder: Path) -> AsyncIterator[Prometheus]:
             found = LISTENING.search(log.read_text())
             if found is None:
                 return False
-            async with stack.http.get(f"http://{found[1]}/-/ready") as reply:
+            async with http.get(f"http://{found[1]}/-/ready") as reply:
                 return reply.status == 200
 
         await until(ready, "prometheus to be ready")
         found = LISTENING.search(log.read_text())
         assert found is not None
-        yield Prometheus(stack.http, f"http://{found[1]}", target)
+        (router,) = targets["warmroute"]
+        yield Prometheus(http, f"http://{found[1]}", router.removeprefix("http://"))
     finally:
         if process.returncode is None:
             process.terminate()

@@ -1,15 +1,18 @@
-"""The dashboard asks for what there is, shows all there is, and a real Prometheus answers it."""
+"""The dashboards ask for what there is, show all there is, and a real Prometheus answers them."""
 
 from __future__ import annotations
 
-import itertools
-import json
+import importlib.util
 import re
+import shutil
 
+import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from grafana.make_dashboard import BY_DIGIT, BY_NAME, FILE, dashboard, pretty
+from grafana.colors import BY_NAME
 from tests.grafana.monitoring import (
     exposition,
     lively,
@@ -19,98 +22,94 @@ from tests.grafana.monitoring import (
     samples,
     tokenizing,
 )
-from tests.live.stack import running
+from tests.grafana.shown import (
+    FILES,
+    NO_DATA,
+    NOT_SHOWN,
+    NOT_SHOWN_OF_ENGINES,
+    PANELS,
+    targets,
+)
+from tests.live.redis_server import RedisServer
+from tests.live.stack import computing_arguments, running, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# Series of the router that no panel shows, and why.
-NOT_SHOWN = {
-    "warmroute_time_to_first_token_seconds_count": "the quantiles come from the buckets",
-    "warmroute_time_to_first_token_seconds_sum": "the quantiles come from the buckets",
-    "warmroute_inter_token_seconds_count": "the quantiles come from the buckets",
-    "warmroute_inter_token_seconds_sum": "the quantiles come from the buckets",
-    "warmroute_request_seconds_count": "the quantiles come from the buckets",
-    "warmroute_request_seconds_sum": "the quantiles come from the buckets",
-    "warmroute_request_log_lines_total": "of a log that is off by default; it logs its trouble",
-    "warmroute_kv_state_saves_total": "of a file that is off by default; an alert tells of trouble",
-    "warmroute_kv_state_bytes": "of a file that is off by default",
-    "warmroute_kv_state_age_seconds": "of a file that is off by default",
-    "warmroute_session_blocks": "a full table is no trouble; what it forgets is shown",
+METRIC = r"\b(?:(?:instance|job):)?(?:warmroute_|vllm:)[\w:]+"
+REDIS = shutil.which("redis-server") is not None
+TORCH = importlib.util.find_spec("torch") is not None
+QUERIES = {
+    (dashboard, title, expr)
+    for (dashboard, title), panel in PANELS.items()
+    for expr in targets(panel)
 }
-DASHBOARD = json.loads(FILE.read_text(encoding="utf-8"))
-PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    """Flags for routers that share what they know; none where there is no Redis."""
+    if not REDIS:
+        yield []
+        return
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield ["--state", server.url]
+    server.kill()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory):
-    router = tokenizing(tmp_path_factory.mktemp("model"))
+async def stack(tmp_path_factory, state):
+    nobody = tmp_path_factory.mktemp("source") / "workers.txt"
+    nobody.write_text("# none\n")
+    model = tokenizing(tmp_path_factory.mktemp("model"))
+    router = [*model, *state, "--discover", f"file:{nobody}", "--replicas-name", "one"]
     logs = tmp_path_factory.mktemp("logs")
-    async with running(logs, workers=2, router=router) as stack, lively(stack):
-        yield stack
+    async with running(logs, workers=2, router=router) as stack:
+        if state:
+            await peer_of(stack, [*model, *state])
+        async with lively(stack):
+            yield stack
 
 
-def asked() -> set[str]:
-    """Names of all metrics in all panels."""
-    return {name for expr in QUERIES for name in re.findall(r"\bwarmroute_\w+", expr)}
+async def peer_of(stack, flags: list[str]) -> None:
+    """Another router of the same workers; they know of each other."""
+    flags = [*flags, "--replicas-name", "two", "--port", "0", "--admin-port", "0"]
+    for worker in stack.workers:
+        flags += ["--worker", worker.url]
+    await stack.programs.start("peer", "router", ["serve", *flags])
+
+    async def known() -> bool:
+        return await stack.metric("warmroute_replicas_peer_in_step") == 1
+
+    await until(known, "the routers to know of each other")
 
 
-async def test_the_file_is_what_the_script_writes() -> None:
-    current = pretty(dashboard()) + "\n"
-    assert FILE.read_text(encoding="utf-8") == current, "run: python -m grafana.make_dashboard"
-    assert json.loads(current) == dashboard()
+def asked(names=FILES) -> set[str]:
+    """Names of all metrics in all panels of some dashboards."""
+    return {
+        name
+        for dashboard, _, expr in QUERIES
+        if dashboard in names
+        for name in re.findall(r"\b(?:warmroute_\w+|vllm:\w+)", expr)
+    }
 
 
-async def test_panels_are_whole_and_in_plain_words() -> None:
-    assert DASHBOARD["schemaVersion"] >= 39
-    for panel in PANELS:
-        assert panel["description"].endswith("."), panel["title"]
-        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
-        assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
-        refs = [target["refId"] for target in panel["targets"]]
-        assert refs == sorted(set(refs)), panel["title"]
-    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(numbers)) == len(numbers)
-
-
-async def test_no_panel_lies_on_another_or_beyond_the_edge() -> None:
-    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    assert all(place["x"] + place["w"] <= 24 for place in places)
-    for a, b in itertools.combinations(places, 2):
-        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert beside or above, (a, b)
-
-
-async def test_the_data_source_is_the_readers_choice() -> None:
-    """No identifier of somebody's Grafana is baked in."""
-    text = FILE.read_text(encoding="utf-8")
-    assert set(re.findall(r'"uid": "([^"]*)"', text)) == {"${datasource}"}
-    assert "uid" not in DASHBOARD
-    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
-    assert variables["datasource"]["type"] == "datasource"
-    assert all('instance="$router"' in expr for expr in QUERIES)
-
-
-async def test_names_in_one_panel_have_different_colours() -> None:
-    for panel in PANELS:
-        colors = [rule["properties"][0]["value"]["fixedColor"] for rule in _overrides(panel)]
-        assert len(set(colors)) == len(colors), panel["title"]
-    assert set(BY_NAME.values()) <= set(BY_DIGIT)
-
-
-def _overrides(panel):
-    return panel["fieldConfig"]["overrides"]
-
-
-async def test_every_metric_in_a_panel_exists(stack) -> None:
-    there = samples(await exposition(stack))
-    assert asked() <= set(there), f"not in /metrics: {sorted(asked() - set(there))}"
-
-
-async def test_every_metric_is_on_the_dashboard_or_listed_with_a_reason(stack) -> None:
+async def test_every_metric_is_on_a_dashboard_or_listed_with_a_reason(stack) -> None:
     there = {name for name in samples(await exposition(stack)) if name.startswith("warmroute_")}
     assert there - asked() == set(NOT_SHOWN)
+    if not REDIS:
+        pytest.skip("redis-server is not installed: what replicas count was not looked at")
+    ours = {name for name in asked() if name.startswith("warmroute_")}
+    engine = await of_engine(stack)
+    unknown = ours - there - engine - set(NO_DATA)
+    assert not unknown, f"not in /metrics: {sorted(unknown)}"
+    assert not (there | engine) & set(NO_DATA)
+    assert engine - asked() == set(NOT_SHOWN_OF_ENGINES)
+
+
+async def of_engine(stack) -> set[str]:
+    async with stack.http.get(f"{stack.workers[0].url}/metrics") as reply:
+        return set(samples(await reply.text()))
 
 
 async def test_every_value_of_a_label_that_has_a_colour_of_its_own_is_known(stack) -> None:
@@ -128,15 +127,92 @@ async def test_promtool_finds_nothing_to_complain_of_in_the_metrics(stack) -> No
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-async def test_a_real_prometheus_answers_every_panel(stack, tmp_path) -> None:
-    async with prometheus(stack, tmp_path) as server:
+def resolved(expr: str, router: str) -> str:
+    """What Grafana sends for a panel's query with the choices that a dashboard begins with."""
+    chosen = {"router": router, "engine": ".*", "worker": ".*", "top": "10"}
+    chosen |= {"ttft": "1.0", "tpot": "0.05", "objective": "0.99"}
+    chosen |= {"__rate_interval": "5s", "__range": "10s"}
+    return re.sub(r"\$(\w+)", lambda found: chosen[found[1]], expr)
 
-        def resolved(expr: str) -> str:
-            return expr.replace("$router", server.target).replace("$__rate_interval", "5s")
 
-        await server.until_data(resolved(expr) for expr in QUERIES)
+async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -> None:
+    """With engines that imitate and, where torch is, one that computes."""
+    engines = []
+    if TORCH:
+        from engine.model.tiny import TinySettings, make_tiny
+
+        make_tiny(tmp_path / "tiny", TinySettings())
+        arguments = computing_arguments(tmp_path / "tiny")
+        real = await stack.programs.start("real", "engine", arguments)
+        engines.append(real.url)
+        await completed(stack.http, real.url)
+    targets = {"warmroute": [stack.admin], "engine": [*(w.url for w in stack.workers), *engines]}
+    async with prometheus(stack.http, tmp_path, targets) as server:
+        sent = {resolved(expr, server.target): expr for _, _, expr in QUERIES}
+        silent = [*NO_DATA, *([] if REDIS else ["warmroute_replicas_"])]
+        quiet = {expr for expr in sent.values() if any(name in expr for name in silent)}
+        await server.until_data(asks for asks, expr in sent.items() if expr not in quiet)
+        for asks in sent:
+            await server.query(asks)  # those that have no data parse, too
+        await labels_are_those_of_the_legends(server)
+        await server.until_data(rule["name"] for rule in await server.rules("record"))
+        alerts = await server.rules("alert")
+        metrics = {name for rule in alerts for name in re.findall(METRIC, rule["query"])}
+        # Alerts have data to look at.
+        await server.until_data(m for m in metrics if not m.startswith(tuple(silent)))
+        rules = [*await server.rules("record"), *alerts]
+        assert [(rule["name"], rule["lastError"]) for rule in rules if rule.get("lastError")] == []
+        assert {rule["health"] for rule in rules} == {"ok"}
         # The regular expressions of labels must pick, not just parse.
         (ready,) = await server.query(
             f'sum(warmroute_worker_state{{instance="{server.target}", state="ready"}})'
         )
         assert float(ready["value"][1]) >= 2
+
+
+async def test_a_thousand_workers_leave_panels_readable(stack, tmp_path) -> None:
+    """A router's own metrics, with a thousand workers like its first one."""
+    text = await exposition(stack)
+    like = [line for line in text.splitlines() if 'worker="0"' in line]
+    assert len(like) > 30
+    more = (line.replace('worker="0"', f'worker="{n}"') for n in range(100, 1100) for line in like)
+    crowd = "\n".join([*text.splitlines(), *more, ""])
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=crowd)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with (
+        TestServer(app) as crowded,
+        prometheus(
+            stack.http, tmp_path, {"warmroute": [f"http://{crowded.host}:{crowded.port}"]}, "2s"
+        ) as server,
+    ):
+        await server.until_data(["count(warmroute_worker_requests) > 1000"])
+        for dashboard, title, expr in QUERIES:
+            if dashboard != "engine":
+                rows = await server.query(resolved(expr, server.target))
+                assert len(rows) <= 60, (dashboard, title, len(rows))
+
+
+async def completed(http: aiohttp.ClientSession, url: str) -> None:
+    async with http.get(f"{url}/v1/models") as reply:
+        model = (await reply.json())["data"][0]["id"]
+    body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 4}
+    async with http.post(f"{url}/v1/completions", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+
+
+async def labels_are_those_of_the_legends(server) -> None:
+    """A legend that names a label which the series lack would show an empty name.
+
+    `why` is empty on purpose where there is nothing to explain.
+    """
+    for panel in PANELS.values():
+        for target in panel["targets"]:
+            wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) - {"why"}
+            rows = await server.query(resolved(target["expr"], server.target))
+            assert all(wanted <= set(row["metric"]) for row in rows), panel["title"]
+            if not wanted:
+                assert len(rows) <= 1, (panel["title"], "several series of one name", rows)

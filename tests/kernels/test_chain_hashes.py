@@ -108,6 +108,7 @@ def test_less_than_a_block_has_no_hash(tokens: int) -> None:
     assert len(_native.chain_hashes(tokens_of(tokens), 2**62)) == 0
 
 
+@pytest.mark.timeout(1200)  # it may be the first to come, which builds
 def test_plain_messages_of_every_length(sanitized_replay: Path) -> None:
     """Also the classes no block reaches (0 to 11 bytes), by the sanitized C++ program."""
     pattern = bytes(((i * i + 7 * i) >> 3) & 0xFF for i in range(2100))

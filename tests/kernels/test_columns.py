@@ -1,11 +1,15 @@
 """Arithmetic over columns: the native core, its twin and the policies' own formula agree."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels import _native, column_twins
+from policies.median import median
+from policies.pick import pick
 from policies.pricing import missing_tokens
 from tests.effort import EFFORT
 
@@ -37,6 +41,89 @@ def test_queues_drain_alike(data: st.DataObject, size: int, elapsed_s: float) ->
     _native.drain_queues(drained, rate, charged, limit, elapsed_s)
     column_twins.drain_queues(twin, rate, charged, limit, elapsed_s)
     assert drained.tolist() == twin.tolist()
+
+
+@st.composite
+def slots_and_columns(draw: st.DrawFn, columns: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Rows in any order, and so many columns that have them."""
+    workers = draw(st.integers(1, 24))
+    rows = st.lists(st.integers(0, workers - 1), max_size=workers)
+    column = st.lists(st.floats(1e-3, 1e9), min_size=workers, max_size=workers)
+    made = [np.array(draw(column)) for _ in range(columns)]
+    return np.array(draw(rows), dtype=np.int64), made
+
+
+@settings(max_examples=200 * EFFORT)
+@given(made=slots_and_columns(2), odd=st.sampled_from((0.0, np.inf, np.nan, None)))
+def test_medians_of_products_agree(
+    made: tuple[np.ndarray, list[np.ndarray]], odd: float | None
+) -> None:
+    slots, (a, b) = made
+    if odd is not None:
+        a[0] = odd
+    native = _native.median_product(a, b, slots)
+    assert repr(native) == repr(column_twins.median_product(a, b, slots))
+    assert repr(native) == repr(float(median((a * b)[slots])))
+
+
+@settings(max_examples=200 * EFFORT)
+@given(made=slots_and_columns(4), step_tokens=st.floats(0.0, 1e4), worked=st.booleans())
+def test_loads_agree_to_the_last_bit(
+    made: tuple[np.ndarray, list[np.ndarray]], step_tokens: float, worked: bool
+) -> None:
+    slots, (charged, drained, work, requests) = made
+    counts = requests.astype(np.int64)
+    given_work = work if worked else None
+    native = _native.load_tokens(charged, drained, given_work, counts, slots, step_tokens)
+    twin = column_twins.load_tokens(charged, drained, given_work, counts, slots, step_tokens)
+    assert native.tolist() == twin.tolist()
+
+
+@settings(max_examples=200 * EFFORT)
+@given(data=st.data(), block_size=st.integers(1, 512), most=st.integers(0, 100_000))
+def test_hits_agree(data: st.DataObject, block_size: int, most: int) -> None:
+    blocks = data.draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=24))
+    slots = data.draw(st.lists(st.integers(0, len(blocks) - 1), max_size=24))
+    arguments = (np.array(blocks, np.int32), np.array(slots, np.int64), block_size, most)
+    native = _native.hit_tokens(*arguments)
+    assert native.dtype == np.int64
+    assert native.tolist() == column_twins.hit_tokens(*arguments).tolist()
+    assert native.tolist() == [min(blocks[slot] * block_size, most) for slot in slots]
+
+
+near = st.sampled_from([1.0, 1.0 + 5e-10, 1.0 + 1e-9, 1.0 + 2e-9, -3.0, 0.0, 1e12, 1e12 + 500.0])
+
+
+@settings(max_examples=400 * EFFORT)
+@given(
+    costs=st.lists(st.one_of(near, st.floats(-1e9, 1e9), st.just(np.inf)), max_size=16),
+    draw=st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_the_cheapest_row_is_the_one_that_policies_pick(costs: list[float], draw: float) -> None:
+    column = np.array(costs, dtype=float)
+    row = pick(column, draw)
+    assert _native.cheapest(column, draw) == column_twins.cheapest(column, draw) == row
+
+
+@pytest.mark.parametrize("module", [_native, column_twins])
+def test_rows_and_costs_that_are_none_are_refused(module: Any) -> None:
+    column, counts = np.zeros(3), np.zeros(3, np.int64)
+    for beyond in (-1, 3):
+        slots = np.array([0, beyond])
+        with pytest.raises(ValueError, match="slots must lie within the columns"):
+            module.median_product(column, column, slots)
+        with pytest.raises(ValueError, match="slots must lie within the columns"):
+            module.load_tokens(column, column, None, counts, slots, 1.0)
+        with pytest.raises(ValueError, match="slots must lie within the columns"):
+            module.hit_tokens(np.zeros(3, np.int32), slots, 16, 1)
+    with pytest.raises(ValueError, match="slots must lie within the columns"):
+        module.load_tokens(column, column, column[:1], counts, np.array([2]), 1.0)
+    for bad in (np.nan, -np.inf):
+        with pytest.raises(ValueError, match=r"a cost is finite or \+inf"):
+            module.cheapest(np.array([1.0, bad]), 0.0)
+    for bad in (-0.1, 1.0, np.nan):
+        with pytest.raises(ValueError, match=r"draw must be in \[0, 1\)"):
+            module.cheapest(column, bad)
 
 
 def test_wrong_columns_are_refused() -> None:

@@ -59,7 +59,7 @@ CASES: list[tuple[Call, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "kind", "words"), CASES, ids=lambda case: str(case)[:60])
+@pytest.mark.parametrize(("call", "kind", "words"), CASES, ids=[case[2] for case in CASES])
 def test_refused_in_the_same_words(call: Call, kind: type[Exception], words: str) -> None:
     native = refusal(call, _native)
     assert native[0] is kind

@@ -7,6 +7,8 @@ import pytest
 
 from tests.effort import EFFORT
 
+pytestmark = pytest.mark.timeout(1200)  # the first to come builds what it runs
+
 
 def test_histories_run_clean(sanitized_replay: Path) -> None:
     done = subprocess.run(["sh", str(sanitized_replay)], capture_output=True, text=True)
@@ -49,3 +51,10 @@ def test_readers_beside_a_writer_run_clean(sanitized_replay: Path) -> None:
         pytest.skip("the thread sanitizer cannot run with this kernel's address layout")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "none torn" in done.stdout
+
+
+@pytest.mark.parametrize("program", ["relay", "relay-threads"])
+def test_the_relays_thread_runs_clean(sanitized_replay: Path, program: str) -> None:
+    command = ["sh", str(sanitized_replay), program, str(10 * EFFORT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

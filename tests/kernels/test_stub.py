@@ -12,12 +12,16 @@ from kvkernels import (
     blocks_file_twin,
     column_twins,
     event_twins,
+    head_twin,
     mirror_twin,
     prefix_owners_twin,
+    request_twin,
     twins,
 )
 
-STUB = ast.parse((Path(kvkernels.__file__).parent / "_native.pyi").read_text())
+FOLDER = Path(kvkernels.__file__).parent
+STUB = ast.parse((FOLDER / "_native.pyi").read_text())
+RELAY = ast.parse((FOLDER / "_native_relay.pyi").read_text())  # its twin is the router's relay
 
 Scope = ast.Module | ast.ClassDef
 
@@ -33,6 +37,14 @@ def twin_of(name: str) -> Any:
         "WorkerBlocks": event_twins,
         "drain_queues": column_twins,
         "missing_tokens": column_twins,
+        "cheapest": column_twins,
+        "hit_tokens": column_twins,
+        "load_tokens": column_twins,
+        "median_product": column_twins,
+        "scan_request": request_twin,
+        "PromptText": request_twin,
+        "PlainHead": head_twin,
+        "plain_head": head_twin,
     }
     return getattr(others.get(name, twins), name)
 
@@ -51,8 +63,9 @@ def functions(scope: Scope) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in scope.body if isinstance(node, ast.FunctionDef)}
 
 
-def classes() -> list[ast.ClassDef]:
-    return [node for node in STUB.body if isinstance(node, ast.ClassDef)]
+def classes(*stubs: ast.Module) -> list[ast.ClassDef]:
+    bodies = [stub.body for stub in stubs or (STUB,)]
+    return [node for body in bodies for node in body if isinstance(node, ast.ClassDef)]
 
 
 def is_property(function: ast.FunctionDef) -> bool:
@@ -93,14 +106,18 @@ def stub_parameters(function: ast.FunctionDef) -> list[tuple[str, Any]]:
 
 
 def test_the_same_names() -> None:
-    stubbed = set(functions(STUB)) | {node.name for node in classes()}
+    stubbed = set(functions(STUB)) | {node.name for node in classes(STUB, RELAY)}
     assert public_names(_native) == stubbed
     for node in classes():
         assert public_names(getattr(_native, node.name)) == set(functions(node))
 
 
 def test_the_same_signatures_as_the_module() -> None:
-    for scope, owner in [(STUB, _native), *((c, getattr(_native, c.name)) for c in classes())]:
+    pairs: list[tuple[Scope, Any]] = [(STUB, _native)]
+    for scope, owner in [
+        *pairs,
+        *((c, getattr(_native, c.name)) for c in classes()),
+    ]:
         for name, function in functions(scope).items():
             if name == "__len__" or is_property(function):
                 continue  # nanobind writes these two by itself, without our types' names
@@ -108,7 +125,8 @@ def test_the_same_signatures_as_the_module() -> None:
 
 
 def test_the_same_parameters_as_the_twins() -> None:
-    for scope, owner in [(STUB, twins), *((c, twin_of(c.name)) for c in classes())]:
+    pairs: list[tuple[Scope, Any]] = [(STUB, twins)]
+    for scope, owner in [*pairs, *((c, twin_of(c.name)) for c in classes())]:
         for name, function in functions(scope).items():
             if not is_property(function):
                 twin = twin_of(name) if owner is twins else getattr(owner, name)

@@ -6,8 +6,13 @@ import itertools
 import os
 import socket
 
-_FIRST, _PORTS = 20_000, 10_000  # below those that the system gives to outgoing connections
-_turn = itertools.count(os.getpid() * 61)  # tests in other processes begin elsewhere
+# Tests that run in parallel (pytest-xdist) have ports of their own, each so many apart.
+_SIDE_BY_SIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_OURS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+# Below those that the system gives to outgoing connections.
+_FIRST, _PORTS = 20_000, 10_000 // _SIDE_BY_SIDE * _SIDE_BY_SIDE
+# Tests of another run begin elsewhere.
+_turn = itertools.count(os.getpid() * 61 * _SIDE_BY_SIDE + _OURS, _SIDE_BY_SIDE)
 
 
 def lasting_port() -> int:
@@ -15,7 +20,7 @@ def lasting_port() -> int:
 
     A port that the system chose (`--port 0`) may go to anybody's outgoing connection meanwhile.
     """
-    for turn in itertools.islice(_turn, _PORTS):
+    for turn in itertools.islice(_turn, _PORTS // _SIDE_BY_SIDE):
         port = _FIRST + turn % _PORTS
         with socket.socket() as probe:
             try:

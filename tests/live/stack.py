@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,16 +132,28 @@ def engine_arguments(**options: Any) -> list[str]:
     return arguments
 
 
+def computing_arguments(model: Path) -> list[str]:
+    """A worker that computes with the model in a folder, at a port of its own."""
+    port = str(lasting_port())
+    return ["serve", str(model), "--port", port, "--threads", "1", "--model-name", MODEL]
+
+
 @asynccontextmanager
 async def running(
-    log_dir: Path, workers: int = 2, router: Sequence[str] = (), **engine: Any
+    log_dir: Path,
+    workers: int = 2,
+    router: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+    model: Path | None = None,
+    **engine: Any,
 ) -> AsyncIterator[Stack]:
-    """A router in front of timed workers, ready to serve."""
-    async with Programs(log_dir) as programs, aiohttp.ClientSession() as http:
-        started = [
-            await programs.start(f"worker-{n}", "engine", engine_arguments(**engine))
-            for n in range(workers)
-        ]
+    """A router in front of timed workers, ready to serve; `headers` go with every request.
+
+    `model`: the folder of one that the workers compute with instead.
+    """
+    flags = (lambda: computing_arguments(model)) if model else (lambda: engine_arguments(**engine))
+    async with Programs(log_dir) as programs, aiohttp.ClientSession(headers=headers) as http:
+        started = [await programs.start(f"worker-{n}", "engine", flags()) for n in range(workers)]
         arguments = ["serve", "--port", "0", "--admin-port", "0", *router]
         for worker in started:
             arguments += ["--worker", worker.url]

@@ -27,7 +27,13 @@ async def test_with_all_workers_down_clients_get_503_and_when_to_come_back(tmp_p
             assert error["code"] == "no_worker_available"
             assert "down" in error["message"]
         async with stack.http.get(f"{stack.url}/health") as reply:
-            assert reply.status == 503
+            assert reply.status == 200, "the router is alive"
+        for url in (stack.url, stack.admin):
+            async with stack.http.get(f"{url}/ready") as reply:
+                assert (reply.status, (await reply.json())["reasons"]) == (
+                    503,
+                    ["no worker takes requests"],
+                )
         await stack.assert_idle()
 
 
@@ -39,6 +45,17 @@ async def test_a_router_without_workers_says_so_and_learns_of_one_later(tmp_path
         await stack.add(worker.url)
         status, _ = await stack.complete([1])
         assert status == 200
+
+
+async def test_a_request_without_a_model_is_no_error_while_no_model_is_known(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, workers=0) as stack:
+        url = f"{stack.url}/v1/completions"
+        async with stack.http.post(url, json={"prompt": "x", "max_tokens": 1}) as reply:
+            assert (reply.status, "Retry-After" in reply.headers) == (503, True)
+            assert (await reply.json())["error"]["code"] == "no_worker_available"
+        await stack.assert_idle()
 
 
 async def test_sighup_takes_over_what_can_change_and_keeps_the_old_when_it_is_bad(

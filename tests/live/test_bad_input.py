@@ -105,7 +105,7 @@ async def test_a_chat_of_ten_thousand_messages_is_served(stack) -> None:
         ("GET", "/", 404),
         ("GET", "/metrics", 404),
         ("GET", "/workers", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/images/generations", 404),
         ("POST", "/v1/completions/../../workers", 404),
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/chat/completions", 405),
@@ -143,9 +143,10 @@ async def test_unknown_fields_and_formatting_reach_the_worker_byte_for_byte(stac
 )
 async def test_a_worker_that_fails_before_the_first_byte_is_replaced(stack, answer) -> None:
     """Half of the pool answers rubbish; every client gets a real answer."""
+    first = 100 * len(answer)  # prompts that nobody holds: those known would go home
     async with misbehaving(answer) as (url, seen):
         worker_id = await stack.add(url)
-        answers = await asyncio.gather(*(stack.complete([i] * 64) for i in range(24)))
+        answers = await asyncio.gather(*(stack.complete([first + i] * 64) for i in range(24)))
         await stack.remove(worker_id)
     assert {status for status, _ in answers} == {200}
     assert seen, "the misbehaving worker was never tried"
@@ -178,6 +179,29 @@ async def test_client_errors_of_workers_are_passed_on_and_never_held_against_the
         assert status == 400, answer
     assert await stack.metric("warmroute_ejections_total") == 0
     assert {row["state"] for row in await stack.rows()} == {"ready"}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+async def test_a_body_said_to_be_compressed_is_refused_before_a_worker_fails_on_it(
+    stack, path
+) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    body = json.dumps({"model": MODEL, "prompt": "x", "messages": messages}).encode()
+    names = ('warmroute_client_errors_total{status="415"}', "warmroute_retries_total")
+    before = [await stack.metric(name) for name in names]
+    for coding in ("gzip", "Zstd", "identity, br"):
+        headers = {"Content-Encoding": coding}
+        async with stack.http.post(f"{stack.url}{path}", data=body, headers=headers) as reply:
+            assert reply.status == 415
+            assert reply.headers["Accept-Encoding"] == "identity"
+            error = (await reply.json())["error"]
+            assert error["code"] == "unsupported_content_encoding"
+            assert "Content-Encoding" in error["message"]
+    headers = {"Content-Encoding": "Identity"}
+    async with stack.http.post(f"{stack.url}{path}", data=body, headers=headers) as reply:
+        assert reply.status == 200
+    after = [await stack.metric(name) for name in names]
+    assert after == [before[0] + 3, before[1]]
 
 
 async def test_malformed_event_frames_cost_a_counter_and_nothing_else(stack, request) -> None:

@@ -18,9 +18,11 @@ import pytest
 from simulator.processes import Program
 from tests.live.stack import MODEL, Stack, engine_arguments, running, until
 
-CLIENTS = 12
+CLIENTS, MANY_CLIENTS = 12, 100
 SHORT_S, FULL_S = 8.0, 180.0
 ROUTER = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.5"]
+pytestmark = pytest.mark.alone
+FULL = [pytest.mark.full, pytest.mark.timeout(400)]
 SPARE_FDS = 12  # probe connections come and go
 SPARE_THREADS = 8  # pools of threads fill up once
 SPARE_KIB = 64 << 10
@@ -146,12 +148,14 @@ async def footprint(stack: Stack) -> tuple[int, int, int]:
     return len(os.listdir(proc / "fd")) - connections, len(os.listdir(proc / "task")), rss_kib
 
 
-async def under_load(stack: Stack, load: Load, rng: random.Random, act: Awaitable[None]) -> None:
+async def under_load(
+    stack: Stack, load: Load, rng: random.Random, act: Awaitable[None], count: int = CLIENTS
+) -> None:
     """Clients ask without a pause until `act` is over."""
     stop = asyncio.Event()
     clients = [
         asyncio.create_task(client(stack, load, random.Random(rng.random()), stop))
-        for _ in range(CLIENTS)
+        for _ in range(count)
     ]
     await act
     stop.set()
@@ -159,28 +163,36 @@ async def under_load(stack: Stack, load: Load, rng: random.Random, act: Awaitabl
 
 
 @pytest.mark.parametrize(
-    ("seed", "seconds"),
+    ("seed", "seconds", "clients", "moves"),
     [
-        (7, SHORT_S),
-        pytest.param(8, FULL_S, marks=[pytest.mark.full, pytest.mark.timeout(400)]),
+        (7, SHORT_S, CLIENTS, 0),
+        pytest.param(8, FULL_S, CLIENTS, 0, marks=FULL),
+        pytest.param(9, FULL_S, MANY_CLIENTS, 4, marks=FULL),
     ],
 )
 async def test_under_chaos_everything_that_could_be_served_was(
-    tmp_path: Path, seed: int, seconds: float
+    tmp_path: Path, seed: int, seconds: float, clients: int, moves: int
 ) -> None:
     rng = random.Random(seed)
-    async with running(tmp_path, workers=3, router=ROUTER) as stack:
+    router = [*ROUTER, "--migration-moves", str(moves)]
+    async with running(tmp_path, workers=3, router=router) as stack:
         extra = await stack.programs.start("extra", "engine", engine_arguments())
         storm = Storm(stack, extra, rng)
         load = Load()
 
         async def warm() -> bool:
-            return load.served >= 20 * CLIENTS
+            return load.served >= 20 * CLIENTS + clients
 
-        await under_load(stack, load, rng, until(warm, "the first answers"))
+        await under_load(stack, load, rng, until(warm, "the first answers"), clients)
         before = await footprint(stack)
-        await under_load(stack, load, rng, storm.blow(time.monotonic() + seconds))
+        await under_load(stack, load, rng, storm.blow(time.monotonic() + seconds), clients)
+        moved = await stack.metric(
+            'warmroute_migrations_total{reason="early_close",result="moved"}'
+        )
         story = f"seed {seed}: {storm.done}"
+        print(
+            f"{load.served} served, {len(load.cut)} cut, {moved:g} moved, {len(storm.done)} harms"
+        )
         assert stack.router.process.returncode is None, story
         assert not load.lost, (story, load.lost)
         assert set(load.cut) <= storm.hit, (story, load.cut)

@@ -6,6 +6,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import aiohttp
@@ -13,11 +14,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from policies.facts import KvEvents
 from router.events.discovery import kv_event_sources
 from router.events.source import ZmqSource
 from simulator.processes import Program, Programs
 from tests.live.stack import MODEL, Stack, engine_arguments, until
-from tests.router.feed_wire import chain_of, pack, rig
+from tests.router.feed_wire import Rig, chain_of, pack, rig
 
 SIZE = 16
 PROMPT = [(7 * n) % 100 for n in range(5 * SIZE)]
@@ -60,10 +62,22 @@ async def test_our_engines_blocks_are_those_that_xxhash_says(tmp_path: Path, ask
             await one.until_hit(CHAIN, 5)
             assert one.kv().known
             assert feed.counters.snapshots == (1 if ask == "snapshot" else 0)
+            await until(heard_live(http, program.url, one), "the subscription to take hold")
             await complete(http, program.url, [*PROMPT[:SIZE], *PROMPT])
             branch = chain_of([*PROMPT[:SIZE], *PROMPT], SIZE)
             await one.until_hit(branch, 6)
             assert one.hit(CHAIN) == 5
+
+
+def heard_live(http: aiohttp.ClientSession, url: str, one: Rig):  # type: ignore[no-untyped-def]
+    """Whether a batch came live, after one more was published: until then they may pass unheard."""
+    told = count(101)
+
+    async def once() -> bool:
+        await complete(http, url, [next(told)] * SIZE)
+        return any(isinstance(fact, KvEvents) and fact.source == "live" for fact in one.told)
+
+    return once
 
 
 def replayed(counters: object):  # type: ignore[no-untyped-def]

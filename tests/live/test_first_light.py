@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -127,9 +128,18 @@ async def test_models_health_and_metrics_answer(stack) -> None:
 async def test_explain_shows_the_latest_decisions_and_tries_one_without_sending(stack) -> None:
     before = [r["inflight_requests"] for r in await stack.rows()]
     body = {"model": MODEL, "prompt": PREFIX}
-    async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
-        tried = await reply.json()
-    assert tried["expected_hit_tokens"] > 0
+    tried: dict[str, Any] = {}
+    hits: dict[int, int] = {}
+
+    async def told() -> bool:  # a worker that was slow to answer is learned anew first
+        async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
+            tried.update(await reply.json())
+        hits.update({one["worker"]: one["hit_tokens"] for one in tried["best"]})
+        return sorted(hits.values()) == [0, 0, len(PREFIX) - 1]
+
+    # Who is chosen is up to loads and speeds, too, and on a busy machine those differ.
+    await until(told, "one worker to have the prompt")
+    assert tried["expected_hit_tokens"] == hits[tried["worker"]]
     assert [r["inflight_requests"] for r in await stack.rows()] == before
     async with stack.http.get(f"{stack.admin}/explain?last=2") as reply:
         assert len((await reply.json())["decisions"]) == 2

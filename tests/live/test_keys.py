@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from tests.live.api_engine import api_engine
 from tests.live.stack import MODEL, misbehaving, running
 
 KEY, OTHER = "sk-aaaaaaaaaaaaaaaa", "sk-bbbbbbbbbbbbbbbb"
@@ -56,6 +58,31 @@ async def test_a_trusted_peer_names_the_tenant_without_a_key(tmp_path: Path) -> 
     async with running(tmp_path, workers=1, router=router) as stack:
         assert (await stack.complete([1], headers={"x-tenant": "green"}))[0] == 200
         assert (await stack.complete([1]))[0] == 401
+
+
+@pytest.mark.parametrize("relay", ["auto", "python"])
+async def test_workers_are_told_the_tenant_that_is_known_here_and_no_other(
+    tmp_path: Path, relay: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY} blue\n{OTHER} grün\n")
+    router = ["--api-keys-file", str(keys), "--relay", relay]
+    async with (
+        running(tmp_path, workers=1, router=router) as stack,
+        api_engine(MODEL, "/v1/responses") as engine,
+    ):
+        await stack.add(engine.url)
+        for key in (KEY, OTHER):
+            headers = {"Authorization": f"Bearer {key}", "X-Tenant": "mallory"}
+            body = {"model": MODEL, "input": "hi", "max_output_tokens": 1}
+            url = f"{stack.url}/v1/responses"
+            async with stack.http.post(url, json=body, headers=headers) as reply:
+                assert reply.status == 200, await reply.text()
+        told = [
+            [value for name, value in headers.items() if name.lower() == "x-tenant"]
+            for _, _, headers in engine.asked
+        ]
+        assert told == [["blue"], [f"sha256-{sha256('grün'.encode()).hexdigest()}"]]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from policies.facts import Stored
 from router.record.facts_file import fact_of, records
 from router.record.player import Player
 from router.record.request_line import Header, RequestLine, hashes_of
+from router.record.salt import salt_in
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until
 
 TRUNK = list(range(23_001, 23_001 + 320))  # 20 blocks; the token ids that no file may hold
@@ -115,7 +116,9 @@ async def test_a_real_runs_files_say_all_and_betray_nothing(tmp_path: Path) -> N
     families_of = Counter(line.session for line in lines if not line.approximate)
     assert len(families_of) == 5  # four sessions, and the client that left without one
     chains = {hashes_of(line.chain).tobytes() for line in lines if line.block_size == 16}
-    trunk = chain_hashes(np.array(TRUNK, dtype=np.int32), 16, 0).tobytes()
+    plain = chain_hashes(np.array(TRUNK, dtype=np.int32), 16, 0)
+    assert plain.tobytes()[:8] not in b"".join(chains)  # nobody without the salt can check a guess
+    trunk = salt_in(tmp_path / "requests.jsonl.salt").keyed(plain).tobytes()
     assert sum(chain.startswith(trunk) for chain in chains) == 4
     assert_played(facts)
     assert_secret(log.read_bytes(), facts.read_bytes())

@@ -6,6 +6,8 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.live.stack import MODEL, running, until
 
 
@@ -26,3 +28,16 @@ async def test_requests_that_wait_are_turned_away_when_the_router_stops(tmp_path
             assert reply.headers["Retry-After"] == "1"
             assert (await reply.json())["error"]["code"] == "shutting_down"
         assert await stack.router.process.wait() == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_nothing_of_the_native_code_outlives_the_router(
+    tmp_path: Path, processes: int
+) -> None:
+    """Its library looks for that at the end, and says so in the log."""
+    router = ["--processes", str(processes)]
+    async with running(tmp_path, workers=1, router=router) as stack:
+        assert [(await stack.complete([n] * 40))[0] for n in range(4)] == [200] * 4
+        stack.router.process.send_signal(signal.SIGTERM)
+        assert await stack.router.process.wait() == 0
+        assert "leaked" not in stack.router.log.read_text()

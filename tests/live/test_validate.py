@@ -33,6 +33,7 @@ async def validated(
     return found
 
 
+@pytest.mark.alone
 async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
     """Bars are wide: this runs beside other tests, and shows that both worlds are wired alike."""
     stack = StackSettings("round_robin", workers=2, profile="llama-3.1-8b-h100")

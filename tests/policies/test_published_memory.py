@@ -43,6 +43,18 @@ facts_told = st.lists(
 )
 
 
+def test_sessions_of_one_name_are_two_where_their_tenants_are() -> None:
+    homes = SessionHomes(8)
+    for worker_id, tenant in enumerate(("a", "b", None)):
+        homes.observe(Dispatched(1.0, 1, worker_id, 0, 9, NO_CHAIN, "s", tenant))
+    fleet = fleet_of(worker_id=[0, 1, 2])
+    for worker_id, tenant in enumerate(("a", "b", None)):
+        rows = homes.rows(request_of(session="s", tenant=tenant), fleet)
+        assert rows is not None
+        assert rows.tolist() == [n == worker_id for n in range(3)]
+    assert homes.rows(request_of(session="s", tenant="c"), fleet) is None
+
+
 @settings(max_examples=200 * EFFORT)
 @given(facts=facts_told, bound=st.integers(1, 6), eligible=st.sets(st.sampled_from(WORKERS)))
 def test_homes_are_those_of_the_sessions_last_used(facts, bound, eligible) -> None:

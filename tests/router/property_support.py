@@ -6,6 +6,8 @@ from itertools import pairwise
 
 from hypothesis import HealthCheck, settings
 
+from router.http.relay.exchange import Exchange
+
 # Time limits of single examples say more about the machine than about the code.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -14,3 +16,27 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
     """`data` in pieces, cut at the given places (any order, repeats allowed)."""
     places = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
     return [data[a:b] for a, b in pairwise(places)]
+
+
+class Wire:
+    """Stands for connection and transport: takes everything, says what it was told to."""
+
+    closing = False
+    can_write = True
+
+    def __init__(self, said: list[bytes], *, beyond_the_end: bool = True) -> None:
+        """`beyond_the_end`: also what comes after the reply's end, and its own end, are told."""
+        self.transport = self
+        self.said = said
+        self.beyond_the_end = beyond_the_end
+
+    def begin(self, receiver: Exchange) -> None:
+        for piece in self.said:
+            if self.beyond_the_end or not receiver.ended:
+                receiver.feed(piece)
+        if self.beyond_the_end or not receiver.ended:
+            receiver.lost(None)
+
+    def writelines(self, parts: object) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...

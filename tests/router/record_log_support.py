@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from policies.contract import Hashes
 from policies.facts import Arrival
 from router.core.actions import Candidate, Decision, Dispatch, Stage
 from router.http.relay.reply import Outcome, Usage
 from router.record.request_line import Header, RequestLine
-from router.record.request_log import RequestLog
+from router.record.request_log import RequestLog, request_log_file
+from router.record.salt import salt_beside
 from tests.router.core_world import chain_of
 
 CHAIN = chain_of([1, 2, 3])
@@ -23,7 +25,8 @@ SIZE = 4
 
 def opened(path: Path, limit_bytes: int = 1 << 20) -> RequestLog:
     """A log whose clock stands at 10 s, which is 1,000,010 s unix time."""
-    return RequestLog(path, limit_bytes, lambda: 10.0, lambda: 1_000_010.0, lambda now_s: HEADER)
+    parts = request_log_file(path, limit_bytes)
+    return RequestLog(*parts, lambda: 10.0, lambda: 1_000_010.0, lambda now_s: HEADER)
 
 
 def arrival(now_s: float = 9.0, **fields: Any) -> Arrival:
@@ -59,13 +62,20 @@ def read(path: Path) -> tuple[list[Header], list[RequestLine]]:
     return headers, lines
 
 
+def salted(path: Path, chain: Hashes) -> list[int]:
+    """A chain as the log at `path` has it."""
+    keyed: list[int] = salt_beside(path).keyed(chain).tolist()
+    return keyed
+
+
 def line_of(path: Path, tell: Callable[[RequestLog], None]) -> RequestLine:
     log = opened(path)
     tell(log)
     log.close()
     headers, lines = read(path)
-    assert headers == [HEADER]
-    assert path.read_bytes().startswith(msgspec.json.encode(HEADER) + b"\n")
+    heading = msgspec.structs.replace(HEADER, salt=salt_beside(path).mark)
+    assert headers == [heading]
+    assert path.read_bytes().startswith(msgspec.json.encode(heading) + b"\n")
     (line,) = lines
     return line
 

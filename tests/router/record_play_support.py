@@ -84,10 +84,11 @@ SLOW = {"kv_capacity_tokens": 40.0, "prefill_tokens_per_s": 33.3}
 PREFIXES = st.lists(st.integers(1, 2), min_size=1, max_size=4)
 WORKERS = st.integers(0, 1)
 SKIPS = st.sampled_from([0, 0, 0, 1, 2])
+ENDS = st.sampled_from(["finish", "left", "fail", "move"])  # move: a worker dies in mid-answer
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("arrive"), PREFIXES, st.sampled_from(["", "ann", "bob"])),
-        st.tuples(st.just("end"), st.integers(0, 30), st.sampled_from(["finish", "left", "fail"])),
+        st.tuples(st.just("end"), st.integers(0, 30), ENDS),
         st.tuples(st.just("grow"), st.integers(0, 30), st.integers(1, 50)),
         *[st.tuples(st.just("store"), WORKERS, PREFIXES, st.integers(0, 3), SKIPS)] * 4,
         st.tuples(st.just("remove"), WORKERS, PREFIXES, SKIPS),
@@ -129,7 +130,8 @@ class Story:
             self.desk.tell(Finish(now_s, request_id, 9, 4, 3))
         else:
             blame: Any = "client" if how == "left" else "worker"
-            self.desk.tell(Failure(now_s, request_id, blame, how == "fail", how))
+            rest = arrival(now_s, request_id, [1, 2, 1], session="ann") if how == "move" else None
+            self.desk.tell(Failure(now_s, request_id, blame, how in ("fail", "move"), how, rest))
 
     def grow(self, request_id: int, tokens: int) -> None:
         self.desk.tell(FirstToken(self.desk.now_s, request_id))

@@ -14,9 +14,12 @@ from aiohttp import web
 
 from router.http.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
 from router.http.errors import WorkerError, error_body
+from router.http.relay.native import NativeRelay, NativeUpstream
 from router.http.relay.reply import Outcome, RelayLimits, Timeouts
 from router.http.relay.upstream import Upstream
 from tests.router.waiting import DEADLINE_S, until
+
+PATH = "python"  # or "native": how the relays made here go; set by the fixture `both_paths`
 
 Script = Callable[["WorkerCall"], Awaitable[None]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -160,15 +163,33 @@ async def relay(
     buffer_bytes: int = 65_536,
 ) -> AsyncIterator[Relay]:
     """The tiny app in front of the workers on `ports`."""
-    upstreams = [Upstream("127.0.0.1", port, time.monotonic, limits=limits) for port in ports]
-    it = Relay(upstreams, timeouts or Timeouts(), buffer_bytes)
-    try:
+    async with upstreams_to(*ports, limits=limits) as upstreams:
+        it = Relay(upstreams, timeouts or Timeouts(), buffer_bytes)
         async with served(it.handle) as it.port:
             yield it
+
+
+@asynccontextmanager
+async def upstreams_to(
+    *ports: int, limits: RelayLimits | None = None
+) -> AsyncIterator[list[Upstream]]:
+    """Upstreams of the path under test, one for each port."""
+    thread = NativeRelay(gather_s=0.001)
+    upstreams: list[Upstream] = []
+    for port in ports:
+        if PATH == "native":
+            upstreams.append(
+                NativeUpstream(thread, "127.0.0.1", port, time.monotonic, limits=limits)
+            )
+        else:
+            upstreams.append(Upstream("127.0.0.1", port, time.monotonic, limits=limits))
+    try:
+        yield upstreams
     finally:
         for upstream in upstreams:
             await upstream.aclose()
             assert upstream.open_connections == 0
+        thread.stop()
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.contract import FleetView
 from policies.facts import LoadReport, WorkerFacts
 from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
@@ -218,3 +219,25 @@ def test_a_report_of_fewer_than_we_sent_means_that_nobody_else_is_there() -> Non
         world.core.on_arrival(world.arrival([n]))
     world.core.on_load_report(LoadReport(0.0, 0, running=0, waiting=1, kv_used_tokens=0.0))
     assert world.core.columns.foreign_running[0] == world.core.columns.foreign_waiting[0] == 0
+
+
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("pair_tokens", [0.0, 1e-4])
+def test_a_live_fleet_counts_what_an_ordinary_view_does(others: int, pair_tokens: float) -> None:
+    world = World(workers=5, signal_stale_s=5.0)
+    core = world.core
+    core.columns.attention.pair_tokens = pair_tokens
+    core.columns.step_s[:5] = [0.01, 0.02, 0.013, 0.04, 0.03]
+    for n in range(12):
+        core.on_arrival(world.arrival(list(range(n))))
+    core.on_load_report(LoadReport(0.0, 0, running=others, waiting=9, kv_used_tokens=0.0))
+    for workers in (list(core.workers), [w for w in core.workers if w.slot in (0, 2, 3)]):
+        rows = Rows.of(workers)
+        hits = np.zeros(len(rows), dtype=np.int64)
+        seen = (core.roster.others_s, 5.0, core.arrivals)
+        fleet = LiveFleet(core.columns, rows, hits, 1.0, *seen)
+        step = FleetView.step_tokens.fget(fleet)
+        assert fleet.step_tokens == step > 0.0
+        ordinary = FleetView.load_tokens(fleet, step).tolist()
+        assert fleet.load_tokens(step).tolist() == ordinary
+        assert any(ordinary)

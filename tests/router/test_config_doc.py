@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from router.cli import main
-from router.config_doc import with_table
-from router.config_keys import keys_of
-from router.config_rules import check_value
+from router.config.doc import with_table
+from router.config.keys import keys_of
+from router.config.rules import check_value
 from router.worker_spec import KEYS
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 def test_the_table_of_keys_is_current():
     text = PAGE.read_text(encoding="utf-8")
-    assert with_table(text) == text, "run: python -m router.config_doc docs/configuration.md"
+    assert with_table(text) == text, "run: python -m router.config.doc docs/configuration.md"
 
 
 def test_the_table_of_worker_keys_is_complete():

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from policies.facts import Failure, Finish, FirstToken, LoadReport, Progress, Tick, WorkerChange
+from policies.facts import (
+    Failure,
+    Finish,
+    FirstToken,
+    LoadReport,
+    Probed,
+    Progress,
+    Tick,
+    WorkerChange,
+)
 from policies.load import load
-from router.core.actions import Cancel, Dispatch, PutAside, Reject
+from router.core.actions import Cancel, Dispatch, Probe, PutAside, Reject
 from tests.router.core_world import BLOCK, World, stored
 
 
@@ -98,14 +107,25 @@ def test_a_failed_dispatch_is_tried_on_every_other_worker_and_then_given_up() ->
 
 def test_workers_that_keep_failing_are_put_aside_and_come_back() -> None:
     world = World(workers=2, policy="round_robin", ejection_failures=2, recover_s=2.0)
-    worker = world.core.workers.get(0)
-    for _ in range(2):
-        worker.failed(world.now_s, world.core.settings)
-    chosen = {world.core.on_arrival(world.arrival([i]))[0].worker_id for i in range(6)}
-    assert chosen == {1}
+
+    def chosen() -> list[int]:
+        arrivals = [world.arrival([i]) for i in range(6)]
+        workers = [world.core.on_arrival(arrival)[0].worker_id for arrival in arrivals]
+        for arrival in arrivals:
+            world.core.on_finish(Finish(world.now_s, arrival.request_id))
+        return workers
+
+    arrivals = [world.arrival([i]) for i in range(4)]
+    for arrival in arrivals:
+        if world.core.on_arrival(arrival)[0].worker_id == 0:
+            world.core.on_failure(Failure(0.0, arrival.request_id, "worker", reason="connect"))
+    assert set(chosen()) == {1}
     world.now_s = 2.1
-    chosen = {world.core.on_arrival(world.arrival([i]))[0].worker_id for i in range(6)}
-    assert chosen == {0, 1}
+    assert set(chosen()) == {1}  # its time is over, and it has not been asked yet
+    assert world.core.on_tick(Tick(world.now_s)) == [Probe(0)]
+    assert world.core.on_probed(Probed(world.now_s, 0, well=True)) == []
+    assert chosen().count(0) == 1  # one at a time, until that one is answered
+    assert set(chosen()) == {0, 1}
 
 
 def test_a_client_that_leaves_costs_the_worker_no_reputation() -> None:
@@ -113,7 +133,7 @@ def test_a_client_that_leaves_costs_the_worker_no_reputation() -> None:
     arrival = world.arrival([1])
     world.core.on_arrival(arrival)
     world.core.on_failure(Failure(0.0, arrival.request_id, "client"))
-    assert world.core.workers.get(0).takes_requests(0.0)
+    assert world.core.workers.get(0).takes_requests
     assert world.core.columns.requests[0] == 0
 
 
@@ -237,8 +257,9 @@ def test_a_policy_can_be_changed_while_requests_run() -> None:
 
 
 def test_failures_at_one_moment_put_a_worker_aside_once() -> None:
-    world = World(workers=1, ejection_failures=2, recover_s=2.0, max_attempts=1)
-    arrivals = [world.arrival([i]) for i in range(6)]
+    world = World(workers=2, policy="kv_prefix", ejection_failures=2, recover_s=2.0, max_attempts=1)
+    world.events(0, 0, stored([1, 2, 3]))
+    arrivals = [world.arrival([1, 2, 3, i]) for i in range(6)]
     for arrival in arrivals:
         world.core.on_arrival(arrival)
     asides = []
@@ -250,7 +271,12 @@ def test_failures_at_one_moment_put_a_worker_aside_once() -> None:
 
 
 def test_with_everybody_aside_a_worker_that_failed_lately_is_tried() -> None:
-    world = World(workers=1, ejection_failures=1)
-    world.core.workers.get(0).failed(0.0, world.core.settings)
-    (action,) = world.core.on_arrival(world.arrival([1]))
-    assert isinstance(action, Dispatch)
+    world = World(workers=2, ejection_failures=1)
+    arrival = world.arrival([1])
+    (action,) = world.core.on_arrival(arrival)
+    failing, other = action.worker_id, 1 - action.worker_id
+    world.core.on_failure(Failure(0.0, arrival.request_id, "worker", reason="connect"))
+    assert world.core.workers.get(failing).shown_state == "ejected"
+    world.core.on_worker(WorkerChange(0.0, other, "down"))
+    (action,) = world.core.on_arrival(world.arrival([2]))
+    assert action.worker_id == failing

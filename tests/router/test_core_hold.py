@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.contract import FleetView, RequestView
-from policies.facts import Failure, Finish, Tick
+from policies.facts import Failure, Finish, FirstToken, Tick
 from router.core.actions import Dispatch, Hold, Reject
 from router.core.counters import HeldTimes
-from tests.router.core_world import World
+from tests.router.core_world import BLOCK, World
 
 
 def never(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
@@ -91,3 +93,29 @@ def test_buckets_of_waits_are_those_of_a_plain_count(waits: list[float]) -> None
     for name, count in times.buckets():
         assert count == sum(wait_s <= float(name) for wait_s in told)
     assert times.sum_s == pytest.approx(sum(told))
+
+
+@pytest.mark.parametrize("policy", ["hybrid", "kv_prefix", "power_of_two", "round_robin"])
+def test_no_worker_has_more_than_its_limit_whatever_the_policy(policy: str) -> None:
+    world = World(workers=2, policy=policy, worker_requests=2)
+    arrivals = [world.arrival([1, 2, 3]) for _ in range(6)]
+    sent = [world.core.on_arrival(arrival)[0] for arrival in arrivals]
+    assert [type(action) for action in sent] == [Dispatch] * 4 + [Hold] * 2
+    by_worker = Counter(action.worker_id for action in sent[:4])
+    assert by_worker == {0: 2, 1: 2}
+    (action,) = world.core.on_finish(Finish(1.0, arrivals[0].request_id))
+    assert isinstance(action, Dispatch)
+    assert action.request_id == arrivals[4].request_id
+    assert action.worker_id == sent[0].worker_id
+    assert world.core.held_requests == 1
+
+
+def test_prompts_not_computed_count_against_a_workers_limit_until_its_first_token() -> None:
+    world = World(workers=1, worker_queued_tokens=3 * BLOCK)
+    large, small, late = world.arrival([1, 2, 3]), world.arrival([4]), world.arrival([5])
+    assert isinstance(world.core.on_arrival(large)[0], Dispatch)
+    assert isinstance(world.core.on_arrival(small)[0], Hold)
+    world.core.on_first_token(FirstToken(0.0, large.request_id))
+    actions = world.core.on_arrival(late)
+    assert {type(action) for action in actions} == {Dispatch}
+    assert {action.request_id for action in actions} == {small.request_id, late.request_id}

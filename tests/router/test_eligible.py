@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from policies.contract import FleetView
-from policies.facts import Failure, LoadReport, WorkerChange
-from router.core.actions import Decision, Dispatch, Reject
+from policies.facts import Failure, LoadReport, Probed, Tick, WorkerChange
+from router.core.actions import Decision, Dispatch, Probe, Reject
 from router.core.eligible import Eligibility, Rows
 from router.core.hold_queue import Pending
 from router.core.live_fleet import LiveFleet
@@ -39,13 +39,14 @@ class PoolMachine(RuleBasedStateMachine):
         role=st.sampled_from(["both", "both", "prefill"]),
         anew=st.booleans(),
         which=st.integers(0, 3),
+        lacks=st.sampled_from([frozenset(), frozenset({"/x"})]),
     )
-    def join(self, models, block_size, limit, role, anew, which) -> None:
+    def join(self, models, block_size, limit, role, anew, which, lacks) -> None:
         known = [w.worker_id for w in self.world.core.workers]
         worker_id = known[which % len(known)] if anew and known else self.next_id
         if len(known) < SLOTS or worker_id in known:
             self.next_id += worker_id == self.next_id
-            facts = {"models": models, "block_size": block_size, "role": role}
+            facts = {"models": models, "block_size": block_size, "role": role, "lacks": lacks}
             self.world.join(worker_id, **facts, max_model_tokens=limit)
 
     @rule(
@@ -66,35 +67,41 @@ class PoolMachine(RuleBasedStateMachine):
         if isinstance(action, Dispatch):
             self.world.core.on_failure(Failure(self.world.now_s, arrival.request_id, blame))
 
-    @rule(elapsed_s=st.floats(0.0, 3.0))
-    def wait(self, elapsed_s: float) -> None:
+    @rule(elapsed_s=st.floats(0.0, 3.0), well=st.booleans())
+    def wait(self, elapsed_s: float, well: bool) -> None:
         self.world.now_s += elapsed_s
+        for action in self.world.core.on_tick(Tick(self.world.now_s)):
+            if isinstance(action, Probe):
+                self.world.core.on_probed(Probed(self.world.now_s, action.worker_id, well))
 
     @invariant()
     def both_ways_agree(self) -> None:
         for model in ("m", "n", "unknown"):
             for sizes in ((BLOCK,), (BLOCK, 2 * BLOCK)):
-                for blocks, approximate, tried in (
-                    (1, False, ()),
-                    (2, True, ()),
-                    (20, False, (0,)),
+                for blocks, approximate, tried, needs in (
+                    (1, False, (), None),
+                    (2, True, (), None),
+                    (20, False, (0,), None),
+                    (1, False, (), "/x"),
                 ):
                     arrival = self.world.arrival(
                         list(range(blocks)),
                         model=model,
                         chains={size: chain_of([1]) for size in sizes},
                         approximate=approximate,
+                        needs=needs,
                     )
                     pending = Pending(arrival, 0, 0.5, tried=set(tried))
                     self.agree(pending)
 
     def agree(self, pending: Pending) -> None:
-        short = self.eligibility.rows(pending, self.world.now_s)
-        whole = self.eligibility.ask_each(pending, self.world.now_s)
+        short = self.eligibility.rows(pending)
+        whole = self.eligibility.ask_each(pending)
         if isinstance(whole, Reject):
             assert short == whole
             return
         assert isinstance(short, Rows)
+        assert not any(pending.arrival.needs in w.facts.lacks for w in short.workers)
         assert short.worker_ids == whole.worker_ids
         assert all(a is b for a, b in zip(short.workers, whole.workers, strict=True))
         assert short.block_sizes == whole.block_sizes

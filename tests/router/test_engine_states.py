@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from router.assembly import Router
-from router.config import Config, Intervals, Timeouts
+from router.config.schema import Config, Intervals, Timeouts
 from router.fleet_io.member import Member
 from router.worker_spec import parse_worker_spec
 from tests.router.engine_pages import engine
@@ -102,7 +102,8 @@ async def test_a_triton_that_has_run_tells_how_large_its_blocks_are() -> None:
     pages = {**TRITON, "/metrics": FRESH_BACKEND}
     async with followed(pages, []) as member:
         assert member.recognized is not None
-        assert member.recognized.facts.block_size == 32
+        assert not member.recognized.sized
         pages["/metrics"] = BACKEND
-        await until(lambda: member.recognized.facts.block_size == 64, "it to be asked again")
+        await until(lambda: member.recognized.sized, "it to be asked again")
+        assert member.recognized.facts.block_size == 64
         assert member.recognized.facts.kv_capacity_tokens == 64_000

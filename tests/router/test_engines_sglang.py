@@ -63,7 +63,7 @@ SGLANG: Pages = {"/v1/models": MODELS, "/server_info": INFO, "/v1/loads": LOADS}
 async def test_it_is_known_by_its_server_info_under_both_names(path: str) -> None:
     one = await recognized({"/v1/models": MODELS, path: INFO})
     assert (one.kind, one.source, one.loads, one.ranks) == ("sglang", None, None, (0,))
-    assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (16, 400_000)
+    assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 400_000)
     assert one.health.least_s >= 1
     assert one.advice == ""
 
@@ -77,7 +77,7 @@ async def test_another_engines_server_info_is_not_its_own() -> None:
 async def test_every_rank_has_its_ports_and_the_block_size_is_that_of_events() -> None:
     pages = {**SGLANG, "/server_info": {**INFO, "dp_size": 2, "kv_events": EVENTS}}
     both = await recognized(pages)
-    assert (both.ranks, both.facts.block_size, both.source) == ((0, 1), 32, None)
+    assert (both.ranks, both.facts.block_size, both.source) == ((0, 1), 64, None)
     assert both.facts.kv_capacity_tokens == 800_000
     one = await recognized(pages, ",rank=1")
     assert one.source == ZmqSource("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658", topic="kv")
@@ -87,7 +87,7 @@ async def test_every_rank_has_its_ports_and_the_block_size_is_that_of_events() -
 async def test_blocks_of_one_token_work_and_are_advised_against() -> None:
     pages = {**SGLANG, "/server_info": {**INFO, "page_size": 1}}
     one = await recognized(pages)
-    assert one.facts.block_size == 1
+    assert one.facts.block_size == 64  # of our guesses, for it tells no events
     assert "--page-size" in one.advice
     assert "--page-size" not in (await recognized(pages, ",block_size=1")).advice
 

@@ -76,7 +76,7 @@ async def test_it_is_asked_for_readiness_where_it_answers(
 
 async def test_before_its_first_request_it_does_not_tell_its_sizes() -> None:
     one = await recognized({**TRITON, "/metrics": FRESH_BACKEND})
-    assert (one.facts.block_size, one.sized) == (32, False)
+    assert (one.facts.block_size, one.sized) == (64, False)
     assert math.isnan(one.facts.kv_capacity_tokens)
 
 

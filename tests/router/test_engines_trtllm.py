@@ -50,7 +50,7 @@ async def test_it_is_known_by_its_list_of_models() -> None:
     one = await recognized(OLD)
     assert (one.kind, one.source, one.ranks) == ("trtllm", None, (0,))
     assert isinstance(one.loads, IterationStats)
-    assert (one.facts.block_size, one.facts.has_events) == (32, False)
+    assert (one.facts.block_size, one.facts.has_events) == (64, False)
     assert math.isnan(one.facts.kv_capacity_tokens)
     assert "events=poll" in one.advice
 

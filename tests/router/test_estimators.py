@@ -130,6 +130,8 @@ def test_sessions_live_for_a_while_and_are_bounded() -> None:
     arrivals.arrival(None, 600.0)
     assert arrivals.live_sessions(600.0) == 2
     assert arrivals.live_sessions(1450.0) == 1
+    arrivals.arrival("a", 1450.0, "another tenant")
+    assert arrivals.live_sessions(1450.0) == 2
     for n in range(70_000):
         arrivals.arrival(str(n), 1500.0)
     assert arrivals.live_sessions(1500.0) == 1 << 16

@@ -135,6 +135,33 @@ def test_one_that_is_slow_keeps_its_answer_and_is_suspended_after_five() -> None
     assert "took 6.0 ms for one call; more than 5 ms is slow" in str(world.faults[0])
 
 
+def test_one_that_is_kept_from_running_is_not_slow_and_one_that_waits_is() -> None:
+    world = GuardedWorld()
+    used = [0.0, 0]
+    world.core.guard.use = lambda: (used[0], int(used[1]))
+    world.policy.takes_s = 0.5
+    assert world.reasons(0.0, 8) == ["policy"] * 8
+    assert not world.faults
+
+    def waits(*asked: Any) -> Any:
+        used[1] += 1
+        world.policy.clock_s += 0.006
+        return np.zeros(2)
+
+    def computes(*asked: Any) -> Any:
+        used[0] += 0.007
+        world.policy.clock_s += 0.5
+        return np.zeros(2)
+
+    for number, costs in enumerate((waits, computes), start=1):
+        world.policy.takes_s = 0.0
+        world.policy.costs = costs  # type: ignore[method-assign]
+        assert world.reasons(0.0, 1) == ["policy"]
+        assert len(world.faults) == number
+    assert "took 6.0 ms" in str(world.faults[0])
+    assert "took 7.0 ms" in str(world.faults[1])
+
+
 def test_asking_without_sending_suspends_nobody() -> None:
     world = GuardedWorld()
     world.policy.fails_to = {"costs"}

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from policies.facts import Arrival, Finish, KvEvents, WorkerChange, WorkerFacts
 from router.assembly import Router
-from router.config import Config
+from router.config.schema import Config
 from router.core.actions import Dispatch
 from router.http.errors import ClientError, WorkerError
 from router.http.relay.reply import Outcome, Usage
@@ -95,6 +95,11 @@ async def test_every_figure_can_be_read_back() -> None:
         assert replies[("error", ""), ("status", "200"), ("worker", "0")] == 2
         assert replies[("error", "connect"), ("status", ""), ("worker", "0")] == 1
         assert replies[("error", "client"), ("status", "200"), ("worker", "0")] == 1
+        served(router, good(why_python="http_1_0"))
+        assert samples(router)["warmroute_relayed_requests_total"] == {
+            (("path", "native"), ("why", "")): 4.0,  # where nobody answered nothing was relayed
+            (("path", "python"), ("why", "http_1_0")): 1.0,
+        }
         assert read["warmroute_reported_hit_tokens_total"][()] == 16
         assert read["warmroute_reported_prompt_tokens_total"][()] == 24
         assert read["warmroute_time_to_first_token_seconds_count"][()] == 1

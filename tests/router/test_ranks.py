@@ -15,13 +15,16 @@ import pytest
 from aiohttp import web
 
 from router.assembly import Router
-from router.config import Config, Intervals, Limits
-from router.config_keys import keys_of
-from router.config_rules import BadItemsError, check_value
+from router.config.keys import keys_of
+from router.config.limits import Limits
+from router.config.rules import BadItemsError, check_value
+from router.config.schema import Config, Intervals
 from router.core.roster import TableFullError
 from router.core.workers import Worker
 from router.fleet_io.manager import DuplicateWorkerError
 from router.fleet_io.member import Member
+from router.fleet_io.reconcile import reconcile
+from router.fleet_io.wanted import Wanted
 from router.worker_spec import parse_worker_spec
 from tests.router.ranked_engine import BLOCK_TOKENS, BLOCKS, RankedEngine, ranked_engine
 from tests.router.waiting import DEADLINE_S, until
@@ -45,7 +48,10 @@ class Front:
 
     @property
     def ready(self) -> list[str]:
-        return sorted(m.spec.name for m in self.members if m.ready)
+        """Names of those that take requests; each is known by the rank it stands for."""
+        taking = [m for m in self.members if m.ready]
+        assert all(m.rank == m.spec.rank for m in taking), taking
+        return sorted(m.spec.name for m in taking)
 
     def known(self, member: Member) -> Worker:
         worker = self.router.switchboard.core.workers.get(member.worker_id)
@@ -202,15 +208,15 @@ async def test_a_reload_keeps_the_ranks_of_a_url_that_stays() -> None:
         await one.until_ready(*names)
         ids = [m.worker_id for m in one.members]
         fleet = one.router.fleet
-        assert fleet.reconcile([parse_worker_spec(engine.url)]) == []
-        assert fleet.reconcile([parse_worker_spec(f"{engine.url},max_requests=3")]) == []
+        assert reconcile(fleet, [Wanted(parse_worker_spec(engine.url))]) == []
+        assert reconcile(fleet, [Wanted(parse_worker_spec(f"{engine.url},max_requests=3"))]) == []
         assert [m.worker_id for m in one.members] == ids
         assert [m.spec.max_requests for m in one.members] == [3, 3]
         assert [m.spec.name for m in one.members] == list(names)
-        fleet.reconcile([parse_worker_spec(f"{engine.url},rank=0")])  # another line: anew
+        reconcile(fleet, [Wanted(parse_worker_spec(f"{engine.url},rank=0"))])  # another line: anew
         await one.until_ready(names[0])
         assert [m.worker_id for m in one.members] != ids[:1]
-        fleet.reconcile([])
+        reconcile(fleet, [])
         assert one.members == []
 
 

@@ -41,8 +41,21 @@ async def test_a_vllm_without_event_sources_is_served_without_events() -> None:
     assert (one.kind, one.source, one.ranks, one.address) == ("vllm", None, (0,), None)
     assert isinstance(one.loads, VllmLoads)
     facts = one.facts
-    assert (facts.models, facts.block_size, facts.has_events) == (("m",), 32, False)
+    assert (facts.models, facts.block_size, facts.has_events) == (("m",), 64, False)
     assert (facts.kv_capacity_tokens, facts.max_model_tokens) == (32_000, 8192)
+
+
+async def test_caches_that_are_guessed_are_guessed_in_larger_blocks() -> None:
+    plain = {"/v1/models": MODELS}
+    sizes = {None: 64, 16: 16, 64: 64, 4096: 4096}  # an operator's word counts
+    for given, size in sizes.items():
+        option = "" if given is None else f",block_size={given}"
+        assert (await recognized(plain, option)).facts.block_size == size
+    for told, size in {1: 64, 24: 72, 32: 64, 65: 65, 128: 128}.items():
+        pages = {**VLLM, "/metrics": VLLM["/metrics"].replace('size="32"', f'size="{told}"')}
+        assert (await recognized(pages)).facts.block_size == size
+        named = {**pages, "/kv_event_sources": SOURCES}
+        assert (await recognized(named)).facts.block_size == told
 
 
 async def test_a_block_size_that_is_not_what_it_says_is_told() -> None:
@@ -66,7 +79,7 @@ async def test_endpoints_bound_to_every_address_are_reached_at_the_workers_own()
 async def test_an_engine_without_vllms_metrics_is_served_without_load_reports() -> None:
     for metrics in ("other:load 2\n", 404, "", "vllm:num_requests_running nonsense\n"):
         one = await recognized({"/v1/models": MODELS, "/metrics": metrics})
-        assert (one.kind, one.loads, one.facts.block_size) == ("openai", None, 16)
+        assert (one.kind, one.loads, one.facts.block_size) == ("openai", None, 64)
         assert math.isnan(one.facts.kv_capacity_tokens)
 
 

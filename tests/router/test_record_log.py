@@ -15,14 +15,25 @@ from router.core.actions import Reject
 from router.http.errors import ClientError, WorkerError
 from router.record.request_line import hashes_of
 from router.record.request_log import RequestLog
-from tests.router.record_log_support import CHAIN, SIZE, arrival, dispatch, good, line_of, served
+from tests.router.record_log_support import (
+    CHAIN,
+    SIZE,
+    arrival,
+    dispatch,
+    good,
+    line_of,
+    salted,
+    served,
+)
 
 
 def test_a_line_says_what_became_of_a_request(tmp_path: Path) -> None:
     line = line_of(tmp_path / "log", lambda log: served(log, tenant="acme", priority=3))
     assert (line.at, line.e2e_ms, line.ttft_ms) == (1_000_009.0, 1000.0, 250.0)
     assert (line.prompt_tokens, line.output_tokens, line.cached_tokens) == (13, 5, 8)
-    assert (line.block_size, hashes_of(line.chain).tolist()) == (SIZE, CHAIN.tolist())
+    known = salted(tmp_path / "log", CHAIN)
+    assert known != CHAIN.tolist()
+    assert (line.block_size, hashes_of(line.chain).tolist()) == (SIZE, known)
     assert (line.worker, line.policy, line.reason, line.hit_tokens) == (1, "hybrid", "policy", 8)
     assert [(c.worker, c.cost, c.hit_tokens) for c in line.candidates] == [
         (1, 0.5, 8),
@@ -42,7 +53,8 @@ def test_any_json_reader_gets_the_same_chain(tmp_path: Path) -> None:
 
     line_of(tmp_path / "log", served)
     fields = json.loads((tmp_path / "log").read_text().splitlines()[1])
-    assert np.frombuffer(base64.b64decode(fields["chain"]), "<u8").tolist() == CHAIN.tolist()
+    read = np.frombuffer(base64.b64decode(fields["chain"]), "<u8").tolist()
+    assert read == salted(tmp_path / "log", CHAIN)
 
 
 def test_a_whole_answer_has_no_first_token_and_a_stream_without_usage_counts_events(

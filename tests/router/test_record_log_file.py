@@ -15,7 +15,7 @@ import pytest
 from tests.router.record_log_support import HEADER, lines_reach, opened, read, served
 
 
-def test_sessions_compare_within_a_file_and_not_between_files(tmp_path: Path) -> None:
+def test_sessions_compare_under_one_salt_and_under_no_other(tmp_path: Path) -> None:
     seen = []
     for name in ("one", "two"):
         log = opened(tmp_path / name)
@@ -41,7 +41,16 @@ def test_a_restart_goes_on_behind_another_header(tmp_path: Path) -> None:
         log.close()
     headers, lines = read(tmp_path / "log")
     assert (len(headers), len(lines)) == (2, 2)
-    assert lines[0].session != lines[1].session
+    assert lines[0].session == lines[1].session
+    assert headers[0].salt == headers[1].salt
+    (tmp_path / "log.salt").unlink()  # whoever wants no more than that compared
+    log = opened(tmp_path / "log")
+    served(log)
+    log.close()
+    headers, lines = read(tmp_path / "log")
+    assert headers[1].salt != headers[2].salt
+    assert lines[1].session != lines[2].session
+    assert lines[1].chain != lines[2].chain
 
 
 def test_beyond_its_limit_it_is_turned_over(tmp_path: Path) -> None:
@@ -51,10 +60,11 @@ def test_beyond_its_limit_it_is_turned_over(tmp_path: Path) -> None:
         served(log)
         log.close()
     kept, older = read(path), read(tmp_path / "log.1")
-    assert kept[0][0] == older[0][0] == HEADER
+    assert kept[0][0] == older[0][0]
+    assert kept[0][0].policy == HEADER.policy
     assert len(kept[1]) + len(older[1]) < 30  # a third file is not kept
     assert 3_000 < (tmp_path / "log.1").stat().st_size <= 4_096
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "log.1"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "log.1", "log.salt"]
 
 
 def test_a_file_that_was_moved_away_is_begun_anew_when_told(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from tests.router.relay_support import (
     worker,
 )
 
+pytestmark = pytest.mark.usefixtures("both_paths")
+
 
 async def echo(call: WorkerCall) -> None:
     """Answer with the request's own body, by turns with a length and chunked."""

@@ -27,6 +27,8 @@ from tests.router.relay_support import (
     worker,
 )
 
+pytestmark = pytest.mark.usefixtures("both_paths")
+
 
 @pytest.mark.parametrize("how", ["hang_up", "reset"])
 async def test_a_connection_that_went_stale_is_replaced_silently(how: str) -> None:

@@ -15,7 +15,7 @@ from router.http.errors import WorkerError
 from router.http.relay.connection import Connection
 from router.http.relay.exchange import Exchange
 from router.http.relay.reply import Outcome, RelayLimits, ReplyHead, Terms, Timeouts
-from tests.router.property_support import cut, patient
+from tests.router.property_support import Wire, cut, patient
 
 REPLIES = st.sampled_from(
     [
@@ -31,30 +31,11 @@ REPLIES = st.sampled_from(
 BENDS = st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=3)), max_size=3)
 
 
-class Wire:
-    """Stands for the connection: everything can be written, nothing happens."""
-
-    closing = False
-    can_write = True
-
-    def __init__(self, said: list[bytes]) -> None:
-        self.transport = self
-        self.said = said
-
-    def begin(self, receiver: Exchange) -> None:
-        for piece in self.said:
-            receiver.feed(piece)
-        receiver.lost(None)
-
-    def writelines(self, parts: object) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-
-
 class Record:
     """A sink that notes the order of what it is asked."""
 
     dechunk = False
+    movable = False
     congested = False
 
     def __init__(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from aiohttp import web
 
 from router.http.client_reply import ClientReply, upstream_request
 from router.http.relay.reply import RelayLimits, Timeouts
-from router.http.relay.upstream import Upstream
 from tests.router.relay_support import (
     DEADLINE_S,
     EVENT,
@@ -26,16 +26,19 @@ from tests.router.relay_support import (
     relay,
     served,
     until,
+    upstreams_to,
     worker,
 )
 
+pytestmark = pytest.mark.usefixtures("both_paths")
 
-def unused_port() -> int:
-    """A port nobody listens on."""
+
+@contextmanager
+def deaf_port() -> Iterator[int]:
+    """A port that refuses connections. It is kept: given back, it may be anybody's at once."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
+        yield sock.getsockname()[1]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +81,11 @@ async def test_before_the_first_byte_another_worker_takes_over(reply: bytes, exp
 
 
 async def test_a_worker_that_cannot_be_reached() -> None:
-    async with worker(good) as g, relay(unused_port(), g.port) as r:
-        assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
-        assert kind(r.outcomes[0].error) == "connect"
-        assert r.outcomes[0].status is None
+    with deaf_port() as deaf:
+        async with worker(good) as g, relay(deaf, g.port) as r:
+            assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
+            assert kind(r.outcomes[0].error) == "connect"
+            assert r.outcomes[0].status is None
 
 
 async def test_a_connect_that_hangs_is_given_up() -> None:
@@ -99,10 +103,22 @@ async def test_a_connect_that_hangs_is_given_up() -> None:
                 fillers.append(filler)
             async with relay(port, timeouts=Timeouts(connect_s=0.05)) as r:
                 assert b" 502 " in await ask(r.port, post())
-                assert kind(r.outcomes[0].error) == "connect"
+                assert kind(r.outcomes[0].error) == "timeout_connect"
         finally:
             for filler in fillers:
                 filler.close()
+
+
+async def test_a_worker_that_stops_taking_the_request_is_late_in_that_phase() -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)  # the system connects; nobody ever reads
+        port = listener.getsockname()[1]
+        async with relay(port, timeouts=Timeouts(send_s=0.05, first_byte_s=60.0)) as r:
+            assert b" 502 " in await ask(r.port, post(b"x" * (32 << 20)))
+            assert kind(r.outcomes[0].error) == "timeout_send"
+            assert r.outcomes[0].retryable
 
 
 @pytest.mark.parametrize("head", [OK[:-2], STREAM + EVENT, b"HTTP/1.1 200 OK\r\n\r\nabc"])
@@ -245,13 +261,11 @@ async def test_our_own_faults_are_loud_and_not_the_workers(reply: bytes) -> None
     loop = asyncio.get_running_loop()
     reported: list[object] = []
     loop.set_exception_handler(lambda _, context: reported.append(context))
-    async with worker(script) as w, served(handle) as port:
-        upstream = Upstream("127.0.0.1", w.port, time.monotonic)
+    async with worker(script) as w, served(handle) as port, upstreams_to(w.port) as (upstream,):
         if b"chunked" in reply:
             assert (await ask(port, post())).endswith(EVENT), "no second reply in the first"
         else:
             with pytest.raises(ConnectionResetError):
                 await ask(port, post())
         assert (len(caught), len(reported)) == (1, 1)
-        assert upstream.open_connections == 0
-        await upstream.aclose()
+        await until(lambda: upstream.open_connections == 0, "the connection is closed")

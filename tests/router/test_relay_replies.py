@@ -20,6 +20,8 @@ from tests.router.relay_support import (
     worker,
 )
 
+pytestmark = pytest.mark.usefixtures("both_paths")
+
 
 async def once(reply: bytes, request: bytes, close: bool = False) -> tuple[bytes, Outcome, bytes]:
     """One request through the relay: the client's bytes, the outcome, the worker's head."""

@@ -12,37 +12,55 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from router.http.errors import ClientError
-from router.http.tenants import KeyFileError, Tenants, read_keys
+from router.http.relay.reply import UpstreamRequest
+from router.http.tenants import Tenants, told_on
+from router.keys.key_file import KeyFileError, read_keys
+from router.keys.ring import KeyRing
+from router.keys.terms import KeyTerms, hash_of
 
 KEY = "sk-secret-of-blue"
+HASHED = f"sha256:{hash_of(KEY).hex()}"
 PEERS = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
 
 
-def tenant(tenants: Tenants, headers: dict[str, str], remote: str | None = "192.0.2.1") -> object:
+def ring_of(folder: Path, text: str) -> KeyRing:
+    file = folder / "keys"
+    file.write_text(text)
+    return KeyRing(file, lambda: 0.0)
+
+
+def terms(tenants: Tenants, headers: dict[str, str], remote: str | None = "192.0.2.1") -> KeyTerms:
     request = make_mocked_request("POST", "/v1/completions", headers=headers)
     with patch.object(web.Request, "remote", PropertyMock(return_value=remote)):
-        return tenants.tenant_of(cast(web.Request, request))
+        return tenants.key_of(cast(web.Request, request)).terms
 
 
 def test_without_keys_everybody_is_one_tenant() -> None:
     tenants = Tenants(None, "x-tenant", ())
-    assert tenant(tenants, {}) is None
-    assert tenant(tenants, {"x-tenant": "blue", "Authorization": "Bearer x"}) is None
+    assert terms(tenants, {}) == KeyTerms()
+    assert terms(tenants, {"x-tenant": "blue", "Authorization": "Bearer x"}) == KeyTerms()
 
 
+@pytest.mark.parametrize("first", [KEY, HASHED])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_a_key_names_its_tenant(scheme: str) -> None:
-    tenants = Tenants({KEY: "blue"}, "x-tenant", ())
-    assert tenant(tenants, {"Authorization": f"{scheme} {KEY}"}) == "blue"
+def test_a_key_names_its_tenant(scheme: str, first: str, tmp_path: Path) -> None:
+    tenants = Tenants(ring_of(tmp_path, f"{first} blue weight=3"), "x-tenant", ())
+    found = terms(tenants, {"Authorization": f"{scheme} {KEY}"})
+    assert (found.tenant, found.name, found.weight) == ("blue", "blue", 3.0)
 
 
 @pytest.mark.parametrize(
-    "header", ["", KEY, "Bearer", "Bearer ", f"Basic {KEY}", f"Bearer {KEY[:-1]}", "Bearer ü"]
-)
-def test_a_missing_or_wrong_key_is_refused_and_not_repeated(header: str) -> None:
-    tenants = Tenants({KEY: "blue"}, "x-tenant", ())
+    "header",
+    ["", KEY, "Bearer", "Bearer ", f"Basic {KEY}", f"Bearer {KEY[:-1]}", "Bearer ü", HASHED,
+     f"Bearer {HASHED}", "Bearer -"],
+)  # fmt: skip
+@pytest.mark.parametrize("first", [KEY, HASHED])
+def test_a_missing_or_wrong_key_is_refused_and_not_repeated(
+    header: str, first: str, tmp_path: Path
+) -> None:
+    tenants = Tenants(ring_of(tmp_path, f"{first} blue\n- green\n"), "x-tenant", ())
     with pytest.raises(ClientError) as refused:
-        tenant(tenants, {"Authorization": header} if header else {})
+        terms(tenants, {"Authorization": header} if header else {})
     assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
     assert KEY[:8] not in refused.value.body().decode()
 
@@ -59,34 +77,75 @@ def test_a_missing_or_wrong_key_is_refused_and_not_repeated(header: str) -> None
         (None, False),
     ],
 )
-def test_the_tenant_header_is_believed_from_trusted_peers_only(remote, trusted) -> None:
-    tenants = Tenants({KEY: "blue"}, "x-tenant", PEERS)
+def test_the_tenant_header_is_believed_from_trusted_peers_only(remote, trusted, tmp_path) -> None:
+    ring = ring_of(tmp_path, f"{KEY} blue\n- green weight=2\n")
+    tenants = Tenants(ring, "x-tenant", PEERS)
     headers = {"x-tenant": "green"}
     if trusted:
-        assert tenant(tenants, headers, remote) == "green"
-        assert tenant(tenants, {"Authorization": f"Bearer {KEY}"}, remote) == "blue"
+        assert terms(tenants, headers, remote).weight == 2.0
+        assert terms(tenants, {"x-tenant": "grey"}, remote) == KeyTerms(tenant="grey")
+        assert terms(tenants, {"Authorization": f"Bearer {KEY}"}, remote).tenant == "blue"
+        with pytest.raises(ClientError, match="too long"):
+            terms(tenants, {"x-tenant": "g" * 2_000}, remote)
     else:
         with pytest.raises(ClientError):
-            tenant(tenants, headers, remote)
+            terms(tenants, headers, remote)
 
 
-def test_keys_are_not_kept_readable() -> None:
-    tenants = Tenants({KEY: "blue"}, "x-tenant", ())
-    assert KEY not in repr(vars(tenants))
+def test_keys_are_not_kept_readable(tmp_path: Path) -> None:
+    ring = ring_of(tmp_path, f"{KEY} blue")
+    shown = repr([vars(ring), *vars(ring)["_keys"]])
+    assert KEY not in shown
+    assert repr(hash_of(KEY)) not in shown
 
 
 def test_a_key_file_is_read_line_by_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"\n# all of them\n{KEY} blue # the first\n  other\tgreen\n")
-    assert read_keys(file) == {KEY: "blue", "other": "green"}
+    file.write_text(
+        f"\n# all of them\n{KEY} blue # the first\n  other\tgreen\n"
+        "- red models=a*,b priority=-1..4 weight=0.5 requests_per_s=2 requests_burst=7\n"
+        f"sha256:{'0' * 64} red tokens_per_s=100 inflight=3 salt=s name=n\n"
+    )
+    first, other, red, last = read_keys(file)
+    assert (first.hashed, first.terms, first.plain) == (hash_of(KEY), named("blue"), True)
+    assert other.terms == named("green")
+    assert red.hashed is None
+    assert red.terms == named(
+        "red", models=("a*", "b"), priority=(-1, 4), weight=0.5, requests_per_s=2.0,
+        requests_burst=7.0,
+    )  # fmt: skip
+    assert (last.hashed, last.plain) == (bytes(32), False)
+    assert last.terms == KeyTerms(
+        "red", "n", tokens_per_s=100.0, tokens_burst=100.0, inflight=3, salt="s"
+    )
+
+
+def named(tenant: str, **fields: object) -> KeyTerms:
+    return KeyTerms(tenant=tenant, name=tenant, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (KEY.encode(), ":1: expected"),
-        (f"\n{KEY} a b".encode(), ":2: expected"),
+        (f"\n{KEY} a b".encode(), ":2: word 3: expected a key"),
+        (f"\n{KEY} a {KEY}=1".encode(), ":2: word 3: expected a key"),
+        (f"a {KEY} weigth=1".encode(), "weight="),
+        (f"{KEY} a weight=0".encode(), ":1: weight= wants a number of 0.001..1000"),
+        (f"{KEY} a weight=nan".encode(), ":1: weight= wants a number"),
+        (f"{KEY} a weight=1 weight=1".encode(), ":1: weight= is given twice"),
+        (f"{KEY} a salt={KEY}{'x' * 1024}".encode(), ":1: salt= has more than"),
+        (f"{KEY} a models=a,,b".encode(), ":1: models= wants names"),
+        (f"{KEY} a priority=3".encode(), ":1: priority= wants LEAST..GREATEST"),
+        (f"{KEY} a priority=4..3".encode(), ":1: priority= wants"),
+        (f"{KEY} a priority=0..2147483648".encode(), ":1: priority= wants"),
+        (f"{KEY} a inflight=0".encode(), ":1: inflight= wants"),
+        (f"{KEY} a inflight=1.5".encode(), ":1: inflight= wants"),
+        (f"{KEY} a tokens_burst=5".encode(), ":1: tokens_burst= needs tokens_per_s="),
+        (f"sha256:{KEY} a".encode(), ":1: sha256: wants 64 digits"),
+        (f"{KEY} a\n{HASHED} b".encode(), ":2: the key occurs twice, first in line 1"),
         (f"{KEY} a\n{KEY} b".encode(), ":2: the key occurs twice"),
+        (b"- a\n- a", ":2: the tenant has such a line, first in line 1"),
         (f"{KEY} a\n".encode() + b"\xff", "not UTF-8"),
         (None, "No such file"),
     ],
@@ -97,9 +156,42 @@ def test_a_key_file_that_cannot_be_used_says_where_and_shows_no_key(
     file = tmp_path / "keys"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(KeyFileError, match=says) as failed:
+    with pytest.raises(KeyFileError) as failed:
         read_keys(file)
+    assert says in str(failed.value)
     error: BaseException | None = failed.value
     while error is not None:  # a logged traceback shows the causes too
         assert KEY not in f"{error!s} {error!r}"
         error = error.__cause__
+
+
+@pytest.mark.parametrize(
+    ("tenant", "said"),
+    [
+        (None, []),
+        ("blue", [b"blue"]),
+        ("blue sky", [b"blue sky"]),
+        ("a\r\nx-evil: 1", ["hash"]),
+        (" blue", ["hash"]),
+        ("bl\x7fue", ["hash"]),
+        ("gr\u00fcn", ["hash"]),
+        ("\ud800", ["hash"]),
+        ("", ["hash"]),
+        ("b" * 1_024, [b"b" * 1_024]),
+        ("b" * 1_025, ["hash"]),
+    ],
+)
+def test_a_worker_is_told_the_known_tenant_whatever_the_client_says(tenant, said) -> None:
+    headers = ((b"X-Tenant", b"mallory"), (b"accept", b"*/*"), (b"x-tenant", b"eve"))
+    request = UpstreamRequest("POST", "/v1/completions", headers, b"", ((b"a", b"b"),))
+    told = told_on(request, "x-tenant", tenant)
+    assert told.headers == ((b"accept", b"*/*"),)
+    assert told.internal_headers[0] == (b"a", b"b")
+    values = [value for name, value in told.internal_headers if name == b"x-tenant"]
+    if said == ["hash"]:
+        assert len(values) == 1
+        assert values[0].startswith(b"sha256-")
+        assert len(values[0]) == 71
+        assert told_on(request, "x-tenant", tenant) == told
+    else:
+        assert values == said

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import WordTokenizer
 from router.http.token_check import MAX_MODELS, TokenCheck
-from router.token_metrics import TokenCollector
+from router.metrics.token import TokenCollector
 from tests.router.property_support import patient
 
 RECHECK_S = 300.0

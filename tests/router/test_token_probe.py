@@ -175,7 +175,7 @@ async def test_a_worker_that_hangs_or_is_gone_ends_nothing(tmp_path: Path) -> No
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with answering(handler) as url, probing(tokenizer, 0.05) as (fleet, check, probe):
+    async with answering(handler) as url, probing(tokenizer, 0.5) as (fleet, check, probe):
         fleet.join(0, url)
         fleet.join(1, "http://127.0.0.1:9")
         fleet.join(2, "no url at all")

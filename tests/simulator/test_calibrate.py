@@ -151,6 +151,7 @@ def test_a_wrong_profile_file_is_refused(tmp_path: Path, text: str, says: str) -
         profile(str(path))
 
 
+@pytest.mark.alone
 async def test_a_live_engine_is_measured(tmp_path: Path) -> None:
     """Few measurements, in real time: the prefill rate comes out, and the step log agrees."""
     name = "llama-3.1-8b-h100"

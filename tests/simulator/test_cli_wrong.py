@@ -86,7 +86,7 @@ def cut(folder: Path) -> None:
 
 WRONG_FILES: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: None, "trace: cannot be read: No such file or directory"),
-    (lambda folder: (folder / "trace").mkdir(), "trace: cannot be read: Is a directory"),
+    (lambda folder: (folder / "trace").mkdir(), "trace: holds no part of a trace"),
     (lambda folder: (folder / "trace").write_text(""), "trace: holds no requests"),
     (lambda folder: (folder / "trace").write_text("\n\n"), "trace: "),
     (lambda folder: os.mkfifo(folder / "trace"), "is not a regular file"),

@@ -21,6 +21,9 @@ ROOT = Path(__file__).parents[2]
 TOOLAGENT = ROOT.parent / "shared" / "traces" / "toolagent_surrogate.jsonl.gz"
 LONG = 3000  # requests of each workload in the full tests
 
+# Two processes of 7 s of CPU each took more than the usual two minutes on a busy machine.
+pytestmark = pytest.mark.timeout(900)
+
 
 def hashed(folder: Path, requests: int = 300, **environment: str) -> dict[str, Any]:
     """What `tests.simulator.hashed` prints in a fresh process with such an environment."""
@@ -100,7 +103,6 @@ def old_numpy(tmp_path: Path) -> tuple[str, Path]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_the_oldest_numpy_agrees(old_numpy: tuple[str, Path], tmp_path: Path) -> None:
     version, folder = old_numpy
     searched = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
@@ -127,7 +129,6 @@ def test_any_number_of_processes_agrees(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_a_whole_trace_agrees_in_any_number_of_processes(tmp_path: Path) -> None:
     if not TOOLAGENT.exists():
         pytest.skip(f"{TOOLAGENT.name} does not lie beside the checkout")
@@ -136,7 +137,6 @@ def test_a_whole_trace_agrees_in_any_number_of_processes(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_long_replays_agree_too(tmp_path: Path) -> None:
     long = hashed(tmp_path, LONG)
     assert hashed(tmp_path, LONG, PYTHONHASHSEED="77", **without_vectors()) == long

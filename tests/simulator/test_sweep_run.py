@@ -165,6 +165,7 @@ def test_two_sweeps_do_not_share_a_file(tmp_path: Path) -> None:
 
 
 SWEEPER = """
+import signal
 import sys
 from pathlib import Path
 from rich.console import Console
@@ -174,6 +175,8 @@ from simulator.sweep.runs import RunOptions
 from tests.simulator import synthetic
 
 if __name__ == "__main__":
+    # Whoever runs the tests in the background of a shell has them begun deaf to it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     asked = [synthetic.setup(seed=seed) for seed in range(4)]
     try:
         sweep(asked, RunOptions(Path(sys.argv[1]), 3), Console(), synthetic.stays)

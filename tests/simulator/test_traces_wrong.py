@@ -120,7 +120,7 @@ def test_messages_are_bounded_and_too_many_wrong_lines_end_the_reading(tmp_path:
         (b"\n \n", "holds no requests"),
         (b"hello\n", "of no known format"),
         (b"\x1f\x8bnot gzip at all", "damaged"),
-        (gzip.compress(json.dumps(MOONCAKE).encode() * 500)[:-20], "damaged"),
+        (gzip.compress(json.dumps(MOONCAKE).encode() * 500, mtime=0)[:-20], "damaged"),
         (zstandard.compress(json.dumps(MOONCAKE).encode())[:-6] + b"......", "damaged"),
         (AZURE.encode(), "holds no requests"),
         (AZURE.encode() + b"\nx,y,z\n", "none of its lines is a request"),
@@ -155,9 +155,11 @@ def test_packed_files_that_were_cut_say_so(
 
 
 def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
-    for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "directory")):
+    for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "holds no part of a trace")):
         with pytest.raises(TraceError, match=said):
             open_jobs(WorkloadSpec(str(path)))
+    with pytest.raises(TraceError, match="no file has such a name"):
+        open_jobs(WorkloadSpec(str(tmp_path / "part-*")))
     os.mkfifo(tmp_path / "pipe")  # which nobody writes to
     for device in ("/dev/zero", str(tmp_path / "pipe")):
         with pytest.raises(TraceError, match="not a regular file"):

@@ -13,7 +13,7 @@ class Receiver(Protocol):
 
     @property
     def silent(self) -> bool:
-        """The client has seen nothing of the reply: another worker can take over."""
+        """The client has seen nothing of the reply that only this worker could go on with."""
         ...
 
     def feed(self, data: bytes) -> None:

@@ -19,6 +19,7 @@ from router.http.relay.reply import (
     ReplySink,
     Terms,
 )
+from router.http.relay.sending import Sending
 
 _VERSION = b"HTTP/1."
 
@@ -27,8 +28,7 @@ class Exchange:
     """Follows one reply from its head to its end. Lifetime: request.
 
     The reply's head goes to the sink together with the first byte of its body: until then the
-    client has seen nothing and another worker can take over, also from a worker that sends its
-    head at once and dies during the prefill.
+    client has seen nothing and another worker can take over, also from one that dies in prefill.
     """
 
     def __init__(self, connection: Connection, method: str, sink: ReplySink, terms: Terms) -> None:
@@ -43,7 +43,7 @@ class Exchange:
         self._waker: asyncio.Future[None] | None = None
         self._bug: Exception | None = None
         self._paused = False
-        self._unsent: list[memoryview] = []
+        self._sending = Sending(connection, terms.limits.write_bytes)
         self._buffer = b""  # of the head, until it is complete
         self._heads_bytes = 0
         self._head: ReplyHead | None = None
@@ -55,6 +55,7 @@ class Exchange:
         self._error: WorkerError | ClientError | None = None
         self._bytes_to_client = 0
         self._first_byte_s: float | None = None
+        self._first_token_s: float | None = None
         self._last_byte_s: float | None = None
         self._told_s = float("-inf")
         self._told_events = 0
@@ -66,15 +67,18 @@ class Exchange:
 
         Raises nothing of the worker's or the client's: their faults are in the outcome.
         """
-        self._deadline.start(self._terms.timeouts.first_byte_s, self._on_late)
         try:
             self._connection.begin(self)
-            self._send_first(head, body)
+            if not self.ended:
+                self._sending.begin(head, body)
+                self._expect_more()
             while not self.ended:
                 if self._paused:
                     await self._drain_client()
-                elif self._unsent and self._connection.can_write:
-                    self._connection.transport.write(self._unsent.pop())
+                elif self._sending.can_go_on:
+                    self._sending.go_on()
+                    if self._head is None:
+                        self._expect_more()
                 else:
                     self._waker = asyncio.get_running_loop().create_future()
                     await self._waker
@@ -88,18 +92,11 @@ class Exchange:
             raise self._bug
         return self._outcome()
 
-    def _send_first(self, head: bytes, body: bytes) -> None:
-        """Write the head and as much of the body as needs no waiting; note the rest."""
-        if self._connection.closing:
-            return  # its end has been told or will be
-        step = self._terms.limits.write_bytes
-        if len(body) <= step:
-            self._connection.transport.writelines((head, body) if body else (head,))
-            return
-        view = memoryview(body)
-        self._unsent = [view[at : at + step] for at in range(0, len(body), step)]
-        self._unsent.reverse()
-        self._connection.transport.write(head)
+    def _expect_more(self) -> None:
+        """Bound the next step of a worker that has not begun its reply."""
+        timeouts = self._terms.timeouts
+        late_s = timeouts.first_byte_s if self._sending.done else timeouts.send_s
+        self._deadline.start(late_s, self._on_late)
 
     async def _drain_client(self) -> None:
         """Wait until the client has read what it was sent, then read from the worker again."""
@@ -119,8 +116,8 @@ class Exchange:
 
     @property
     def silent(self) -> bool:
-        """The client has seen nothing of the reply."""
-        return self._first_byte_s is None
+        """The client has seen nothing of the reply, or nothing that needs this worker."""
+        return self._first_byte_s is None or self._sink.movable
 
     def feed(self, data: bytes) -> None:
         """Bytes of the reply came."""
@@ -185,7 +182,7 @@ class Exchange:
         limits = self._terms.limits
         self._head = head
         self._body = follow(head, limits)
-        self._meter = Meter(head.event_stream, limits.tail_bytes)
+        self._meter = Meter(head.event_stream, limits.tail_bytes, self._terms.mark)
         if head.status in RETRYABLE_STATUSES:
             self._held = []
             self._deadline.start(limits.held_s, self._on_late)
@@ -207,18 +204,19 @@ class Exchange:
     def _relay(self, data: bytes, payload: bytes) -> None:
         """Pass body bytes on, and tell who wants to know."""
         now_s = self._terms.clock()
-        first = self._first_byte_s is None
         self._last_byte_s = now_s
         self._meter.feed(payload)
-        if first:
+        if self._first_byte_s is None:
             self._begin_reply(now_s)
         else:
             self._deadline.push(now_s + self._terms.timeouts.between_s)
         self._bytes_to_client += len(data)
         self._sink.data(payload if self._dechunk else data)
-        tell = self._terms.on_first_byte
-        if first and tell is not None and self._head is not None and self._head.answers:
-            tell(now_s)
+        if self._first_token_s is None and self._meter.begun:
+            self._first_token_s = now_s
+            tell = self._terms.on_first_byte
+            if tell is not None and self._head is not None and self._head.answers:
+                tell(now_s)
         self._tell_progress(now_s)
         if self._sink.congested and not self._body.done and not self._paused:
             # The client has a limit of its own; the worker is not to blame for this wait.
@@ -254,7 +252,9 @@ class Exchange:
     # The end.
 
     def _on_late(self) -> None:
-        if self._first_byte_s is None:
+        if self._head is None and not self._sending.done:
+            self._end(WorkerError("timeout_send", "the worker stopped taking the request"))
+        elif self._first_byte_s is None:
             self._end(WorkerError("timeout_first_byte", "the worker took too long to begin"))
         else:
             self._end(WorkerError("timeout_between", "the worker stopped in its reply"))
@@ -276,7 +276,7 @@ class Exchange:
             self._sink.finish()
             self.reusable = head.reusable
         self._error = error
-        if self._unsent:
+        if not self._sending.done:
             self.reusable = False
 
     def _wake(self) -> None:
@@ -296,4 +296,5 @@ class Exchange:
             events=self._meter.events if relayed else 0,
             usage=self._meter.usage() if relayed else None,
             held=self._held_reply,
+            first_token_s=self._first_token_s if self._terms.mark else None,
         )

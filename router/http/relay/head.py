@@ -103,24 +103,27 @@ def request_head(request: UpstreamRequest, host: bytes, base_path: str) -> bytes
     if not _METHOD.fullmatch(request.method) or not _TARGET.fullmatch(request.target):
         raise ClientError(400, "the request's method or path has characters that HTTP forbids")
     lines = [f"{request.method} {base_path}{request.target} HTTP/1.1".encode(), b"Host: " + host]
-    lines += [
-        name + b": " + value
-        for name, value in end_to_end(request.headers, REPLACED)
-        if not name.lower().startswith(INTERNAL_PREFIX)
-    ]
+    skip = _of_connection(request.headers, REPLACED)
+    for name, value in request.headers:
+        lower = name.lower()
+        if lower not in skip and not lower.startswith(INTERNAL_PREFIX):
+            lines.append(name + b": " + value)
     lines += [name + b": " + value for name, value in request.internal_headers]
     if request.body or request.method not in BODYLESS_METHODS:
         lines.append(b"Content-Length: %d" % len(request.body))
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def end_to_end(
-    headers: Iterable[Header], dropped: frozenset[bytes] = HOP_BY_HOP
-) -> Iterable[Header]:
-    """`headers` without `dropped` ones and those that `Connection` names; order and case kept."""
+def end_to_end(headers: Iterable[Header]) -> Iterable[Header]:
+    """`headers` without those of one connection; order and case kept."""
+    skip = _of_connection(headers, HOP_BY_HOP)
+    return [header for header in headers if header[0].lower() not in skip]
+
+
+def _of_connection(headers: Iterable[Header], known: frozenset[bytes]) -> frozenset[bytes]:
+    """The `known` names, and those that `Connection` names, in lower case."""
     named: set[bytes] = set()
     for name, value in headers:
-        if name.lower() == b"connection":
+        if len(name) == 10 and name.lower() == b"connection":
             named.update(option.strip() for option in value.lower().split(b","))
-    skip = dropped | named if named else dropped
-    return [header for header in headers if header[0].lower() not in skip]
+    return known | named if named else known

@@ -1,4 +1,8 @@
-"""The nouns of the relay: what is sent, where the reply goes, and the account given of it."""
+"""The nouns of the relay: what is sent, where the reply goes, and the account given of it.
+
+Those made for every request are frozen by custom only: held to it at run time, each would take two
+to three times as long to build.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ class Framing(Enum):
     CLOSE = "close"  # ends where the connection ends
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class UpstreamRequest:
     """A client's request as a worker shall receive it. Lifetime: request.
 
@@ -38,6 +42,7 @@ class UpstreamRequest:
     headers: tuple[Header, ...] = ()
     body: bytes = b""
     internal_headers: tuple[Header, ...] = ()  # ours, added after the client's were filtered
+    mark: bytes | None = None  # once in each event that carries tokens; None: every event does
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Timeouts:
     """How long each step of one request may take, in seconds."""
 
     connect_s: float = 5.0
+    send_s: float = 30.0  # a worker that takes nothing more of the request's body
     first_byte_s: float = 600.0  # from sending the request to the first byte of the reply's body
     between_s: float = 120.0  # between two reads of the reply's body
     client_s: float = 120.0  # a client that reads nothing while its buffer is full
@@ -70,7 +76,7 @@ class RelayLimits:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Terms:
     """What one exchange is bound by and whom it tells. Lifetime: request."""
 
@@ -79,9 +85,10 @@ class Terms:
     clock: Callable[[], float]
     on_first_byte: Callable[[float], None] | None = None  # of an answer; a 4xx is none
     on_progress: Callable[[float, int], None] | None = None
+    mark: bytes | None = None  # as of `UpstreamRequest`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ReplyHead:
     """A worker's reply before its body. `headers` are complete, hop-by-hop ones included."""
 
@@ -115,6 +122,11 @@ class ReplySink(Protocol):
     @property
     def dechunk(self) -> bool:
         """The client cannot read chunks (HTTP/1.0): give `data` without chunk framing."""
+        ...
+
+    @property
+    def movable(self) -> bool:
+        """Another worker can take over though the client has seen a part of the reply."""
         ...
 
     @property
@@ -167,7 +179,7 @@ class HeldReply:
         sink.finish()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Usage:
     """Token counts as the worker reported them; None where it did not."""
 
@@ -176,13 +188,13 @@ class Usage:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Outcome:
     """What became of one request at one worker. Times are seconds on the injected clock.
 
     `error` says whose fault it was by its class; None means that the whole reply, 4xx ones
     included, reached the client's buffer. `events` counts the `data:` lines of an event stream,
-    the closing `[DONE]` included, and stays 0 for other replies.
+    the closing `[DONE]` included, or the request's `mark`s; it stays 0 for other replies.
     """
 
     started_s: float
@@ -194,6 +206,9 @@ class Outcome:
     events: int = 0
     usage: Usage | None = None
     held: HeldReply | None = None  # the 5xx reply, when it came whole and within the bounds
+    resumable: bool = False  # the client saw a part, and another worker can give it the rest
+    first_token_s: float | None = None  # the first `mark`, in an event stream that has marks
+    why_python: str = ""  # why Python relayed it, a word of `relay/lending.py`; "": the thread did
 
     @property
     def answers(self) -> bool:
@@ -202,5 +217,7 @@ class Outcome:
 
     @property
     def retryable(self) -> bool:
-        """Another worker may be tried: the worker is to blame and the client saw nothing."""
-        return isinstance(self.error, WorkerError) and self.bytes_to_client == 0
+        """Another worker may be tried: the worker is to blame, and what the client saw of the
+        reply is nothing, or can be gone on with."""
+        seen = self.bytes_to_client > 0 and not self.resumable
+        return isinstance(self.error, WorkerError) and not seen

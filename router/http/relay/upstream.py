@@ -32,10 +32,12 @@ class Upstream:
         *,
         base_path: str = "",
         tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
         limits: RelayLimits | None = None,
     ) -> None:
         """`clock` gives monotonic seconds; `base_path` ("" or "/x", no slash at its end) is put
-        before each request's target; `tls` switches TLS on. Raises ValueError.
+        before each request's target; `tls` switches TLS on, with `server_name` as the name
+        that the worker's certificate must have instead of `host`. Raises ValueError.
         """
         if not 0 < port < 65_536:
             raise ValueError(f"port must be 1..65535, got {port}")
@@ -46,10 +48,12 @@ class Upstream:
         self._clock = clock
         self._base_path = base_path
         self._tls = tls
+        self._server_name = server_name if tls is not None else None
         self._limits = limits or RelayLimits()
         name = b"[%s]" % host.encode() if ":" in host else host.encode("idna")
         default_port = 443 if tls is not None else 80
         self._host_header = name if port == default_port else b"%s:%d" % (name, port)
+        self._why_python = "off" if tls is None else "worker_tls"
         self._idle: deque[Connection] = deque()  # the one used last stands last
         self._open: set[Connection] = set()
         self._connecting = 0
@@ -79,12 +83,14 @@ class Upstream:
 
         Replies of status 500, 502, 503 and 504 do not reach the sink: `Outcome.held` keeps them.
         All others do, whole and unchanged but for hop-by-hop headers. `on_first_byte(now_s)` is
-        called once, of 2xx replies; `on_progress(now_s, events)` at most every `progress_s` of an
+        called once, of 2xx replies (of an event stream at its first `mark`, where the request has
+        one); `on_progress(now_s, events)` at most every `progress_s` of an
         event stream. Cancelling closes the worker's connection at once, which stops its work.
         Raises ClientError(400) for a request that cannot be written as HTTP.
         """
         head = request_head(request, self._host_header, self._base_path)
-        terms = Terms(self._limits, timeouts, self._clock, on_first_byte, on_progress)
+        told = (on_first_byte, on_progress, request.mark)
+        terms = Terms(self._limits, timeouts, self._clock, *told)
         started_s = self._clock()
         outcome = None
         connection = self._take_idle()
@@ -97,6 +103,7 @@ class Upstream:
                 return Outcome(started_s=started_s, error=error)
             outcome = await self._exchange(connection, request, head, sink, terms)
             assert outcome is not None  # only a connection that was used before can be stale
+        outcome.why_python = self._why_python
         return outcome
 
     def abandon_silent(self) -> None:
@@ -158,7 +165,7 @@ class Upstream:
         self._idle.append(connection)
 
     async def _connect(self, connect_s: float) -> Connection:
-        """A fresh connection. Raises WorkerError("busy") or WorkerError("connect")."""
+        """A fresh connection. Raises WorkerError: "busy", "connect" or "timeout_connect"."""
         if self._closed:
             raise WorkerError("connect", "the worker was removed")
         if self.open_connections >= self._limits.max_connections and not self._close_an_idle():
@@ -169,10 +176,14 @@ class Upstream:
         try:
             async with asyncio.timeout(connect_s):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: connection, self.host, self.port, ssl=self._tls
+                    lambda: connection,
+                    self.host,
+                    self.port,
+                    ssl=self._tls,
+                    server_hostname=self._server_name,
                 )
         except TimeoutError as error:
-            raise WorkerError("connect", f"no connection within {connect_s:g} s") from error
+            raise WorkerError("timeout_connect", f"no connection within {connect_s:g} s") from error
         except (OSError, UnicodeError) as error:
             raise WorkerError("connect", f"no connection: {error}") from error
         finally:

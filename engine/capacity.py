@@ -1,0 +1,217 @@
+"""How many KV blocks fit beside a model, and what that means in requests: said before serving.
+
+Names of settings as in TensorRT-LLM's backend for Triton: `kv_cache_free_gpu_mem_fraction` is the
+share of what weights and activations leave; the rest of it is headroom for the allocator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEADROOM = 0.2  # share of the free memory that is left alone unless told otherwise
+MAX_BLOCKS = 1 << 31
+
+
+class CapacityError(Exception):
+    """Not one request fits: says what is there, what is needed, which setting would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model takes, in bytes on this device. Lifetime: process."""
+
+    weights_bytes: int
+    kv_bytes_per_token: int
+    activation_bytes_per_token: int  # at the peak of a step, a token of its batch
+    activation_bytes_per_request: int = 0  # the same for a request's logits
+    workspace_bytes: int = 0  # quantized weights that stand in the model's dtype at once
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the operator allows. Lifetime: process. Raises ValueError naming the setting.
+
+    `expected_input_tokens`, `expected_output_tokens`: the request that the report counts in.
+    `max_model_tokens`: longest prompt and output together; `must_fit`: it was asked for, so a
+    cache that cannot hold one such request is an error.
+    """
+
+    block_size: int = 16
+    max_num_tokens: int = 8192
+    max_batch_size: int = 256
+    max_model_tokens: int = 131_072
+    must_fit: bool = False
+    kv_cache_free_gpu_mem_fraction: float = 1.0 - HEADROOM
+    max_tokens_in_paged_kv_cache: int | None = None
+    expected_input_tokens: int = 1024
+    expected_output_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.kv_cache_free_gpu_mem_fraction <= 1.0:
+            raise ValueError(
+                "kv_cache_free_gpu_mem_fraction must be above 0 and at most 1, got "
+                f"{self.kv_cache_free_gpu_mem_fraction}"
+            )
+        cap = self.max_tokens_in_paged_kv_cache
+        if cap is not None and cap < self.block_size:
+            raise ValueError(
+                "max_tokens_in_paged_kv_cache must be at least one block of "
+                f"{self.block_size} tokens, got {cap}"
+            )
+        for name in ("expected_input_tokens", "expected_output_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What fits. Lifetime: process."""
+
+    memory_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    headroom_bytes: int
+    blocks: int
+    block_size: int
+    input_tokens: int  # of the request that is counted in
+    output_tokens: int
+    fitting_requests: int  # by KV alone
+    max_batch_size: int
+    limited_by: str
+    raise_to: str  # the setting that would let more in, and to what
+
+    @property
+    def tokens(self) -> int:
+        """KV tokens of all blocks."""
+        return self.blocks * self.block_size
+
+    @property
+    def requests(self) -> int:
+        """Requests that run at once."""
+        return min(self.fitting_requests, self.max_batch_size)
+
+    @property
+    def warning(self) -> str | None:
+        """What to say where the KV cache holds less than `max_batch_size` requests."""
+        if self.fitting_requests >= self.max_batch_size:
+            return None
+        return (
+            f"the KV cache holds {self.fitting_requests} requests of ({self.input_tokens}, "
+            f"{self.output_tokens}) tokens, fewer than max_batch_size {self.max_batch_size}; "
+            f"{self.raise_to}"
+        )
+
+    def report(self) -> str:
+        """What fits, for people: one line, and a table of the memory."""
+        rows = {
+            "weights": self.weights_bytes,
+            "activations": self.activation_bytes,
+            "KV cache": self.kv_bytes,
+            "headroom": self.headroom_bytes,
+            "all": self.memory_bytes,
+        }
+        table = "\n".join(f"  {name:<12}{readable(count):>12}" for name, count in rows.items())
+        return f"{self.summary()}\n{table}"
+
+    def summary(self) -> str:
+        """What fits, in one line."""
+        return (
+            f"{self.blocks:,} blocks = {self.tokens:,} tokens = {self.requests:,} requests at "
+            f"({self.input_tokens}, {self.output_tokens}); limited by {self.limited_by}"
+        )
+
+
+def fit(memory_bytes: int, footprint: Footprint, limits: Limits) -> Capacity:
+    """What fits into `memory_bytes`, the memory that this instance may use, weights included.
+
+    Raises CapacityError where not one request of the expected shape fits.
+    """
+    activation_bytes = (
+        footprint.activation_bytes_per_token * limits.max_num_tokens
+        + footprint.activation_bytes_per_request * limits.max_batch_size
+        + footprint.workspace_bytes
+    )
+    free_bytes = memory_bytes - footprint.weights_bytes - activation_bytes
+    block_bytes = footprint.kv_bytes_per_token * limits.block_size
+    share = limits.kv_cache_free_gpu_mem_fraction
+    by_memory = min(MAX_BLOCKS, int(max(0, free_bytes) * share) // block_bytes)
+    cap_tokens = limits.max_tokens_in_paged_kv_cache
+    by_setting = by_memory if cap_tokens is None else cap_tokens // limits.block_size
+    blocks = min(by_memory, by_setting)
+    input_tokens, output_tokens = _shape(limits)
+    each = _blocks(input_tokens + output_tokens, limits.block_size)
+    limited_by = "memory" if by_memory <= by_setting else "max_tokens_in_paged_kv_cache"
+    wanted_tokens = each * limits.max_batch_size * limits.block_size
+    capacity = Capacity(
+        memory_bytes=memory_bytes,
+        weights_bytes=footprint.weights_bytes,
+        activation_bytes=activation_bytes,
+        kv_bytes=blocks * block_bytes,
+        headroom_bytes=max(0, free_bytes - blocks * block_bytes),
+        blocks=blocks,
+        block_size=limits.block_size,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        fitting_requests=blocks // each,
+        max_batch_size=limits.max_batch_size,
+        limited_by="max_batch_size" if blocks // each > limits.max_batch_size else limited_by,
+        raise_to=_remedy(limited_by, wanted_tokens, blocks // each),
+    )
+    _refuse_less_than_one(capacity, limits, free_bytes, limited_by)
+    return capacity
+
+
+def _shape(limits: Limits) -> tuple[int, int]:
+    """The request to count in; one longer than the model takes is cut, its output first kept."""
+    longest = limits.max_model_tokens
+    output_tokens = min(limits.expected_output_tokens, longest - 1)
+    return min(limits.expected_input_tokens, longest - output_tokens), output_tokens
+
+
+def _refuse_less_than_one(
+    capacity: Capacity, limits: Limits, free_bytes: int, limited_by: str
+) -> None:
+    if free_bytes <= 0:
+        raise CapacityError(
+            f"weights ({readable(capacity.weights_bytes)}) and activations "
+            f"({readable(capacity.activation_bytes)} for max_num_tokens {limits.max_num_tokens}) "
+            f"leave nothing of {readable(capacity.memory_bytes)} for the KV cache: lower "
+            "max_num_tokens, or take a larger device, a smaller model or more devices"
+        )
+    need_tokens = capacity.input_tokens + capacity.output_tokens
+    if limits.must_fit:
+        need_tokens = limits.max_model_tokens
+    if need_tokens <= capacity.tokens:
+        return
+    if limited_by == "memory":
+        help_by = "raise kv_cache_free_gpu_mem_fraction, lower max_num_tokens or the weights' size"
+    else:
+        help_by = f"raise max_tokens_in_paged_kv_cache to {need_tokens} or more"
+    what = "max_model_len" if limits.must_fit else "the expected request"
+    raise CapacityError(
+        f"the KV cache holds {capacity.tokens} tokens and {what} needs {need_tokens}, so not one "
+        f"such request fits: {help_by}, or ask for shorter requests"
+    )
+
+
+def _remedy(limited_by: str, wanted_tokens: int, fitting: int) -> str:
+    setting = "kv_cache_free_gpu_mem_fraction or the memory"
+    if limited_by != "memory":
+        setting = "max_tokens_in_paged_kv_cache"
+    return (
+        f"all of them need {wanted_tokens} tokens of KV: raise {setting}, or set max_batch_size "
+        f"to {max(1, fitting)}"
+    )
+
+
+def _blocks(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
+
+
+def readable(count: int) -> str:
+    """Bytes in a unit that keeps the figure short."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"

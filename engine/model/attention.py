@@ -1,0 +1,183 @@
+"""Paged attention in plain torch: the path of CPUs, and what kernels are held against.
+
+Scores are made in tiles of KEYS keys from the first token on, whatever the block size; the
+tiles' sums are added in order. Tiles beyond a row's own token add exact zeros, so that a row's
+bits depend on its request alone, not on the batch, the chunk or the blocks it is computed in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from engine.model.batch import FlatBatch
+from engine.model.kv_cache import LayerKv
+from engine.model.kv_quant import dequantize, quantize
+from engine.model.linear import is_exact
+from engine.model.placed import placed
+from engine.model.tiles import WIDTHS, attention_widths, cuts
+
+KEYS = 64  # keys of a tile
+MAX_GATHERED = 1 << 24  # elements of K that are gathered at once
+
+
+def write(k: torch.Tensor, v: torch.Tensor, layer: LayerKv, slots: torch.Tensor) -> None:
+    """Put `k` and `v` [T, kv heads, head_dim] into `slots`; -1 goes to the scratch block."""
+    block_size = layer.k.shape[1]
+    # Floor division takes -1 to block -1, the last.
+    blocks, offsets = slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)
+    for x, kept, scales in ((k, layer.k, layer.k_scales), (v, layer.v, layer.v_scales)):
+        if scales is None:
+            kept[blocks, offsets] = x.to(kept.dtype)
+        else:
+            values, scales[blocks, offsets] = quantize(x, kept.dtype)
+            # As bytes: not every device can index FP8.
+            kept.view(torch.uint8)[blocks, offsets] = values.view(torch.uint8)
+
+
+def attend(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
+    """Causal attention of `q` [T, heads, head_dim] over each request's own tokens, same shape.
+
+    The batch's K and V must have been written. Rows of padding give numbers that mean nothing:
+    zeros beyond the spans, and what the first token of block 0 gives in a fixed batch.
+    """
+    heads, head_dim = q.shape[1:]
+    kv_heads = layer.k.shape[2]
+    group = heads // kv_heads
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    widths = attention_widths(head_dim, KEYS, wide) if is_exact(q) else WIDTHS
+    scaled = (q.to(wide) * head_dim**-0.5).view(-1, kv_heads, group, head_dim)
+    if batch.is_fixed:
+        return _fixed(scaled, layer, batch, widths).view(-1, heads, head_dim).to(q.dtype)
+    out = torch.zeros_like(scaled)
+    singles = [row for row, (_, tokens, _) in enumerate(batch.spans) if tokens == 1]
+    for rows in _bounded(singles, batch, kv_heads * head_dim):
+        at = placed([batch.spans[row][0] for row in rows], torch.int64, q.device)
+        stops = placed([batch.spans[row][2] for row in rows], torch.int64, q.device)
+        longest = max(batch.spans[row][2] for row in rows)
+        table = batch.page_table[placed(rows, torch.int64, q.device)]
+        k, v = _gather(layer, table, stops, longest, wide)
+        seen = stops[:, None].expand(-1, group)
+        out[at] = _tiles(scaled[at], k, v, seen, widths)
+    for row, (first, tokens, stop) in enumerate(batch.spans):
+        if tokens == 1:
+            continue
+        stops = placed([stop], torch.int64, q.device)
+        k, v = _gather(layer, batch.page_table[row : row + 1], stops, stop, wide)
+        done = first
+        # Rows of a tile: tokens times the query heads of one KV head.
+        for width in cuts(tokens, tuple(max(1, width // group) for width in widths)):
+            count = min(width, first + tokens - done)
+            seen = torch.arange(count, device=q.device) + (stop - tokens + done - first + 1)
+            rows_of = scaled[done : done + count].transpose(0, 1).reshape(
+                1, kv_heads, count * group, head_dim
+            )  # fmt: skip
+            keys = -(-int(stop - tokens + done - first + count) // KEYS) * KEYS
+            made = _tiles(
+                rows_of, k[:, :, :keys], v[:, :, :keys],
+                seen.repeat_interleave(group)[None], widths,
+            )  # fmt: skip
+            out[done : done + count] = made.view(kv_heads, count, group, head_dim).transpose(0, 1)
+            done += count
+    return out.view(-1, heads, head_dim).to(q.dtype)
+
+
+def _bounded(rows: list[int], batch: FlatBatch, per_token: int) -> list[list[int]]:
+    """`rows` by context, in groups whose padded K stays below MAX_GATHERED elements."""
+    groups: list[list[int]] = []
+    for row in sorted(rows, key=lambda row: batch.spans[row][2]):
+        padded = batch.spans[row][2] + KEYS
+        if groups and (len(groups[-1]) + 1) * padded * per_token <= MAX_GATHERED:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def _fixed(
+    q: torch.Tensor, layer: LayerKv, batch: FlatBatch, widths: tuple[int, ...]
+) -> torch.Tensor:
+    """Attention of one row `q` [R, kv heads, group, head_dim] a request, by what the device knows:
+    every context counts as long as the page table is wide."""
+    pages, block_size = batch.page_table.shape[1], layer.k.shape[1]
+    kv_heads, group, head_dim = q.shape[1:]
+    at_once = max(1, MAX_GATHERED // ((pages * block_size + KEYS) * kv_heads * head_dim))
+    done = []
+    for rows, table, context in zip(
+        torch.split(q, at_once),
+        torch.split(batch.page_table, at_once),
+        torch.split(batch.context_tokens, at_once),
+        strict=True,
+    ):
+        stops = context.long()
+        k, v = _gather(layer, table, stops, pages * block_size, q.dtype)
+        done.append(_tiles(rows, k, v, stops[:, None].expand(-1, group), widths))
+    return torch.cat(done)
+
+
+def _gather(
+    layer: LayerKv, table: torch.Tensor, stops: torch.Tensor, longest: int, wide: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of requests, [requests, kv heads, keys, head_dim], keys a multiple of KEYS.
+
+    `table` [requests, pages] has their pages, `longest` tokens at least. V beyond a request's
+    tokens is zero: a weight of zero times an old NaN would be NaN.
+    """
+    block_size = layer.k.shape[1]
+    keys = -(-longest // KEYS) * KEYS
+    pages = table[:, : -(-longest // block_size)].long()
+    k, v = (
+        functional.pad(x.flatten(1, 2), (0, 0, 0, 0, 0, max(0, keys - x.shape[1] * block_size)))[
+            :, :keys
+        ]
+        .to(wide)
+        .transpose(1, 2)
+        for x in (
+            _pages(layer.k, layer.k_scales, pages, wide),
+            _pages(layer.v, layer.v_scales, pages, wide),
+        )
+    )
+    beyond = torch.arange(keys, device=k.device) >= stops[:, None]
+    return k, v.masked_fill(beyond[:, None, :, None], 0.0)
+
+
+def _pages(
+    kept: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, wide: torch.dtype
+) -> torch.Tensor:
+    """Those blocks [requests, pages, token, head, head_dim]; numbers, where they were quantized."""
+    if scales is None:
+        return kept[pages]
+    return dequantize(kept.view(torch.uint8)[pages].view(kept.dtype), scales[pages], wide)
+
+
+def _tiles(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, widths: tuple[int, ...]
+) -> torch.Tensor:
+    """q [B, kv heads, N, D] over k, v [B, kv heads, keys, D]; row n sees the first seen[B, n]."""
+    many, kv_heads, count, head_dim = q.shape
+    width = next((w for w in widths if w >= count), widths[-1])
+    chunks = -(-count // width)
+    padding = chunks * width - count
+    tiles = k.shape[2] // KEYS
+    shape = (many, kv_heads, chunks, tiles)
+    rows = functional.pad(q, (0, 0, 0, padding)).view(many, kv_heads, chunks, 1, width, head_dim)
+    rows = rows.expand(*shape, width, head_dim).reshape(-1, width, head_dim)
+    k, v = (
+        x.reshape(many, kv_heads, 1, tiles, KEYS, head_dim)
+        .expand(*shape, KEYS, head_dim)
+        .reshape(-1, KEYS, head_dim)
+        for x in (k, v)
+    )
+    scores = torch.bmm(rows, k.transpose(1, 2)).view(*shape, width, KEYS)
+    limits = functional.pad(seen, (0, padding), value=1).view(many, 1, chunks, 1, width, 1)
+    at = torch.arange(tiles * KEYS, device=q.device).view(1, 1, 1, tiles, 1, KEYS)
+    scores = scores.masked_fill(at >= limits, float("-inf"))
+    weights = (scores - scores.amax((3, 5), keepdim=True)).exp()
+    sums = weights.sum(-1)
+    mixed = torch.bmm(weights.view(-1, width, KEYS), v).view(*shape, width, head_dim)
+    total, out = sums[:, :, :, 0].clone(), mixed[:, :, :, 0].clone()
+    for tile in range(1, tiles):
+        total += sums[:, :, :, tile]
+        out += mixed[:, :, :, tile]
+    out /= total[..., None]
+    return out.view(many, kv_heads, chunks * width, head_dim)[:, :, :count]

@@ -1,0 +1,141 @@
+"""Which attention a model is served with: the kernels where they can, torch elsewhere, by name.
+
+Reads no torch until `choose` is called, so that command lines know the names.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.model.config import ModelConfig
+from engine.model.errors import ModelError
+from engine.model.quantization import Quantization
+from engine.model.shard import Shard
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.model.attention_backends import Attention
+
+TORCH, KVKERNELS = "torch", "kvkernels"
+ATTENTION_BACKENDS = ("auto", TORCH, KVKERNELS)
+LEAST_CAPABILITY = (8, 0)
+KERNELS = ("append", "decode", "prefill", "shared_decode")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """A backend, and why it is not the kernels, or not in all of it. Lifetime: worker."""
+
+    backend: str = TORCH
+    why: str = ""
+
+    def __str__(self) -> str:
+        part = ", chunks of prompts by torch" if self.backend == KVKERNELS and self.why else ""
+        return f"{self.backend}{part}, because of {self.why}" if self.why else self.backend
+
+
+def choose(
+    asked: str,
+    config: ModelConfig,
+    shard: Shard,
+    device: str,
+    dtype: str,
+    quantization: Quantization,
+    block_size: int,
+) -> AttentionChoice:
+    """What computes attention for `asked`, one of ATTENTION_BACKENDS.
+
+    auto: the kernels on CUDA where they have this shape, else torch. On CPUs kvkernels are the
+    operators' plain implementations. May build the kernels' library, which takes minutes. Raises
+    ModelError where kvkernels were asked for and cannot be had, ValueError for another name.
+    """
+    if asked not in ATTENTION_BACKENDS:
+        known = ", ".join(ATTENTION_BACKENDS)
+        raise ValueError(f"attention_backend must be one of {known}, not {asked!r:.40}")
+    if asked == TORCH or (asked == "auto" and device == "cpu"):
+        return AttentionChoice()
+    why = _shape_lacks(config, shard, device, dtype, quantization, block_size)
+    why = why or _device_lacks(device)
+    if not why:
+        return AttentionChoice(KVKERNELS, _prefill_lacks(quantization))
+    if asked == KVKERNELS:
+        raise ModelError(
+            config.path,
+            f"attention_backend {KVKERNELS} cannot be: {why}",
+            "serve it with attention_backend auto or torch",
+        )
+    log.warning("attention: torch, because of %s", why)
+    return AttentionChoice(TORCH, why)
+
+
+def attention_of(backend: str) -> Attention:
+    """The backend of that name."""
+    from engine.model.attention_backends import TorchAttention
+    from engine.model.kernel_attention import KernelAttention
+
+    return KernelAttention() if backend == KVKERNELS else TorchAttention()
+
+
+def _shape_lacks(
+    config: ModelConfig,
+    shard: Shard,
+    device: str,
+    dtype: str,
+    quantization: Quantization,
+    block_size: int,
+) -> str:
+    """What of the model the kernels do not have; empty where they have all."""
+    if device == "cpu":
+        return ""
+    import torch
+
+    from engine.model.kv_quant import kv_storage
+    from kvkernels.ops import append, decode, prefill
+
+    wide: torch.dtype = getattr(torch, dtype)
+    stored = kv_storage(config, quantization.kv, device, wide)
+    heads = shard.part(config.heads)
+    kv_heads = shard.kv_heads(config.kv_heads)
+    shape = heads.stop - heads.start, kv_heads.stop - kv_heads.start, config.head_dim
+    return (
+        append.unsupported(config.head_dim, wide, stored)
+        or decode.unsupported(*shape, block_size, wide)
+        or prefill.unsupported(*shape, block_size, wide)
+    )
+
+
+def _prefill_lacks(quantization: Quantization) -> str:
+    if quantization.kv == "auto":
+        return ""
+    return f"kv_dtype {quantization.kv} (prefill reads K and V as the model has them)"
+
+
+def _device_lacks(device: str) -> str:
+    """What of the machine; empty where it has all, and then the library is loaded."""
+    if device == "cpu":
+        return ""
+    import torch
+
+    from kvkernels.cuda.build import BuildError, find_cuda
+    from kvkernels.cuda.library import LaunchError
+    from kvkernels.ops.operator import cuda_library
+
+    if not device.startswith("cuda"):
+        return f"device {device} (the kernels are for CUDA)"
+    found = torch.cuda.get_device_capability(device)
+    if found < LEAST_CAPABILITY:
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        return f"compute capability {found[0]}.{found[1]} (the kernels need {least})"
+    try:
+        if find_cuda() is None:
+            log.warning("building the CUDA kernels, once: this takes minutes")
+        functions = cuda_library().functions
+        missing = [name for name in KERNELS if not hasattr(functions, f"wr_{name}")]
+    except (BuildError, LaunchError, OSError, AttributeError) as error:
+        return f"the kernels' library: {error!s:.500}"
+    return f"the kernels' library, which lacks {', '.join(missing)}" if missing else ""

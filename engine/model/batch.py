@@ -1,0 +1,265 @@
+"""One step's tokens as flat tensors: pieces of many requests, decode and prefill mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.model.placed import host_bytes
+
+KNOWN = -1  # in place of a row of the token pool: the token is in the batch
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of one request that a step computes. Lifetime: step.
+
+    `start` tokens before `token_ids` have their KV in `block_ids`, which cover these, too.
+    `pool_row`: where a device keeps the one token, which the host does not know yet.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_ids: Sequence[int]
+    wants_logits: bool = True  # of its last token
+    wants_all: bool = False  # of all of its tokens
+    pool_row: int = KNOWN
+
+
+class Sizes(NamedTuple):
+    """How large a batch is: tokens, requests, pages of a request's row, rows with logits.
+
+    What follows is of the plan that kernels read, 0 where there is none: its length in int32, the
+    first requests, which decode, room for decode's items, and for its slots where requests share
+    pages, room for prefill's items, and 1 where requests share pages.
+    """
+
+    tokens: int
+    requests: int
+    pages: int
+    sampled: int
+    plan_words: int = 0
+    decodes: int = 0
+    decode_items: int = 0
+    decode_slots: int = 0
+    prefill_items: int = 0
+    is_shared: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        wide = 4 * self.tokens + self.sampled
+        narrow = 2 * self.requests + 1 + self.requests * self.pages
+        return 4 * self.plan_words + 8 * wide + 4 * narrow
+
+
+Span = tuple[int, int, int]  # first row, rows, context tokens
+
+
+class Saving(NamedTuple):
+    """Runs of tokens that several requests of a step read once, and KV not read for that."""
+
+    shared_prefix_groups: int = 0
+    kv_bytes_saved: int = 0
+
+
+NOTHING_SAVED = Saving()
+
+
+class Plan(NamedTuple):
+    """What kernels are to do in a step, and the sizes that say how to read it. Lifetime: step."""
+
+    words: torch.Tensor  # int32 on the host, a multiple of 4
+    decodes: int = 0
+    decode_items: int = 0
+    decode_slots: int = 0
+    prefill_items: int = 0
+    is_shared: int = 0
+    saving: Saving = NOTHING_SAVED
+
+
+class Planner(Protocol):
+    """Plans a step for kernels on the host, once for all layers."""
+
+    def __call__(self, spans: Sequence[Span], page_table: torch.Tensor, is_fixed: bool) -> Plan:
+        """Requests beyond `spans` are padding; what `is_fixed` has the sizes of its table's."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """T tokens of R requests, S of which want logits. Lifetime: step.
+
+    A slot is block_id * block_size + offset, -1 for padding, which is computed and kept nowhere.
+    `spans` has (first row, rows, context tokens) of each request on the CPU, so that kernels
+    are chosen without asking the device. A batch that is fixed has one token a request, and tensors
+    whose sizes say nothing of its requests: then kernels read no spans. All tensors are views of
+    `data`, so that one copy moves them.
+    """
+
+    token_ids: torch.Tensor  # int64[T]
+    positions: torch.Tensor  # int64[T]
+    slots: torch.Tensor  # int64[T]
+    pool_rows: torch.Tensor  # int64[T], of the token pool where the token is there, else KNOWN
+    query_starts: torch.Tensor  # int32[R + 1]
+    context_tokens: torch.Tensor  # int32[R], this step's included
+    page_table: torch.Tensor  # int32[R, pages of the longest]
+    sample_rows: torch.Tensor  # int64[S], rows of T
+    plan: torch.Tensor  # int32[plan words], at a multiple of 16 bytes
+    spans: tuple[Span, ...]
+    sizes: Sizes
+    data: torch.Tensor  # uint8
+    saving: Saving = NOTHING_SAVED
+    is_fixed: bool = False
+
+    @classmethod
+    def over(cls, data: torch.Tensor, sizes: Sizes, spans: tuple[Span, ...]) -> FlatBatch:
+        """The batch whose tensors lie in `data`, uint8[sizes.nbytes]."""
+        tokens, requests, pages, sampled, plan_words = sizes[:5]
+        plan, wide_bytes, narrow_bytes = torch.split(
+            data,
+            [4 * plan_words, 8 * (4 * tokens + sampled), 4 * (2 * requests + 1 + requests * pages)],
+        )
+        wide, narrow = wide_bytes.view(torch.int64), narrow_bytes.view(torch.int32)
+        ids, positions, slots, rows, sample_rows = torch.split(
+            wide, [tokens, tokens, tokens, tokens, sampled]
+        )
+        starts, context, table = torch.split(narrow, [requests + 1, requests, requests * pages])
+        return cls(
+            token_ids=ids,
+            positions=positions,
+            slots=slots,
+            pool_rows=rows,
+            query_starts=starts,
+            context_tokens=context,
+            page_table=table.view(requests, pages),
+            sample_rows=sample_rows,
+            plan=plan.view(torch.int32),
+            spans=spans,
+            sizes=sizes,
+            data=data,
+        )
+
+    def on(self, device: str | torch.device) -> FlatBatch:
+        """The same on `device`; from pinned memory the host does not wait for it."""
+        if self.data.device == torch.device(device):
+            return self
+        data = self.data.to(device, non_blocking=True)
+        return replace(FlatBatch.over(data, self.sizes, self.spans), is_fixed=self.is_fixed)
+
+
+def flat_batch(
+    pieces: Sequence[Piece], block_size: int, device: str = "cpu", planner: Planner | None = None
+) -> FlatBatch:
+    """Lay `pieces` one after another, in order; logits come back in that order, too.
+
+    It lies on the host, ready to go to `device` (`FlatBatch.on`), with the plan of a `planner`.
+    Raises ValueError for a piece without tokens, or whose blocks do not cover its tokens.
+    """
+    if not pieces:
+        raise ValueError("a batch needs at least one piece")
+    pages = max(pages_of(piece, block_size) for piece in pieces)
+    return _laid_out(pieces, pages, 0, block_size, device, planner, is_fixed=False)
+
+
+def fixed_batch(
+    pieces: Sequence[Piece],
+    rows: int,
+    pages: int,
+    block_size: int,
+    device: str = "cpu",
+    planner: Planner | None = None,
+) -> FlatBatch:
+    """Decodes, one token each, padded to `rows` requests of `pages` pages each.
+
+    Rows of padding write nowhere and read the first token of block 0; nobody reads what they give.
+    Raises ValueError for pieces of other sizes, more of them, or longer ones.
+    """
+    if len(pieces) > rows or any(len(piece.token_ids) != 1 for piece in pieces):
+        raise ValueError(f"{len(pieces)} pieces are not at most {rows} of one token each")
+    if any(pages_of(piece, block_size) > pages for piece in pieces):
+        raise ValueError(f"a piece ends beyond {pages} pages of {block_size} tokens")
+    padding = rows - len(pieces)
+    return _laid_out(pieces, pages, padding, block_size, device, planner, is_fixed=True)
+
+
+def pages_of(piece: Piece, block_size: int) -> int:
+    """Blocks up to its last token."""
+    return -(-(piece.start + len(piece.token_ids)) // block_size)
+
+
+def _laid_out(
+    pieces: Sequence[Piece],
+    pages: int,
+    padding: int,
+    block_size: int,
+    device: str,
+    planner: Planner | None,
+    is_fixed: bool,
+) -> FlatBatch:
+    """`pieces`, then `padding` requests of one token that is kept nowhere."""
+    ids, positions, slots, rows = list[int](), list[int](), list[int](), list[int]()
+    starts, sample_rows, spans = [0], list[int](), list[Span]()
+    for number, piece in enumerate(pieces):
+        count, stop = len(piece.token_ids), piece.start + len(piece.token_ids)
+        _check(number, piece, block_size)
+        spans.append((len(ids), count, stop))
+        ids.extend(piece.token_ids)
+        positions.extend(range(piece.start, stop))
+        blocks = piece.block_ids
+        slots.extend(
+            blocks[at // block_size] * block_size + at % block_size
+            for at in range(piece.start, stop)
+        )
+        rows.extend([piece.pool_row] * count)
+        starts.append(len(ids))
+        if piece.wants_all:
+            sample_rows.extend(range(starts[-2], starts[-1]))
+        elif piece.wants_logits:
+            sample_rows.append(len(ids) - 1)
+    beyond = range(len(ids), len(ids) + padding)
+    table = _table(pieces, len(pieces) + padding, pages, block_size)
+    plan = planner(spans, table, is_fixed) if planner else Plan(torch.empty(0, dtype=torch.int32))
+    rows_wanted = len(sample_rows) + padding
+    sizes = Sizes(
+        *(len(ids) + padding, len(table), pages, rows_wanted), len(plan.words), *plan[1:-1]
+    )
+    kept = () if is_fixed else tuple(spans)
+    made = FlatBatch.over(host_bytes(sizes.nbytes, device), sizes, kept)
+    for field, values in (
+        (made.token_ids, ids + [0] * padding),
+        (made.positions, positions + [0] * padding),
+        (made.slots, slots + [-1] * padding),
+        (made.pool_rows, rows + [KNOWN] * padding),
+        (made.sample_rows, [*sample_rows, *beyond]),
+        (made.query_starts, [*starts, *(at + 1 for at in beyond)]),
+        (made.context_tokens, [stop for _, _, stop in spans] + [1] * padding),
+        (made.page_table, table),
+        (made.plan, plan.words),
+    ):
+        field.numpy()[:] = values
+    return replace(made, saving=plan.saving, is_fixed=is_fixed)
+
+
+def _table(pieces: Sequence[Piece], rows: int, pages: int, block_size: int) -> torch.Tensor:
+    """Each piece's blocks up to its last token; elsewhere block 0, which nobody reads."""
+    table = torch.zeros(rows, pages, dtype=torch.int32)
+    cells = table.numpy()
+    for row, piece in enumerate(pieces):
+        count = pages_of(piece, block_size)
+        cells[row, :count] = piece.block_ids[:count]
+    return table
+
+
+def _check(number: int, piece: Piece, block_size: int) -> None:
+    tokens, stop = len(piece.token_ids), piece.start + len(piece.token_ids)
+    if tokens == 0 or piece.start < 0:
+        raise ValueError(f"piece {number} has {tokens} tokens from position {piece.start}")
+    if len(piece.block_ids) * block_size < stop:
+        raise ValueError(
+            f"piece {number} ends at token {stop}, its {len(piece.block_ids)} blocks of "
+            f"{block_size} do not hold that"
+        )

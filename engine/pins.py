@@ -1,0 +1,141 @@
+"""Prefixes that an operator pins: they stay in the cache until their time is over.
+
+A pin is one more holder of blocks beside the requests. It names them by their chain; those that
+are not in the cache yet it holds as soon as somebody has computed them. The share counts all that
+is wanted, there or not, so nothing that was pinned ever has to give way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal
+
+from engine.block_pool import BlockPool
+
+MAX_PINS = 1024
+PinRefusal = Literal["pins_off", "pin_share", "too_many_pins", "too_short", "not_cached"]
+
+
+class PinRefused(Exception):  # noqa: N818 - an answer, not a failure
+    """`reason` is a code, `message` is for people."""
+
+    def __init__(self, reason: PinRefusal, message: str) -> None:
+        super().__init__(message)
+        self.reason: PinRefusal = reason
+        self.message = message
+
+
+@dataclass(slots=True)
+class Pin:
+    """One pinned prefix. Lifetime: until it is taken back or `until_s`."""
+
+    chain: tuple[int, ...]  # chain hashes from the first block of the prompt on
+    until_s: float = inf
+    block_ids: list[int] = field(default_factory=list)  # held: the leading ones of `chain`
+    epoch: int = 0  # of the pool, when they were taken
+
+    @property
+    def name(self) -> int:
+        """The chain hash of its last block."""
+        return self.chain[-1]
+
+
+class Pins:
+    """Who wants which blocks of `pool`; lifetime: worker. At most `max_blocks` of them."""
+
+    def __init__(self, pool: BlockPool, max_blocks: int) -> None:
+        self.max_blocks = max_blocks
+        self._pool = pool
+        self._pins: dict[int, Pin] = {}
+        self._wanted: Counter[int] = Counter()  # how many pins want a chain hash
+
+    @property
+    def all(self) -> list[Pin]:
+        """In the order in which they were made."""
+        return list(self._pins.values())
+
+    @property
+    def spared_tokens(self) -> int:
+        """KV tokens that requests can count on, whatever is pinned."""
+        return (self._pool.blocks - self.max_blocks) * self._pool.block_size
+
+    @property
+    def wanted_blocks(self) -> int:
+        """Blocks of all pins, in the cache or not; a shared one counts once."""
+        return len(self._wanted)
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that pins keep in the cache."""
+        return len({block for pin in self._pins.values() for block in pin.block_ids})
+
+    def chain_to(self, block_hash: int) -> list[int]:
+        """The chain that ends with a pinned or cached block. Raises PinRefused."""
+        pin = self._pins.get(block_hash)
+        if pin is not None:
+            return list(pin.chain)
+        try:
+            return self._pool.chain_to(block_hash)
+        except KeyError:
+            message = f"no cached block has the chain hash {block_hash}: pin by the prompt"
+            raise PinRefused("not_cached", message) from None
+
+    def pin(self, chain: Sequence[int], until_s: float) -> Pin:
+        """Keep the blocks of `chain`, a prompt's from its first on, until `until_s`; what is
+        pinned already gets that end. Raises PinRefused."""
+        if not self.max_blocks:
+            message = "this worker pins nothing: start it with --pinned-share above 0"
+            raise PinRefused("pins_off", message)
+        if not chain:
+            message = "the prefix does not fill one block, and only whole blocks are cached"
+            raise PinRefused("too_short", message)
+        pin = self._pins.get(chain[-1])
+        if pin is None:
+            self._check_room(chain)
+            pin = self._pins[chain[-1]] = Pin(tuple(chain))
+            self._wanted.update(chain)
+        pin.until_s = until_s
+        self._top_up(pin)
+        return pin
+
+    def unpin(self, name: int) -> bool:
+        """Keep the prefix that ends with `name` no longer; False if it was not pinned."""
+        pin = self._pins.pop(name, None)
+        if pin is None:
+            return False
+        self._wanted -= Counter(pin.chain)  # leaves out what nobody wants
+        self._pool.release(pin.block_ids)
+        return True
+
+    def advance(self, now_s: float) -> None:
+        """Time has come to `now_s`: pins end, and in the pool durations of worth. What became
+        visible since the last call is held, so call it before anything can be evicted."""
+        self._pool.advance(now_s)
+        for pin in self.all:
+            if pin.until_s <= now_s:
+                self.unpin(pin.name)
+            elif len(pin.block_ids) < len(pin.chain) or pin.epoch != self._pool.epoch:
+                self._top_up(pin)
+
+    def _top_up(self, pin: Pin) -> None:
+        pool, before = self._pool, pin.block_ids
+        hit = pool.hit(pin.chain)
+        if pin.epoch == pool.epoch and hit == len(before):
+            return
+        # Taken before the others are let go: they are mostly the same.
+        pin.block_ids, pin.epoch = pool.acquire(pin.chain, hit), pool.epoch
+        pool.release(before)
+
+    def _check_room(self, chain: Sequence[int]) -> None:
+        fresh = sum(block_hash not in self._wanted for block_hash in chain)
+        if self.wanted_blocks + fresh > self.max_blocks:
+            raise PinRefused(
+                "pin_share",
+                f"{fresh} more blocks beside the {self.wanted_blocks} pinned ones exceed the "
+                f"{self.max_blocks} of --pinned-share: unpin something, or raise it",
+            )
+        if len(self._pins) >= MAX_PINS:
+            raise PinRefused("too_many_pins", f"{MAX_PINS} prefixes are pinned: unpin some")

@@ -1,0 +1,135 @@
+"""Steps on a device, in order: batch, logits, tokens, and those left where the next one looks.
+
+On a GPU nothing here waits for what was launched, so that a step is launched while the one before
+it computes; `Launched.wait` is for another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.model.batch import FlatBatch, Planner, flat_batch
+from engine.model.placed import is_cuda
+from engine.request import Request
+from engine.runner.graphs import DecodeGraphs
+from engine.runner.token_pool import TokenPool
+from engine.runner.work import LaidOut, work_of
+from engine.sampling.torch_sampler import NOTHING, Sampled, Sampler, TokenLogprobs
+from engine.scheduler_types import Step
+
+
+class Chosen(NamedTuple):
+    """One request's token of a step; -1 where its logits are no numbers."""
+
+    request: Request
+    token: int
+    logprobs: TokenLogprobs | None
+
+
+class Model(Protocol):
+    """What a step is computed with."""
+
+    def logits(self, batch: FlatBatch) -> torch.Tensor:
+        """[S, vocab] of the batch's sample rows; K and V of its tokens are kept."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that computes, or has. Lifetime: step."""
+
+    sampled: list[Request]
+    made: Sampled | None = None  # None: a step that stays short of every prompt's end
+    event: torch.cuda.Event | None = None  # passed when `made` is there
+
+    def tokens(self) -> Mapping[int, int]:
+        """Waits; the tokens by request id."""
+        if self.made is None:
+            return NOTHING
+        self._synchronize()
+        ids = self.made.ids.tolist()
+        return {one.request_id: token for one, token in zip(self.sampled, ids, strict=True)}
+
+    def wait(self) -> list[Chosen]:
+        """Waits; each sampled request's token."""
+        if self.made is None:
+            return []
+        self._synchronize()
+        rows = zip(self.sampled, self.made.ids.tolist(), self.made.logprobs, strict=True)
+        return [Chosen(*row) for row in rows]
+
+    def _synchronize(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
+
+
+class Compute:
+    """A model, a sampler and the tokens between them. Lifetime: worker.
+
+    `lay_out` is the event loop's, `enter` and `launch` the model's thread's; `rows`: requests that
+    may run at once. `graphs` take the steps of decodes that they have room for. `planner`: of what
+    the model's kernels read.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sampler: Sampler,
+        rows: int,
+        block_size: int,
+        device: str = "cpu",
+        graphs: DecodeGraphs | None = None,
+        planner: Planner | None = None,
+    ) -> None:
+        self.is_later = is_cuda(device)  # what is launched is waited for in another thread
+        self._model = model
+        self._sampler = sampler
+        self._pool = TokenPool(rows, device)
+        self._block_size = block_size
+        self._device = device
+        self._graphs = graphs
+        self._planner = planner
+        self._before = Launched([])
+
+    def enter(self) -> None:
+        """First in the thread that launches: events are recorded on its device."""
+        if self.is_later:
+            torch.cuda.set_device(self._device)
+
+    def lay_out(self, step: Step) -> LaidOut:
+        """`step`, just scheduled, as the model takes it."""
+        work = work_of(step, self._pool)
+        graph = None
+        if self._graphs is not None:
+            graph = self._graphs.use(work.pieces, bool(step.chunks))
+            if graph == "hit":
+                return LaidOut(work, self._graphs.lay_out(work.pieces), graph)
+        batch = flat_batch(work.pieces, self._block_size, self._device, self._planner)
+        return LaidOut(work, batch, graph)
+
+    def launch(self, step: LaidOut) -> Launched:
+        """Compute a step after all those launched before it. Raises what the model raises."""
+        before, self._before = self._before, Launched([])
+        work, logits = step.work, self._logits(step.batch)
+        if not work.sampled:
+            return self._before
+        logits = logits[: len(work.sampled)]
+        sampled = self._sampler.sample(logits, work.sampled, work.positions, before.tokens)
+        self._pool.keep(work.rows, sampled.ids)
+        made, event = sampled.fetched(), None
+        if self.is_later:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._before = Launched(work.sampled, made, event)
+        return self._before
+
+    def _logits(self, batch: FlatBatch) -> torch.Tensor:
+        if batch.is_fixed and self._graphs is not None:
+            return self._graphs.logits(batch, self._pool.fill)
+        batch = batch.on(self._device)
+        self._pool.fill(batch)
+        return self._model.logits(batch)

@@ -1,0 +1,116 @@
+"""Steps of decodes at fixed sizes on fixed buffers: CUDA graphs, where there is CUDA.
+
+A graph replays what was launched once, on the same memory: so a step is padded to the next size,
+and one copy refreshes what the kernels read. Anywhere else the same function is called on the same
+buffers, which saves nothing and is how CPUs try all of it but the capture (torch.cuda.graph).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from engine.model.batch import FlatBatch, Piece, Planner, fixed_batch, pages_of
+from engine.model.placed import is_cuda
+
+# Of context. Torch reads as much for every row; kernels do not, but their buffers are that large.
+GRAPH_TOKENS, KERNEL_GRAPH_TOKENS = 2048, 8192
+WARM_UPS = 2  # before a capture: libraries choose and allocate as they are first called
+
+# Why a step was one of a graph or not: it had chunks of prompts, or too long a context.
+GraphUse = Literal["hit", "chunks", "graph_limit"]
+
+log = logging.getLogger(__name__)
+
+
+def graph_rows(most: int) -> list[int]:
+    """The sizes up to `most` decodes: 1, 2, 4, 8, then every 16th, and `most`."""
+    return sorted({rows for rows in (1, 2, 4, 8, *range(16, most, 16)) if rows < most} | {most})
+
+
+class DecodeGraphs:
+    """Decodes of up to `rows` requests with contexts of up to `max_tokens`. Lifetime: worker.
+
+    `forward(batch)` gives the logits of a fixed batch, [rows, `vocab`], as `dtype`. All graphs
+    share their memory: one is replayed at a time, and what leaves it is copied out.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[FlatBatch], torch.Tensor],
+        rows: int,
+        max_tokens: int,
+        block_size: int,
+        vocab: int,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        tell: Callable[[str], None] = log.info,
+        planner: Planner | None = None,
+    ) -> None:
+        begun_s = time.monotonic()
+        self._forward = forward
+        self._planner = planner
+        longest = GRAPH_TOKENS if planner is None else KERNEL_GRAPH_TOKENS
+        self._pages = -(-min(max_tokens, longest) // block_size)
+        self._block_size = block_size
+        self._device = device
+        self._sizes = graph_rows(rows)
+        self._made = torch.zeros(rows, vocab, dtype=dtype, device=device)
+        self._memory = torch.cuda.graph_pool_handle() if is_cuda(device) else None
+        # The largest first: the others find room in its memory.
+        self._graphs = {size: self._captured(size) for size in reversed(self._sizes)}
+        tell(
+            f"{len(self._sizes)} graphs of 1..{rows} decodes with up to "
+            f"{self._pages * block_size} tokens each, in {time.monotonic() - begun_s:.1f} s"
+        )
+
+    def use(self, pieces: Sequence[Piece], has_chunks: bool) -> GraphUse:
+        """Whether a graph has room for a step of `pieces`, or why not."""
+        if has_chunks:
+            return "chunks"
+        longest = max(pages_of(piece, self._block_size) for piece in pieces)
+        fits = longest <= self._pages and len(pieces) <= self._sizes[-1]
+        return "hit" if fits else "graph_limit"
+
+    def lay_out(self, pieces: Sequence[Piece]) -> FlatBatch:
+        """`pieces`, of a hit, padded to the next size; on the host."""
+        return self._fixed(pieces, self._sizes[bisect_left(self._sizes, len(pieces))])
+
+    def _fixed(self, pieces: Sequence[Piece], rows: int) -> FlatBatch:
+        return fixed_batch(pieces, rows, self._pages, self._block_size, self._device, self._planner)
+
+    def logits(self, batch: FlatBatch, fill: Callable[[FlatBatch], None]) -> torch.Tensor:
+        """[rows, vocab] of what `lay_out` gave, padding included; true until the next call.
+
+        `fill` puts tokens into the batch that it lacks, where it is computed.
+        """
+        static, replay = self._graphs[len(batch.token_ids)]
+        static.data.copy_(batch.data, non_blocking=True)
+        fill(static)
+        replay()
+        return self._made[: len(batch.token_ids)]
+
+    def _captured(self, rows: int) -> tuple[FlatBatch, Callable[[], None]]:
+        """A graph's buffers, and what computes them anew."""
+        static = self._fixed([], rows).on(self._device)
+
+        def run() -> None:
+            self._made[:rows].copy_(self._forward(static))
+
+        if self._memory is None:
+            return static, run
+        beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_UPS):
+                run()
+        torch.cuda.current_stream(self._device).wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            run()
+        return static, graph.replay

@@ -1,0 +1,174 @@
+"""Rank 0's side of a group: starts the other ranks as processes, gives each every batch.
+
+Batches go down the ranks' standard inputs: a rank that waits there waits as long as it must, and
+sees at once when rank 0 is gone. A rank that ends, or does nothing for `RankSpec.step_s`, ends the
+group: every step after that fails, and the engine with it (`runner.py`, exit code 3).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgspec
+import torch
+
+from engine.model.batch import FlatBatch
+from engine.runner.pipes import RankStuck, give, line_of
+from engine.runner.ranks import RankModel, RankSpec
+from engine.runner.wire import batch_bytes
+
+READY = b"ready\n"
+END_S = 10.0  # for ranks to end by themselves
+LOAD_S = 600.0  # for the others to load, when rank 0 has
+
+log = logging.getLogger(__name__)
+
+
+class GroupLost(RuntimeError):  # noqa: N818 - what happened, not a kind of mistake
+    """A rank is gone, and with it a part of the model."""
+
+
+class Group:
+    """The ranks of one worker. Lifetime: worker; `close` ends their processes."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        """`spec` of rank 0; its port is chosen here. Returns when every rank has loaded.
+
+        Raises what loading raises, or GroupLost where another rank could not.
+        """
+        spec = replace(spec, rank=0, port=_free_port())
+        size = spec.tp_size * spec.pp_size
+        self.stages = spec.pp_size
+        self._step_s = spec.step_s
+        self._lost = ""
+        self._others = [_start(replace(spec, rank=rank)) for rank in range(1, size)]
+        try:
+            self._model = self._meet(spec)
+            for rank, process in enumerate(self._others, 1):
+                if _said(rank, process) != READY:
+                    raise GroupLost(f"rank {rank} ended while it loaded: see its log above")
+        except BaseException:
+            self._kill()
+            raise
+
+    def _meet(self, spec: RankSpec) -> RankModel:
+        """Load rank 0, unless another one ends meanwhile: it would be waited for, for minutes."""
+        made: Future[RankModel] = Future()
+        threading.Thread(target=_fulfil, args=(made, lambda: RankModel(spec)), daemon=True).start()
+        while True:
+            if wait([made], 0.1).done:  # not by result's TimeoutError: loading may raise one, too
+                return made.result()
+            for rank, process in enumerate(self._others, 1):
+                if process.poll() is not None:
+                    why = f"rank {rank} ended with code {process.returncode} while it loaded"
+                    raise GroupLost(f"{why}: see its log above")
+
+    def logits(self, batch: FlatBatch) -> torch.Tensor:
+        """As of a whole model. Raises GroupLost once a rank is gone."""
+        return self.begin(batch)()
+
+    def begin(self, batch: FlatBatch) -> Callable[[], torch.Tensor]:
+        """Compute rank 0's part of a step; what waits for the others and gives the logits.
+
+        With stages the next step may begin before that; call it for each step, in order, from one
+        thread. Both raise GroupLost once a rank is gone.
+        """
+        sampled = len(batch.sample_rows)
+        with self._together():
+            self._give(batch)
+            made = self._model.compute(batch)
+
+        def end() -> torch.Tensor:
+            with self._together():
+                return self._model.logits(sampled) if made is None else made
+
+        return end
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Whatever ends this early, the ranks are in different steps from then on."""
+        if self._lost:
+            raise GroupLost(self._lost)
+        try:
+            yield
+        except BaseException as error:
+            why = str(error) if isinstance(error, GroupLost) else f"{error or type(error).__name__}"
+            self._lost = f"the ranks no longer work together: {why}"
+            if isinstance(error, OSError | RuntimeError):
+                raise GroupLost(self._lost) from error
+            raise
+
+    def _give(self, batch: FlatBatch) -> None:
+        data = batch_bytes(batch)
+        for rank, process in enumerate(self._others, 1):
+            if process.poll() is not None:
+                raise GroupLost(f"rank {rank} ended with code {process.returncode}")
+            try:
+                give(process, data, self._step_s)
+            except RankStuck as error:
+                raise GroupLost(f"rank {rank} {error}") from error
+
+    def close(self) -> None:
+        """Let the other ranks end, and leave the group. Those of a lost one wait for each other:
+        they are not waited for."""
+        if self._lost:
+            self._kill()
+        for process in self._others:
+            assert process.stdin is not None
+            try:
+                process.stdin.close()
+            except OSError:
+                log.debug("rank process %d was gone already", process.pid)
+        with ThreadPoolExecutor(max(1, len(self._others))) as threads:
+            list(threads.map(_ended, self._others))
+        self._model.close()
+
+    def _kill(self) -> None:
+        for process in self._others:
+            process.kill()
+            process.wait()
+
+
+def _said(rank: int, process: subprocess.Popen[bytes]) -> bytes:
+    try:
+        return line_of(process, LOAD_S)
+    except RankStuck as error:
+        raise GroupLost(f"rank {rank} {error}") from error
+
+
+def _fulfil(made: Future[RankModel], make: Callable[[], RankModel]) -> None:
+    try:
+        made.set_result(make())
+    except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+        made.set_exception(error)
+
+
+def _start(spec: RankSpec) -> subprocess.Popen[bytes]:
+    """Another rank; what it logs goes where our own log does."""
+    command = [sys.executable, "-m", "engine.runner.rank", msgspec.json.encode(spec).decode()]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        log.warning("a rank did not end in %.0f s and was killed", END_S)
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    """A port for the store where ranks meet, on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

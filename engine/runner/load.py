@@ -1,0 +1,257 @@
+"""A model folder to a runner: what fits is counted first, then weights are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine.block_pool import BlockPool
+from engine.capacity import Capacity, Limits, fit
+from engine.model.attention_choice import KVKERNELS, AttentionChoice, attention_of, choose
+from engine.model.batch import FlatBatch, Planner
+from engine.model.checkpoint import Checkpoint
+from engine.model.config import DTYPE_BYTES, ModelConfig, read_config
+from engine.model.errors import ModelError
+from engine.model.kernel_plan import KernelPlanner
+from engine.model.kv_cache import KvCache
+from engine.model.placed import is_cuda
+from engine.model.quantization import PLAIN, Quantization
+from engine.model.shard import Shard
+from engine.model.transformer import Transformer
+from engine.request import Request
+from engine.runner.compute import Compute
+from engine.runner.graphs import DecodeGraphs
+from engine.runner.group import Group
+from engine.runner.needs import needs_of
+from engine.runner.ranks import RankSpec
+from engine.runner.runner import RealRunner
+from engine.runner.stages import StagedCompute
+from engine.sampling.torch_sampler import Sampler
+from engine.scheduler import Scheduler
+from engine.scheduler_types import Output, SchedulerSettings, Step
+from engine.timed import LoopClock
+from engine.wire.hf import HfTokenizer
+from kvkernels.ops.shared_costs import AttentionShape
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """How steps are run; None: only on a GPU. `overlap`: one is scheduled while another computes,
+    and stages compute different ones at a time. `cuda_graphs`: steps of decodes are padded to
+    fixed sizes and replayed."""
+
+    overlap: bool | None = None
+    cuda_graphs: bool | None = None
+
+    def overlaps(self, device: str) -> bool:
+        """What is done on `device`."""
+        return is_cuda(device) if self.overlap is None else self.overlap
+
+    def has_graphs(self, device: str) -> bool:
+        """The same."""
+        return is_cuda(device) if self.cuda_graphs is None else self.cuda_graphs
+
+
+PLAIN_STEPS = StepSettings()
+TORCH_ATTENTION = AttentionChoice()
+
+
+class Computing:
+    """Weights and the KV cache that they fill, in this process. Lifetime: worker."""
+
+    def __init__(self, transformer: Transformer, kv: KvCache) -> None:
+        self._transformer = transformer
+        self._kv = kv
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """Of what `logits` gives."""
+        return torch.float64 if self._transformer.dtype == torch.float64 else torch.float32
+
+    def logits(self, batch: FlatBatch) -> torch.Tensor:
+        return self._transformer.forward(batch, self._kv)
+
+    def close(self) -> None:
+        """Nothing: memory goes with the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready. Lifetime: worker."""
+
+    config: ModelConfig
+    tokenizer: HfTokenizer
+    capacity: Capacity
+    scheduler: SchedulerSettings
+    device: str
+    model: Computing | Group
+    steps: StepSettings = PLAIN_STEPS
+    attention: AttentionChoice = TORCH_ATTENTION
+    planner: Planner | None = None  # of what the kernels read, where they are the attention
+    tell: Callable[[str], None] = log.info
+
+    def runner(
+        self,
+        pool: BlockPool,
+        on_step: Callable[[Step, list[Output], float], None],
+        on_failed: Callable[[Sequence[Request], str], None],
+    ) -> RealRunner:
+        """The runner of a worker with `pool`, which has the capacity's blocks."""
+        # The last layer may be wider than the vocabulary; nobody can read those ids.
+        sampler = Sampler(self.tokenizer.vocab)
+        terms = sampler, self.scheduler.max_batch_size, pool.block_size, self.device
+        overlaps = self.steps.overlaps(self.device)
+        steps = 2
+        compute: StagedCompute | None = None
+        if isinstance(self.model, Group) and self.model.stages > 1:
+            steps = self.model.stages
+            compute = StagedCompute(self.model, *terms, self.planner)
+        scheduler = Scheduler(
+            self.scheduler,
+            pool,
+            steps_in_flight=steps if overlaps else 1,
+            runs_ahead=compute is None,
+        )
+        return RealRunner(
+            scheduler,
+            compute
+            or Compute(
+                *(self.model, *terms, self._graphs(self.scheduler.max_batch_size), self.planner)
+            ),
+            on_step,
+            on_failed,
+            LoopClock(),
+        )
+
+    def _graphs(self, rows: int) -> DecodeGraphs | None:
+        """Captured here and now, unless other processes have a part in each step."""
+        if not self.steps.has_graphs(self.device) or isinstance(self.model, Group):
+            return None
+        return DecodeGraphs(
+            self.model.logits,
+            rows,
+            self.scheduler.max_model_tokens,
+            self.capacity.block_size,
+            self.config.vocab,
+            self.model.logits_dtype,
+            self.device,
+            self.tell,
+            self.planner,
+        )
+
+
+def load(
+    directory: Path,
+    limits: Limits,
+    scheduler: SchedulerSettings,
+    device: str = "cpu",
+    dtype: str = "auto",
+    threads: int | None = None,
+    on_capacity: Callable[[Capacity, AttentionChoice], None] = lambda capacity, attention: None,
+    quantization: Quantization = PLAIN,
+    tp_size: int = 1,
+    pp_size: int = 1,
+    memory_bytes: int | None = None,
+    steps: StepSettings = PLAIN_STEPS,
+    attention: str = "auto",
+) -> Loaded:
+    """Read the folder; `on_capacity` is told what fits, and by what, before weights are read.
+
+    `dtype` auto: float32 on a CPU, where it is as fast and exact, else the checkpoint's own.
+    `threads`: of this process's matrix products on CPUs; None: torch's choice.
+    `quantization`: weights and KV in fewer bits. `tp_size` ranks cut every layer, `pp_size` stages
+    share the layers: that many processes in all, on a GPU each where `device` is cuda.
+    `memory_bytes`: what this instance may use, weights included; None: all that is available.
+    `steps`: how they follow each other. `attention`: of `attention_choice.ATTENTION_BACKENDS`.
+    Raises ModelError (a ValueError) or OSError for the folder, CapacityError for the memory,
+    GroupLost (a RuntimeError) where another rank could not load.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    config = read_config(directory)
+    tokenizer = _tokenizer(directory, config)
+    needs = needs_of(config, directory, limits, device, dtype, quantization, tp_size, pp_size)
+    limits, name = needs.limits, needs.dtype
+    room_bytes = needs.memory_bytes if memory_bytes is None else memory_bytes
+    capacity = fit(room_bytes, needs.footprint, limits)
+    shard = Shard(0, tp_size)  # others have as many heads
+    chosen = choose(attention, config, shard, device, name, quantization, limits.block_size)
+    on_capacity(capacity, chosen)
+    model = _model(
+        RankSpec(
+            directory=str(directory),
+            rank=0,
+            tp_size=tp_size,
+            pp_size=pp_size,
+            device=device,
+            dtype=name,
+            max_tokens=limits.max_model_tokens,
+            blocks=capacity.blocks,
+            block_size=capacity.block_size,
+            threads=threads,
+            weights=quantization.weights,
+            kv=quantization.kv,
+            attention=chosen.backend,
+        ),
+        config,
+    )
+    scheduler = replace(scheduler, max_model_tokens=limits.max_model_tokens)
+    planner = _planner(chosen, config, shard, capacity, name, quantization)
+    return Loaded(config, tokenizer, capacity, scheduler, device, model, steps, chosen, planner)
+
+
+def _model(spec: RankSpec, config: ModelConfig) -> Computing | Group:
+    """Weights read and room for KV made: here, or in as many processes as `spec` says."""
+    if spec.tp_size * spec.pp_size > 1:
+        return Group(spec)
+    device, dtype = spec.device, getattr(torch, spec.dtype)
+    quantization = Quantization(spec.weights, spec.kv)
+    with Checkpoint(Path(spec.directory)) as checkpoint:
+        transformer = Transformer(
+            config, checkpoint, device, dtype,
+            max_tokens=spec.max_tokens, quantization=quantization,
+            attention=attention_of(spec.attention),
+        )  # fmt: skip
+    kv = KvCache(config, spec.blocks, spec.block_size, device, dtype, kv=spec.kv)
+    return Computing(transformer, kv)
+
+
+def _planner(
+    chosen: AttentionChoice,
+    config: ModelConfig,
+    shard: Shard,
+    capacity: Capacity,
+    dtype: str,
+    quantization: Quantization,
+) -> Planner | None:
+    if chosen.backend != KVKERNELS:
+        return None
+    heads, kv_heads = shard.part(config.heads), shard.kv_heads(config.kv_heads)
+    counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start
+    shape = AttentionShape(*counts, config.head_dim, DTYPE_BYTES[dtype], config.layers)
+    blocks = capacity.blocks, capacity.block_size
+    return KernelPlanner(shape, *blocks, quantization.kv != "auto", shard.tp_size)
+
+
+def _tokenizer(directory: Path, config: ModelConfig) -> HfTokenizer:
+    path = directory / "tokenizer.json"
+    try:
+        tokenizer = HfTokenizer(directory)
+    except OSError as error:
+        raise ModelError(path, f"cannot be read: {error}", "copy it from the model") from error
+    except ValueError as error:
+        advice = "copy its tokenizer and chat template from the model"
+        raise ModelError(directory, str(error), advice) from error
+    if tokenizer.vocab > config.vocab:
+        raise ModelError(
+            path,
+            f"has {tokenizer.vocab} ids, the model {config.vocab}",
+            "the two belong to different models: copy both from one",
+        )
+    return tokenizer

@@ -1,0 +1,161 @@
+"""What a model in a folder takes on a device, and what there is: read from shapes, no weights.
+
+Memory and limits are those of one moment: whoever starts next to others asks before they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+import torch
+
+from engine.capacity import Footprint, Limits
+from engine.model.checkpoint import Checkpoint
+from engine.model.config import DTYPE_BYTES, ModelConfig
+from engine.model.errors import ModelError
+from engine.model.kv_quant import kv_storage
+from engine.model.linear import MAX_WIDENED
+from engine.model.names import EMBEDDING
+from engine.model.quantization import PLAIN, Quantization
+from engine.model.shard import Shard
+from engine.model.weights import expected
+
+CPU_KV_TOKENS = 65_536  # unless told otherwise: a machine's memory is not the engine's alone
+SAMPLING_COPIES = 4  # of the logits that filters and draws work on
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What `fit` asks. Lifetime: start of a process."""
+
+    memory_bytes: int  # that may be taken on the device, now
+    footprint: Footprint
+    limits: Limits  # within what the model and a shared machine can do
+    dtype: str
+
+
+def needs_of(
+    config: ModelConfig,
+    directory: Path,
+    limits: Limits,
+    device: str,
+    dtype: str,
+    quantization: Quantization,
+    tp_size: int,
+    pp_size: int,
+) -> Needs:
+    """Arguments are those of `load`; raises what it raises for folder and device."""
+    _check_device(device, tp_size * pp_size)
+    shards = _shards(config, tp_size, pp_size, device)
+    name = dtype if dtype != "auto" else ("float32" if device == "cpu" else config.dtype)
+    limits = _within(config, limits, device)
+    # Before weights are read: what the cache cannot do here.
+    kv_storage(config, quantization.kv, device, getattr(torch, name))
+    with Checkpoint(directory) as checkpoint:
+        taken = footprint(config, checkpoint, name, quantization, shards, device == "cpu")
+    return Needs(memory_bytes(device), taken, limits, name)
+
+
+def _check_device(device: str, ranks: int) -> None:
+    """Raise ValueError where torch cannot compute on `device` with as many GPUs as ranks."""
+    try:
+        kind, index = (found := torch.device(device)).type, found.index or 0
+    except RuntimeError:
+        kind, index = "", 0
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device {device:.80} is none that is served; say cpu, cuda or cuda:N")
+    there = torch.cuda.device_count() if kind == "cuda" else 0
+    if kind == "cuda" and max(index + 1, ranks) > there:
+        raise ValueError(
+            f"device {device}: {max(index + 1, ranks)} GPUs are asked for and torch finds {there} "
+            "here; say cpu, or install a driver and a torch with CUDA, or ask for fewer"
+        )
+
+
+def _shards(config: ModelConfig, tp_size: int, pp_size: int, device: str) -> list[Shard]:
+    """Every rank's part of the model, in order of rank."""
+    if tp_size * pp_size > 1 and device not in ("cpu", "cuda"):
+        raise ValueError(f"device {device}: ranks take cuda:0, cuda:1, ... each: say cuda")
+    shards = [Shard(tp, tp_size, pp, pp_size) for pp in range(pp_size) for tp in range(tp_size)]
+    config.check_shard(shards[0])
+    return shards
+
+
+def _within(config: ModelConfig, limits: Limits, device: str) -> Limits:
+    """`limits` within what the model and a shared machine can do."""
+    if limits.must_fit and limits.max_model_tokens > config.max_positions:
+        raise ModelError(
+            config.path,
+            f"max_model_len {limits.max_model_tokens} exceeds the {config.max_positions} "
+            "positions of the model",
+            "lower it",
+        )
+    longest = min(limits.max_model_tokens, config.max_positions)
+    limits = replace(limits, max_model_tokens=longest)
+    if device == "cpu" and limits.max_tokens_in_paged_kv_cache is None:
+        wanted = max(CPU_KV_TOKENS, longest) if limits.must_fit else CPU_KV_TOKENS
+        limits = replace(limits, max_tokens_in_paged_kv_cache=wanted)
+    return limits
+
+
+def footprint(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: str,
+    quantization: Quantization = PLAIN,
+    shards: Sequence[Shard] = (Shard(),),
+    is_shared: bool = True,
+) -> Footprint:
+    """What the model takes, from the shapes in its files.
+
+    `shards`, all of its ranks, share one memory (`is_shared`), or have one each: then it is what
+    the one takes that takes most. A rank's part of a matrix counts as an equal part.
+    """
+    size = DTYPE_BYTES[dtype]
+    shapes = {name: checkpoint.info(name).shape for name in checkpoint.names()}
+    together = sum if is_shared else max
+    covered = [prod(shape) for name, shape in shapes.items() if quantization.covers(name)]
+    heads = config.heads + 2 * config.kv_heads
+    widest = max(3 * config.intermediate_size, 3 * heads * config.head_dim)
+    return Footprint(
+        weights_bytes=together(
+            sum(
+                quantization.weight_bytes(name, shape, size) // (shard.tp_size if cut else 1)
+                for name, shape, cut in _read_by(config, shard, shapes)
+            )
+            for shard in shards
+        ),
+        kv_bytes_per_token=together(
+            config.kv_bytes_per_token(dtype, shard, quantization) for shard in shards
+        ),
+        # The residual stream, its norm in float32, and the widest layer's inputs and outputs.
+        activation_bytes_per_token=4 * (3 * config.hidden_size + widest),
+        activation_bytes_per_request=4 * SAMPLING_COPIES * config.vocab,
+        # Three: Q, K and V are one matrix, and none is larger than the largest.
+        workspace_bytes=size * min(MAX_WIDENED, 3 * max(covered, default=0)),
+    )
+
+
+def _read_by(
+    config: ModelConfig, shard: Shard, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """Name and shape of what a shard reads, and whether only a part of it."""
+    if len(shapes) and shard == Shard():  # all of the files, whatever is in them
+        yield from ((name, shape, False) for name, shape in shapes.items())
+        return
+    for name, shape in expected(config, shard):
+        yield name, shape, len(shape) == 2 and name != EMBEDDING
+
+
+def memory_bytes(device: str) -> int:
+    """Memory that may be taken on `device`, now."""
+    if device != "cpu":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return int(free_bytes)
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise OSError("/proc/meminfo does not say what memory is available")

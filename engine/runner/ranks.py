@@ -1,0 +1,190 @@
+"""One rank of a model that several processes have together, by torch.distributed.
+
+Rank r of the group is tensor-parallel rank r % tp_size of stage r // tp_size. Every step each rank
+gets the same batch, over a pipe from rank 0, and computes its part: ranks of a stage add up and
+gather, stages hand hidden states on, the last one gives the logits to rank 0. What goes forth and
+what comes back has a group each: else a send could stand before the receive that it waits for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from engine.model.attention_choice import TORCH, attention_of
+from engine.model.batch import FlatBatch
+from engine.model.checkpoint import Checkpoint
+from engine.model.config import read_config
+from engine.model.kv_cache import KvCache
+from engine.model.quantization import Quantization
+from engine.model.shard import Shard
+from engine.model.transformer import Transformer
+
+STEP_S = 120.0
+MEET_S = 120.0  # for the processes to start
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpec:
+    """What a rank is to load, and where it meets the others. Lifetime: process.
+
+    `device` of a group is cpu, or cuda: then rank r takes cuda:r. `port` of the store on 127.0.0.1.
+    """
+
+    directory: str
+    rank: int
+    tp_size: int
+    pp_size: int
+    device: str
+    dtype: str
+    max_tokens: int
+    blocks: int
+    block_size: int
+    port: int = 0  # rank 0 chooses
+    threads: int | None = None
+    weights: str = "none"
+    kv: str = "auto"
+    attention: str = TORCH  # a backend's name
+    step_s: float = STEP_S  # a rank that waits for the others for longer gives up
+
+    @property
+    def shard(self) -> Shard:
+        """Its part of the model."""
+        stage, rank = divmod(self.rank, self.tp_size)
+        return Shard(rank, self.tp_size, stage, self.pp_size)
+
+    @property
+    def own_device(self) -> str:
+        """Where it computes."""
+        return f"cuda:{self.rank}" if self.device == "cuda" else "cpu"
+
+
+class Stage:
+    """The ranks of one stage, which cut every layer between them. Lifetime: process."""
+
+    def __init__(self, group: Any, size: int, is_cpu: bool) -> None:
+        self._group, self._size, self._is_cpu = group, size, is_cpu
+
+    def reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' `x`; on CPUs in order of rank, so that a row's bits do not depend
+        on its place in the tensor, as they do where parts are added by different ranks first.
+        """
+        if not self._is_cpu:
+            distributed.all_reduce(x, group=self._group)
+            return x
+        first, *others = self._all(x)
+        for other in others:
+            first = first + other
+        return first
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """All ranks' `x` in order of rank, joined along the last dimension."""
+        return torch.cat(self._all(x), dim=-1)
+
+    def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self._size)]
+        distributed.all_gather(parts, x, group=self._group)
+        return parts
+
+
+class RankModel:
+    """A rank's weights and KV, and its part of each step. Lifetime: process; one in each."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        """Meets the others, then loads. Raises ModelError, OSError, RuntimeError."""
+        if spec.threads is not None:
+            torch.set_num_threads(spec.threads)
+        self._spec, self._shard = spec, spec.shard
+        size = spec.tp_size * spec.pp_size
+        step_s = timedelta(seconds=spec.step_s)
+        distributed.init_process_group(
+            "gloo" if spec.device == "cpu" else "nccl",
+            store=distributed.TCPStore(  # type: ignore[attr-defined]
+                "127.0.0.1", spec.port, size, spec.rank == 0, timedelta(seconds=MEET_S)
+            ),
+            rank=spec.rank,
+            world_size=size,
+            timeout=step_s,
+        )
+        try:
+            self._load(size, step_s)
+        except BaseException:  # a process may be in one group at a time
+            distributed.destroy_process_group()
+            raise
+
+    def _load(self, size: int, step_s: timedelta) -> None:
+        """Its groups, weights and KV."""
+        spec = self._spec
+        # Every rank makes every group, in the same order: torch.distributed asks for that.
+        stages = [
+            distributed.new_group(list(range(first, first + spec.tp_size)), timeout=step_s)
+            for first in range(0, size, spec.tp_size)
+        ]
+        self._back = distributed.new_group(list(range(size)), timeout=step_s)
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # until they are taken
+        stage = Stage(stages[self._shard.pp_rank], spec.tp_size, spec.device == "cpu")
+        config = read_config(Path(spec.directory))
+        self._dtype = getattr(torch, spec.dtype)
+        self._hidden_size, self._vocab = config.hidden_size, config.vocab
+        quantization = Quantization(spec.weights, spec.kv)
+        with Checkpoint(Path(spec.directory)) as checkpoint:
+            self._model = Transformer(
+                config,
+                checkpoint,
+                spec.own_device,
+                self._dtype,
+                self._shard,
+                stage if spec.tp_size > 1 else None,
+                spec.max_tokens,
+                quantization,
+                attention_of(spec.attention),
+            )
+        self._kv = KvCache(
+            config, spec.blocks, spec.block_size, spec.own_device, self._dtype, self._shard, spec.kv
+        )
+
+    def compute(self, batch: FlatBatch) -> torch.Tensor | None:
+        """This rank's part of a step; the logits [S, vocab] where one stage has all of it, on
+        rank 0."""
+        spec, shard = self._spec, self._shard
+        hidden = None
+        if not shard.is_first:
+            shape = (len(batch.token_ids), self._hidden_size)
+            hidden = torch.empty(shape, dtype=self._dtype, device=spec.own_device)
+            distributed.recv(hidden, spec.rank - spec.tp_size)
+        made = self._model.forward(batch, self._kv, hidden)
+        if not shard.is_last:
+            self._send(made, spec.rank + spec.tp_size, None)
+        elif spec.pp_size == 1:
+            return made if spec.rank == 0 else None
+        elif shard.tp_rank == 0:
+            # A step that samples nothing is over when this stage is, too: it says so.
+            self._send(made if len(made) else made.new_zeros(1, self._vocab), 0, self._back)
+        return None
+
+    def logits(self, sampled: int) -> torch.Tensor:
+        """On rank 0 of several stages: the oldest step's logits [sampled, vocab]."""
+        spec = self._spec
+        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
+        shape = (max(1, sampled), self._vocab)
+        made = torch.empty(shape, dtype=wide, device=spec.own_device)
+        distributed.recv(made, (spec.pp_size - 1) * spec.tp_size, group=self._back)
+        return made[:sampled]
+
+    def _send(self, made: torch.Tensor, to: int, group: Any) -> None:
+        """Without a wait, unless as many steps as there are stages were not taken before."""
+        made = made.contiguous()
+        self._sent.append((distributed.isend(made, to, group=group), made))
+        while len(self._sent) > self._spec.pp_size:
+            self._sent.popleft()[0].wait()
+
+    def close(self) -> None:
+        """Leave the group."""
+        distributed.destroy_process_group()

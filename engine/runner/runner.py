@@ -1,0 +1,236 @@
+"""Steps of a real model: schedule, lay out the batch, compute, sample, take the tokens in.
+
+Steps compute in a thread of their own, so that the event loop goes on taking requests and writing
+answers. Where the scheduler has two steps in flight the next one is scheduled and laid out while
+one computes, and begins as it ends. Everything that reads the scheduler's requests is laid out on
+the loop. A request that ends meanwhile computes in vain; what it still writes is in blocks that
+nobody reads, and nobody gets before the step has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.request import Request, State
+from engine.runner.compute import Chosen
+from engine.runner.work import LaidOut
+from engine.sampling.torch_sampler import TokenLogprobs
+from engine.scheduler import Scheduler
+from engine.scheduler_types import Output, Step, StepSplit
+from engine.timed import DEADLINE_PASSED, Clock, rest
+
+MAX_FAILED_STEPS = 3  # in a row: what is broken then is more than a batch
+
+log = logging.getLogger(__name__)
+
+
+class EngineFailed(Exception):  # noqa: N818 - the end of a worker, told by its exit code
+    """Steps fail one after another: nothing that is asked of this worker will be answered."""
+
+
+class Ends(Protocol):
+    """A step that computes."""
+
+    def wait(self) -> list[Chosen]:
+        """Waits; each sampled request's token."""
+        ...
+
+
+class Computes(Protocol):
+    """What steps are computed with: `compute.Compute`, `stages.StagedCompute`."""
+
+    @property
+    def is_later(self) -> bool:
+        """What is launched is waited for in another thread."""
+        ...
+
+    def enter(self) -> None:
+        """First in each thread."""
+        ...
+
+    def lay_out(self, step: Step) -> LaidOut:
+        """`step`, just scheduled, on the event loop."""
+        ...
+
+    def launch(self, step: LaidOut) -> Ends:
+        """Start it behind those launched before, in the model's thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flying:
+    """A step in flight. Lifetime: from its schedule to its end."""
+
+    step: Step
+    chosen: asyncio.Future[list[Chosen]]
+    begun_s: float
+    scheduled_s: float  # laid out and handed over
+    laid_out: LaidOut | None  # None where that failed
+
+
+class RealRunner:
+    """Drives the scheduler with a model; has the face of `engine.timed.TimedRunner`.
+
+    `on_step(step, outputs, now_s)` is called as each step ends, `on_failed(requests, why)` where
+    requests end without an answer: they have left the scheduler by then. Raises EngineFailed out
+    of `run` after MAX_FAILED_STEPS in a row. Lifetime: worker.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        compute: Computes,
+        on_step: Callable[[Step, list[Output], float], None],
+        on_failed: Callable[[Sequence[Request], str], None],
+        clock: Clock,
+    ) -> None:
+        self.scheduler = scheduler
+        self.clock = clock
+        self.overrun_steps_total = 0  # of timed workers: here a step takes what it takes
+        self.failed_steps_total = 0
+        self.busy_s_total = 0.0
+        self.step_s = 0.0
+        self.split = StepSplit()
+        self.logprobs: Mapping[int, TokenLogprobs] = {}  # of the last step, by request id
+        self._compute = compute
+        self._on_step = on_step
+        self._on_failed = on_failed
+        self._flying: deque[Flying] = deque()  # oldest first
+        self._landed_s = 0.0  # when the last step ended
+        self._failed_in_a_row = 0
+        self._wake = asyncio.Event()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises `Refused`."""
+        self.scheduler.add(request, self.clock.now_s())
+        self._wake.set()
+
+    def cancel(self, request_id: int) -> bool:
+        """Forget a request at once; False if it is finished already."""
+        return self.scheduler.cancel(request_id)
+
+    async def run(self) -> None:
+        """Run steps until cancelled; rest while there is no request."""
+        threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=name, initializer=self._compute.enter)
+            for name in ("model", "tokens")
+        ]
+        try:
+            while True:
+                late = self.scheduler.expire(self.clock.now_s())
+                if late:
+                    self._on_failed(late, DEADLINE_PASSED)
+                self._launch(*threads)
+                if not self._flying:
+                    await rest(self._wake, self.scheduler.wake_s, self.clock)
+                elif await self._has_ended(self._flying[0]):
+                    self._land(self._flying.popleft())
+                    # A step of nothing but chunks may end before the loop has had a turn.
+                    await asyncio.sleep(0)
+        finally:
+            for flying in self._flying:
+                flying.chosen.cancel()
+            for thread in threads:
+                thread.shutdown(wait=False, cancel_futures=True)
+
+    def _launch(self, model: ThreadPoolExecutor, tokens: ThreadPoolExecutor) -> None:
+        """Start as many steps as may be in flight."""
+        while self.scheduler.has_room:
+            begun_s = self.clock.now_s()
+            step = self.scheduler.schedule(begun_s)
+            if step is None:
+                return
+            laid_out: LaidOut | None = None
+            try:
+                laid_out = self._compute.lay_out(step)
+                chosen = self._started(laid_out, model, tokens)
+            except Exception as error:  # noqa: BLE001 - whoever waits for the step gets it
+                chosen = asyncio.get_running_loop().create_future()
+                chosen.set_exception(error)
+            self._flying.append(Flying(step, chosen, begun_s, self.clock.now_s(), laid_out))
+
+    def _started(
+        self, laid_out: LaidOut, model: ThreadPoolExecutor, tokens: ThreadPoolExecutor
+    ) -> asyncio.Future[list[Chosen]]:
+        launch = self._compute.launch
+        if not self._compute.is_later:
+            return asyncio.wrap_future(model.submit(lambda: launch(laid_out).wait()))
+        launched = model.submit(launch, laid_out)
+        return asyncio.wrap_future(tokens.submit(lambda: launched.result().wait()))
+
+    async def _has_ended(self, oldest: Flying) -> bool:
+        """Wait for the oldest step; False where a request came first that may start beside it."""
+        if not self.scheduler.has_room:
+            await asyncio.wait((oldest.chosen,))
+            return True
+        self._wake.clear()
+        came = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait((oldest.chosen, came), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            came.cancel()
+        return oldest.chosen.done()
+
+    def _land(self, flying: Flying) -> None:
+        """Take in a step that has ended, one way or another."""
+        error = flying.chosen.exception()
+        if error is None:
+            self._failed_in_a_row = 0
+            self._take(flying, flying.chosen.result())
+            return
+        told = self._fail(flying.step, error)
+        # One that was launched behind a failed step, for the same requests, says nothing new.
+        self._failed_in_a_row += 1 if told else 0
+        if self._failed_in_a_row >= MAX_FAILED_STEPS:
+            raise EngineFailed(
+                f"{self._failed_in_a_row} steps failed in a row, the last one by {error!r}"
+            ) from error
+
+    def _take(self, flying: Flying, chosen: list[Chosen]) -> None:
+        """Take a computed step in, and tell of it."""
+        now_s, before_s = self.clock.now_s(), self._landed_s
+        running = [one for one in chosen if one.request.state is State.RUNNING]
+        broken = [one.request for one in running if one.token < 0]
+        if broken:
+            self._give_up(broken, "the model gave no numbers (NaN or infinity) for this request")
+        self.logprobs = {
+            one.request.request_id: one.logprobs for one in chosen if one.logprobs is not None
+        }
+        tokens = {one.request.request_id: one.token for one in chosen}
+        outputs = self.scheduler.complete(flying.step, tokens, now_s)
+        # A step that was scheduled while another one computed begins as that ends.
+        self.step_s = now_s - max(flying.begun_s, before_s)
+        self.busy_s_total += self.step_s
+        self._landed_s = now_s
+        self.split = StepSplit(
+            schedule_s=flying.scheduled_s - flying.begun_s,
+            compute_s=now_s - max(flying.scheduled_s, before_s),
+            complete_s=self.clock.now_s() - now_s,
+        )
+        if (laid_out := flying.laid_out) is not None:
+            self.split.graph, self.split.padded_rows = laid_out.graph, laid_out.padded_rows
+            saving = laid_out.batch.saving
+            self.split.shared_prefix_groups = saving.shared_prefix_groups
+            self.split.kv_bytes_saved = saving.kv_bytes_saved
+        self._on_step(flying.step, outputs, now_s)
+
+    def _fail(self, step: Step, error: BaseException) -> bool:
+        """End everybody in `step`: what their blocks hold is unknown. Was there anybody?"""
+        self.failed_steps_total += 1
+        log.error("step %d failed: %s", step.number, error, exc_info=error)
+        inside = [*step.decodes, *(chunk.request for chunk in step.chunks)]
+        running = [one for one in inside if one.state is State.RUNNING]
+        self._give_up(running, f"the engine failed to compute this step: {type(error).__name__}")
+        self.scheduler.complete(step, {}, self.clock.now_s())
+        return bool(running)
+
+    def _give_up(self, requests: list[Request], why: str) -> None:
+        for request in requests:
+            self.scheduler.cancel(request.request_id)
+        self._on_failed(requests, why)

@@ -1,0 +1,74 @@
+"""A step as it goes to the model: laid out on the event loop, where requests stand still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.model.batch import KNOWN, FlatBatch, Piece
+from engine.request import Request
+from engine.runner.token_pool import TokenPool
+from engine.scheduler_types import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step computes. Lifetime: step.
+
+    `sampled` requests get the tokens at `positions`, counted from their prompts' first, in the
+    order of the pieces that want logits; `rows` of the token pool are theirs.
+    """
+
+    pieces: list[Piece]
+    sampled: list[Request]
+    positions: list[int]
+    rows: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """A step as it goes to the model's thread. Lifetime: step."""
+
+    work: Work
+    batch: FlatBatch  # on the host
+    graph: str | None = None  # `GraphUse`; None: there are no graphs
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows computed for nobody."""
+        return len(self.batch.token_ids) - len(self.work.pieces) if self.batch.is_fixed else 0
+
+
+def work_of(step: Step, pool: TokenPool) -> Work:
+    """`step`, just scheduled: decodes, then chunks.
+
+    A decode computes its last token, whose KV is not in the cache yet; where a step in flight is
+    about to say it, the token pool has it.
+    """
+    sampled = step.sampled
+    pieces = [_decode(one, pool) for one in step.decodes]
+    pieces += [
+        Piece(
+            token_ids=request.tokens(start, start + tokens).tolist(),
+            start=start,
+            block_ids=tuple(request.block_ids),
+            wants_logits=start + tokens == request.prefill_target,
+        )
+        for request, start, tokens in step.chunks
+    ]
+    return Work(
+        pieces,
+        sampled,
+        positions=[one.scheduled_tokens for one in sampled],
+        rows=[pool.row(one) for one in sampled],
+    )
+
+
+def _decode(one: Request, pool: TokenPool) -> Piece:
+    at = one.scheduled_tokens - 1
+    is_known = at < one.total_tokens
+    return Piece(
+        token_ids=one.tokens(at, at + 1).tolist() if is_known else (0,),
+        start=at,
+        block_ids=tuple(one.block_ids),
+        pool_row=KNOWN if is_known else pool.row(one),
+    )

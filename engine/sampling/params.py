@@ -1,0 +1,154 @@
+"""What a request asks of the sampler; no torch here, so that servers check bodies without it.
+
+Names and neutral values are those of OpenAI's API and of vLLM's `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import isfinite
+
+MAX_CHOICES = 64
+MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_INT32 = 2**31 - 1
+_MASK = (1 << 64) - 1
+
+
+class InvalidParam(ValueError):  # noqa: N818 - an answer, not a failure
+    """A sampling parameter out of its range; `field` names it, `message` is for people."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field} {message}")
+        self.field = field
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and where they end; lifetime: request.
+
+    temperature: 0 (greedy) .. 100. top_k: tokens kept, 0 or -1 for all. top_p: in (0, 1], least
+    set of likely tokens with this mass. min_p: in [0, 1], share of the likeliest token's
+    probability that a token must have. repetition_penalty: in (0, 100], divides positive and
+    multiplies negative logits of tokens in prompt or output. presence_penalty,
+    frequency_penalty: -2..2, taken off the logit of a token in the output, once or for each time.
+    seed: -2^63 .. 2^64-1, None: whoever queues the request draws one. stop: strings that end
+    the text. stop_token_ids: tokens that end it. logprobs: how many of the likeliest tokens are
+    told beside the chosen one, None: not even that. n: choices. ignore_eos: the model's own end
+    of text ends nothing. min_tokens: no end before so many. Raises InvalidParam.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    n: int = 1
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _whole("top_k", self.top_k, -1, MAX_INT32)
+        _number("top_p", self.top_p, 0.0, 1.0, above=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _whole("n", self.n, 1, MAX_CHOICES)
+        _whole("min_tokens", self.min_tokens, 0, MAX_INT32)
+        _check_stops(self.stop)
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidParam("stop_token_ids", f"must have at most {MAX_STOP_TOKEN_IDS} ids")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0, MAX_INT32)
+
+    @property
+    def is_greedy(self) -> bool:
+        """The likeliest token is taken, without chance."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Tokens said before change the logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    def check_against(self, max_output_tokens: int, vocab: int) -> None:
+        """Raise InvalidParam for what one request and this model exclude."""
+        if self.min_tokens > max_output_tokens:
+            raise InvalidParam(
+                "min_tokens",
+                f"must be at most max_tokens ({max_output_tokens}), got {self.min_tokens}",
+            )
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0, vocab - 1)
+
+    def stop_tokens(self, end_of_text: Iterable[int]) -> frozenset[int]:
+        """The tokens that end this request where `end_of_text` are the model's own: what
+        `Request.stop_tokens` takes."""
+        return self.stop_token_ids if self.ignore_eos else self.stop_token_ids.union(end_of_text)
+
+    def choices(self, drawn_seed: int) -> list[SamplingParams]:
+        """One for each of the `n` choices, seeded; `drawn_seed` stands in where none was asked.
+
+        The first choice has the seed as it is, so that it is the answer that `n` = 1 gives.
+        """
+        seed = drawn_seed if self.seed is None else self.seed
+        return [replace(self, n=1, seed=choice_seed(seed, index)) for index in range(self.n)]
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Seed (uint64) of choice `index`: the seed itself, then splitmix64 along its sequence."""
+    seed &= _MASK
+    return mix(seed + index * 0x9E3779B97F4A7C15 & _MASK) if index else seed
+
+
+def mix(value: int) -> int:
+    """The finalizer of splitmix64 (Steele, Lea, Flood, 2014): uint64 to uint64, one to one."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+def _number(field: str, value: float, least: float, most: float, *, above: bool = False) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not isfinite(value) or not least <= value <= most:
+        raise InvalidParam(field, f"must be {least:g}..{most:g}, got {value!r}")
+    if above and value == least:
+        raise InvalidParam(field, f"must be above {least:g} and at most {most:g}, got {value!r}")
+
+
+def _whole(field: str, value: int, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidParam(field, f"must be an integer {least}..{most}, got {value!r}")
+
+
+def _check_stops(stop: tuple[str, ...]) -> None:
+    if not isinstance(stop, tuple) or not all(isinstance(one, str) for one in stop):
+        raise InvalidParam("stop", "must be a tuple of strings")
+    if len(stop) > MAX_STOPS:
+        raise InvalidParam("stop", f"must have at most {MAX_STOPS} strings, got {len(stop)}")
+    for one in stop:
+        if not 1 <= len(one) <= MAX_STOP_CHARACTERS:
+            raise InvalidParam(
+                "stop", f"strings must have 1..{MAX_STOP_CHARACTERS} characters, got {len(one)}"
+            )

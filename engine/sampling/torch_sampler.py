@@ -1,0 +1,238 @@
+"""The choice of each request's next token from its logits.
+
+In this order, as vLLM 0.10 does it: logprobs are read off the logits as they came; ends of text
+that would come too early are masked; penalties; greedy requests take the likeliest token; the
+others divide by their temperature, keep what min-p, then top-k, then top-p leave, and draw.
+
+A request draws one number a token, a function of its seed and of the token's position alone,
+and every row is worked on by itself, so a request's tokens do not depend on who is beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from engine.model.placed import fetched, placed
+from engine.request import Request
+from engine.sampling.params import MAX_LOGPROBS, SamplingParams, mix
+from engine.sampling.torch_penalties import Penalties
+
+GREEDY = SamplingParams(temperature=0.0)  # of requests that ask for nothing
+NOTHING: Mapping[int, int] = MappingProxyType({})
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities at temperature 1, before penalties and filters."""
+
+    logprob: float  # of the chosen token
+    top: list[tuple[int, float]]  # the likeliest tokens, as many as asked, likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """What logprobs are made of, for the rows that asked. Lifetime: step."""
+
+    rows: list[int]
+    counts: list[int]  # of the likeliest, that each asked for
+    chosen: Tensor  # float64[rows], of the chosen tokens
+    top_ids: Tensor  # int64[rows, MAX_LOGPROBS]
+    top: Tensor  # float64, likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`ids`: int64[S], -1 where a row has no likeliest token (NaN, infinity, all masked): end
+    that request with an error. They lie on the logits' device, until they are `fetched`."""
+
+    ids: Tensor
+    likely: Likely | None = None
+
+    def fetched(self) -> Sampled:
+        """The same on the host, when an event recorded after this call has passed."""
+        likely = self.likely
+        if likely is not None:
+            likely = replace(
+                likely,
+                chosen=fetched(likely.chosen),
+                top_ids=fetched(likely.top_ids),
+                top=fetched(likely.top),
+            )
+        return Sampled(fetched(self.ids), likely)
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        """Of each row, None where none was asked."""
+        found: list[TokenLogprobs | None] = [None] * len(self.ids)
+        if self.likely is None:
+            return found
+        likely = self.likely
+        pairs = zip(likely.top_ids.tolist(), likely.top.tolist(), strict=True)
+        for row, count, logprob, (ids, values) in zip(
+            likely.rows, likely.counts, likely.chosen.tolist(), pairs, strict=True
+        ):
+            top = list(zip(ids, values, strict=True))[:count]
+            found[row] = TokenLogprobs(logprob, top)
+        return found
+
+
+class Sampler:
+    """Draws tokens; lifetime: worker. What it keeps between steps is only a memory of counts.
+
+    `tokens`: ids it may give, 0..tokens-1, where logits have columns that no token belongs to;
+    None: every column.
+    """
+
+    def __init__(self, tokens: int | None = None) -> None:
+        self._tokens = tokens
+        self._penalties = Penalties()
+
+    def sample(
+        self,
+        logits: Tensor,
+        requests: Sequence[Request],
+        positions: Sequence[int] | None = None,
+        latest: Callable[[], Mapping[int, int]] = lambda: NOTHING,
+    ) -> Sampled:
+        """`logits`: [S, V] of a floating type, left as they are; row i belongs to requests[i].
+
+        `positions` of the tokens to choose, counted from the prompt's first; None: each request's
+        next one. A request may lack the token before it: `latest` knows that, by request id, and
+        is asked only for penalties. Nothing here waits for the device but what `latest` does.
+        Raises ValueError for another number of rows than of requests.
+        """
+        if logits.ndim != 2 or len(logits) != len(requests):
+            raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(requests)} requests")
+        raw = logits[:, : self._tokens]
+        if raw.dtype not in (torch.float32, torch.float64):
+            raw = raw.float()
+        asked = [request.sampling or GREEDY for request in requests]
+        if positions is None:
+            positions = [request.total_tokens for request in requests]
+        said = [at - one.prompt_tokens for at, one in zip(positions, requests, strict=True)]
+        cut = _without_early_ends(raw, requests, asked, said)
+        cut = self._penalties.apply(cut, requests, asked, said, latest)
+        highest, ids = cut.max(dim=1)
+        drawn = [row for row, one in enumerate(asked) if not one.is_greedy]
+        if drawn:
+            rows = placed(drawn, torch.int64, raw.device)
+            some = [asked[row] for row in drawn]
+            scaled = _scaled(cut[rows], highest[rows], some)
+            uniforms = [
+                uniform(one.seed or 0, positions[row]) for row, one in zip(drawn, some, strict=True)
+            ]
+            ids[rows] = _draw(_filtered(scaled, some), uniforms)
+        ids = torch.where(torch.isfinite(highest), ids, -1)
+        return Sampled(ids, _likely(raw, ids, asked))
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1), a multiple of 2^-53, that the token at `position` is drawn by.
+
+    Counter-based: splitmix64's finalizer over a hashed seed and the position.
+    """
+    counter = mix(seed & _MASK) + (position + 1) * 0x9E3779B97F4A7C15
+    return float(mix(counter & _MASK) >> 11) * 2.0**-53
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    """[len(values), 1] of the type and on the device of `like`."""
+    return placed(values, like.dtype, like.device).unsqueeze(1)
+
+
+def _without_early_ends(
+    logits: Tensor,
+    requests: Sequence[Request],
+    asked: Sequence[SamplingParams],
+    said: Sequence[int],
+) -> Tensor:
+    """Mask what would end a request before its `min_tokens`."""
+    rows: list[int] = []
+    ids: list[int] = []
+    for row, (request, one) in enumerate(zip(requests, asked, strict=True)):
+        if said[row] < one.min_tokens:
+            early = sorted(token for token in request.stop_tokens if token < logits.shape[1])
+            ids += early
+            rows += [row] * len(early)
+    if not rows:
+        return logits
+    device = logits.device
+    places = (placed(rows, torch.int64, device), placed(ids, torch.int64, device))
+    return logits.index_put(places, logits.new_full((), -torch.inf))
+
+
+def _scaled(logits: Tensor, highest: Tensor, asked: Sequence[SamplingParams]) -> Tensor:
+    """Logits over temperature, the highest at 0: a tiny temperature then overflows to -inf,
+    which is nothing, and not to +inf, which would be no number."""
+    return (logits - highest.unsqueeze(1)) / _column([one.temperature for one in asked], logits)
+
+
+def _filtered(scaled: Tensor, asked: Sequence[SamplingParams]) -> Tensor:
+    """`scaled`, whose highest is 0 in each row, with -inf for what the filters leave out."""
+    least = [one.min_p for one in asked]
+    if any(least):
+        scaled = scaled.masked_fill(scaled < _column(least, scaled).log(), -torch.inf)
+    vocab = scaled.shape[1]
+    few = [0 < one.top_k < vocab for one in asked]
+    if any(few):
+        rows = placed(list(compress(range(len(few)), few)), torch.int64, scaled.device)
+        scaled[rows] = _top_k(scaled[rows], [one.top_k for one in compress(asked, few)])
+    nucleus = [one.top_p < 1.0 for one in asked]
+    if any(nucleus):
+        rows = placed(list(compress(range(len(nucleus)), nucleus)), torch.int64, scaled.device)
+        scaled[rows] = _top_p(scaled[rows], [one.top_p for one in compress(asked, nucleus)])
+    return scaled
+
+
+def _top_k(scaled: Tensor, counts: Sequence[int]) -> Tensor:
+    """Keep each row's `counts` highest, and what equals the last of them."""
+    highest = scaled.topk(max(counts), dim=1).values
+    last = placed(counts, torch.int64, scaled.device).unsqueeze(1) - 1
+    return scaled.masked_fill(scaled < highest.gather(1, last), -torch.inf)
+
+
+def _top_p(scaled: Tensor, shares: Sequence[float]) -> Tensor:
+    """Keep the likeliest tokens of each row until they have their share of its mass; of equals
+    the one with the lower id goes first."""
+    ordered, ids = scaled.sort(dim=1, descending=True, stable=True)
+    mass = ordered.double().exp().cumsum(dim=1)
+    enough = mass[:, -1:] * _column(shares, mass)
+    beyond = torch.zeros_like(ordered, dtype=torch.bool)
+    beyond[:, 1:] = mass[:, :-1] >= enough
+    return scaled.masked_fill(torch.empty_like(beyond).scatter_(1, ids, beyond), -torch.inf)
+
+
+def _draw(scaled: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """int64[rows]: the first id at which the mass, summed by id, exceeds its share.
+
+    A share below 1 of a sum is below the sum, after rounding too, so there always is such an id,
+    and its own mass is not 0. Sums are float64: float32 would lose the tail of a large vocabulary.
+    """
+    mass = scaled.double().exp().cumsum(dim=1)
+    target = mass[:, -1:] * _column(uniforms, mass)
+    return torch.searchsorted(mass, target, right=True).squeeze(1).clamp_(max=mass.shape[1] - 1)
+
+
+def _likely(logits: Tensor, ids: Tensor, asked: Sequence[SamplingParams]) -> Likely | None:
+    told = [(row, one.logprobs) for row, one in enumerate(asked) if one.logprobs is not None]
+    if not told:
+        return None
+    rows = [row for row, _ in told]
+    at = placed(rows, torch.int64, logits.device)
+    all_of = logits[at].double().log_softmax(dim=1)
+    # Always as many: how ties fall must not depend on what the others ask for.
+    top = all_of.topk(min(MAX_LOGPROBS, all_of.shape[1]), dim=1)
+    return Likely(
+        rows=rows,
+        counts=[count for _, count in told],
+        chosen=all_of.gather(1, ids[at].clamp(min=0).unsqueeze(1)).squeeze(1),
+        top_ids=top.indices,
+        top=top.values,
+    )

@@ -1,0 +1,84 @@
+"""Writes the dashboards: python -m grafana.make_dashboards. A test holds the files to this script.
+
+The dashboards of the router and of the fleet show one router at a time (`$router`): worker ids
+belong to a router.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grafana import variables
+from grafana.drawing import drawn
+from grafana.panel import Dashboard
+from grafana.panels import DECISIONS, GLANCE, IMBALANCE, LATENCY
+from grafana.panels_engine import BATCH, CACHE, ENGINES, SPEED, WAITING
+from grafana.panels_fleet import GLANCE as FLEET
+from grafana.panels_fleet import LOAD, SPREAD, STATE, TOLD
+from grafana.panels_kv import KV, TOKENS
+from grafana.panels_replicas import REPLICAS
+from grafana.panels_sessions import SESSIONS
+from grafana.panels_slo import BLAME, BUDGET, GOODPUT, LATENCIES
+from grafana.panels_sources import SOURCES
+from grafana.panels_trouble import DOOR, QUEUE, STREAMS, TENANTS, WORKERS
+
+FOLDER = Path(__file__).parent
+LINE = 160  # characters of a line in the file
+DASHBOARDS = (
+    Dashboard(
+        "router",
+        "One router: where requests go, why, how fast, and what is wrong.",
+        (variables.ONE_ROUTER, variables.WORKER, variables.TOP),
+        (
+            *(GLANCE, DECISIONS, IMBALANCE, LATENCY, QUEUE, DOOR, TENANTS, SESSIONS, WORKERS),
+            *(STREAMS, KV, TOKENS, REPLICAS),
+        ),
+    ),
+    Dashboard(
+        "fleet",
+        "The workers of one router: state, load, caches; few of them or a thousand.",
+        (variables.ONE_ROUTER, variables.WORKER, variables.TOP),
+        (FLEET, STATE, SPREAD, LOAD, TOLD, SOURCES),
+    ),
+    Dashboard(
+        "engine",
+        "Engines by their own account: steps, batches, caches, and why requests wait.",
+        (variables.ENGINES, variables.TOP),
+        (ENGINES, BATCH, WAITING, CACHE, SPEED),
+    ),
+    Dashboard(
+        "slo",
+        "What clients get, against targets of your choice, and whose fault the rest is.",
+        (variables.SOME_ROUTERS, variables.TTFT, variables.TPOT, variables.OBJECTIVE),
+        (GOODPUT, LATENCIES, BLAME, BUDGET),
+    ),
+)
+
+
+def file_of(dashboard: Dashboard) -> Path:
+    """Where it is written."""
+    return FOLDER / f"{dashboard.name}.json"
+
+
+def pretty(value: Any, indent: str = "") -> str:
+    """JSON with every part that fits into a line on one line, so that changes read well."""
+    short = json.dumps(value, ensure_ascii=False)
+    if len(indent) + len(short) <= LINE or not isinstance(value, dict | list) or not value:
+        return short
+    inner = indent + "  "
+    if isinstance(value, dict):
+        parts = [f"{inner}{json.dumps(key)}: {pretty(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + pretty(item, inner) for item in value) + f"\n{indent}]"
+
+
+def written(dashboard: Dashboard) -> str:
+    """What its file says."""
+    return pretty(drawn(dashboard)) + "\n"
+
+
+if __name__ == "__main__":
+    for each in DASHBOARDS:
+        file_of(each).write_text(written(each), encoding="utf-8")

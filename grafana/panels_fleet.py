@@ -1,0 +1,270 @@
+"""The workers of one router: as it sees them, and as they tell of themselves."""
+
+from __future__ import annotations
+
+from grafana.panel import Panel, Row, bands, per_worker, rate, selected, top
+from grafana.panels import QUEUE_S, READY, REPLIES_BY_WORKER
+
+STATES = ("ready", "joining", "draining", "ejected", "trial", "down")
+_STATE = selected("warmroute_worker_state")
+_REQUESTS = selected("warmroute_worker_requests")
+_KV = (
+    f"{selected('warmroute_worker_kv_used_tokens')} / on (instance, worker) "
+    f"{selected('warmroute_worker_kv_capacity_tokens')}"
+)
+_CHOSEN = 'worker=~"$worker"'
+_UNKNOWN = f"sum({_STATE}) - sum({selected('warmroute_worker_kv_known')})"
+_WHO = (
+    f"{selected('warmroute_worker_requests', _CHOSEN)} * on (instance, worker) "
+    f"group_left (url, engine, role) {selected('warmroute_worker_info')}"
+)
+_ALL_ENGINES = 'job=~".+"'
+
+GLANCE = Row(
+    "At a glance",
+    (
+        Panel(
+            "Workers ready",
+            "Workers that are given new requests.",
+            "short",
+            ((f"{READY} or vector(0)", "ready"),),
+            4,
+            "stat",
+            alert="WarmrouteNoWorker",
+        ),
+        Panel(
+            "Workers known",
+            "All that the router follows, those that are down or still joining included.",
+            "short",
+            ((f"count({_STATE})", "known"),),
+            4,
+            "stat",
+        ),
+        Panel(
+            "Requests in flight",
+            "Sent to workers by this router and not finished.",
+            "short",
+            ((f"sum({_REQUESTS})", "requests"),),
+            4,
+            "stat",
+        ),
+        Panel(
+            "Longest prefill queue",
+            "Seconds of prompts that the fullest worker has yet to compute.",
+            "s",
+            ((f"max({QUEUE_S})", "longest"),),
+            4,
+            "stat",
+            alert="WarmrouteHotSpot",
+        ),
+        Panel(
+            "KV in use",
+            "Share of the KV memory of all workers that requests hold, as reported and sent since.",
+            "percentunit",
+            ((f"avg({_KV})", "mean"),),
+            4,
+            "stat",
+        ),
+        Panel(
+            "KV state unknown",
+            "Workers whose caches are not known for certain: their hits are a lower bound.",
+            "short",
+            ((_UNKNOWN, "unknown"),),
+            4,
+            "stat",
+            alert="WarmrouteKvUnknown",
+        ),
+    ),
+)
+
+STATE = Row(
+    "State",
+    (
+        Panel(
+            "Workers by state",
+            "joining: not recognized yet. draining: nothing new. ejected: aside for a while after "
+            "failures in a row; trial: then given one request. down: fails its health probes.",
+            "short",
+            ((f"sum by (state) ({_STATE})", "{{state}}"),),
+            names=STATES,
+            stacked=True,
+            alert="WarmrouteWorkerEjected",
+        ),
+        Panel(
+            "Failures by worker",
+            "What counts towards putting a worker aside, the workers with most of it.",
+            "suffix: per s",
+            top(rate("warmroute_worker_failures_total", _CHOSEN, "worker"), "worker {{worker}}"),
+            alert="WarmrouteWorkerEjected",
+        ),
+        Panel(
+            "Who is who",
+            "URL, engine and role behind a worker's number, and its requests; those with most of "
+            "them, or the workers chosen above.",
+            "short",
+            top(_WHO, "worker {{worker}}"),
+            kind="table",
+        ),
+    ),
+)
+
+SPREAD = Row(
+    "How evenly the load lies",
+    (
+        Panel(
+            "Workers by requests",
+            "How many workers have how many requests. One narrow band: even. One far above the "
+            "rest: a hot spot.",
+            "short",
+            bands(_REQUESTS, ("0", "1", "2", "4", "8", "16", "32", "64", "128", "256")),
+            kind="heatmap",
+            alert="WarmrouteHotSpot",
+        ),
+        Panel(
+            "Workers by prefill queued",
+            "How many workers have how many seconds of prompts to compute.",
+            "s",
+            bands(QUEUE_S, ("0", "0.05", "0.1", "0.25", "0.5", "1", "2", "4", "8", "16")),
+            kind="heatmap",
+            alert="WarmrouteHotSpot",
+        ),
+        Panel(
+            "Workers by KV in use",
+            "How many workers have how much of their KV memory held by requests.",
+            "percentunit",
+            bands(_KV, ("0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1")),
+            kind="heatmap",
+        ),
+    ),
+)
+
+LOAD = Row(
+    "Load, the workers with most of it",
+    (
+        Panel(
+            "Requests by worker",
+            "Sent to the worker by this router and not finished.",
+            "short",
+            per_worker("warmroute_worker_requests"),
+        ),
+        Panel(
+            "Before their first token",
+            "Of these, requests that have not begun to answer.",
+            "short",
+            per_worker("warmroute_worker_waiting_requests"),
+        ),
+        Panel(
+            "Queued prefill",
+            "Uncached prompt tokens that the worker has yet to compute. One worker far above the "
+            "others: a hot spot.",
+            "suffix: tokens",
+            per_worker("warmroute_worker_queued_prefill_tokens"),
+            alert="WarmrouteHotSpot",
+        ),
+        Panel(
+            "Share of requests",
+            "Each worker's share of all answers; answers that failed count too.",
+            "percentunit",
+            top(
+                f"{REPLIES_BY_WORKER} / on () group_left () {rate('warmroute_replies_total')}",
+                "worker {{worker}}",
+            ),
+            maximum=1.0,
+        ),
+        Panel(
+            "Context",
+            "KV tokens of requests past their first token: what decoding reads in every step.",
+            "suffix: tokens",
+            per_worker("warmroute_worker_context_tokens"),
+        ),
+        Panel(
+            "KV in use by worker",
+            "Share of the worker's KV memory: as it reported, and what was sent there since.",
+            "percentunit",
+            top(_KV, "worker {{worker}}"),
+        ),
+        Panel(
+            "Blocks held",
+            "Cached blocks that the worker's events told of.",
+            "suffix: blocks",
+            per_worker("warmroute_worker_resident_blocks"),
+            6,
+        ),
+        Panel(
+            "Prefill speed, the slowest",
+            "Prompt tokens a second, as measured on the worker's own answers.",
+            "suffix: tokens/s",
+            (
+                (
+                    "bottomk($top, "
+                    f"{selected('warmroute_worker_prefill_tokens_per_second', _CHOSEN)})",
+                    "worker {{worker}}",
+                ),
+            ),
+            6,
+        ),
+        Panel(
+            "Step time",
+            "Time of one decode step, as measured on the worker's own streams.",
+            "s",
+            per_worker("warmroute_worker_step_seconds"),
+            6,
+        ),
+        Panel(
+            "Not from this router",
+            "Requests that a worker reported beyond those sent by this router: other routers' and "
+            "clients' own.",
+            "short",
+            per_worker("warmroute_worker_foreign_requests"),
+            6,
+        ),
+    ),
+)
+
+TOLD = Row(
+    "As the engines tell, all that Prometheus scrapes",
+    (
+        Panel(
+            "In the batch and waiting",
+            "Requests of all engines: running in batches, and not admitted yet.",
+            "short",
+            (
+                (f"sum(vllm:num_requests_running{{{_ALL_ENGINES}}})", "in the batch"),
+                (f"sum(vllm:num_requests_waiting{{{_ALL_ENGINES}}})", "waiting"),
+            ),
+            6,
+            alert="WarmrouteEngineNotBatching",
+        ),
+        Panel(
+            "Why requests wait in engines",
+            "Request-steps spent waiting per second, by reason; engines of ours.",
+            "suffix: per s",
+            (
+                (
+                    rate("warmroute_engine_not_scheduled_total", by="reason", of=_ALL_ENGINES),
+                    "{{reason}}",
+                ),
+            ),
+            6,
+            alert="WarmrouteEngineNotBatching",
+        ),
+        Panel(
+            "KV usage of engines",
+            "Share of KV blocks held by requests: the fullest engine, the mean, the emptiest.",
+            "percentunit",
+            tuple(
+                (f"{what}(vllm:kv_cache_usage_perc{{{_ALL_ENGINES}}})", name)
+                for what, name in (("max", "fullest"), ("avg", "mean"), ("min", "emptiest"))
+            ),
+            6,
+            maximum=1.0,
+        ),
+        Panel(
+            "Age of load reports",
+            "How long ago the worker last told its load; the router believes its own count then.",
+            "s",
+            per_worker("warmroute_worker_load_age_seconds"),
+            6,
+        ),
+    ),
+)

@@ -1,0 +1,167 @@
+// The C entry of decode: checks, the items, then the merge. See `decode.cuh` and `merge.cuh`.
+
+#include "decode.cuh"
+
+#include "abi.h"
+#include "decode_quantized.cuh"
+#include "merge.cuh"
+#include "paged_checks.h"
+
+namespace wr::decode {
+namespace {
+
+constexpr int MAX_GROUP = 16;
+
+template <class T, int D>
+void launch_plain(const Params& params, int64_t items, void* stream) {
+    int64_t kv_heads = params.heads / params.group;
+    auto run = params.group <= 8 ? kernel<T, D, 1> : kernel<T, D, 2>;
+    launch(run, "decode", items, kv_heads, THREADS, SHARED_BYTES<D>, stream, params);
+}
+
+template <class T, int D>
+void launch_merge(const merge::Params& merging, int64_t requests, void* stream) {
+    int64_t rows = (merging.heads + merge::WARPS - 1) / merge::WARPS;
+    launch(merge::kernel<T, D>, "merge", requests, rows, merge::THREADS, 0, stream, merging);
+}
+
+struct Call {
+    const wr_tensor *q, *k_pages, *v_pages, *page_table, *item_count, *items, *merge_starts,
+        *merge_slots, *out, *partial, *partial_lse, *k_scales, *v_scales;
+    Params params{};
+    merge::Params merging{};
+    BytePages bytes{};  // where pages are quantized
+    int64_t requests = 0, head_dim = 0, most_items = 0;
+
+    void check(double scale) {
+        head_dim = need_head_dim(q, "requests", "decode");
+        requests = q->shape[0];
+        params.scale_log2 = need_scale(scale);
+        check_pages();
+        check_heads();
+        check_plan();
+    }
+
+    bool is_quantized() const { return k_pages->dtype == I8 || k_pages->dtype == E4M3; }
+
+    void check_pages() {
+        CheckedPages pages =
+            need_pages(k_pages, v_pages, {q->dtype, I8, E4M3}, head_dim, TILE, "decode");
+        params.pages = {static_cast<const uint16_t*>(pages.k),
+                        static_cast<const uint16_t*>(pages.v),
+                        pages.page,
+                        pages.token,
+                        pages.kv_head,
+                        pages.tiles_per_page};
+        bytes.k = static_cast<const uint8_t*>(pages.k);
+        bytes.v = static_cast<const uint8_t*>(pages.v);
+        bytes.page = pages.page;
+        bytes.token = pages.token;
+        bytes.kv_head = pages.kv_head;
+        bytes.tiles_per_page = pages.tiles_per_page;
+        need(is_quantized() == (k_scales != nullptr) && is_quantized() == (v_scales != nullptr),
+             "k_scales and v_scales", "go with quantized pages, and only with them");
+        if (is_quantized()) check_scales();
+    }
+
+    void check_scales() {
+        auto scales = [&](const wr_tensor* tensor, const char* name) {
+            const int64_t* shape = k_pages->shape;
+            auto data = need_tensor(tensor, name, {F32}, {shape[0], shape[1], shape[2]});
+            const int64_t* stride = tensor->stride;
+            need(stride[1] == 1, name, "does not have a page's tokens side by side");
+            need(reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
+                     (shape[0] == 1 || stride[0] % 4 == 0) && (shape[2] == 1 || stride[2] % 4 == 0),
+                 name, "does not begin pages and heads at multiples of 16 bytes");
+            return static_cast<const float*>(data);
+        };
+        bytes.k_scales = scales(k_scales, "k_scales");
+        bytes.v_scales = scales(v_scales, "v_scales");
+        need(k_scales->stride[0] == v_scales->stride[0] &&
+                 k_scales->stride[2] == v_scales->stride[2],
+             "v_scales", "has other strides than k_scales");
+        bytes.scale_page = k_scales->stride[0];
+        bytes.scale_kv_head = k_scales->stride[2];
+    }
+
+    void check_heads() {
+        CheckedHeads checked = need_heads(q, out, k_pages->shape[2], MAX_GROUP, "decode");
+        params.q = checked.q;
+        params.q_request = checked.q_row;
+        params.q_head = checked.q_head;
+        params.out = checked.out;
+        params.out_request = checked.out_row;
+        params.out_head = checked.out_head;
+        params.heads = checked.heads;
+        params.group = checked.group;
+    }
+
+    void check_plan() {
+        params.page_table = plan_part(page_table, "page_table", {requests, -1});
+        params.table_row = page_table->stride[0];
+        params.item_count = plan_part(item_count, "item_count", {1});
+        need(items != nullptr, "items", "is missing");
+        most_items = items->shape[0];
+        auto at = plan_part(items, "items", {most_items, 4});
+        need_rows_of_16_bytes(items, "items");
+        need(items->stride[0] == 4 || most_items <= 1, "items", "is not dense");
+        params.items = reinterpret_cast<const Item*>(at);
+        int64_t heads = params.heads, slots = partial ? partial->shape[0] : 0;
+        params.partial =
+            static_cast<float*>(need_tensor(partial, "partial", {F32}, {slots, heads, head_dim}));
+        params.partial_lse =
+            static_cast<float*>(need_tensor(partial_lse, "partial_lse", {F32}, {slots, heads}));
+        need_rows_of_16_bytes(partial, "partial");
+        need(slots <= 1 || (partial->stride[0] == heads * head_dim &&
+                            partial_lse->stride[0] == heads),
+             "partial and partial_lse", "are not dense");
+        need(heads == 1 || slots == 0 ||
+                 (partial->stride[1] == head_dim && partial_lse->stride[1] == 1),
+             "partial and partial_lse", "are not dense");
+        merging.starts = plan_part(merge_starts, "merge_starts", {requests + 1});
+        merging.slots = plan_part(merge_slots, "merge_slots", {slots});
+        merging.partial = params.partial;
+        merging.partial_lse = params.partial_lse;
+        merging.out = params.out;
+        merging.out_request = params.out_request;
+        merging.out_head = params.out_head;
+        merging.heads = params.heads;
+    }
+
+    void run(void* stream) const {
+        bool is_bf16 = q->dtype == BF16, is_narrow = head_dim == 64;
+        auto bf16 = is_narrow ? launch_plain<Bf16, 64> : launch_plain<Bf16, 128>;
+        auto fp16 = is_narrow ? launch_plain<Fp16, 64> : launch_plain<Fp16, 128>;
+        if (is_quantized())
+            decode_quantized::run(is_bf16, k_pages->dtype, head_dim, most_items, {params, bytes},
+                                  stream);
+        else
+            (is_bf16 ? bf16 : fp16)(params, most_items, stream);
+        auto merge_bf16 = is_narrow ? launch_merge<Bf16, 64> : launch_merge<Bf16, 128>;
+        auto merge_fp16 = is_narrow ? launch_merge<Fp16, 64> : launch_merge<Fp16, 128>;
+        (is_bf16 ? merge_bf16 : merge_fp16)(merging, requests, stream);
+    }
+};
+
+}  // namespace
+}  // namespace wr::decode
+
+// q [R, H, D] over pages [page, token, KH, D] by page_table [R, pages] -> out [R, H, D]. The plan
+// (item_count [1], items [N, 4], merge_starts [R + 1], merge_slots [S]) is that of
+// `kvkernels/ops/decode_plan.py`; partial [S, H, D] and partial_lse [S, H] are workspace. Scales
+// [page, token, KH] where pages are INT8 or FP8 e4m3.
+WR_EXPORT int wr_decode(const wr_tensor* q, const wr_tensor* k_pages, const wr_tensor* v_pages,
+                        const wr_tensor* page_table, const wr_tensor* item_count,
+                        const wr_tensor* items, const wr_tensor* merge_starts,
+                        const wr_tensor* merge_slots, double scale, const wr_tensor* out,
+                        const wr_tensor* partial, const wr_tensor* partial_lse,
+                        const wr_tensor* k_scales, const wr_tensor* v_scales, void* stream) {
+    return wr::guarded([&] {
+        using namespace wr::decode;
+        Call call{q,            k_pages,     v_pages, page_table, item_count,  items,
+                  merge_starts, merge_slots, out,     partial,    partial_lse, k_scales,
+                  v_scales};
+        call.check(scale);
+        call.run(stream);
+    });
+}

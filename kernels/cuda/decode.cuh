@@ -1,0 +1,270 @@
+// Decode: one query token a request over its pages, split-KV, with partial results to be merged.
+//
+// A work item is (request, tokens [begin, end), slot); a CTA computes one item for one KV head.
+// Each of its warps takes every fourth tile of 16 tokens through a ring of its own in shared
+// memory, with its own running softmax, so that the loop has no barrier of the CTA; the warps'
+// results meet once, at the end. An item with a slot leaves a normalized partial result and its
+// base-2 log-sum-exp for `merge.cuh`; without one (-1) it is all of its request and goes straight
+// to the output.
+//
+// Products are turned round: tokens (scores) and dimensions (output) are the 16 rows of the MMA,
+// query heads its 8 columns, so that a group of 8 heads wastes nothing and an accumulator of 128
+// dimensions takes 32 registers. Scores come out with heads in columns; a transposition of 8 x 8
+// makes them the right-hand operand of the second product.
+#pragma once
+
+#include "dev.cuh"
+#include "ring.cuh"
+
+namespace wr::decode {
+
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
+constexpr float NEVER = -__builtin_inff();
+
+struct Item {  // int32[4]
+    int32_t request, begin, end, slot;
+};
+
+struct Params {
+    const uint16_t* q;  // [request, head, D]
+    int64_t q_request, q_head;
+    Pages pages;
+    const int32_t* page_table;  // [request, page of the request]
+    int64_t table_row;
+    const int32_t* item_count;
+    const Item* items;
+    float scale_log2;  // of scores, times log2(e)
+    uint16_t* out;     // [request, head, D]
+    int64_t out_request, out_head;
+    float *partial, *partial_lse;  // [slot, head, D] and [slot, head], dense
+    int32_t heads, group;
+};
+
+template <int D>
+constexpr int SHARED_BYTES = WARPS * STAGES<D> * STAGE_BYTES<D>;
+template <int D>
+constexpr int MERGE_ROW = D + 4;  // floats: four more, so that lanes write to different banks
+
+// The running softmax of one warp: columns of 8 * COLUMNS heads. A lane has heads 2t and 2t + 1.
+template <int D, int COLUMNS>
+struct Softmax {
+    float out[COLUMNS][D / 16][4] = {};  // C layout: dimensions x heads
+    float largest[COLUMNS][2], sum[COLUMNS][2];
+
+    WR_DEV Softmax() {
+        WR_UNROLL
+        for (int n = 0; n < COLUMNS; n++)
+            WR_UNROLL
+            for (int h = 0; h < 2; h++) {
+                largest[n][h] = NEVER;
+                sum[n][h] = 0;
+            }
+    }
+
+    // `scores` (C layout: tokens x heads, base-2 units) become weights; older sums are rescaled.
+    WR_DEV void take(float (&scores)[4], int n) {
+        WR_UNROLL
+        for (int h = 0; h < 2; h++) {
+            float tile = larger(scores[h], scores[h + 2]);
+            tile = larger(tile, shfl_xor(tile, 4));
+            tile = larger(tile, shfl_xor(tile, 8));
+            tile = larger(tile, shfl_xor(tile, 16));
+            float now = larger(largest[n][h], tile);  // finite: a tile has at least one token
+            float kept = exp2_fast(largest[n][h] - now);
+            largest[n][h] = now;
+            scores[h] = exp2_fast(scores[h] - now);
+            scores[h + 2] = exp2_fast(scores[h + 2] - now);
+            sum[n][h] = sum[n][h] * kept + scores[h] + scores[h + 2];
+            WR_UNROLL
+            for (int m = 0; m < D / 16; m++) {
+                out[n][m][h] *= kept;
+                out[n][m][h + 2] *= kept;
+            }
+        }
+    }
+};
+
+// Q as the right-hand operand: [16 dimensions][8 rows] fragments. `row_of` tells where a row of Q
+// is; null: zeros.
+template <int D, int COLUMNS, class RowOf>
+WR_DEV void load_q(const RowOf& row_of, uint32_t (&q)[COLUMNS][D / 16][2]) {
+    int g = static_cast<int>(lane()) / 4, t = static_cast<int>(lane()) % 4;
+    WR_UNROLL
+    for (int n = 0; n < COLUMNS; n++) {
+        const uint16_t* row = row_of(n * 8 + g);
+        WR_UNROLL
+        for (int k = 0; k < D / 16; k++)
+            WR_UNROLL
+            for (int half = 0; half < 2; half++) {
+                int at = 2 * t + 16 * k + 8 * half;
+                q[n][k][half] = row ? load(reinterpret_cast<const uint32_t*>(row + at)) : 0;
+            }
+    }
+}
+
+template <class T, int D, int COLUMNS>
+WR_DEV void attend(char* tile, int left, float scale_log2, const uint32_t (&q)[COLUMNS][D / 16][2],
+                   Softmax<D, COLUMNS>& softmax) {
+    int l = static_cast<int>(lane());
+    float scores[COLUMNS][4] = {};
+    WR_UNROLL
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t keys[4];
+        load_matrices(keys, at_swizzled<D>(tile, l % 16, 2 * k + l / 16));
+        WR_UNROLL
+        for (int n = 0; n < COLUMNS; n++) mma<T>(scores[n], keys, q[n][k]);
+    }
+    uint32_t weights[COLUMNS][2];
+    WR_UNROLL
+    for (int n = 0; n < COLUMNS; n++) {
+        WR_UNROLL
+        for (int i = 0; i < 4; i++)
+            scores[n][i] = l / 4 + i / 2 * 8 < left ? scores[n][i] * scale_log2 : NEVER;
+        softmax.take(scores[n], n);
+        weights[n][0] = transpose(pack<T>(scores[n][0], scores[n][1]));
+        weights[n][1] = transpose(pack<T>(scores[n][2], scores[n][3]));
+    }
+    char* values_tile = tile + TILE * D * 2;
+    WR_UNROLL
+    for (int m = 0; m < D / 16; m++) {
+        uint32_t values[4];
+        char* row = at_swizzled<D>(values_tile, l % 8 + l / 16 * 8, 2 * m + l / 8 % 2);
+        load_matrices_transposed(values, row);
+        WR_UNROLL
+        for (int n = 0; n < COLUMNS; n++) mma<T>(softmax.out[n][m], values, weights[n]);
+    }
+}
+
+// Puts one warp's result into shared memory: out [head][MERGE_ROW], then largest and sum [head].
+// Rows g and g + 8 of an output tile are those dimensions, or 2g and 2g + 1 where INTERLEAVED.
+template <int D, int COLUMNS, bool INTERLEAVED = false>
+WR_DEV void leave_for_others(float* own, Softmax<D, COLUMNS>& softmax) {
+    int g = static_cast<int>(lane()) / 4, t = static_cast<int>(lane()) % 4;
+    float* ends = own + 8 * COLUMNS * MERGE_ROW<D>;
+    WR_UNROLL
+    for (int n = 0; n < COLUMNS; n++)
+        WR_UNROLL
+        for (int h = 0; h < 2; h++) {
+            int head = 8 * n + 2 * t + h;
+            float sum = softmax.sum[n][h];
+            sum += shfl_xor(sum, 4);
+            sum += shfl_xor(sum, 8);
+            sum += shfl_xor(sum, 16);
+            WR_UNROLL
+            for (int m = 0; m < D / 16; m++) {
+                float* row = own + head * MERGE_ROW<D> + 16 * m + (INTERLEAVED ? 2 * g : g);
+                store_shared(row, softmax.out[n][m][h]);
+                store_shared(row + (INTERLEAVED ? 1 : 8), softmax.out[n][m][h + 2]);
+            }
+            if (g == 0) {
+                store_shared(ends + head, softmax.largest[n][h]);
+                store_shared(ends + 8 * COLUMNS + head, sum);
+            }
+        }
+}
+
+// Four dimensions of one head, of all warps' results, normalized. Gives the log-sum-exp, base 2.
+template <int D, int COLUMNS>
+WR_DEV float combine(const float* all, int head, int quad, float (&out)[4]) {
+    constexpr int WARP_FLOATS = 8 * COLUMNS * (MERGE_ROW<D> + 2);
+    const float* ends = all + 8 * COLUMNS * MERGE_ROW<D> + head;
+    float largest = NEVER, sum = 0;
+    WR_UNROLL
+    for (int w = 0; w < WARPS; w++)
+        largest = larger(largest, load_shared(ends + w * WARP_FLOATS));
+    WR_UNROLL
+    for (int w = 0; w < WARPS; w++) {
+        float own = load_shared(ends + w * WARP_FLOATS);
+        if (own == NEVER) continue;  // a warp without tiles
+        float weight = exp2_fast(own - largest);
+        sum += weight * load_shared(ends + w * WARP_FLOATS + 8 * COLUMNS);
+        const float* row = all + w * WARP_FLOATS + head * MERGE_ROW<D> + 4 * quad;
+        Words4 words = load_shared(reinterpret_cast<const Words4*>(row));
+        WR_UNROLL
+        for (int i = 0; i < 4; i++) out[i] += weight * float_of(words.w[i]);
+    }
+    float scale = sum > 0 || is_nan(sum) ? 1 / sum : 0;  // no token: zeros
+    WR_UNROLL
+    for (int i = 0; i < 4; i++) out[i] *= scale;
+    return largest + log2_fast(sum);
+}
+
+// Four dimensions of a result: as the output, or as a partial result to be merged.
+template <class T>
+WR_DEV void store_out(uint16_t* to, const float (&out)[4]) {
+    Words2 packed{{pack<T>(out[0], out[1]), pack<T>(out[2], out[3])}};
+    store(reinterpret_cast<Words2*>(to), packed);
+}
+WR_DEV void store_partial(float* to, const float (&out)[4]) {
+    Words4 words{{bits_of(out[0]), bits_of(out[1]), bits_of(out[2]), bits_of(out[3])}};
+    store(reinterpret_cast<Words4*>(to), words);
+}
+
+template <class T, int D, int COLUMNS>
+WR_DEV void write_item(const Params& p, const Item& item, int kv_head, const float* all) {
+    constexpr int QUADS = D / 4;
+    for (int at = static_cast<int>(thread()); at < p.group * QUADS; at += THREADS) {
+        int head = at / QUADS, quad = at % QUADS;
+        float out[4] = {}, lse = combine<D, COLUMNS>(all, head, quad, out);
+        int64_t q_head = static_cast<int64_t>(kv_head) * p.group + head;
+        if (item.slot < 0) {
+            uint16_t* row = p.out + item.request * p.out_request + q_head * p.out_head;
+            store_out<T>(row + 4 * quad, out);
+        } else {
+            int64_t row = item.slot * static_cast<int64_t>(p.heads) + q_head;
+            store_partial(p.partial + row * D + 4 * quad, out);
+            if (quad == 0) store(p.partial_lse + row, lse);
+        }
+    }
+}
+
+// A warp's tiles, one after the other; the first ones have been fetched.
+template <class T, int D, int COLUMNS, class Tiles>
+WR_DEV void attend_to(Tiles& tiles, float scale_log2, const uint32_t (&q)[COLUMNS][D / 16][2],
+                      Softmax<D, COLUMNS>& softmax) {
+    for (int tile = 0; tile < tiles.count; tile++) {
+        wait_async<STAGES<D> - 2>();
+        sync_warp();  // this tile is there for all lanes, and all are done with the one before
+        tiles.fetch(tile + STAGES<D> - 1);
+        int left = tiles.end - tiles.token_of(tile);
+        attend<T, D, COLUMNS>(tiles.stage(tile), left, scale_log2, q, softmax);
+    }
+    wait_async<0>();
+    sync_cta();  // the rings are free for the results
+}
+
+template <class T, int D, int COLUMNS>
+WR_KERNEL(THREADS, 2) kernel(WR_PARAMS Params p) {
+    // Both at once: a grid has room for all items, and what lies beyond the count is not used.
+    Words4 words = load(reinterpret_cast<const Words4*>(p.items + cta_x()));
+    if (static_cast<int>(cta_x()) >= load(p.item_count)) return;
+    Item item{static_cast<int32_t>(words.w[0]), static_cast<int32_t>(words.w[1]),
+              static_cast<int32_t>(words.w[2]), static_cast<int32_t>(words.w[3])};
+    int kv_head = static_cast<int>(cta_y()), w = static_cast<int>(warp());
+    int tiles_there = (item.end - item.begin + TILE - 1) / TILE;
+    Ring<D, WARPS> tiles{p.pages,
+                         p.page_table + item.request * p.table_row,
+                         p.pages.kv_head * kv_head,
+                         shared() + w * STAGES<D> * STAGE_BYTES<D>,
+                         item.begin + w * TILE,
+                         item.end,
+                         (tiles_there - w + WARPS - 1) / WARPS};
+    WR_UNROLL
+    for (int tile = 0; tile < STAGES<D> - 1; tile++) tiles.fetch(tile);
+    uint32_t q[COLUMNS][D / 16][2];
+    load_q<D>(
+        [&](int head) -> const uint16_t* {
+            if (head >= p.group) return nullptr;
+            int64_t q_head = static_cast<int64_t>(kv_head) * p.group + head;
+            return p.q + item.request * p.q_request + q_head * p.q_head;
+        },
+        q);
+    Softmax<D, COLUMNS> softmax;
+    attend_to<T, D>(tiles, p.scale_log2, q, softmax);
+    float* all = reinterpret_cast<float*>(shared());
+    leave_for_others(all + w * 8 * COLUMNS * (MERGE_ROW<D> + 2), softmax);
+    sync_cta();
+    write_item<T, D, COLUMNS>(p, item, kv_head, all);
+}
+
+}  // namespace wr::decode

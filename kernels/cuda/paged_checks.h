@@ -1,0 +1,89 @@
+// What the C entries of attention over pages check alike. `kernel` is its name, for people.
+#pragma once
+
+#include <cmath>
+#include <initializer_list>
+#include <string>
+
+#include "abi.h"
+
+namespace wr {
+
+// Strides count elements.
+struct CheckedPages {
+    void *k, *v;
+    int64_t page, token, kv_head;
+    int32_t tiles_per_page;
+};
+
+struct CheckedHeads {  // q and out [row, head, head_dim]
+    const uint16_t* q;
+    uint16_t* out;
+    int64_t q_row, q_head, out_row, out_head;
+    int32_t heads, group;
+};
+
+inline int64_t need_head_dim(const wr_tensor* q, const char* rows, const std::string& kernel) {
+    need(q && q->dims == 3, "q", "needs [" + std::string(rows) + ", heads, head_dim]");
+    int64_t head_dim = q->shape[2];
+    need(head_dim == 64 || head_dim == 128, "q",
+         "has head_dim " + std::to_string(head_dim) + ", " + kernel + " has 64 and 128");
+    return head_dim;
+}
+
+// The scale of scores as a factor of base-2 exponents.
+inline float need_scale(double scale) {
+    need(std::isfinite(scale) && scale > 0, "scale", "is not above 0");
+    return static_cast<float>(scale * 1.4426950408889634);
+}
+
+inline CheckedPages need_pages(const wr_tensor* k_pages, const wr_tensor* v_pages,
+                               std::initializer_list<int32_t> dtypes, int64_t head_dim,
+                               int64_t tile_tokens, const std::string& kernel) {
+    need(k_pages && v_pages && k_pages->dims == 4 && v_pages->dims == 4, "k_pages and v_pages",
+         "need [page, token, kv head, head_dim]");
+    auto k = need_tensor(k_pages, "k_pages", dtypes, {-1, -1, -1, head_dim});
+    const int64_t *shape = k_pages->shape, *stride = k_pages->stride;
+    auto v = need_tensor(v_pages, "v_pages", {k_pages->dtype},
+                         {shape[0], shape[1], shape[2], head_dim});
+    need_rows_of_16_bytes(k_pages, "k_pages");
+    need_rows_of_16_bytes(v_pages, "v_pages");
+    need(shape[1] % tile_tokens == 0 && shape[1] <= (1 << 20), "k_pages",
+         "has pages of " + std::to_string(shape[1]) + " tokens, " + kernel +
+             " has multiples of 16 up to 2^20");
+    for (int d = 0; d < 3; d++)
+        need(stride[d] == v_pages->stride[d], "v_pages", "has other strides than k_pages");
+    auto tiles_per_page = static_cast<int32_t>(shape[1] / tile_tokens);
+    return {k, v, stride[0], stride[1], stride[2], tiles_per_page};
+}
+
+inline CheckedHeads need_heads(const wr_tensor* q, const wr_tensor* out, int64_t kv_heads,
+                               int64_t most_group, const std::string& kernel) {
+    int64_t rows = q->shape[0], heads = q->shape[1], head_dim = q->shape[2];
+    need(heads % kv_heads == 0 && heads / kv_heads >= 1 && heads / kv_heads <= most_group, "q",
+         "has " + std::to_string(heads) + " heads for " + std::to_string(kv_heads) +
+             " KV heads, " + kernel + " has groups of 1 to " + std::to_string(most_group));
+    need(heads <= 4096, "q", "has more than 4096 heads");
+    auto from = need_tensor(q, "q", {BF16, F16}, {rows, heads, head_dim});
+    auto to = need_tensor(out, "out", {q->dtype}, {rows, heads, head_dim});
+    need_rows_of_16_bytes(q, "q");
+    need_rows_of_16_bytes(out, "out");
+    return {static_cast<const uint16_t*>(from),
+            static_cast<uint16_t*>(to),
+            q->stride[0],
+            q->stride[1],
+            out->stride[0],
+            out->stride[1],
+            static_cast<int32_t>(heads),
+            static_cast<int32_t>(heads / kv_heads)};
+}
+
+// Dense int32 of a plan, which the device reads and the host does not.
+inline const int32_t* plan_part(const wr_tensor* tensor, const char* name,
+                                std::initializer_list<int64_t> shape) {
+    auto data = need_tensor(tensor, name, {I32}, shape);
+    need_dense_rows(tensor, name);
+    return static_cast<const int32_t*>(data);
+}
+
+}  // namespace wr

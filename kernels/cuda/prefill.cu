@@ -1,0 +1,94 @@
+// The C entry of prefill: checks, then one launch. See `prefill.cuh` for what runs.
+
+#include "prefill.cuh"
+
+#include "abi.h"
+#include "paged_checks.h"
+
+namespace wr::prefill {
+namespace {
+
+template <class T, int D>
+void launch_for(const Params& params, int64_t items, void* stream) {
+    launch(kernel<T, D>, "prefill", items * params.kv_heads, 1, THREADS, SHARED_BYTES<D>, stream,
+           params);
+}
+
+struct Call {
+    const wr_tensor *q, *k_pages, *v_pages, *page_table, *item_count, *items, *out, *lse;
+    Params params{};
+    int64_t tokens = 0, head_dim = 0, most_items = 0;
+
+    void check(double scale) {
+        head_dim = need_head_dim(q, "tokens", "prefill");
+        tokens = q->shape[0];
+        params.scale_log2 = need_scale(scale);
+        check_pages();
+        check_heads();
+        check_plan();
+        check_lse();
+    }
+
+    void check_pages() {
+        CheckedPages pages = need_pages(k_pages, v_pages, {q->dtype}, head_dim, TILE, "prefill");
+        params.pages = {static_cast<const uint16_t*>(pages.k),
+                        static_cast<const uint16_t*>(pages.v),
+                        pages.page,
+                        pages.token,
+                        pages.kv_head,
+                        pages.tiles_per_page};
+    }
+
+    void check_heads() {
+        CheckedHeads checked = need_heads(q, out, k_pages->shape[2], ROWS, "prefill");
+        params.q = checked.q;
+        params.q_token = checked.q_row;
+        params.q_head = checked.q_head;
+        params.out = checked.out;
+        params.out_token = checked.out_row;
+        params.out_head = checked.out_head;
+        params.kv_heads = static_cast<int32_t>(k_pages->shape[2]);
+        params.group = checked.group;
+    }
+
+    void check_plan() {
+        params.page_table = plan_part(page_table, "page_table", {-1, -1});
+        params.table_row = page_table->stride[0];
+        params.item_count = plan_part(item_count, "item_count", {1});
+        need(items && items->dims == 2, "items", "needs [items, 4]");
+        most_items = items->shape[0];
+        auto at = plan_part(items, "items", {most_items, 4});
+        need_rows_of_16_bytes(items, "items");
+        need(items->stride[0] == 4 || most_items <= 1, "items", "is not dense");
+        params.items = reinterpret_cast<const Item*>(at);
+    }
+
+    void check_lse() {
+        if (lse == nullptr) return;
+        params.lse = static_cast<float*>(need_tensor(lse, "lse", {F32}, {tokens, q->shape[1]}));
+        params.lse_token = lse->stride[0];
+        params.lse_head = lse->stride[1];
+    }
+};
+
+}  // namespace
+}  // namespace wr::prefill
+
+// q [T, H, D] over pages [page, token, KH, D] by page_table [R, pages] -> out [T, H, D] and, where
+// given, lse [T, H]. The plan (item_count [1], items [N, 4]) is that of
+// `kvkernels/ops/prefill_plan.py`.
+WR_EXPORT int wr_prefill(const wr_tensor* q, const wr_tensor* k_pages, const wr_tensor* v_pages,
+                         const wr_tensor* page_table, const wr_tensor* item_count,
+                         const wr_tensor* items, double scale, const wr_tensor* out,
+                         const wr_tensor* lse, void* stream) {
+    return wr::guarded([&] {
+        using namespace wr::prefill;
+        Call call{q, k_pages, v_pages, page_table, item_count, items, out, lse};
+        call.check(scale);
+        bool is_narrow = call.head_dim == 64;
+        auto bf16 = is_narrow ? launch_for<wr::Bf16, 64> : launch_for<wr::Bf16, 128>;
+        auto fp16 = is_narrow ? launch_for<wr::Fp16, 64> : launch_for<wr::Fp16, 128>;
+        auto run = q->dtype == wr::BF16 ? bf16 : fp16;
+        run(call.params, call.most_items, stream);
+    });
+}

@@ -1,0 +1,128 @@
+// The C entry of shared decode: checks, the items, then the merge. See `shared_decode.cuh`.
+
+#include "shared_decode.cuh"
+
+#include <algorithm>
+#include "abi.h"
+#include "merge.cuh"
+#include "paged_checks.h"
+
+namespace wr::shared_decode {
+namespace {
+
+constexpr int MAX_GROUP = 16, CTAS_PER_SM = 2;
+
+template <class T, int D>
+void launch_for(const Params& params, const merge::Params& merging, int64_t requests,
+                void* stream) {
+    launch(kernel<T, D>, "shared_decode", params.ctas, params.heads / params.group, THREADS,
+           SHARED_BYTES<D>, stream, params);
+    int64_t rows = (params.heads + merge::WARPS - 1) / merge::WARPS;
+    launch(merge::kernel<T, D>, "merge", requests, rows, merge::THREADS, 0, stream, merging);
+}
+
+struct Call {
+    const wr_tensor *q, *k_pages, *v_pages, *page_table, *item_count, *items, *members,
+        *merge_starts, *merge_slots, *out, *partial, *partial_lse;
+    Params params{};
+    merge::Params merging{};
+    int64_t requests = 0, head_dim = 0;
+
+    void check(double scale) {
+        head_dim = need_head_dim(q, "requests", "shared_decode");
+        requests = q->shape[0];
+        params.scale_log2 = need_scale(scale);
+        check_pages();
+        check_heads();
+        check_plan();
+        check_workspace();
+    }
+
+    void check_pages() {
+        CheckedPages pages =
+            need_pages(k_pages, v_pages, {q->dtype}, head_dim, TILE, "shared_decode");
+        params.pages = {static_cast<const uint16_t*>(pages.k),
+                        static_cast<const uint16_t*>(pages.v),
+                        pages.page,
+                        pages.token,
+                        pages.kv_head,
+                        pages.tiles_per_page};
+    }
+
+    void check_heads() {
+        CheckedHeads checked = need_heads(q, out, k_pages->shape[2], MAX_GROUP, "shared_decode");
+        params.q = checked.q;
+        params.q_request = checked.q_row;
+        params.q_head = checked.q_head;
+        params.out = checked.out;
+        params.out_request = checked.out_row;
+        params.out_head = checked.out_head;
+        params.heads = checked.heads;
+        params.group = checked.group;
+    }
+
+    void check_plan() {
+        params.page_table = plan_part(page_table, "page_table", {requests, -1});
+        params.table_row = page_table->stride[0];
+        params.item_count = plan_part(item_count, "item_count", {1});
+        params.members = plan_part(members, "members", {requests});
+        need(items != nullptr, "items", "is missing");
+        int64_t room = items->shape[0];
+        auto at = plan_part(items, "items", {room, 8});
+        need_rows_of_16_bytes(items, "items");
+        need(items->stride[0] == 8 || room <= 1, "items", "is not dense");
+        need(room <= (1 << 30), "items", "has room for more than 2^30");
+        params.items = reinterpret_cast<const Item*>(at);
+        int64_t resident = CTAS_PER_SM * multiprocessors() / k_pages->shape[2];
+        params.ctas = static_cast<int32_t>(std::min(room, std::max<int64_t>(resident, 1)));
+    }
+
+    void check_workspace() {
+        int64_t heads = params.heads, slots = partial ? partial->shape[0] : 0;
+        params.partial =
+            static_cast<float*>(need_tensor(partial, "partial", {F32}, {slots, heads, head_dim}));
+        params.partial_lse =
+            static_cast<float*>(need_tensor(partial_lse, "partial_lse", {F32}, {slots, heads}));
+        need_rows_of_16_bytes(partial, "partial");
+        need(slots <= 1 || (partial->stride[0] == heads * head_dim &&
+                            partial_lse->stride[0] == heads),
+             "partial and partial_lse", "are not dense");
+        need(heads == 1 || slots == 0 ||
+                 (partial->stride[1] == head_dim && partial_lse->stride[1] == 1),
+             "partial and partial_lse", "are not dense");
+        merging.starts = plan_part(merge_starts, "merge_starts", {requests + 1});
+        merging.slots = plan_part(merge_slots, "merge_slots", {slots});
+        merging.partial = params.partial;
+        merging.partial_lse = params.partial_lse;
+        merging.out = params.out;
+        merging.out_request = params.out_request;
+        merging.out_head = params.out_head;
+        merging.heads = params.heads;
+    }
+};
+
+}  // namespace
+}  // namespace wr::shared_decode
+
+// q [R, H, D] over pages [page, token, KH, D] by page_table [R, pages] -> out [R, H, D]. The plan
+// (item_count [1], items [N, 8], members [R], merge_starts [R + 1], merge_slots [S]) is that of
+// `kvkernels/ops/shared_plan.py`; partial [S, H, D] and partial_lse [S, H] are workspace.
+WR_EXPORT int wr_shared_decode(const wr_tensor* q, const wr_tensor* k_pages,
+                               const wr_tensor* v_pages, const wr_tensor* page_table,
+                               const wr_tensor* item_count, const wr_tensor* items,
+                               const wr_tensor* members, const wr_tensor* merge_starts,
+                               const wr_tensor* merge_slots, double scale, const wr_tensor* out,
+                               const wr_tensor* partial, const wr_tensor* partial_lse,
+                               void* stream) {
+    return wr::guarded([&] {
+        using namespace wr::shared_decode;
+        Call call{q,       k_pages,      v_pages,     page_table, item_count, items,
+                  members, merge_starts, merge_slots, out,        partial,    partial_lse};
+        call.check(scale);
+        bool is_narrow = call.head_dim == 64;
+        auto bf16 = is_narrow ? launch_for<wr::Bf16, 64> : launch_for<wr::Bf16, 128>;
+        auto fp16 = is_narrow ? launch_for<wr::Fp16, 64> : launch_for<wr::Fp16, 128>;
+        auto run = q->dtype == wr::BF16 ? bf16 : fp16;
+        run(call.params, call.merging, call.requests, stream);
+    });
+}

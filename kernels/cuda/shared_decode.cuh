@@ -1,0 +1,236 @@
+// Shared decode: one query token a request, where requests with the same pages read them once.
+//
+// A work item is (requests next to each other in `members`, tokens [begin, end), slots): they name
+// the same pages for those tokens. For one KV head, their query heads are the rows of the products:
+//
+//   up to 16 rows   as in decode: tokens and dimensions are the MMA's rows, query heads its
+//                   columns, each warp takes every fourth tile. So also what a request has alone,
+//                   with the same bits as decode.
+//   up to 128       as in prefill, without its mask: a warp has 32 rows, all warps see each tile.
+//                   Warps without rows copy along and compute nothing.
+//
+// The grid is as large as the GPU and walks over the list with its own width as stride: items are
+// longest first, so that what one CTA gets exceeds another's part by at most one item. An item
+// leaves normalized float32 results and base-2 log-sum-exps for `merge.cuh`, in a slot for each of
+// its requests; slot -1 is all of its one request and goes straight to the output.
+#pragma once
+
+#include "decode.cuh"
+#include "prefill.cuh"
+
+namespace wr::shared_decode {
+
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
+constexpr int FEW_ROWS = 16, MOST_ROWS = prefill::ROWS;
+constexpr int KEYS_AT_ONCE = 32;  // half of prefill's: the walk over items needs registers, too
+static_assert(WARPS == decode::WARPS && WARPS == prefill::WARPS);
+
+struct Item {  // int32[8]
+    int32_t first, requests;  // of `members`; the first one's page table is read
+    int32_t begin, end;       // tokens
+    int32_t slot;             // of the first member, the others' follow
+    int32_t unused[3];
+};
+
+struct Params {
+    const uint16_t* q;  // [request, head, D]
+    int64_t q_request, q_head;
+    Pages pages;
+    const int32_t* page_table;  // [request, page of the request]
+    int64_t table_row;
+    const int32_t *item_count, *members;
+    const Item* items;
+    float scale_log2;  // of scores, times log2(e)
+    uint16_t* out;     // [request, head, D]
+    int64_t out_request, out_head;
+    float *partial, *partial_lse;  // [slot, head, D] and [slot, head], dense
+    int32_t heads, group;
+    int32_t ctas;  // for each KV head
+};
+
+template <int D>
+constexpr int SHARED_BYTES = decode::SHARED_BYTES<D> > prefill::SHARED_BYTES<D>
+                                 ? decode::SHARED_BYTES<D>
+                                 : prefill::SHARED_BYTES<D>;
+
+// What an item computes for one KV head: its rows are query heads, request after request.
+struct Task {
+    const Params& p;
+    Item item;
+    int kv_head, rows;
+
+    WR_DEV Task(const Params& params, int number) : p(params) {
+        const Item* from = p.items + number;
+        Words4 words = load(reinterpret_cast<const Words4*>(from));
+        item = {static_cast<int32_t>(words.w[0]), static_cast<int32_t>(words.w[1]),
+                static_cast<int32_t>(words.w[2]), static_cast<int32_t>(words.w[3]),
+                load(&from->slot),                {}};
+        kv_head = static_cast<int>(cta_y());
+        rows = item.requests * p.group;
+    }
+
+    WR_DEV int64_t request_of(int row) const {
+        return load(p.members + item.first + row / p.group);
+    }
+    WR_DEV int64_t head_of(int row) const { return kv_head * p.group + row % p.group; }
+
+    // Row of Q, or null beyond the last one.
+    WR_DEV const uint16_t* q(int row) const {
+        if (row >= rows) return nullptr;
+        return p.q + request_of(row) * p.q_request + head_of(row) * p.q_head;
+    }
+    WR_DEV const int32_t* table() const { return p.page_table + request_of(0) * p.table_row; }
+
+    // Row of `partial` and of `partial_lse`.
+    WR_DEV int64_t partial_of(int row) const {
+        return (item.slot + row / p.group) * static_cast<int64_t>(p.heads) + head_of(row);
+    }
+    WR_DEV uint16_t* out_of(int row) const {
+        return p.out + request_of(row) * p.out_request + head_of(row) * p.out_head;
+    }
+};
+
+template <class T, int D, int COLUMNS>
+WR_DEV void attend_few(const Task& task) {
+    const Params& p = task.p;
+    int w = static_cast<int>(warp());
+    int tiles_there = (task.item.end - task.item.begin + TILE - 1) / TILE;
+    Ring<D, WARPS> tiles{p.pages,
+                         task.table(),
+                         p.pages.kv_head * task.kv_head,
+                         shared() + w * STAGES<D> * STAGE_BYTES<D>,
+                         task.item.begin + w * TILE,
+                         task.item.end,
+                         (tiles_there - w + WARPS - 1) / WARPS};
+    WR_UNROLL
+    for (int tile = 0; tile < STAGES<D> - 1; tile++) tiles.fetch(tile);
+    uint32_t q[COLUMNS][D / 16][2];
+    decode::load_q<D>([&](int row) { return task.q(row); }, q);
+    decode::Softmax<D, COLUMNS> softmax;
+    decode::attend_to<T, D>(tiles, p.scale_log2, q, softmax);
+    float* all = reinterpret_cast<float*>(shared());
+    decode::leave_for_others(all + w * 8 * COLUMNS * (decode::MERGE_ROW<D> + 2), softmax);
+    sync_cta();
+    for (int at = static_cast<int>(thread()); at < task.rows * (D / 4); at += THREADS) {
+        int row = at / (D / 4), quad = at % (D / 4);
+        float out[4] = {}, lse = decode::combine<D, COLUMNS>(all, row, quad, out);
+        if (task.item.slot < 0) {
+            decode::store_out<T>(task.out_of(row) + 4 * quad, out);
+        } else {
+            decode::store_partial(p.partial + task.partial_of(row) * D + 4 * quad, out);
+            if (quad == 0) store(p.partial_lse + task.partial_of(row), lse);
+        }
+    }
+}
+
+// Copies the queries, zeros beyond the last row; part of the first tile's group.
+template <int D>
+WR_DEV void fetch_q(const Task& task, char* to) {
+    constexpr int CHUNKS = D / 8;
+    int own = static_cast<int>(thread()), chunk = own % CHUNKS;
+    for (int row = own / CHUNKS; row < MOST_ROWS; row += THREADS / CHUNKS) {
+        const uint16_t* from = task.q(row);
+        copy_async(at_swizzled<D>(to, row, chunk), from ? from + chunk * 8 : task.p.q, from);
+    }
+}
+
+// Tokens from `left` on are another item's, or nobody's.
+template <int COLUMNS>
+WR_DEV void hide_rest(float (&scores)[prefill::HALVES][COLUMNS][4], int left) {
+    int t = static_cast<int>(lane()) % 4;
+    WR_UNROLL
+    for (int m = 0; m < prefill::HALVES; m++)
+        WR_UNROLL
+        for (int n = 0; n < COLUMNS; n++)
+            WR_UNROLL
+            for (int i = 0; i < 4; i++)
+                if (8 * n + 2 * t + i % 2 >= left) scores[m][n][i] = prefill::NEVER;
+}
+
+// One warp's rows, normalized, to their slots: four lanes write 32 bytes that lie together.
+template <int D>
+WR_DEV void write_partial(const Task& task, prefill::Softmax<D>& softmax) {
+    const Params& p = task.p;
+    int g = static_cast<int>(lane()) / 4, t = static_cast<int>(lane()) % 4;
+    WR_UNROLL
+    for (int m = 0; m < prefill::HALVES; m++)
+        WR_UNROLL
+        for (int h = 0; h < 2; h++) {
+            float& sum = softmax.sum[m][h];
+            sum += shfl_xor(sum, 1);
+            sum += shfl_xor(sum, 2);
+        }
+    WR_UNROLL
+    for (int m = 0; m < prefill::HALVES; m++)
+        WR_UNROLL
+        for (int h = 0; h < 2; h++) {
+            int row = static_cast<int>(warp()) * prefill::WARP_ROWS + 16 * m + 8 * h + g;
+            if (row >= task.rows) continue;
+            float sum = softmax.sum[m][h], scale = 1 / sum;
+            int64_t partial = task.partial_of(row);
+            WR_UNROLL
+            for (int n = 0; n < D / 8; n++) {
+                const float* pair = &softmax.out[m][n][2 * h];
+                Words2 words{{bits_of(pair[0] * scale), bits_of(pair[1] * scale)}};
+                store(reinterpret_cast<Words2*>(p.partial + partial * D + 8 * n + 2 * t), words);
+            }
+            if (t == 0)
+                store(p.partial_lse + partial,
+                      softmax.largest[m][h] * p.scale_log2 + log2_fast(sum));
+        }
+}
+
+template <class T, int D>
+WR_DEV void attend_many(const Params& p, int number) {
+    using prefill::DEPTH, prefill::KEYS, prefill::RING_BYTES, prefill::WARP_ROWS;
+    Task task(p, number);
+    int w = static_cast<int>(warp());
+    char *queries = shared() + w * WARP_ROWS * D * 2, *rings = shared() + prefill::Q_BYTES<D>;
+    Ring<D, WARPS, DEPTH> ring{p.pages,
+                               task.table(),
+                               p.pages.kv_head * task.kv_head,
+                               rings + w * RING_BYTES<D>,
+                               task.item.begin + w * TILE,
+                               task.item.end,
+                               (task.item.end - task.item.begin + KEYS - 1) / KEYS};
+    fetch_q<D>(task, shared());
+    ring.fetch(0);
+    bool is_idle = w * WARP_ROWS >= task.rows;
+    prefill::Softmax<D> softmax;
+    for (int step = 0; step < ring.count; step++) {
+        wait_async<0>();
+        sync_cta();  // these tiles are there for all, and all are done with the ones before
+        ring.fetch(step + 1);
+        if (is_idle) continue;
+        char* stage = rings + step % DEPTH * STAGE_BYTES<D>;
+        int left = ring.end - ring.token_of(step) + w * TILE;
+        for (int key = 0; key < KEYS; key += KEYS_AT_ONCE) {
+            float scores[prefill::HALVES][KEYS_AT_ONCE / 8][4] = {};
+            char* tiles = stage + key / TILE * RING_BYTES<D>;
+            prefill::score<T, D>(queries, tiles, scores);
+            if (left - key < KEYS_AT_ONCE) hide_rest(scores, left - key);
+            softmax.take(scores, p.scale_log2);
+            prefill::mix<T, D>(scores, tiles, softmax.out);
+        }
+    }
+    wait_async<0>();
+    // The item is read anew, since registers are taken until here.
+    if (!is_idle) write_partial<D>(Task(p, number), softmax);
+}
+
+template <class T, int D>
+WR_KERNEL(THREADS, 2) kernel(WR_PARAMS Params p) {
+    int count = load(p.item_count);
+    for (int number = static_cast<int>(cta_x()); number < count; number += p.ctas) {
+        Task task(p, number);
+        if (task.rows <= 8)
+            attend_few<T, D, 1>(task);
+        else if (task.rows <= FEW_ROWS)
+            attend_few<T, D, 2>(task);
+        else
+            attend_many<T, D>(p, number);
+        sync_cta();  // all are done with shared memory
+    }
+}
+
+}  // namespace wr::shared_decode

@@ -1,0 +1,189 @@
+"""The relay's part of `_native.pyi`; no module of its own. `router.http.relay` is its twin."""
+
+class RelayPool:
+    def __init__(
+        self,
+        max_connections: int,
+        idle_s: float,
+        header_bytes: int,
+        chunk_line_bytes: int,
+        held_bytes: int,
+        held_s: float,
+        tail_bytes: int,
+        progress_s: float,
+    ) -> None: ...
+    @property
+    def open(self) -> int: ...
+    @property
+    def idle(self) -> int: ...
+
+class RelayTimeouts:
+    def __init__(
+        self,
+        connect_s: float,
+        send_s: float,
+        first_byte_s: float,
+        between_s: float,
+        client_s: float,
+    ) -> None: ...
+
+class RelayEnd:
+    @property
+    def fault(self) -> str: ...  # as `router/http/errors.py` names them; "cancelled"; "": none
+    @property
+    def message(self) -> str: ...
+    @property
+    def status(self) -> int: ...  # 0: no head came
+    @property
+    def bytes_to_client(self) -> int: ...
+    @property
+    def started_s(self) -> float: ...  # times are of CLOCK_MONOTONIC
+    @property
+    def first_byte_s(self) -> float | None: ...
+    @property
+    def last_byte_s(self) -> float | None: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def usage(self) -> bytes: ...  # from the brace of the last usage object on
+    @property
+    def held(self) -> bool: ...
+    @property
+    def held_head(self) -> bytes: ...
+    @property
+    def held_body(self) -> bytes: ...
+    @property
+    def reason(self) -> bytes: ...
+    @property
+    def persistent(self) -> bool: ...
+    @property
+    def ends_with_connection(self) -> bool: ...
+    @property
+    def written(self) -> int: ...  # bytes to the client, head and `unsent` included
+    @property
+    def unsent(self) -> bytes: ...
+    @property
+    def journal(self) -> RelayJournal | None: ...  # of a reply that went by events
+
+class RelayRoom:
+    """`router.http.migration.room` is its twin; for any thread."""
+
+    stream_tokens: int
+    tokens: int
+
+    def __init__(self, stream_tokens: int, tokens: int) -> None: ...
+    @property
+    def taken(self) -> int: ...
+    def take(self, more: int, of_stream: int) -> bool: ...
+    def give(self, tokens: int) -> None: ...
+
+class RelayJournalTerms:
+    """`hidden` stands where ids were, empty: nothing does. `migratable_line`: of the client's head,
+    with its CRLF, where the stream may go on elsewhere.
+    """
+
+    def __init__(self, room: RelayRoom, hidden: bytes, migratable_line: bytes) -> None: ...
+
+class RelayJournal:
+    """One stream's first worker; `router.http.migration.journal` is its twin. Gives the room of its
+    ids back at its end, but for what `leave_room` leaves to the caller.
+    """
+
+    def __init__(self, terms: RelayJournalTerms) -> None: ...
+    def feed(self, payload: bytes) -> bytes: ...
+    def flush(self) -> bytes: ...
+    def leave_room(self) -> int: ...
+    @property
+    def prompt(self) -> bytes: ...  # int32
+    @property
+    def said(self) -> bytes: ...  # int32
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def prefix(self) -> bytes | None: ...
+    @property
+    def unfit(self) -> str: ...
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def complete(self) -> bool: ...
+    @property
+    def miscounted(self) -> bool: ...
+    @property
+    def opened(self) -> bool: ...
+    @property
+    def usage_sent(self) -> bool: ...
+    @property
+    def failure(self) -> str: ...  # what the worker did; empty: nothing wrong
+
+class RelayReply:
+    """One reply without sockets. `feed` gives what of its bytes goes to the client, and the name of
+    the fault that ended the reply.
+    """
+
+    def __init__(
+        self, bounds: RelayPool, head_request: bool, extra_lines: bytes, keep_alive: bool
+    ) -> None: ...
+    def feed(self, data: bytes) -> tuple[bytes, str]: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def reusable(self) -> bool: ...
+    @property
+    def closes(self) -> bool: ...
+    @property
+    def held_fault(self) -> str: ...
+    @property
+    def held_body(self) -> bytes: ...
+    @property
+    def head(self) -> bytes: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def usage(self) -> bytes: ...
+
+class RelayGathering:
+    """When events wait for each other, `most_s` seconds at most; for tests. `part` is told of each
+    that was read, `rest_s` at the end of a turn how long the thread looks at commands alone.
+    """
+
+    def __init__(self, most_s: float) -> None: ...
+    def part(self, bytes: int) -> None: ...
+    def rest_s(self, now_s: float) -> float: ...
+
+class Relay:
+    """Carries requests on a thread of its own. Each `submit`, and each `close`, returns a number
+    under which `take` gives its marks: (number, seconds, status, events, end). A mark of the first
+    byte has a status, one of progress has none, the last one has the end. `marks_fd` is readable
+    when there are some. After `cancel` nothing more is written to the client; it returns how many
+    bytes that has, whether its reply is framed by the connection's end, and whether it is whole:
+    the job ends then as if nobody had given it up. Raises RuntimeError once stopped, OSError
+    where no socket can be had. Where many streams run, their events wait up to `gather_s` seconds
+    for each other; 0: never.
+    """
+
+    def __init__(self, gather_s: float) -> None: ...
+    @property
+    def marks_fd(self) -> int: ...
+    def set_addresses(self, pool: RelayPool, hosts: list[str], port: int) -> None: ...
+    def submit(
+        self,
+        pool: RelayPool,
+        head: bytes,
+        body: bytes,
+        head_request: bool,
+        client_fd: int,
+        extra_lines: bytes,
+        keep_alive: bool,
+        client_buffer_bytes: int,
+        timeouts: RelayTimeouts,
+        tells: bool,
+        journal: RelayJournalTerms | None,
+    ) -> int: ...
+    def cancel(self, job: int) -> tuple[int, bool, bool]: ...
+    def take(self) -> list[tuple[int, float, int, int, RelayEnd | None]]: ...
+    def abandon_silent(self, pool: RelayPool) -> None: ...
+    def close(self, pool: RelayPool) -> int: ...
+    def stop(self) -> None: ...

@@ -1,0 +1,128 @@
+"""Decode: attention of one query token a request over its pages. Kernel: `cuda/decode.cuh`.
+
+`torch.ops.warmroute.decode(q, k_pages, v_pages, page_table, item_count, items, merge_starts,
+merge_slots, scale, out, partial, partial_lse, k_scales, v_scales)`:
+
+    q, out              [requests, heads, head_dim]
+    k_pages, v_pages    [page, token, kv_heads, head_dim] of q's dtype, int8 or float8_e4m3fn,
+                        with equal strides
+    page_table          int32[requests, pages]
+    item_count ... merge_slots   the plan of `decode_plan.py`, made for this step
+    scale               of scores, > 0; usually head_dim**-0.5
+    partial             float32[slots, heads, head_dim], workspace: a slot for each of merge_slots
+    partial_lse         float32[slots, heads], workspace: base-2 log-sum-exp of scaled scores
+    k_scales, v_scales  float32[page, token, kv_heads] where pages are quantized, else None; with
+                        equal strides, a page's tokens of one head side by side
+
+On CUDA: bfloat16 and float16, head_dim 64 and 128, 1 to 16 query heads a KV head, pages of
+multiples of 16 tokens (`unsupported` says what does not fit). What the plan and the table say is
+not checked there: `plan_decode` has.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from kvkernels.ops.decode_plan import DecodePlan
+from kvkernels.ops.operator import define
+from kvkernels.ops.shapes import unsupported_shape
+
+MAX_GROUP = 16
+SCHEMA = (
+    "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor item_count, "
+    "Tensor items, Tensor merge_starts, Tensor merge_slots, float scale, Tensor(a!) out, "
+    "Tensor(b!) partial, Tensor(c!) partial_lse, "
+    "Tensor? k_scales, Tensor? v_scales) -> ()"
+)
+
+
+def unsupported(
+    heads: int, kv_heads: int, head_dim: int, page_tokens: int, dtype: torch.dtype
+) -> str:
+    """Why the CUDA kernel cannot take this shape, by name; empty where it can."""
+    return unsupported_shape(heads, kv_heads, head_dim, page_tokens, dtype, MAX_GROUP)
+
+
+def decode(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    plan: DecodePlan,
+    scale: float,
+    out: torch.Tensor,
+    workspace: tuple[torch.Tensor, torch.Tensor],
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+) -> None:
+    """`torch.ops.warmroute.decode` with a plan, (partial, partial_lse) and scales of K and V."""
+    torch.ops.warmroute.decode(
+        *(q, k_pages, v_pages, page_table, *plan[1:], float(scale), out, *workspace, *scales)
+    )
+
+
+class Splits(Protocol):
+    """A plan, of decode or shared decode."""
+
+    @property
+    def merge_slots(self) -> torch.Tensor: ...
+
+
+def workspace_of(
+    plan: Splits, heads: int, head_dim: int, device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(partial, partial_lse) with room for all that a plan of this size can split."""
+    slots = len(plan.merge_slots)
+    return (
+        torch.empty(slots, heads, head_dim, dtype=torch.float32, device=device),
+        torch.empty(slots, heads, dtype=torch.float32, device=device),
+    )
+
+
+def decode_on_cpu(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    item_count: torch.Tensor,
+    items: torch.Tensor,
+    merge_starts: torch.Tensor,
+    merge_slots: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    partial: torch.Tensor,
+    partial_lse: torch.Tensor,
+    k_scales: torch.Tensor | None,
+    v_scales: torch.Tensor | None,
+) -> None:
+    """In float64 where q is, else in float32. Takes a request's length from its items."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    page_tokens, kv_heads = k_pages.shape[1:3]
+    group = q.shape[1] // kv_heads
+    lengths = torch.zeros(len(q), dtype=torch.int64)
+    for request, _, end, _ in items[: int(item_count)].tolist():
+        lengths[request] = max(int(lengths[request]), end)
+    for request, length in enumerate(lengths.tolist()):
+        pages = page_table[request, : -(-length // page_tokens)].long()
+        k, v = (
+            numbers(x, scales, pages, wide).flatten(0, 1)[:length]
+            for x, scales in ((k_pages, k_scales), (v_pages, v_scales))
+        )
+        asked = q[request].to(wide).view(kv_heads, group, -1) * scale
+        weights = torch.einsum("hgd,thd->hgt", asked, k).softmax(-1)
+        out[request] = torch.einsum("hgt,thd->hgd", weights, v).flatten(0, 1).to(out.dtype)
+
+
+def numbers(
+    kept: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, wide: torch.dtype
+) -> torch.Tensor:
+    """Pages [page, token, head, dim] as numbers in `wide`, with their scales where they have."""
+    if scales is None:
+        return kept[pages].to(wide)
+    # As bytes: torch cannot index FP8.
+    units = kept.view(torch.uint8)[pages].view(kept.dtype)
+    return units.to(wide) * scales[pages].to(wide)[..., None]
+
+
+define("decode", SCHEMA, decode_on_cpu)

@@ -1,0 +1,212 @@
+"""Which bytes go where when KV moves between pools: other shards, block sizes, orders.
+
+    layouts = [PoolLayout(...) of every source rank]
+    for piece in pieces(layouts, mine, rank):            # once per topology
+        made = plan(layouts[piece.source], mine, piece)
+        at = moves(made, source_blocks, target_blocks, range(tokens))  # once per request
+        copy_runs(as_bytes(source), as_bytes(target), made.runs, at)
+
+Tokens move in units: the largest number of tokens that divides both block sizes. A plan has the
+runs of one unit; where a unit is a whole block in both pools, neighbouring runs become one. A
+buffer is a pool, too: gathering blocks is a plan between a layout and itself with fewer blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ints = npt.NDArray[np.int64]
+
+AXES = ("block", "head", "layer", "kv", "token")
+RUN_BYTES = 16 << 10  # what one CTA has in flight
+MAX_ROWS = 1 << 22  # rows (head, layer, kv, token) of one unit
+
+
+@dataclass(frozen=True)
+class PoolLayout:
+    """What one worker has of the KV, and in which order. Raises ValueError.
+
+    `layers` and `heads` are numbers in the whole model, steps of 1. A row is `row_bytes` of one
+    token's K or V of one head: head_dim times the element's size; 4 for a pool of scales.
+    `order`: the axes from outermost to innermost, rows within the last.
+    """
+
+    layers: range
+    heads: range
+    blocks: int
+    block_tokens: int
+    row_bytes: int
+    order: tuple[str, ...] = AXES
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != sorted(AXES):
+            raise ValueError(f"order {self.order} is no order of {AXES}")
+        for name, owned in (("layers", self.layers), ("heads", self.heads)):
+            if owned.step != 1 or not owned or owned.start < 0:
+                raise ValueError(f"{name} {owned} is no run of numbers from 0 on")
+        for name, number in (
+            ("blocks", self.blocks),
+            ("block_tokens", self.block_tokens),
+            ("row_bytes", self.row_bytes),
+        ):
+            if number < 1:
+                raise ValueError(f"{name} {number} is below 1")
+
+    def shape(self) -> tuple[int, ...]:
+        """How many of each axis, in `order`; rows not counted."""
+        count = {
+            "block": self.blocks,
+            "head": len(self.heads),
+            "layer": len(self.layers),
+            "kv": 2,
+            "token": self.block_tokens,
+        }
+        return tuple(count[axis] for axis in self.order)
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole pool."""
+        return prod(self.shape()) * self.row_bytes
+
+    def strides(self) -> dict[str, int]:
+        """Bytes from one of an axis to the next."""
+        steps, step = {}, self.row_bytes
+        for axis, size in zip(reversed(self.order), reversed(self.shape()), strict=True):
+            steps[axis] = step
+            step *= size
+        return steps
+
+
+class Piece(NamedTuple):
+    """The layers and heads that a target has from one source."""
+
+    source: int
+    layers: range
+    heads: range
+
+
+def pieces(sources: Sequence[PoolLayout], target: PoolLayout, target_rank: int) -> list[Piece]:
+    """Who gives what to `target`. Sources that hold the same take turns by `target_rank`.
+
+    Raises ValueError where the sources do not hold all that the target has, or hold parts of it
+    in different cuts.
+    """
+    same: dict[tuple[range, range], list[int]] = {}
+    for number, source in enumerate(sources):
+        same.setdefault((source.layers, source.heads), []).append(number)
+    found = []
+    for (own_layers, own_heads), holders in same.items():
+        layers, heads = _common(own_layers, target.layers), _common(own_heads, target.heads)
+        if layers and heads:
+            found.append(Piece(holders[target_rank % len(holders)], layers, heads))
+    held = sum(len(piece.layers) * len(piece.heads) for piece in found)
+    wanted = len(target.layers) * len(target.heads)
+    if held != wanted:
+        raise ValueError(
+            f"the sources hold {held} of the target's {wanted} (layer, head) pairs, each counted "
+            "as often as cuts of it differ: name every rank of one topology"
+        )
+    return found
+
+
+class CopyPlan(NamedTuple):
+    """Runs of one unit of tokens. Lifetime: as long as both layouts hold."""
+
+    source: PoolLayout
+    target: PoolLayout
+    unit_tokens: int
+    runs: torch.Tensor  # int64[R, 3], see `copy_runs.py`; on the CPU
+
+
+def plan(source: PoolLayout, target: PoolLayout, piece: Piece | None = None) -> CopyPlan:
+    """The runs that take one unit of `piece`, or of all that both hold, from source to target.
+
+    Raises ValueError for layouts of different rows, or that have nothing in common.
+    """
+    if source.row_bytes != target.row_bytes:
+        raise ValueError(
+            f"rows of {source.row_bytes} and {target.row_bytes} bytes: KV of another dtype or "
+            "head_dim has to be computed, not copied"
+        )
+    layers = piece.layers if piece else _common(source.layers, target.layers)
+    heads = piece.heads if piece else _common(source.heads, target.heads)
+    for owner in (source, target):
+        if _common(owner.layers, layers) != layers or _common(owner.heads, heads) != heads:
+            raise ValueError(f"layers {layers} and heads {heads} are not all in {owner}")
+    unit = gcd(source.block_tokens, target.block_tokens)
+    rows = len(heads) * len(layers) * 2 * unit
+    if not 0 < rows <= MAX_ROWS:
+        raise ValueError(f"{rows} rows are to be copied for each unit: 1 to {MAX_ROWS} can be")
+    index = np.indices((len(heads), len(layers), 2, unit)).reshape(4, rows)
+    offsets = [_offsets(owner, heads, layers, index) for owner in (source, target)]
+    order = np.argsort(offsets[1])
+    runs = _merged(offsets[0][order], offsets[1][order], source.row_bytes)
+    return CopyPlan(source, target, unit, torch.from_numpy(runs))
+
+
+def moves(
+    made: CopyPlan, source_blocks: Sequence[int], target_blocks: Sequence[int], tokens: range
+) -> torch.Tensor:
+    """int64[M, 2] for `tokens` of a request that has these blocks, on the CPU.
+
+    `tokens.start` is a multiple of the unit; the last unit is copied whole, with what lies beyond
+    the last token. Raises ValueError for that, and for blocks that a pool does not have.
+    """
+    unit = made.unit_tokens
+    if tokens.step != 1 or tokens.start < 0 or tokens.start % unit:
+        raise ValueError(f"tokens {tokens} do not begin at a multiple of {unit}")
+    first = np.arange(tokens.start, tokens.stop, unit, dtype=np.int64)
+    bases = [
+        _bases(made.source, "source_blocks", source_blocks, first),
+        _bases(made.target, "target_blocks", target_blocks, first),
+    ]
+    return torch.from_numpy(np.stack(bases, axis=1))
+
+
+def _common(a: range, b: range) -> range:
+    return range(max(a.start, b.start), min(a.stop, b.stop))
+
+
+def _offsets(owner: PoolLayout, heads: range, layers: range, index: Ints) -> Ints:
+    """Byte offset of every row of a unit, from the block's beginning on."""
+    step = owner.strides()
+    steps = [step[axis] for axis in AXES[1:]]
+    first = np.array([heads.start - owner.heads.start, layers.start - owner.layers.start, 0, 0])
+    found: Ints = np.asarray(steps, dtype=np.int64) @ (index + first[:, None])
+    return found
+
+
+def _merged(source: Ints, target: Ints, row_bytes: int) -> Ints:
+    """Rows that follow each other at both ends as one run, of at most RUN_BYTES."""
+    breaks = (np.diff(source) != row_bytes) | (np.diff(target) != row_bytes)
+    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    ends = np.concatenate((starts[1:], [len(source)]))
+    most = max(1, RUN_BYTES // row_bytes)
+    cut = [
+        (source[at], target[at], (min(at + most, end) - at) * row_bytes)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        for at in range(start, end, most)
+    ]
+    return np.array(cut, dtype=np.int64)
+
+
+def _bases(owner: PoolLayout, name: str, blocks: Sequence[int], first: Ints) -> Ints:
+    """Where each unit begins, by the number of its first token."""
+    step, size = owner.strides(), owner.block_tokens
+    ids = np.asarray(blocks, dtype=np.int64)
+    if len(first) and first[-1] // size >= len(ids):
+        raise ValueError(
+            f"{name} has {len(ids)} blocks of {size} tokens, token {first[-1]} is beyond them"
+        )
+    used = ids[first // size]
+    wrong = used[(used < 0) | (used >= owner.blocks)]
+    if len(wrong):
+        raise ValueError(f"{name} names block {wrong[0]}, the pool has 0..{owner.blocks - 1}")
+    return used * step["block"] + first % size * step["token"]

@@ -1,0 +1,123 @@
+"""The configuration's keys, read off the Structs: path, flag, variable, type, range, help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from types import MappingProxyType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from router.config.schema import Config
+from router.json_words import json_words
+
+PREFIX = "WARMROUTE_"
+FILE_VARIABLE = f"{PREFIX}CONFIG"
+_ONE_ITEM = MappingProxyType({"workers": "--worker", "discovery": "--discover"})
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. Lifetime: process."""
+
+    path: str  # dotted, as in the file
+    kind: Any  # annotated type, as msgspec takes it
+    default: Any
+    help: str
+    allowed: str  # range or values, for people
+
+    @property
+    def flag(self) -> str:
+        """The command line's name of it; a list's flag takes one item and may be repeated."""
+        return _ONE_ITEM.get(self.path) or "--" + _dashed(self.path)
+
+    @property
+    def attribute(self) -> str:
+        """Where argparse puts the flag."""
+        return self.path.replace(".", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment's name of it."""
+        return PREFIX + self.path.replace(".", "_").upper()
+
+    @property
+    def is_list(self) -> bool:
+        """Its value is a list of texts; a variable separates them by blanks."""
+        return isinstance(self.default, tuple)
+
+    @property
+    def is_optional(self) -> bool:
+        """The word `none` is a value."""
+        return self.default is None
+
+    def read(self, value: object) -> Any:
+        """`value`, of a file or as text, in the key's type. Raises ValueError with the range."""
+        if self.is_optional and isinstance(value, str) and value.lower() in ("none", "null"):
+            return None
+        try:
+            read = msgspec.convert(value, self.kind, strict=False)
+        except (msgspec.ValidationError, OverflowError) as error:
+            what = str(error).removesuffix(" - at `$`")
+            raise ValueError(f"{json_words(what)}; allowed: {self.allowed}") from error
+        if isinstance(read, float) and not isfinite(read):
+            raise ValueError(f"{read} is not a finite number; allowed: {self.allowed}")
+        return read
+
+
+def keys_of() -> Mapping[str, Key]:
+    """All keys by path, in the order of the Structs: the top level first, then the sections."""
+    found: dict[str, Key] = {}
+    _collect(Config, "", found)
+    top = {path: key for path, key in found.items() if "." not in path}
+    return MappingProxyType(top | found)
+
+
+def value_at(config: Config, path: str) -> Any:
+    """The value of the key `path` in `config`."""
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def text_of(value: Any) -> str:
+    """A value as people write it in a flag."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return " ".join(value) or "none given"
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _collect(struct: type[msgspec.Struct], prefix: str, found: dict[str, Key]) -> None:
+    hints = get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        hint, path = hints[field.name], prefix + field.name
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            _collect(hint, f"{path}.", found)
+            continue
+        inner, *metas = get_args(hint)
+        (meta,) = metas
+        found[path] = Key(path, hint, field.default, meta.description, _allowed(inner, meta))
+
+
+def _allowed(kind: Any, meta: msgspec.Meta) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(get_args(kind))
+    if kind is bool:
+        return "true, false"
+    if meta.ge is not None:
+        return f"{text_of(meta.ge)}..{text_of(meta.le)}"
+    if meta.pattern is not None:
+        large = "A-Z" in meta.pattern
+        return "letters, digits, dots, dashes" if large else "small letters, digits, dashes"
+    return "text or none" if type(None) in get_args(kind) else "list" if kind is not str else "text"
+
+
+def _dashed(path: str) -> str:
+    return path.replace(".", "-").replace("_", "-")

@@ -1,0 +1,172 @@
+"""One configuration out of flags, environment and file, each value checked and traced."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from router.config.file import SECTIONS, ConfigError, Given, read_file
+from router.config.keys import FILE_VARIABLE, PREFIX, Key, keys_of, value_at
+from router.config.rules import FIXED, BadItemsError, check_together, check_value
+from router.config.schema import Config
+from router.replicas.redis_url import redacted
+
+# Kubernetes gives every container such variables for a service called "warmroute".
+_SERVICE_LINK = re.compile(r"WARMROUTE_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
+_SERVICE_LINK_PORT = re.compile(r"(tcp|udp|sctp)://")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and where each of its values comes from. Lifetime: until a reload."""
+
+    config: Config
+    sources: Mapping[str, str]  # key path -> "default", "file:line", "flag --x" or a variable
+
+
+def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
+    """Flags of `add_flags` over environment over file (`--config`) over defaults.
+
+    Raises ConfigError with every problem found: unknown keys, values out of range, values that
+    contradict each other; each with the key's path, its source and what is allowed.
+    """
+    keys = keys_of()
+    file = getattr(args, "config", None) or environ.get(FILE_VARIABLE)
+    problems: list[str] = []
+    given = {path: Given(key.default, "default") for path, key in keys.items()}
+    from_file = read_file(Path(file)) if file else {}
+    layers = (from_file, _from_environment(keys, environ), _from_flags(keys, args))
+    for layer in layers:
+        given |= {path: one for path, one in layer.items() if path in keys}
+    values = {path: one.value for path, one in given.items()}
+    for layer in layers:
+        for path, one in layer.items():
+            if path not in keys:
+                problems.append(f"{one.source}: {_unknown(path, one.source, keys)}")
+            elif given[path] is one:  # not what a nearer layer replaces
+                values[path] = _checked(keys[path], one, problems)
+    if problems:
+        raise ConfigError(problems)
+    config = _assemble(values)
+    if contradictions := check_together(config):
+        raise ConfigError(contradictions)
+    return Loaded(config, {path: one.source for path, one in given.items()})
+
+
+def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:
+    """What differs: paths that can change while running; and those that cannot, with why."""
+    changed = [path for path in keys_of() if value_at(old, path) != value_at(new, path)]
+    applied = [path for path in changed if path not in FIXED]
+    return applied, {path: FIXED[path] for path in changed if path in FIXED}
+
+
+def without(refused: Iterable[str], new: Config, old: Config) -> Config:
+    """`new` with the values of `old` for the keys refused, which stay in force."""
+    for path in refused:
+        section, dot, name = path.rpartition(".")
+        kept = {name: value_at(old, path)}
+        if dot:
+            kept = {section: msgspec.structs.replace(getattr(new, section), **kept)}
+        new = msgspec.structs.replace(new, **kept)
+    return new
+
+
+def _checked(key: Key, given: Given, problems: list[str]) -> Any:
+    """The value in the key's type; None when it cannot be used, which `problems` then tells."""
+    try:
+        if key.is_list and not isinstance(given.value, (list, tuple)):
+            raise ValueError(f"must be a list, got {type(given.value).__name__}")
+        return check_value(key, given.value)
+    except BadItemsError as error:
+        for item, text in error.problems.items():
+            problems.append(f"{given.source_of(item)}: {key.path}[{item}]: {text}")
+    except ValueError as error:
+        problems.append(f"{given.source}: {key.path}: {error}")
+    return None
+
+
+def _from_environment(keys: Mapping[str, Key], environ: Mapping[str, str]) -> dict[str, Given]:
+    """Key path -> what a variable gives for it; one of no key stands under its own name."""
+    by_variable = {key.variable: key for key in keys.values()}
+    found: dict[str, Given] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or _is_link(variable, text):
+            continue
+        key = by_variable.get(variable)
+        if key is None:
+            found[variable] = Given(text, variable)
+        else:
+            found[key.path] = Given(text.split() if key.is_list else text, variable)
+    return found
+
+
+def _from_flags(keys: Mapping[str, Key], args: argparse.Namespace) -> dict[str, Given]:
+    return {
+        path: Given(value, f"flag {key.flag}")
+        for path, key in keys.items()
+        if (value := getattr(args, key.attribute, None)) is not None
+    }
+
+
+def _assemble(values: Mapping[str, Any]) -> Config:
+    nested: dict[str, Any] = {section: {} for section in SECTIONS}
+    for path, value in values.items():
+        section, dot, name = path.rpartition(".")
+        (nested[section] if dot else nested)[name] = value
+    return msgspec.convert(nested, Config)
+
+
+def _is_link(variable: str, text: str) -> bool:
+    if variable == f"{PREFIX}PORT":
+        return _SERVICE_LINK_PORT.match(text) is not None
+    return _SERVICE_LINK.fullmatch(variable) is not None
+
+
+def _unknown(path: str, source: str, keys: Mapping[str, Key]) -> str:
+    if path == source:  # a variable
+        close = difflib.get_close_matches(path, [key.variable for key in keys.values()], n=1)
+        return f"no such key; did you mean {close[0]}?" if close else "no such key"
+    section, _, name = path.rpartition(".")
+    known = {other.rpartition(".")[2]: other for other in keys}
+    siblings = {other.rpartition(".")[2]: other for other in keys if _section(other) == section}
+    if not section:
+        siblings |= {name: name for name in sorted(SECTIONS)}
+    for names in (siblings, known):
+        # The right name in another section is nearer than a similar one in this.
+        near = [name] if name in known else difflib.get_close_matches(name, names, n=1)
+        if near:
+            return f"unknown key {path}; did you mean {(known | names)[near[0]]}?"
+    of_section = f" of {section}" if section in SECTIONS else ""
+    return f"unknown key {path}; keys{of_section}: {', '.join(siblings)}"
+
+
+def _section(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def effective_yaml(loaded: Loaded) -> str:
+    """The whole configuration as a file, each line with its source.
+
+    It loads as the same, but for the password in `state`, which stands there as `***`.
+    """
+    lines: list[str] = []
+    section = ""
+    for path in keys_of():
+        where, _, name = path.rpartition(".")
+        if where != section:
+            lines.append(f"{where}:")
+            section = where
+        value = value_at(loaded.config, path)
+        if path == "state" and value is not None:
+            value = redacted(value)
+        shown = msgspec.json.encode(value).decode()
+        indent = "  " if where else ""
+        lines.append(f"{indent}{name}: {shown}  # {loaded.sources[path]}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,283 @@
+"""What a type and a range cannot say: rules of single keys, rules between keys, what is fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address, ip_network
+from itertools import combinations
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from policies import POLICIES
+from policies.load import load
+from router.config.keys import Key
+from router.config.schema import Config
+from router.config.tracing import check_endpoint
+from router.discovery.spec import parse_source
+from router.record.access_log import STDOUT
+from router.replicas.redis_url import parse_redis_url
+from router.worker_spec import WorkerSpecError, taken, worker_spec_of
+
+_BOUND = "the socket is bound at start; restart the router"
+_SIZED = "sized at start; restart the router"
+_BUILT = "read once at start; restart the router"
+
+# Keys a reload cannot change, and why. Every other one takes effect with the next request.
+FIXED = MappingProxyType(
+    {
+        **dict.fromkeys(("host", "port", "admin_host", "admin_port"), _BOUND),
+        **dict.fromkeys(
+            (
+                "limits.workers",
+                "limits.index_entries",
+                "limits.index_bytes",
+                "limits.speculative_entries",
+                "limits.mirrored_blocks",
+                "limits.sessions",
+                "limits.session_blocks",
+                "limits.token_memo_bytes",
+            ),
+            _SIZED,
+        ),
+        **dict.fromkeys(
+            (
+                *("tls.cert", "tls.key", "tls.client_ca", "door.head_bytes"),
+                *("admin_tls.cert", "admin_tls.key", "admin_tls.client_ca"),
+                *("workers_tls.ca", "workers_tls.cert", "workers_tls.key"),
+                *("front", "processes", "relay", "seed", "unknown_paths", "intervals.gather_s"),
+                "policy_fallback",
+                "policy_slow_ms",
+                "policy_hang_s",
+                "ramp_s",
+                "tokenizer",
+                "chat_content_format",
+                "chat_template_kwargs",
+                "chat_drops_unused_tools",
+                "tenant_header",
+                "trusted_peers",
+                "api_keys_file",
+                "admin_keys_file",
+                "log_format",
+                "request_log",
+                "request_log_bytes",
+                *("record", "recording.part_bytes", "recording.part_s", "recording.parts"),
+                *("recording.total_bytes", "tracing.endpoint", "tracing.service_name"),
+                "access_log",
+                "access_log_bytes",
+                "record_facts",
+                "record_facts_bytes",
+                "kv_state",
+                "takeover",
+                *("state", "replicas.name", "replicas.fleet"),
+                *("replicas.flush_s", "replicas.lease_s"),
+                "limits.body_bytes",
+                "limits.header_bytes",
+                "limits.inflight_requests",
+                *("limits.worker_requests", "limits.worker_queued_tokens"),
+                "limits.hold_requests",
+                "limits.queued_tokens",
+                "limits.hold_s",
+                "timeouts.keep_alive_s",
+                "timeouts.shutdown_s",
+                "timeouts.speculative_s",
+                "timeouts.stall_s",
+                *("ejection.failures", "ejection.rate", "ejection.requests", "ejection.window_s"),
+                *("ejection.max_share", "ejection.recover_s"),
+                *("retries.attempts", "retries.backoff_s", "retries.backoff_max_s"),
+                *("retries.budget_share", "retries.budget_per_s"),
+            ),
+            _BUILT,
+        ),
+    }
+)
+
+
+Item = TypeVar("Item")
+
+
+class BadItemsError(ValueError):
+    """Items of a list that cannot be used; `problems` has one for each, by the item's number."""
+
+    def __init__(self, problems: dict[int, str]) -> None:
+        super().__init__("; ".join(f"[{number}]: {text}" for number, text in problems.items()))
+        self.problems = problems
+
+
+def check_value(key: Key, value: Any) -> Any:
+    """The value in the key's type, checked by its range and by its own rule.
+
+    Raises ValueError that says what is allowed; for items of a list, BadItemsError.
+    """
+    if key.path == "workers":
+        return _workers(value)
+    if key.path == "discovery":
+        return _sources(value)
+    if key.path == "chat_template_kwargs" and isinstance(value, dict):  # written out in a file
+        value = msgspec.json.encode(value).decode()
+    read = key.read(value)
+    if key.path == "policy":
+        load(read)
+    elif key.path == "policy_fallback":
+        _check_fallback(read)
+    elif key.path == "trusted_peers":
+        _each(read, _check_peer)
+    elif key.path in ("session_header", "tenant_header", "deadline_header") and read.startswith(
+        "x-warmroute-"
+    ):
+        raise ValueError("x-warmroute-... is the router's own")
+    elif key.path == "tokenizer" and read is not None:
+        if not (Path(read) / "tokenizer.json").is_file():
+            raise ValueError(f"{read} is not a folder with a tokenizer.json")
+    elif key.path == "state" and read is not None:
+        parse_redis_url(read)
+    elif key.path == "chat_template_kwargs":
+        _check_object(read)
+    elif "tls." in key.path and read is not None and not Path(read).is_file():
+        raise ValueError(f"{read} is not a file")
+    elif key.path in ("api_keys_file", "admin_keys_file"):
+        if read is not None and not Path(read).is_file():
+            raise ValueError(f"{read} is not a file")
+    elif key.path == "tracing.endpoint" and read is not None:
+        check_endpoint(read)
+    elif key.path == "record" and read is not None:
+        _check_folder(Path(read))
+    elif key.path == "access_log" and read == STDOUT:
+        pass
+    elif (
+        key.path in ("request_log", "access_log", "record_facts", "kv_state", "takeover")
+        and read is not None
+    ):
+        _check_place(Path(read))
+    return read
+
+
+def check_together(config: Config) -> list[str]:
+    """What is wrong between keys that are right each by itself; empty when nothing is."""
+    problems = []
+    if config.port == config.admin_port != 0 and config.host == config.admin_host:
+        problems.append(f"port and admin_port are both {config.port}; they must differ")
+    if not (config.admin_open or config.admin_keys_file or is_loopback(config.admin_host)):
+        problems.append(
+            f"admin_host {config.admin_host} is beyond loopback, where whoever reaches the admin "
+            "port controls the router: give admin_keys_file, or admin_open: true where a network "
+            "policy guards it"
+        )
+    if "redis" in config.discovery and config.state is None:
+        problems.append("discovery has redis, which needs `state`: the redis:// URL to look at")
+    if len(config.workers) > config.limits.workers:
+        count = len(config.workers)
+        problems.append(f"workers: {count} given, limits.workers is {config.limits.workers}")
+    written = {"request_log": config.request_log, "record_facts": config.record_facts}
+    written |= {
+        "access_log": config.access_log,
+        "kv_state": config.kv_state,
+        "takeover": config.takeover,
+    }
+    for one, other in combinations(written, 2):
+        if written[one] is not None and written[one] == written[other]:
+            problems.append(f"{one} and {other} are both {written[one]}")
+    if config.record is not None and config.request_log is not None:
+        problems.append("record and request_log are both given: they hold the same lines")
+    if config.recording.part_bytes * 2 > config.recording.total_bytes:
+        problems.append(
+            f"recording.part_bytes {config.recording.part_bytes} is more than half of "
+            f"recording.total_bytes {config.recording.total_bytes}"
+        )
+    if config.session_header == config.tenant_header:
+        problems.append(f"session_header and tenant_header are both {config.session_header}")
+    return problems
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _workers(value: Any) -> tuple[str, ...]:
+    """Canonical texts of the workers given."""
+    seen: dict[str, set[int | None]] = {}
+    seats: dict[tuple[str, str], str] = {}
+
+    def text_of(one: object) -> str:
+        spec = worker_spec_of(one)
+        ranks = seen.setdefault(spec.url, set())
+        if ranks and (spec.rank in ranks or None in ranks or spec.rank is None):
+            raise WorkerSpecError(f"{spec.name} is given twice")
+        if spec.seat is not None:
+            other = seats.setdefault(spec.seat, spec.name)
+            if other != spec.name:
+                raise WorkerSpecError(f"{other} {taken(spec)}")
+        ranks.add(spec.rank)
+        return str(spec)
+
+    return _each(value, text_of)
+
+
+def _sources(value: Any) -> tuple[str, ...]:
+    """Canonical texts of the sources given."""
+    seen: set[str] = set()
+
+    def text_of(one: object) -> str:
+        if not isinstance(one, str):
+            raise ValueError(f"a source is text such as file:PATH; got {type(one).__name__}")
+        text = str(parse_source(one))
+        if text in seen:
+            raise ValueError(f"{text} is given twice")
+        seen.add(text)
+        return text
+
+    return _each(value, text_of)
+
+
+def _check_fallback(spec: str) -> None:
+    policy = load(spec)
+    if policy.name not in POLICIES or policy.remembers:
+        raise ValueError(f"{policy.name} must be a built-in without memory, as least_requests is")
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir() or not path.name:
+        raise ValueError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder; create it first")
+
+
+def _check_folder(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; name a folder")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder; create it first")
+
+
+def _check_object(text: str) -> None:
+    try:
+        msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ValueError(f"{error}; give a JSON object such as {{}}") from error
+
+
+def _check_peer(peer: str) -> None:
+    try:
+        ip_network(peer)
+    except ValueError as error:
+        raise ValueError(f"{error}; give a CIDR such as 10.0.0.0/8") from error
+
+
+def _each(items: Iterable[Any], check: Callable[[Any], Item]) -> tuple[Item, ...]:
+    """`check` of every item. Raises BadItemsError for all those that it refuses."""
+    checked: list[Item] = []
+    problems: dict[int, str] = {}
+    for number, item in enumerate(items):
+        try:
+            checked.append(check(item))
+        except ValueError as error:
+            problems[number] = str(error)
+    if problems:
+        raise BadItemsError(problems)
+    return tuple(checked)

@@ -1,0 +1,136 @@
+"""Whom the router takes in, whom it lets wait, and what it tells those it turns away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies.facts import Arrival
+from router.core.actions import Reject
+from router.core.counters import CoreCounters
+from router.core.drain import Drain
+from router.core.hold_queue import HoldQueue, Pending, Watcher
+from router.core.settings import CoreSettings
+
+_FIRST_OUTPUT_TOKENS = 128.0  # of an answer, before one has ended
+_SMOOTHING = 0.02  # weight of the latest answer's length
+_RETRY_MAX_S = 600.0  # nobody is told to come back later than this
+
+Told = tuple[int, str, str]  # status, code and message of a refusal
+DISPLACED: Told = (503, "displaced", "others that go first need the place of this request")
+
+
+class Admission:
+    """The door of the core, and the queue behind it. Lifetime: process.
+
+    `modelled_rate` gives the tokens a second that a model's workers should prefill, for as long as
+    nobody knows what they really do.
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        counters: CoreCounters,
+        modelled_rate: Callable[[str], float],
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._settings = settings
+        self._counters = counters
+        self._modelled_rate = modelled_rate
+        self.held = HoldQueue(settings.hold_requests, watcher)
+        self.drain = Drain()
+        self._output_tokens = _FIRST_OUTPUT_TOKENS
+
+    def at_the_door(
+        self, arrival: Arrival, inflight_requests: int
+    ) -> tuple[Told | None, Pending | None]:
+        """Why a request cannot come in, if so; and who must leave so that it can, if so."""
+        settings = self._settings
+        if inflight_requests >= settings.inflight_requests:
+            told = 503, "router_full", "the router is at its request limit"
+        elif (queued := self.drain.queued_tokens + self.held.tokens) >= settings.queued_tokens:
+            told = 503, "router_full", f"{queued} tokens of prompts wait to be computed"
+        else:
+            return None, None
+        victim = self.held.victim(arrival)
+        if victim is None or victim.arrival.priority <= arrival.priority:
+            return told, None
+        return None, victim
+
+    def hold(self, pending: Pending, missing_tokens: int) -> tuple[Told | None, Pending | None]:
+        """Let a request wait that does not wait yet; as `at_the_door`, where there is no place.
+
+        `missing_tokens`: of its prompt, that even the best worker would have to compute. Who must
+        leave does so before the other is told to wait again.
+        """
+        if self.held.full:
+            victim = self.held.victim(pending.arrival)
+            if victim is None:
+                why = f"{len(self.held)} requests wait for a worker already"
+                return (503, "hold_queue_full", why), None
+            return None, victim
+        pending.queued_tokens = missing_tokens
+        pending.work_tokens = missing_tokens + self._answer_tokens(pending.arrival)
+        self.held.add(pending)
+        self._counters.holds += 1
+        return None, None
+
+    def waited_too_long(self, pending: Pending, now_s: float) -> Told:
+        """For one of `HoldQueue.expired`."""
+        deadline_s = pending.arrival.deadline_s
+        if deadline_s is not None and now_s >= deadline_s:
+            return 504, "deadline_exceeded", "no worker could take the request in its client's time"
+        within = f"within {self._settings.hold_s:g} s"
+        return 503, "hold_timeout", f"no worker could take the request {within}"
+
+    def sent(self, pending: Pending, uncached_tokens: int, now_s: float) -> None:
+        """A request goes to a worker that must compute so much of it."""
+        if self.held:  # else nobody waits for a turn
+            pending.work_tokens = uncached_tokens + self._answer_tokens(pending.arrival)
+            self.held.served(pending)
+            self.wait_over(pending, now_s)
+        pending.queued_tokens = uncached_tokens
+        self.drain.sent(pending.arrival.model, uncached_tokens, now_s)
+
+    def prefill_over(self, pending: Pending, computed: bool, now_s: float) -> None:
+        """Its prompt is `computed`, or will not be; told again, nothing changes."""
+        if pending.queued_tokens and not pending.held:
+            self.drain.over(pending.arrival.model, pending.queued_tokens, computed, now_s)
+            pending.queued_tokens = 0
+
+    def answered(self, output_tokens: int | None) -> None:
+        """An answer had so many tokens: the next one will be like those before."""
+        if output_tokens is not None:
+            self._output_tokens += _SMOOTHING * (output_tokens - self._output_tokens)
+
+    def wait_over(self, pending: Pending, now_s: float) -> None:
+        """A request that may have waited does so no more, however that ended."""
+        if pending.held:
+            self.held.remove(pending)
+            pending.queued_tokens = 0
+            self._counters.held[pending.standing].add(now_s - pending.arrival.now_s)
+
+    def wait_s(self, arrival: Arrival, now_s: float) -> float:
+        """How long until a worker would compute `arrival`, were it the last of those that wait.
+
+        What is dispatched of its model is computed first, then what waits before it, at the rate
+        at which the pool really computes prompts.
+        """
+        ahead = self.drain.queued_of(arrival.model) + self.held.work_before(arrival)
+        rate = self.drain.rate(arrival.model, now_s) or self._modelled_rate(arrival.model)
+        return ahead / rate if rate > 0 else 0.0
+
+    def refuse(self, arrival: Arrival, now_s: float, told: Told) -> Reject:
+        """The answer to a request that is turned away."""
+        status, code, message = told
+        self._counters.rejected(code)
+        retry_after_s = None
+        if status in (429, 503):
+            # Whoever came back sooner would only wait here, or be turned away again.
+            wait_s = self.wait_s(arrival, now_s)
+            retry_after_s = min(max(wait_s, self._settings.retry_after_s), _RETRY_MAX_S)
+        return Reject(arrival.request_id, status, code, message, retry_after_s)
+
+    def _answer_tokens(self, arrival: Arrival) -> float:
+        most = arrival.max_output_tokens
+        expected = self._output_tokens
+        return max(expected if most is None else min(expected, most), 0.0)

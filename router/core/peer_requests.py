@@ -1,0 +1,120 @@
+"""Requests that peers sent to the workers we share: known here as our own are, but for their ends.
+
+Each costs its worker what ours do, will leave its blocks there, and belongs to a session and to a
+tenant. So whoever decides here sees one pool, whichever router a request came through. How fast
+and how well a worker answers is learned from our own requests alone: news of others come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from policies import facts
+from router.core.admission import Admission
+from router.core.following import Following
+from router.core.hold_queue import Pending
+from router.core.ledger import Ledger
+from router.core.roster import Roster
+from router.core.workers import WorkerTable
+from router.estimators.arrivals import ArrivalEstimator
+
+
+class PeerRequests:
+    """Lifetime: process. Their numbers are below zero, so none is one of ours.
+
+    `observe` is told what policies with a memory are told of our own requests.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerTable,
+        ledger: Ledger,
+        roster: Roster,
+        arrivals: ArrivalEstimator,
+        following: Following,
+        admission: Admission,
+        observe: Callable[[facts.Fact], None],
+    ) -> None:
+        self._workers, self._ledger, self._roster = workers, ledger, roster
+        self._arrivals, self._following, self._admission = arrivals, following, admission
+        self._observe = observe
+        self._pending: dict[int, Pending] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def pending(self) -> Iterable[Pending]:
+        """Those that have not ended, oldest first."""
+        return self._pending.values()
+
+    def take(self, fact: facts.PeerFact) -> None:
+        """One of these facts, whatever its kind."""
+        match fact:
+            case facts.PeerDispatched():
+                self.dispatched(fact)
+            case facts.PeerFirstToken():
+                self.first_token(fact)
+            case facts.PeerProgress():
+                self.progress(fact)
+            case facts.PeerEnded():
+                self.ended(fact)
+
+    def dispatched(self, fact: facts.PeerDispatched) -> None:
+        """A peer charged a request to a worker; one that is not known here is left alone."""
+        arrival, now_s = fact.arrival, fact.now_s
+        worker = self._workers.get(fact.worker_id)
+        if worker is None:
+            return
+        request_id, prompt, uncached = (
+            arrival.request_id,
+            arrival.prompt_tokens,
+            fact.uncached_tokens,
+        )
+        assert request_id not in self._pending, f"request {request_id} of a peer came twice"
+        self._ledger.advance(now_s)
+        pending = Pending(arrival, serial=-1, draw=0.0, standing=fact.standing)
+        pending.worker_id = worker.worker_id
+        self._pending[request_id] = pending
+        self._admission.sent(pending, uncached, now_s)
+        self._ledger.reserve(request_id, worker.slot, prompt, uncached, arrival.stream, now_s)
+        chain = arrival.chains.get(worker.facts.block_size)
+        if chain is None:
+            return
+        self._observe(arrival)
+        self._arrivals.arrival(arrival.session, now_s, arrival.tenant)
+        self._following.arrived(pending)
+        pending.prediction = self._roster.expect(worker, arrival, now_s)
+        self._following.dispatched(pending, worker.slot)
+        sent = (request_id, worker.worker_id, prompt - uncached, uncached)
+        self._observe(facts.Dispatched(now_s, *sent, chain, arrival.session, arrival.tenant))
+
+    def first_token(self, fact: facts.PeerFirstToken) -> None:
+        """Its prefill is over."""
+        charge = self._ledger.first_token(fact.request_id, fact.now_s)
+        if charge is not None:
+            self._observe(facts.FirstToken(fact.now_s, fact.request_id))
+            pending = self._pending[fact.request_id]
+            self._admission.prefill_over(pending, True, fact.now_s)
+
+    def progress(self, fact: facts.PeerProgress) -> None:
+        """Its answer grew."""
+        self._ledger.progress(fact.request_id, fact.output_tokens, fact.now_s)
+
+    def ended(self, fact: facts.PeerEnded) -> None:
+        """It is at its worker no more; told again, nothing changes."""
+        pending = self._pending.pop(fact.request_id, None)
+        if pending is None:
+            return
+        finish, now_s = fact.finish, fact.now_s
+        self._roster.ended(pending, self._ledger.get(fact.request_id), finish)
+        self._ledger.release(fact.request_id)
+        self._admission.prefill_over(pending, finish is not None, now_s)
+        output_tokens = None if finish is None else finish.output_tokens or 0
+        self._following.ended(pending, now_s, output_tokens)
+        self._observe(finish or facts.Failure(now_s, fact.request_id, "client"))
+
+    def forget(self, request_id: int, now_s: float) -> bool:
+        """Take its charge off a worker that is gone; False where it is none of these."""
+        known = request_id in self._pending
+        self.ended(facts.PeerEnded(now_s, request_id))
+        return known

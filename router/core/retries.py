@@ -1,0 +1,87 @@
+"""Whether a failed request goes to another worker, and how long it waits before.
+
+Retries are bounded by a share of the requests (budgets as in Finagle's `RetryBudget`), so that a
+pool that cannot keep up is not given its work three times over. Leaving a worker that is not
+there any more is no such burden: its requests are moved, and nobody counts them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from router.core.counters import CoreCounters
+from router.core.draws import draw_of
+from router.core.hold_queue import Pending
+from router.core.settings import CoreSettings
+from router.core.window import Window
+from router.core.workers import Worker
+
+_BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in
+_AT_ONCE = ("connect", "early_close")  # causes after which waiting helps nobody, the first time
+
+
+class GivenUp(NamedTuple):
+    """Why a request is not tried again, as its client is told."""
+
+    status: int
+    code: str
+    message: str
+
+
+class Retries:
+    """Lifetime: process. Chance comes from the request's own draw and its number of attempts."""
+
+    def __init__(self, settings: CoreSettings, counters: CoreCounters, seed: int) -> None:
+        self._settings = settings
+        self._counters = counters
+        self._seed = seed
+        self._recent = Window(_BUDGET_S)  # (requests, retries)
+
+    def arrived(self, now_s: float) -> None:
+        """A request came: it pays for a share of a retry."""
+        self._recent.add(now_s, 1, 0)
+
+    def again(
+        self, pending: Pending, worker: Worker | None, cause: str, now_s: float
+    ) -> GivenUp | None:
+        """Let a failed request go to another worker, not before `pending.not_before_s`; or not.
+
+        `worker` failed it; None: it is gone.
+        """
+        settings = self._settings
+        unheard = cause in ("connect", "absent")  # nobody has had it, or knows its path
+        pending.attempts += not unheard
+        if pending.attempts >= settings.max_attempts:
+            tried = f"{len(pending.tried)} workers failed this request, last: {cause}"
+            return GivenUp(502, "worker_error", tried)
+        wait_s = self._wait_s(pending, cause)
+        deadline_s = pending.arrival.deadline_s
+        if deadline_s is not None and now_s + wait_s >= deadline_s:
+            return GivenUp(504, "deadline_exceeded", f"no time is left to try again after {cause}")
+        moves = unheard or worker is None or not worker.is_in
+        if not moves and not self._pay(now_s):
+            self._counters.retries_refused += 1
+            why = f"a worker failed this request ({cause}), and too many are tried again already"
+            return GivenUp(503, "retry_budget_exhausted", why)
+        self._counters.retries += 1
+        pending.not_before_s = now_s + wait_s
+        return None
+
+    def _pay(self, now_s: float) -> bool:
+        requests, retries = self._recent.sums(now_s)
+        settings = self._settings
+        may = settings.retry_share * requests + settings.retries_per_s * _BUDGET_S
+        if retries + 1 > may:
+            return False
+        self._recent.add(now_s, 0, 1)
+        return True
+
+    def _wait_s(self, pending: Pending, cause: str) -> float:
+        """Exponential, with full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015)."""
+        times = len(pending.tried) - 1
+        if cause == "absent":
+            return 0.0
+        if times <= 0 and cause in _AT_ONCE:
+            return 0.0
+        most_s = min(self._settings.retry_base_s * 2.0 ** max(times, 0), self._settings.retry_max_s)
+        return most_s * draw_of(self._seed ^ len(pending.tried), pending.serial)

@@ -1,0 +1,8 @@
+"""Who names workers besides the configuration: files, DNS, a registry in Redis, Kubernetes.
+
+Owns: sources, what of them is believed (a failing one must not empty the pool, a flapping one must
+not shake it), the union of all that names workers.
+Gives: `discovery.Discovery`, which keeps the fleet in line with that union.
+Never imports: the core's formulas, the HTTP front, policies, torch.
+Start reading at: `discovery.py`, then `believed.py`.
+"""

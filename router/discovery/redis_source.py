@@ -1,0 +1,124 @@
+"""Workers that announce themselves in Redis, in the format of `engine.wire.announcement`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from engine.wire.announcement import (
+    MAX_BYTES,
+    MAX_URL_BYTES,
+    decode_announcement,
+    entry_key,
+    names_key,
+)
+from engine.wire.errors import WireError
+from router.discovery.source import MAX_SEEN, Report, Seen, bounded
+from router.replicas.redis_url import RedisUrl
+from router.replicas.redis_wire import ANSWER_S, Wire, checked, open_wire
+from router.replicas.trouble import reason_of
+from router.worker_spec import WorkerSpecError, worker_spec_of
+
+LOOK_S = 0.5
+MAX_NAMES = 2 * MAX_SEEN  # of which half may have expired
+_AT_ONCE = 512
+_FORGOTTEN_S = 60.0  # a name without an entry for so long is taken off the list
+
+
+class RedisSource:
+    """Lifetime: as long as it is named.
+
+    Redis alone says whose lease is over: an entry that has expired is not there, and no clock of a
+    worker or a router is compared with another.
+    """
+
+    def __init__(self, url: RedisUrl, fleet: str, look_s: float = LOOK_S) -> None:
+        self._url = url
+        self._fleet = fleet
+        self._look_s = look_s
+        self._empty_since: dict[bytes, float] = {}
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """One for each look."""
+        wire: Wire | None = None
+        try:
+            while True:
+                try:
+                    if wire is None:
+                        wire = await open_wire(self._url, names_key(self._fleet), ANSWER_S)
+                    report = await self._look(wire)
+                except (RedisError, OSError, TimeoutError) as error:
+                    report = Report(None, f"{self._url} {reason_of(error)}")
+                    if wire is not None:
+                        await wire.aclose()
+                        wire = None
+                yield report
+                await asyncio.sleep(self._look_s)
+        finally:
+            if wire is not None:
+                await wire.aclose()
+
+    async def _look(self, wire: Wire) -> Report:
+        key = names_key(self._fleet)
+        (count,) = checked(await wire.call([("SCARD", key)], ANSWER_S))
+        if count > MAX_NAMES:
+            return Report(None, f"{self._url}: {key} has {count} names; at most {MAX_NAMES} fit")
+        (names,) = checked(await wire.call([("SMEMBERS", key)], ANSWER_S))
+        entries: dict[bytes, Any] = {}
+        known = sorted(name for name in names if len(name) <= MAX_URL_BYTES)
+        for start in range(0, len(known), _AT_ONCE):
+            some = known[start : start + _AT_ONCE]
+            entries |= zip(some, await wire.call(self._reading(some), ANSWER_S), strict=True)
+        await self._forget(wire, entries)
+        report = read(entries)
+        if len(known) < len(names):
+            long = f"{len(names) - len(known)} names longer than {MAX_URL_BYTES} bytes"
+            return Report(report.workers, report.trouble, (*report.refused, long))
+        return report
+
+    def _reading(self, names: Sequence[bytes]) -> list[tuple[Any, ...]]:
+        """One byte more than an entry may have shows that it has too many."""
+        prefix = entry_key(self._fleet, "").encode()
+        return [("GETRANGE", prefix + name, 0, MAX_BYTES) for name in names]
+
+    async def _forget(self, wire: Wire, entries: Mapping[bytes, Any]) -> None:
+        """Take names off the list whose entries have been gone for long; who may not, need not."""
+        now_s = asyncio.get_running_loop().time()
+        empty = [name for name, entry in entries.items() if entry == b""]
+        self._empty_since = {name: self._empty_since.get(name, now_s) for name in empty}
+        old = [n for n, since_s in self._empty_since.items() if now_s - since_s > _FORGOTTEN_S]
+        if old:
+            await wire.call([("SREM", names_key(self._fleet), *old[:_AT_ONCE])], ANSWER_S)
+
+
+def read(entries: Mapping[bytes, Any]) -> Report:
+    """Names with what Redis answers for their entries: bytes (none: expired), or an error."""
+    seen: list[Seen] = []
+    refused: list[str] = []
+    for name, entry in entries.items():
+        if entry == b"":
+            continue
+        try:
+            seen.append(_seen(name, entry))
+        except (WireError, WorkerSpecError) as error:
+            refused.append(f"{name[:200].decode(errors='replace')!r}: {error}")
+    return bounded(seen, refused)
+
+
+def _seen(name: bytes, entry: Any) -> Seen:
+    """Raises WireError, WorkerSpecError."""
+    if isinstance(entry, ResponseError):
+        raise WireError(f"the entry cannot be read: it {reason_of(entry)}")
+    if not isinstance(entry, bytes):
+        raise WireError(f"the entry is of type {type(entry).__name__}")
+    one = decode_announcement(entry)
+    if one.url.encode() != name:
+        raise WireError("the entry names another url")
+    if "url" in one.options or "rank" in one.options:
+        raise WireError("url and rank are no options of an entry")
+    sizes = {"kv_tokens": one.kv_tokens, "block_size": one.block_size}
+    spec = worker_spec_of({"url": one.url, **sizes, **one.options})
+    return Seen(spec, one.state == "stopping")

@@ -1,0 +1,187 @@
+// One worker as one cell of a canvas: three bars (load, KV, hits), its state as hatching and letter.
+const STATES = {
+  ready: { letter: "", hatch: "", means: "takes requests" },
+  ramp: { letter: "R", hatch: "dots", means: "new: its share grows" },
+  joining: { letter: "J", hatch: "dots", means: "not recognized yet" },
+  draining: { letter: "D", hatch: "rising", means: "nothing new; what runs there ends" },
+  leaving: { letter: "L", hatch: "rising", means: "goes once it is idle" },
+  trial: { letter: "T", hatch: "dots", means: "was aside; gets one request at a time" },
+  ejected: { letter: "E", hatch: "falling", means: "aside for a while: it failed too often" },
+  down: { letter: "X", hatch: "crossed", means: "its probes fail" },
+};
+const TROUBLE = ["down", "ejected", "trial", "joining", "draining", "leaving", "ramp", "ready"];
+
+/** How a state is drawn; one that this page does not know gets its first letter. */
+function stateLook(state) {
+  if (Object.hasOwn(STATES, state)) return STATES[state];
+  return { letter: text(state, 1).toUpperCase(), hatch: "falling", means: text(state, 40) };
+}
+
+/** Where cells stand: as many a line as fit, as large as lets all be seen at once. */
+function layOut(count, width) {
+  let size = { wide: 150, high: 96 };
+  if (count > 24) size = { wide: 62, high: 56 };
+  if (count > 150) {
+    const side = Math.floor(Math.sqrt((width * 430) / count));
+    size = { wide: Math.max(17, Math.min(side, 40)), high: Math.max(19, Math.min(side, 40)) };
+  }
+  const columns = Math.max(1, Math.floor(width / size.wide));
+  const wide = count > 24 || columns <= count ? width / columns : size.wide;
+  const lines = Math.max(1, Math.ceil(count / columns));
+  return { columns, wide, high: size.high, lines, height: lines * size.high };
+}
+
+/** The colours in force, from the style sheet. */
+function inks() {
+  const style = getComputedStyle(document.documentElement);
+  const found = {};
+  for (const name of ["panel", "text", "soft", "line", "edge", "cell", "load", "kv", "hits", "mark"]) {
+    found[name] = style.getPropertyValue(`--${name}`).trim();
+  }
+  return found;
+}
+
+function hatch(pen, kind, ink, x, y, wide, high) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(x, y, wide, high);
+  pen.clip();
+  pen.strokeStyle = pen.fillStyle = ink;
+  pen.lineWidth = 1;
+  pen.beginPath();
+  const step = 6;
+  if (kind === "dots") {
+    for (let down = 3; down < high; down += step) {
+      for (let right = 3; right < wide; right += step) pen.fillRect(x + right, y + down, 1.6, 1.6);
+    }
+  }
+  for (let at = -high; at < wide + high; at += step) {
+    if (kind === "rising" || kind === "crossed") {
+      pen.moveTo(x + at, y + high);
+      pen.lineTo(x + at + high, y);
+    }
+    if (kind === "falling" || kind === "crossed") {
+      pen.moveTo(x + at, y);
+      pen.lineTo(x + at + high, y + high);
+    }
+  }
+  pen.stroke();
+  pen.restore();
+}
+
+/** Draw a worker into the rectangle. `full`: the load that fills its bar. `mood`: lit, dim, chosen. */
+function drawCell(pen, ink, worker, place, full, mood) {
+  const look = stateLook(worker.state);
+  const roomy = place.wide >= 50;
+  const gap = roomy ? 3 : 1;
+  const [x, y] = [place.x + gap, place.y + gap];
+  const [wide, high] = [place.wide - 2 * gap, place.high - 2 * gap];
+  pen.globalAlpha = mood.dim ? 0.3 : 1;
+  pen.fillStyle = ink.cell;
+  pen.fillRect(x, y, wide, high);
+  if (look.hatch) hatch(pen, look.hatch, ink.edge, x, y, wide, high);
+  const head = wide >= 130 ? 52 : roomy ? 18 : 0;
+  drawBars(pen, ink, worker, { x: x + 2, y: y + head + 1, wide: wide - 4, high: high - head - 2 }, full);
+  if (roomy) drawWords(pen, ink, worker, look, { x, y, wide, high });
+  else if (look.letter) badge(pen, ink, look.letter, x + wide / 2, y + high / 2, 11);
+  if (worker.index === "0") {
+    pen.fillStyle = ink.text;
+    pen.beginPath();
+    pen.moveTo(x + wide, y);
+    pen.lineTo(x + wide, y + (roomy ? 13 : 7));
+    pen.lineTo(x + wide - (roomy ? 13 : 7), y);
+    pen.fill();
+  }
+  const border = mood.chosen ? 4 : mood.lit ? 3 : worker.hot ? 2.5 : 1;
+  pen.lineWidth = border;
+  pen.strokeStyle = mood.chosen || mood.lit || worker.hot ? ink.mark : ink.edge;
+  pen.setLineDash(mood.lit && !mood.chosen ? [] : worker.state === "joining" ? [3, 2] : []);
+  pen.strokeRect(x + border / 2 - 0.5, y + border / 2 - 0.5, wide - border + 1, high - border + 1);
+  pen.setLineDash([]);
+  pen.globalAlpha = 1;
+}
+
+function drawBars(pen, ink, worker, box, full) {
+  const bars = [
+    [worker.load === null ? null : worker.load / full, ink.load],
+    [worker.kv, ink.kv],
+    [worker.hits, ink.hits],
+  ];
+  const gap = box.wide > 30 ? 3 : 1;
+  const wide = (box.wide - 2 * gap) / 3;
+  bars.forEach(([share, colour], n) => {
+    const x = box.x + n * (wide + gap);
+    pen.fillStyle = ink.line;
+    pen.fillRect(x, box.y + box.high - 1, wide, 1);
+    if (share === null) return;
+    const high = Math.min(Math.max(share, 0), 1) * box.high;
+    pen.fillStyle = colour;
+    pen.fillRect(x, box.y + box.high - high, wide, high);
+  });
+}
+
+function drawWords(pen, ink, worker, look, box) {
+  pen.textBaseline = "top";
+  pen.fillStyle = ink.text;
+  pen.font = "600 12px system-ui, sans-serif";
+  if (box.wide < 130) {
+    const number = fitted(pen, `${worker.id}`, box.wide - 22);
+    pen.fillStyle = ink.cell;
+    pen.fillRect(box.x + 1, box.y + 1, pen.measureText(number).width + 6, 16);
+    pen.fillStyle = ink.text;
+    pen.fillText(number, box.x + 4, box.y + 4);
+  }
+  if (box.wide >= 130) {
+    const name = `${worker.id}  ${worker.state}${worker.hot ? ", hot" : ""}`;
+    pen.fillStyle = ink.cell;
+    pen.fillRect(box.x + 2, box.y + 2, box.wide - 18, 48);
+    pen.fillStyle = ink.text;
+    pen.fillText(fitted(pen, name, box.wide - 24), box.x + 5, box.y + 4);
+    pen.font = "11px system-ui, sans-serif";
+    const load = `${short(worker.requests)} requests, ${short(worker.waiting)} wait`;
+    pen.fillText(fitted(pen, load, box.wide - 10), box.x + 5, box.y + 20);
+    const cache = `KV ${percent(worker.kv)}, hits ${percent(worker.hits)}`;
+    pen.fillText(fitted(pen, cache, box.wide - 10), box.x + 5, box.y + 35);
+  } else if (look.letter) {
+    badge(pen, ink, look.letter, box.x + box.wide - 22, box.y + 9, 12);
+  }
+}
+
+/** A letter on a plate, so that no bar or hatching below it is in its way. */
+function badge(pen, ink, letter, x, y, size) {
+  pen.fillStyle = ink.panel;
+  pen.strokeStyle = ink.text;
+  pen.lineWidth = 1;
+  pen.beginPath();
+  pen.rect(x - size / 2 - 0.5, y - size / 2 - 0.5, size + 1, size + 1);
+  pen.fill();
+  pen.stroke();
+  pen.fillStyle = ink.text;
+  pen.font = `700 ${size - 1}px system-ui, sans-serif`;
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  pen.fillText(letter, x, y + 0.5);
+  pen.textAlign = "left";
+}
+
+function fitted(pen, words, room) {
+  if (pen.measureText(words).width <= room) return words;
+  let kept = words;
+  while (kept.length > 1 && pen.measureText(kept + "…").width > room) kept = kept.slice(0, -1);
+  return kept + "…";
+}
+
+/** A canvas of this size in CSS pixels, sharp on any screen; its pen. */
+function sized(canvas, wide, high) {
+  const scale = Math.min(devicePixelRatio || 1, 3);
+  const [w, h] = [Math.round(wide * scale), Math.round(high * scale)];
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+    canvas.style.height = `${high}px`;
+  }
+  const pen = canvas.getContext("2d");
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  pen.clearRect(0, 0, wide, high);
+  return pen;
+}

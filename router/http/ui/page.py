@@ -1,0 +1,60 @@
+"""The page itself: the files of this folder as one answer that needs nothing else.
+
+Its policy (Content Security Policy Level 3, W3C) names the one style sheet and the one script by
+their SHA-256, so that whatever a worker or a client calls itself stays text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+_SCRIPTS = ("values", "sparks", "cells", "fleet", "detail", "trunks", "decisions", "app")
+_STYLES = ("look", "parts")
+_FOLDER = Path(__file__).parent
+
+
+def page() -> tuple[bytes, dict[str, str]]:
+    """The page (UTF-8) and the headers it goes out with. Raises OSError: a file is missing."""
+    style = "\n".join(_text(f"{name}.css") for name in _STYLES)
+    script = "\n".join(_text(f"{name}.js") for name in _SCRIPTS)
+    script = '"use strict";\n{\n' + script + "}\n"  # a block: no name meets one of the browser's
+    if "</script" in script or "</style" in style:
+        raise ValueError("the page's script or style ends its own element")
+    shown = _text("page.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
+    return shown.encode(), {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": _policy(style, script),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+
+
+def _policy(style: str, script: str) -> str:
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_digest(script)}",
+            f"style-src {_digest(style)}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,291 @@
+"""What the router tells Prometheus.
+
+Counts that the core keeps anyway are read from it at scrape time; only times are recorded as
+they happen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counted
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from policies.facts import Arrival
+from router.core.actions import Dispatch
+from router.core.core import RouterCore
+from router.core.wire_events import TIERS
+from router.fleet_io.manager import FleetManager
+from router.http.errors import WorkerError, kind_of
+from router.http.prompts import PromptReader
+from router.http.relay.reply import Outcome
+from router.http.token_check import TokenCheck
+from router.metrics.fault import FaultMetrics
+from router.metrics.migration import MigrationMetrics
+from router.metrics.plain import PlainCounter, PlainHistogram
+from router.metrics.policy import policy_metrics
+from router.metrics.relay import RelayMetrics
+from router.metrics.session import session_metrics
+from router.metrics.state import StateCollector
+from router.metrics.token import TokenCollector
+from router.metrics.trunk import trunk_metrics
+from router.metrics.worker import worker_metrics
+from router.record.request_log import RequestLog
+from router.state.keeper import StateKeeper
+
+Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+_GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
+
+
+class RouterMetrics:
+    """Lifetime: process; a worker's own counts leave with it."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        fleet: FleetManager,
+        prompts: PromptReader,
+        request_log: RequestLog | None = None,
+        check: TokenCheck | None = None,
+        keeper: StateKeeper | None = None,
+    ) -> None:
+        registry = CollectorRegistry()
+        # Adds what other processes of this router count.
+        self.others: Callable[[Iterable[Metric]], Iterable[Metric]] = lambda metrics: metrics
+        self._replies: Replies = {}
+        self.worker_errors = 0  # replies that failed by a worker's fault
+        registry.register(_CoreCollector(core, fleet, prompts, self._replies))
+        registry.register(_LogCollector(request_log))
+        registry.register(StateCollector(keeper))
+        if check is not None:
+            registry.register(TokenCollector(check, prompts.encoder))
+        self._registry = registry
+        self.migrations = MigrationMetrics(registry)
+        self._relayed = RelayMetrics(registry)
+        self.reported_hit_tokens = PlainCounter(
+            "warmroute_reported_hit_tokens",
+            "Prompt tokens that workers reported as cached, of replies that report usage",
+        )
+        self.reported_prompt_tokens = PlainCounter(
+            "warmroute_reported_prompt_tokens",
+            "Prompt tokens of replies that report cached tokens",
+        )
+        self.faults = FaultMetrics(registry)
+        self.ttft = PlainHistogram(
+            "warmroute_time_to_first_token_seconds",
+            "From a request's arrival to the first byte of its streamed answer",
+            _SECONDS,
+        )
+        self._gap = PlainHistogram(
+            "warmroute_inter_token_seconds",
+            "Mean gap between the events of a streamed answer",
+            _GAP_SECONDS,
+        )
+        self._e2e = PlainHistogram(
+            "warmroute_request_seconds",
+            "From a request's arrival to the last byte of its answer",
+            _SECONDS,
+        )
+        for plain in (
+            *(self.reported_hit_tokens, self.reported_prompt_tokens),
+            *(self.ttft, self._gap, self._e2e),
+        ):
+            registry.register(plain)
+
+    def outcome(self, arrival: Arrival, action: Dispatch, outcome: Outcome, now_s: float) -> None:
+        """One dispatch ended."""
+        error = outcome.error
+        kind = kind_of(error)
+        status = "" if outcome.status is None else str(outcome.status)
+        if (replies := self._replies.get(action.worker_id)) is None:
+            replies = self._replies[action.worker_id] = Counted()
+        replies[status, kind] += 1
+        if isinstance(error, WorkerError):
+            self.worker_errors += 1
+        self._relayed.outcome(outcome)
+        usage = outcome.usage
+        if usage and usage.cached_tokens is not None and usage.prompt_tokens is not None:
+            self.reported_hit_tokens.inc(usage.cached_tokens)
+            self.reported_prompt_tokens.inc(usage.prompt_tokens)
+        if error is not None or not outcome.answers:
+            return
+        self._e2e.observe(max(now_s - arrival.now_s, 0.0))
+        if arrival.stream and outcome.first_byte_s is not None:
+            begun_s = outcome.first_token_s or outcome.first_byte_s
+            self.ttft.observe(max(begun_s - arrival.now_s, 0.0))
+            if outcome.last_byte_s is not None and outcome.events > 1:
+                span_s = outcome.last_byte_s - begun_s
+                self._gap.observe(max(span_s, 0.0) / (outcome.events - 1))
+
+    def register(self, collector: Collector) -> None:
+        """Show what another part counts, too."""
+        self._registry.register(collector)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, as of now, of all processes."""
+        return self.others(self._registry.collect())
+
+
+class _CoreCollector(Collector):
+    """Reads the core's own counts. Lifetime: process."""
+
+    def __init__(
+        self, core: RouterCore, fleet: FleetManager, prompts: PromptReader, replies: Replies
+    ) -> None:
+        self._core = core
+        self._fleet = fleet
+        self._prompts = prompts
+        self._replies = replies
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, as of now."""
+        yield from self._decisions()
+        yield from self._requests()
+        yield from self._index()
+        yield from self._mirrors()
+        yield from session_metrics(self._core)
+        yield from trunk_metrics(self._core)
+        yield from worker_metrics(self._core, self._fleet)
+        yield self._worker_replies()
+
+    def _decisions(self) -> Iterator[Metric]:
+        counters = self._core.counters
+        decisions = CounterMetricFamily(
+            "warmroute_decisions", "Dispatches by policy and reason", labels=["policy", "reason"]
+        )
+        for labels, count in counters.decisions.items():
+            decisions.add_metric(labels, count)
+        yield decisions
+        rejections = CounterMetricFamily(
+            "warmroute_rejections", "Requests turned away, by reason", labels=["code"]
+        )
+        for code, count in counters.rejections.items():
+            rejections.add_metric([code], count)
+        yield rejections
+        yield _counter(
+            "warmroute_expected_hit_tokens",
+            "Prompt tokens expected to be cached on the chosen worker",
+            counters.expected_hit_tokens,
+        )
+        yield _counter(
+            "warmroute_prompt_tokens", "Prompt tokens dispatched", counters.prompt_tokens
+        )
+        yield _counter("warmroute_holds", "Requests held at the router", counters.holds)
+        yield _counter(
+            "warmroute_kept_workers",
+            "Times that a worker was kept for a request that others had passed",
+            self._core.chooser.kept.begun,
+        )
+        yield _counter("warmroute_retries", "Dispatches tried again elsewhere", counters.retries)
+        yield _counter("warmroute_ejections", "Workers put aside", counters.ejections)
+        yield _counter(
+            "warmroute_ejections_withheld",
+            "Failures that would have put a worker aside, with too many of its pool aside already",
+            counters.ejections_withheld,
+        )
+        yield _counter(
+            "warmroute_retries_refused",
+            "Failed requests not tried again, for too many are (retries.budget_...)",
+            counters.retries_refused,
+        )
+        yield from policy_metrics(self._core.guard)
+        yield _counter(
+            "warmroute_template_refusals",
+            "Prompts that the tokenizer or its chat template refused, placed approximately",
+            self._prompts.template_refusals,
+        )
+
+    def _requests(self) -> Iterator[Metric]:
+        core = self._core
+        yield _gauge(
+            "warmroute_inflight_requests", "Accepted, unfinished requests", core.inflight_requests
+        )
+        yield _gauge(
+            "warmroute_held_requests", "Requests waiting at the router", core.held_requests
+        )
+
+    def _index(self) -> Iterator[Metric]:
+        index = self._core.roster.index
+        yield _gauge("warmroute_index_blocks", "Distinct blocks in the index", len(index))
+        yield _gauge("warmroute_index_bytes", "Memory of the index", index.memory_bytes)
+        yield _counter(
+            "warmroute_index_evicted_blocks", "Blocks forgotten at the bound", index.evicted
+        )
+        workers = list(self._core.workers)
+        held = GaugeMetricFamily(
+            "warmroute_index_held_blocks", "Blocks held by workers, by tier", labels=["tier"]
+        )
+        for tier, name in enumerate(TIERS):
+            held.add_metric([name], sum(index.held(worker.slot, tier) for worker in workers))
+        yield held
+        yield _gauge(
+            "warmroute_kv_names_bytes",
+            "Memory of the names that engines give their blocks, and of blocks without a parent",
+            sum(worker.kv.blocks.memory_bytes for worker in workers),
+        )
+
+    def _mirrors(self) -> Iterator[Metric]:
+        mirrors = self._core.roster.mirrors
+        yield _gauge(
+            "warmroute_mirrored_blocks",
+            "Blocks believed to be in caches without events",
+            len(mirrors),
+        )
+        yield _gauge("warmroute_mirror_bytes", "Memory of the mirrors", mirrors.memory_bytes)
+        corrections = CounterMetricFamily(
+            "warmroute_mirror_corrections",
+            "Answers that proved a mirror wrong: fewer or more blocks were there",
+            labels=["found"],
+        )
+        corrections.add_metric(["fewer"], mirrors.counters.fewer)
+        corrections.add_metric(["more"], mirrors.counters.more)
+        yield corrections
+
+    def _worker_replies(self) -> Metric:
+        """A worker that left takes its series along, or they would grow with every change."""
+        for gone in self._replies.keys() - self._fleet.members.keys():
+            del self._replies[gone]
+        replies = CounterMetricFamily(
+            "warmroute_replies",
+            "Replies of workers, by worker, status and kind of error",
+            labels=["worker", "status", "error"],
+        )
+        for worker_id, counts in self._replies.items():
+            for (status, kind), count in counts.items():
+                replies.add_metric([str(worker_id), status, kind], count)
+        return replies
+
+
+class _LogCollector(Collector):
+    """Reads the request log's counts; zero where there is no log. Lifetime: process."""
+
+    def __init__(self, request_log: RequestLog | None) -> None:
+        self._log = request_log
+
+    def collect(self) -> Iterable[Metric]:
+        """The one family."""
+        lines = CounterMetricFamily(
+            "warmroute_request_log_lines",
+            "Lines of the request log, written or lost for want of room",
+            labels=["result"],
+        )
+        lines.add_metric(["written"], 0 if self._log is None else self._log.lines)
+        lines.add_metric(["lost"], 0 if self._log is None else self._log.lost)
+        yield lines
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)

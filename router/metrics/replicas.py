@@ -1,0 +1,128 @@
+"""What Prometheus hears of the routers that share state with this one, and of the link to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from router.replicas.link import Link
+from router.replicas.membership import Membership
+from router.replicas.sharing import Sharing
+
+
+class ReplicaCollector(Collector):
+    """No families where the router shares nothing. Lifetime: process."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, as of now."""
+        link, sharing = self._membership.link, self._membership.sharing
+        if link is not None and sharing is not None:
+            yield from _link(link)
+            yield from _peers(link, sharing)
+
+
+def _link(link: Link) -> Iterator[Metric]:
+    place = link.place
+    counters, roll = place.counters, place.roll
+    yield GaugeMetricFamily(
+        "warmroute_replicas_link_up", "1: the link to redis is up; 0: it is down", value=link.up
+    )
+    yield GaugeMetricFamily(
+        "warmroute_replicas_stale_seconds",
+        "For how long nothing was heard of other routers, for the link is down; 0 while it is up",
+        value=link.stale_s,
+    )
+    yield CounterMetricFamily(
+        "warmroute_replicas_connects", "Times that the link was up anew", value=counters.reconnects
+    )
+    for name, text, told, heard in (
+        (
+            "messages",
+            "Messages between routers",
+            counters.told_messages,
+            counters.heard_messages,
+        ),
+        ("bytes", "Bytes of these", counters.told_bytes, counters.heard_bytes),
+    ):
+        family = CounterMetricFamily(f"warmroute_replicas_{name}", text, labels=["direction"])
+        family.add_metric(["told"], told)
+        family.add_metric(["heard"], heard)
+        yield family
+    yield CounterMetricFamily(
+        "warmroute_replicas_dropped_messages",
+        "Own messages that were lost with the link, or too long",
+        value=counters.dropped,
+    )
+    yield CounterMetricFamily(
+        "warmroute_replicas_malformed",
+        "What stood under keys of the fleet in redis and is no replica's",
+        value=counters.malformed,
+    )
+    lapses = CounterMetricFamily(
+        "warmroute_replicas_lapses",
+        "Times that a live router was missing from the registry: this one, or another one",
+        labels=["whose"],
+    )
+    lapses.add_metric(["own"], counters.lapses)
+    lapses.add_metric(["peer"], roll.returned)
+    yield lapses
+    yield GaugeMetricFamily(
+        "warmroute_replicas_leases", "Leases that this router has", value=place.leases.held()
+    )
+
+
+def _peers(link: Link, sharing: Sharing) -> Iterator[Metric]:
+    place = link.place
+    now_s = place.clock()
+    yield GaugeMetricFamily(
+        "warmroute_replicas_peers", "Other routers that are there", value=len(place.roll.peers)
+    )
+    age = GaugeMetricFamily(
+        "warmroute_replicas_peer_silent_seconds",
+        "Time since another router's latest message",
+        labels=["peer"],
+    )
+    requests = GaugeMetricFamily(
+        "warmroute_replicas_peer_requests",
+        "Requests of another router at workers that this one knows",
+        labels=["peer"],
+    )
+    step = GaugeMetricFamily(
+        "warmroute_replicas_peer_in_step",
+        "1: all that another router has at workers is known; 0: not all",
+        labels=["peer"],
+    )
+    for row in sharing.rows(now_s):
+        age.add_metric([row.name], max(row.silent_s, 0.0))
+        requests.add_metric([row.name], row.requests)
+        step.add_metric([row.name], row.in_step)
+    yield from (age, requests, step)
+    differing = GaugeMetricFamily(
+        "warmroute_replicas_disagreements",
+        "Keys of the configuration in which another router differs, of those that must agree",
+        labels=["peer"],
+    )
+    for name in place.roll.peers:
+        differing.add_metric([name], len(place.disagreements.now.get(name, ())))
+    yield differing
+    yield from _heard(sharing)
+
+
+def _heard(sharing: Sharing) -> Iterator[Metric]:
+    counted = sharing.counters()
+    trouble = CounterMetricFamily(
+        "warmroute_replicas_trouble",
+        "What was wrong with other routers' messages: gaps, miscounted requests, requests at "
+        "workers that are not known here or beyond the bound, messages that cannot be read",
+        labels=["what"],
+    )
+    for what in ("gaps", "miscounted", "strange", "beyond"):
+        trouble.add_metric([what], getattr(counted, what))
+    trouble.add_metric(["malformed"], sharing.malformed)
+    yield trouble

@@ -1,0 +1,64 @@
+"""This router as one of several: its exchange, its link, and what must agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from policies.facts import PeerFact
+from router.config.schema import Config
+from router.core.core import RouterCore
+from router.keys.shared_use import SharedUse
+from router.replicas.agreement import terms_of
+from router.replicas.identity import new_identity
+from router.replicas.link import Link
+from router.replicas.messages import VERSION
+from router.replicas.sharing import Sharing
+
+
+class Membership:
+    """Lifetime: process; `agree`, `start` and `aclose` once each, in this order.
+
+    Without `config.state` this router shares nothing, and all of it does nothing.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        core: RouterCore,
+        tell: Callable[[PeerFact], None],
+        uses: SharedUse | None,
+    ) -> None:
+        """`tell` hands the core a fact; `uses`: of API keys, where there are any."""
+        self.sharing: Sharing | None = None
+        self.link: Link | None = None
+        self._reading: asyncio.Task[None] | None = None
+        if config.state is not None:
+            identity = new_identity(config.replicas.name)
+            self.sharing = Sharing(identity, core, tell, uses)
+            self.link = Link(config, identity, self.sharing, terms_of(config, VERSION))
+
+    async def agree(self) -> None:
+        """Raises ReplicaRefusedError where a router runs that differs in what must be alike."""
+        if self.link is not None:
+            await self.link.agree()
+
+    def start(self) -> None:
+        """Be there, as soon as Redis is."""
+        if self.link is not None:
+            self.link.start()
+
+    def renew(self, config: Config) -> None:
+        """The configuration was read anew. Peers look at what differs from now on."""
+        if self.link is not None:
+            self._reading = asyncio.create_task(self._renew(self.link, config))
+
+    async def aclose(self) -> None:
+        """Say goodbye, within a second."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self.link is not None:
+            await self.link.aclose()
+
+    async def _renew(self, link: Link, config: Config) -> None:
+        link.renew(await asyncio.to_thread(terms_of, config, VERSION))

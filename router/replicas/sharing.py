@@ -1,0 +1,155 @@
+"""The exchange of a decision core: its requests told to peers, theirs told to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from msgspec.structs import astuple
+
+from policies.facts import PeerFact
+from router.core.core import RouterCore
+from router.core.workers import WorkerTable
+from router.keys.shared_use import SharedUse, Use
+from router.lines import worth_a_line
+from router.replicas.ear import Ear, EarCounters, numbers_below_zero
+from router.replicas.messages import decoded
+from router.replicas.voice import Voice
+
+log = logging.getLogger(__name__)
+
+_PEERS = 256  # heard at once
+_WANT_S = 0.5  # between two times that a peer is asked to tell anew
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """A peer, for whoever looks. Times in seconds."""
+
+    name: str
+    requests: int  # of its own, at our workers
+    in_step: bool  # all of it is known
+    silent_s: float  # since its latest message
+
+
+class Sharing:
+    """An `exchange.Exchange`. Lifetime: process. `tell` hands the core a fact."""
+
+    def __init__(
+        self,
+        identity: str,
+        core: RouterCore,
+        tell: Callable[[PeerFact], None],
+        uses: SharedUse | None = None,
+    ) -> None:
+        """`identity`: what peers know this replica by, `name@epoch`; `uses`: of API keys."""
+        self.uses = uses or SharedUse(dict)
+        self.identity = identity
+        self.on_news: Callable[[], None] = lambda: None
+        self.voice = core.listener = Voice(lambda: self.on_news())
+        self.malformed = 0
+        self.connected = False
+        self.stale_since_s: float | None = None  # peers are heard no more since then
+        self._core, self._tell = core, tell
+        self._names = _Names(core.workers)
+        self._numbers = numbers_below_zero()
+        self._ears: dict[str, Ear] = {}
+        self._gone = EarCounters()  # of peers that are no more
+        self._wanted_s = float("-inf")
+
+    def joined(self, now_s: float) -> None:
+        """The link is up, perhaps again: all is told anew, and asked for."""
+        self.connected, self.stale_since_s = True, None
+        self._wanted_s = float("-inf")
+        self.voice.connect()
+
+    def parted(self, now_s: float) -> None:
+        """The link is down: what is known of peers is stale, and stays."""
+        if not self.connected:
+            return
+        self.connected, self.stale_since_s = False, now_s
+        self.voice.disconnect()
+        for ear in self._ears.values():
+            for fact in ear.stale(now_s):
+                self._tell(fact)
+
+    def outgoing(self, now_s: float) -> bytes | None:
+        """The next message; None: there is nothing to say."""
+        wants: tuple[str, ...] = ()
+        if now_s - self._wanted_s >= _WANT_S:
+            wants = tuple(name for name, ear in self._ears.items() if not ear.in_step)
+            if wants:
+                self._wanted_s = now_s
+        return self.voice.message(now_s, wants, self.uses)
+
+    def incoming(self, peer: str, payload: bytes, now_s: float) -> None:
+        """A message of a peer, as it came: it may hold anything."""
+        ear = self._ears.get(peer)
+        if ear is None:
+            if len(self._ears) >= _PEERS or peer == self.identity:
+                return
+            ear = self._ears[peer] = Ear(self._names.worker_id, self._room, self._numbers)
+        try:
+            message = decoded(payload)
+        except ValueError as error:
+            ear.in_step = False
+            self._malformed(peer, error)
+            return
+        if self.identity in message.wants:
+            self.voice.retell()
+        for fact in ear.hear(message, now_s):
+            self._tell(fact)
+        if message.used:
+            used = [Use(*astuple(one)) for one in message.used]
+            self.uses.heard(peer, used, message.retelling != "", now_s)
+
+    def present(self, peers: Collection[str], now_s: float) -> None:
+        """All peers whose lease holds; any other is gone."""
+        for name in [name for name in self._ears if name not in peers]:
+            ear = self._ears.pop(name)
+            log.info("replica %s is gone, with %d requests at workers", name, len(ear))
+            for fact in ear.gone(now_s):
+                self._tell(fact)
+            self.uses.gone(name, now_s)
+            self._gone.add(ear.counters)
+
+    def rows(self, now_s: float) -> list[PeerRow]:
+        """The peers, by name."""
+        rows = [
+            PeerRow(name, len(ear), ear.in_step, now_s - ear.heard_s)
+            for name, ear in self._ears.items()
+        ]
+        return sorted(rows, key=lambda row: row.name)
+
+    def counters(self) -> EarCounters:
+        """What was heard of all peers there ever were."""
+        total = EarCounters()
+        for counters in (self._gone, *(ear.counters for ear in self._ears.values())):
+            total.add(counters)
+        return total
+
+    def _room(self) -> bool:
+        return len(self._core.peer_requests) < self._core.settings.peer_requests
+
+    def _malformed(self, peer: str, error: ValueError) -> None:
+        self.malformed += 1
+        if worth_a_line(self.malformed):  # a broken peer must not fill the log
+            line = "replica %s said what cannot be read (%d so far): %s"
+            log.warning(line, peer, self.malformed, error)
+
+
+class _Names:
+    """Workers by name, as of the table's latest version. Lifetime: process."""
+
+    def __init__(self, workers: WorkerTable) -> None:
+        self._workers = workers
+        self._version = -1
+        self._ids: dict[str, int] = {}
+
+    def worker_id(self, name: str) -> int | None:
+        """The worker of this name; None where there is none."""
+        if self._version != self._workers.version:
+            self._version = self._workers.version
+            self._ids = {worker.facts.name: worker.worker_id for worker in self._workers}
+        return self._ids.get(name)

@@ -1,0 +1,136 @@
+"""Several routers in front of one pool: each request comes through one of them, all hear the pool.
+
+What they tell each other (`router.replicas`) arrives late, or, where they do not share, never. For
+whoever replays they stand for one decision core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from policies import facts
+from router.core.actions import Action
+from router.core.core import RouterCore
+from router.core.take import take
+from router.replicas.sharing import Sharing
+from simulator.replay.agenda import Agenda, Rank
+
+CarryOut = Callable[[int, list[Action]], None]
+
+
+class Replicas:
+    """Lifetime: replay. `lag_ns` passes until what one core says is heard by all others."""
+
+    def __init__(self, cores: list[RouterCore], agenda: Agenda, lag_ns: int, seed: int) -> None:
+        self._cores = cores
+        self._agenda, self._lag_ns = agenda, lag_ns
+        self._random = Random(f"{seed}/replicas")
+        self._owners: dict[int, int] = {}  # request -> which core has it
+        self._sharing: list[Sharing] = []
+        self._said: list[bool] = [False] * len(cores)  # its messages leave soon
+        self.carry_out: CarryOut = lambda now_ns, actions: None
+
+    def share(self) -> None:
+        """Let them tell each other, from now on."""
+        for number, core in enumerate(self._cores):
+            tell = partial(self._peer_told, number)
+            sharing = Sharing(f"r{number}@0", core, tell)
+            self._sharing.append(sharing)
+            sharing.joined(0.0)
+        for number in range(len(self._cores)):
+            self._speak(0, number)
+
+    # --- of one request: to the router that has it ------------------------------------------
+
+    def on_arrival(self, fact: facts.Arrival) -> list[Action]:
+        """Clients, or what balances them, take any router."""
+        number = self._random.randrange(len(self._cores))
+        self._owners[fact.request_id] = number
+        return self._told(number, fact)
+
+    def on_first_token(self, fact: facts.FirstToken) -> list[Action]:
+        """See `RouterCore.on_first_token`, and so on."""
+        return self._told(self._owners[fact.request_id], fact)
+
+    def on_progress(self, fact: facts.Progress) -> list[Action]:
+        """Its answer grew."""
+        return self._told(self._owners[fact.request_id], fact)
+
+    def on_finish(self, fact: facts.Finish) -> list[Action]:
+        """Its answer is complete."""
+        return self._told(self._owners.pop(fact.request_id), fact)
+
+    def on_failure(self, fact: facts.Failure) -> list[Action]:
+        """A dispatch came to nothing."""
+        return self._told(self._owners[fact.request_id], fact)
+
+    # --- of workers: to all of them ---------------------------------------------------------
+
+    def on_worker(self, fact: facts.WorkerChange) -> list[Action]:
+        """A worker joined, changed or left."""
+        return self._all_told(fact)
+
+    def on_probed(self, fact: facts.Probed) -> list[Action]:
+        """Whether it is well."""
+        return self._all_told(fact)
+
+    def on_load_report(self, fact: facts.LoadReport) -> list[Action]:
+        """Its own account of its load."""
+        return self._all_told(fact)
+
+    def on_kv_events(self, fact: facts.KvEvents) -> list[Action]:
+        """Its cache changed."""
+        return self._all_told(fact)
+
+    def on_replay_end(self, fact: facts.ReplayEnd) -> list[Action]:
+        """A replay of what was missed is over."""
+        return self._all_told(fact)
+
+    def on_tick(self, fact: facts.Tick) -> list[Action]:
+        """Time passed."""
+        return self._all_told(fact)
+
+    # --- what they say to each other --------------------------------------------------------
+
+    def _told(self, number: int, fact: facts.Fact) -> list[Action]:
+        actions = take(self._cores[number], fact)
+        if self._sharing and not self._said[number]:
+            self._said[number] = True
+            due_ns = self._agenda.now_ns + self._lag_ns
+            self._agenda.at(due_ns, Rank.ANSWER, self._speak, number)
+        return actions
+
+    def _all_told(self, fact: facts.Fact) -> list[Action]:
+        return [action for n in range(len(self._cores)) for action in self._told(n, fact)]
+
+    def _speak(self, now_ns: int, number: int) -> None:
+        self._said[number] = False
+        now_s, speaker = now_ns / 1e9, self._sharing[number]
+        while (payload := speaker.outgoing(now_s)) is not None:
+            for peer in self._sharing:
+                if peer is not speaker:
+                    peer.incoming(speaker.identity, payload, now_s)
+
+    def _peer_told(self, number: int, fact: facts.PeerFact) -> None:
+        actions = take(self._cores[number], fact)
+        if actions:
+            self.carry_out(self._agenda.now_ns, actions)
+
+    # --- what is asked of a core ------------------------------------------------------------
+
+    @property
+    def inflight_requests(self) -> int:
+        """Accepted and unfinished, of all of them."""
+        return sum(core.inflight_requests for core in self._cores)
+
+    @property
+    def retries(self) -> int:
+        """Retries of all of them."""
+        return sum(core.counters.retries for core in self._cores)
+
+    @property
+    def holds(self) -> int:
+        """Holds of all of them."""
+        return sum(core.counters.holds for core in self._cores)

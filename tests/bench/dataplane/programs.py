@@ -1,0 +1,177 @@
+"""Programs on a core of their own, and the load run against a port."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench.dataplane import cpu
+from tests.bench.dataplane.build import BUILT, built
+
+READY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Where what runs: the router alone, engines and load together. One core: all on it."""
+
+    router: int
+    others: int
+
+    @classmethod
+    def of_this_machine(cls) -> Cores:
+        """The last core that we may use for the router, the first for the rest."""
+        allowed = sorted(os.sched_getaffinity(0))
+        return cls(allowed[-1], allowed[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The dummy engines, one process. Lifetime: a measurement."""
+
+    pid: int
+    ports: tuple[int, ...]
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self.ports]
+
+    def counts(self) -> list[dict[str, int]]:
+        """Of each engine: `requests`, `running`, `most` at once, `given_up` by the router."""
+        counts: list[dict[str, int]] = json.loads(get(f"{self.urls[0]}/bench"))
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a run of the load found (`load.cpp`), and what the router took meanwhile."""
+
+    found: Mapping[str, Any]
+    cpu_s: float  # of the router; 0 where there is none
+    rss_kb: int  # of the router, at the end
+    foreign: float  # CPU seconds of everybody else by seconds passed; 1 is a whole core
+
+    @property
+    def requests(self) -> int:
+        return int(self.found["requests"])
+
+    @property
+    def failed(self) -> int:
+        return int(self.found["failed"])
+
+    @property
+    def events(self) -> int:
+        return int(self.found["events"])
+
+
+@contextmanager
+def program(
+    command: Sequence[str], core: int | None, log: str, environment: Mapping[str, str] = os.environ
+) -> Iterator[subprocess.Popen[str]]:
+    """A program on a core; what it says on standard error is in build/bench/`log`.log."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
+    with (BUILT / f"{log}.log").open("w") as errors:
+        process = subprocess.Popen(
+            [*pinned, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=dict(environment),
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            for pid in reversed(cpu.tree(process.pid)):
+                _kill(pid)
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, 9)
+    except ProcessLookupError:
+        return
+
+
+def ready_line(process: subprocess.Popen[str], log: str) -> str:
+    """The line that begins with `ready`. Raises RuntimeError with the log where none comes."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("ready"):
+            return line.strip()
+    tail = (BUILT / f"{log}.log").read_text()[-2000:]
+    raise RuntimeError(f"{log} ended before it was ready:\n{tail}")
+
+
+@contextmanager
+def engines(core: int, **flags: object) -> Iterator[Engines]:
+    """Dummy engines; `flags` as `dummy.cpp` has them, with underscores."""
+    with program([str(built("dummy")), *_as_flags(flags)], core, "engines") as process:
+        ports = tuple(map(int, ready_line(process, "engines").split()[1:]))
+        yield Engines(process.pid, ports)
+
+
+def run_load(port: int, core: int, router_pid: int | None, others: int, **flags: object) -> Load:
+    """The load against a port; `flags` as `load.cpp` has them, `others` is the engines' process."""
+    command = [str(built("load")), "--port", str(port), *_as_flags(flags)]
+    with program(command, core, "load") as process:
+        assert process.stdout is not None
+        marks = []
+        for wanted in ("start", "stop"):
+            if process.stdout.readline().strip() != wanted:
+                tail = (BUILT / "load.log").read_text()[-2000:]
+                raise RuntimeError(f"the load failed: {tail}")
+            pids = [pid for pid in (router_pid, others, process.pid) if pid is not None]
+            took = [cpu.cpu_s(pid) for pid in pids]
+            marks.append((time.monotonic(), cpu.busy_s(), sum(took), took[0]))
+        rss_kb = 0 if router_pid is None else cpu.rss_kb(router_pid)
+        found = json.loads(process.stdout.readline())
+    passed, busy, ours, router = (b - a for a, b in zip(*marks, strict=True))
+    took_s = 0.0 if router_pid is None else router
+    return Load(found, took_s, rss_kb, max(busy - ours, 0.0) / passed)
+
+
+def _as_flags(flags: Mapping[str, object]) -> list[str]:
+    flat: list[str] = []
+    for name, value in flags.items():
+        text = str(int(value)) if isinstance(value, bool) else str(value)
+        flat += [f"--{name.replace('_', '-')}", text]
+    return flat
+
+
+def get(url: str) -> str:
+    """The answer's text."""
+    with urllib.request.urlopen(url, timeout=5.0) as answer:
+        return str(answer.read().decode())
+
+
+def until_answers(port: int, process: subprocess.Popen[str], log: str) -> None:
+    """Wait until a completion is answered with 200. Raises RuntimeError."""
+    body = json.dumps({"model": "bench", "prompt": "ready?", "max_tokens": 1}).encode()
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    headers = {"Content-Type": "application/json"}
+    deadline_s, last = time.monotonic() + READY_S, ""
+    while time.monotonic() < deadline_s and process.poll() is None:
+        asked = urllib.request.Request(url, body, headers)
+        try:
+            with urllib.request.urlopen(asked, timeout=5.0):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            last = str(error)
+        time.sleep(0.1)  # between looks at a program of somebody else's
+    tail = Path(BUILT / f"{log}.log").read_text()[-2000:]
+    raise RuntimeError(f"{log} does not answer: {last}\n{tail}")

@@ -1,0 +1,36 @@
+"""Our router, the real one, with an event loop that stands still for 20 ms in every 200.
+
+What a decision of a slow policy, a large batch of events or a collection of garbage would do to it.
+Takes the arguments of `python -m router`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import router.serve
+from router.cli import main
+
+STALL_S, EVERY_S = 0.020, 0.200
+GENUINE = router.serve.serve
+
+
+async def _stalled(*arguments: Any) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stall() -> None:
+        until_s = time.monotonic() + STALL_S
+        while time.monotonic() < until_s:
+            pass  # what keeps the loop keeps Python's lock as well
+        loop.call_later(EVERY_S - STALL_S, stall)
+
+    loop.call_later(EVERY_S, stall)
+    await GENUINE(*arguments)
+
+
+if __name__ == "__main__":
+    router.serve.serve = _stalled  # type: ignore[assignment] # whatever its arguments
+    sys.exit(main())

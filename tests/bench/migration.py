@@ -1,0 +1,99 @@
+"""What it costs to be able to go on elsewhere: us of CPU per event, and per request beforehand.
+
+    python -m tests.bench.migration
+
+Prediction: a few microseconds an event, for its JSON is read and its ids are cut out of it; an
+event that is relayed as it came costs under two (`framing`).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import kvkernels
+from router.http.migration.forms import FORMS
+from router.http.migration.journal import Journal
+from router.http.migration.plan import Plan, plan_of
+from router.http.migration.rest import asking_for_ids
+from router.http.migration.room import Room
+from router.http.relay.framing import ChunkedBody
+from router.http.relay.meter import Meter
+from tests.router.migration_engines import Engine
+
+EVENTS = 2_000
+ROUNDS = 15
+CHAT = "/v1/chat/completions"
+
+
+def request(words: int) -> bytes:
+    """A streamed chat of so many words."""
+    messages = [{"role": "user", "content": "lorem ipsum " * (words // 2)}]
+    body = {"model": "m", "messages": messages, "max_tokens": EVENTS, "stream": True}
+    return json.dumps(body).encode()
+
+
+def cpu_us(work: Callable[[], Any], times: int) -> float:
+    """Median CPU time of one of the `times` things that `work` does."""
+    rounds = []
+    for _ in range(ROUNDS):
+        began_s = time.process_time()
+        work()
+        rounds.append((time.process_time() - began_s) / times * 1e6)
+    return statistics.median(rounds)
+
+
+def main() -> None:
+    """Print the figures."""
+    body = request(10)
+    plan = plan_of(body, CHAT, EVENTS)
+    assert isinstance(plan, Plan)
+    for kind in ("vllm", "warmroute"):
+        asked = json.loads(asking_for_ids(body, plan))
+        events = Engine(kind, "a").stream(asked, [1, 2, 3], EVENTS)
+        chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in events]
+
+        def journal(plan: Plan = plan, kind: str = kind, events: list[bytes] = events) -> None:
+            it = Journal(plan, Room(1 << 20, 1 << 20))
+            it.begin(FORMS[kind])
+            for event in events:
+                it.feed(event)
+            assert len(it.said) == EVENTS, it.unfit
+
+        def framing(chunks: list[bytes] = chunks) -> None:
+            body, meter = ChunkedBody(4_096, 4_096), Meter(True, 8_192)
+            for chunk in chunks:
+                meter.feed(body.feed(chunk))
+
+        def native(kind: str = kind, events: list[bytes] = events) -> None:
+            room = kvkernels.RelayRoom(1 << 20, 1 << 20)
+            terms = kvkernels.RelayJournalTerms(room, FORMS[kind].hidden, b"")
+            it = kvkernels.RelayJournal(terms)
+            for event in events:
+                it.feed(event)
+            assert len(it.said) == 4 * EVENTS, it.unfit
+
+        if kvkernels.Relay is not None:
+            print(f"{kind}: native journal {cpu_us(native, len(events)):.2f} us")
+        kept, followed = cpu_us(journal, len(events)), cpu_us(framing, len(events))
+        print(
+            f"{kind}: event of {len(events[9])} bytes: journal {kept:.1f} us, framing "
+            f"{followed:.1f} us, ratio {kept / followed:.1f}"
+        )
+    for words in (300, 10_000):
+        body = request(words)
+
+        def plans(body: bytes = body) -> None:
+            for _ in range(100):
+                plan = plan_of(body, CHAT, EVENTS)
+                assert isinstance(plan, Plan)
+                asking_for_ids(body, plan)
+
+        print(f"request of {len(body)} bytes: {cpu_us(plans, 100):.1f} us")
+
+
+if __name__ == "__main__":
+    main()

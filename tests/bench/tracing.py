@@ -1,0 +1,108 @@
+"""What tracing costs the event loop: off, on and not sampled, on and sampled.
+
+    python -m tests.bench.tracing [--json] [--runs N] [--core C]
+
+Routers as in `request_path`, one for each row, asked in turn in batches; CPU time of the loop's
+thread, the least of them. Rows but the first are what they cost more than `off`, in nanoseconds
+a request; "off as well" says what such a difference is worth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import aiohttp
+
+from router.assembly import Router
+from router.config.schema import Config
+from router.config.tracing import Tracing
+from router.garbage import settle
+from router.http.door.connection import DoorConnection
+from router.http.door.lane import HOT
+from router.listening import Port
+from router.worker_spec import parse_worker_spec
+from tests.bench.dataplane.programs import engines
+from tests.bench.measuring import Row, arguments, pinned, show
+from tests.bench.request_path import BATCH, Client, Loop, requests
+
+NOWHERE = "http://127.0.0.1:9"
+UNSAMPLED = b"Traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00\r\n\r\n"
+PLACES: dict[str, tuple[float | None, bytes]] = {
+    "off": (None, b"\r\n\r\n"),
+    "off as well": (None, b"\r\n\r\n"),
+    "not sampled": (0.0, b"\r\n\r\n"),
+    "caller says no": (0.0, UNSAMPLED),
+    "sampled": (1.0, b"\r\n\r\n"),
+}
+
+
+def _ends(request: Callable[[], bytes], end: bytes) -> Callable[[], bytes]:
+    """With `end` for the end of the head."""
+    if end == b"\r\n\r\n":
+        return request
+    return lambda: request().replace(b"\r\n\r\n", b"\r\n" + end, 1)
+
+
+async def measured(runs: int, urls: list[str]) -> list[Row]:
+    """One row each."""
+    clients: dict[str, Client] = {}
+    ending = []
+    async with aiohttp.ClientSession() as http:
+        for name, (share, end) in PLACES.items():
+            tracing = Tracing()
+            if share is not None:
+                tracing = Tracing(endpoint=NOWHERE, sample=share)
+            config = Config(
+                port=0,
+                admin_port=0,
+                workers=tuple(urls),
+                policy="hybrid",
+                policy_slow_ms=1e4,
+                relay="python",
+                tracing=tracing,
+            )
+            router = Router(config, http)
+            port = Port(lambda router=router: router.config, 4_096)  # type: ignore[misc]
+            await port.listen(router.client_app())
+            await router.start()
+            for spec in config.workers:
+                router.fleet.add(parse_worker_spec(spec))
+            while router.desk.ready_workers() < len(urls):  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+            assert port._runner is not None
+            server = port._runner.server
+            assert server is not None
+            connection = DoorConnection(port.door, server, port._runner.app[HOT])
+            clients[name] = Client(connection, _ends(requests(2_048, ids=False), end))
+            ending += [port.aclose, router.aclose]
+        settle()
+        taken: dict[str, list[float]] = {name: [] for name in clients}
+        for turn in range(runs + 4):
+            for name, client in clients.items():
+                start_s = time.thread_time()
+                await client.ask(BATCH)
+                if turn >= 4:
+                    taken[name].append((time.thread_time() - start_s) / BATCH * 1e9)
+        for close in ending:
+            await close()
+    off = min(taken["off"])
+    rows = [Row("request path, tracing off", off / 1e3, "us", None)]
+    for name in list(PLACES)[1:]:
+        more = min(taken[name]) - min(taken["off"])
+        rows.append(Row(f"more: {name}", more, "ns", None))
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments(__doc__ or "", runs=200).parse_args()
+    core = pinned(options.core)
+    with engines(core) as behind, asyncio.Runner(loop_factory=Loop) as runner:
+        rows = runner.run(measured(options.runs, behind.urls))
+    show(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Command lines that stand in deployment files, read by the programs' own parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import engine.cli
+import router.cli
+from router.config.load import load_config
+from router.config.schema import Config
+
+DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
+ENGINE_PATHS = {"/health", "/metrics"}
+ROUTER_PATHS = {"/health", "/ready"}
+
+
+def router_config(arguments: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """What `warmroute` makes of its arguments. Exits, or raises ConfigError, where it cannot."""
+    args = router.cli._parser().parse_args(arguments)
+    assert args.command == "serve"
+    return load_config(args, environ).config
+
+
+def engine_ports(arguments: Sequence[str]) -> dict[str, int]:
+    """Ports of an engine with these arguments: HTTP, its events, their replay."""
+    flags = engine.cli._parser().parse_args(arguments)
+    assert flags.host == "0.0.0.0", "nobody else reaches it"
+    return {"http": flags.port, "events": flags.events_port, "replay": flags.replay_port}

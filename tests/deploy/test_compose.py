@@ -1,0 +1,122 @@
+"""docs/deploy/compose.yaml: valid, and what it names is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.deploy.parsed import DEPLOY, engine_ports, router_config
+from tests.grafana.monitoring import promtool, run
+
+FILE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+SCHEMA = json.loads(Path(__file__).with_name("compose_schema.json").read_text(encoding="utf-8"))
+SERVICES = FILE["services"]
+ROUTERS = {name: service for name, service in SERVICES.items() if name.startswith("router-")}
+ENGINES = {name: service for name, service in SERVICES.items() if name.startswith("engine-")}
+
+
+def targets(name: str) -> set[str]:
+    groups = yaml.safe_load((DEPLOY / "compose" / "targets" / name).read_text(encoding="utf-8"))
+    return {target for group in groups for target in group["targets"]}
+
+
+def test_the_file_is_valid() -> None:
+    jsonschema.validate(FILE, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"comand": "x"}, {"ports": ["a:b"]}, {"depends_on": {"redis": {"condition": "up"}}}]
+)
+def test_the_schema_refuses_what_compose_would(wrong) -> None:
+    service = FILE["services"]["router-1"] | wrong
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(FILE | {"services": {"router-1": service}}, SCHEMA)
+
+
+def test_routers_start_know_the_engines_and_share() -> None:
+    assert len(ROUTERS) == 2
+    for router in ROUTERS.values():
+        config = router_config(router["command"], router["environment"])
+        assert {urlsplit(url).hostname for url in config.workers} == set(ENGINES)
+        assert {urlsplit(url).port for url in config.workers} == {8000}
+        assert urlsplit(config.state).hostname in SERVICES
+        assert (config.host, config.admin_host, config.admin_open) == ("0.0.0.0", "0.0.0.0", True)
+        assert {port.rsplit(":", 1)[1] for port in router["ports"]} == {
+            str(config.port),
+            str(config.admin_port),
+        }
+        grace_s = int(router["stop_grace_period"].removesuffix("s"))
+        assert grace_s > 2 * config.timeouts.shutdown_s
+
+
+def test_engines_start_where_routers_look_for_them() -> None:
+    for engine in ENGINES.values():
+        assert engine["entrypoint"] == ["warmroute-engine"]
+        ports = engine_ports(engine["command"])
+        assert ports["http"] == 8000
+        assert 0 not in ports.values(), "a port that nobody knows"
+
+
+def test_only_loopback_is_published_and_nothing_twice() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert len({port.rsplit(":", 1)[0] for port in published}) == len(published)
+
+
+def test_all_that_is_waited_for_has_a_health_check() -> None:
+    for service in SERVICES.values():
+        for other in service.get("depends_on", {}):
+            assert "healthcheck" in SERVICES[other]
+
+
+def test_health_checks_ask_ports_and_paths_that_are_served() -> None:
+    for services, port in ((ROUTERS, 8080), (ENGINES, 8000)):
+        for service in services.values():
+            (asked,) = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", str(service["healthcheck"]))
+            assert asked == (str(port), "/health")
+
+
+def test_files_that_are_mounted_exist() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).exists(), source
+                assert volume.endswith(":ro"), source
+            else:
+                assert source in FILE["volumes"]
+
+
+def test_prometheus_scrapes_all_routers_and_engines(tmp_path) -> None:
+    assert targets("routers.yml") == {f"{name}:8081" for name in ROUTERS}
+    assert targets("engines.yml") == {f"{name}:8000" for name in ENGINES}
+    mounted = dict(volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"])
+    for source, target in mounted.items():
+        if source.startswith("."):
+            place = tmp_path / Path(target).relative_to("/etc/prometheus")
+            place.symlink_to((DEPLOY / source).resolve())
+    checked = run([promtool(), "check", "config", str(tmp_path / "prometheus.yml")])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert (tmp_path / "targets" / "routers.yml").is_file()
+
+
+def test_grafana_finds_prometheus_all_dashboards_and_the_runbook() -> None:
+    mounted = {
+        volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES["grafana"]["volumes"]
+    }
+    (source,) = yaml.safe_load((DEPLOY / "compose" / "datasource.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((DEPLOY / "compose" / "dashboards.yml").read_text())["providers"]
+    folder = provider["options"]["path"]
+    files = sorted(path.name for path in (DEPLOY.parents[1] / "grafana").glob("*.json"))
+    assert sorted(Path(t).name for t in mounted if t.startswith(folder)) == files
+    for file in files:
+        variables = json.loads((DEPLOY.parents[1] / "grafana" / file).read_text())["templating"]
+        (runbook,) = [v["query"] for v in variables["list"] if v["name"] == "runbook"]
+        assert f"/usr/share/grafana{runbook}" in mounted

@@ -1,0 +1,152 @@
+"""How a connection that the door serves itself ends: the router stops, or the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from router.http.client_reply import ClientReply
+from router.http.relay.reply import Framing, ReplyHead
+from tests.door.support import Behind, behind
+from tests.door.test_lane import statuses
+from tests.door.test_slow import good, only, opened
+from tests.live.hostile.corpus import BODY, sized
+from tests.router.waiting import until
+
+
+class Gated:
+    """A handler that answers when told, some by the relay's way of writing."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = 0
+        self.cancelled = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.begun += 1
+        reply = ClientReply(request)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        reply.head(ReplyHead(200, b"OK", ((b"Content-Length", b"2"),), Framing.LENGTH, 2))
+        reply.data(b"ok")
+        reply.finish()
+        return reply
+
+
+async def draining(use: Callable[[Behind, Gated], Awaitable[None]]) -> Gated:
+    gated = Gated()
+    async with behind(gated.handle, front="auto") as it:
+        await use(it, gated)
+        await until(lambda: it.door.connections == 0, "all connections end")
+    return gated
+
+
+async def test_what_is_idle_ends_at_once() -> None:
+    async def use(it: Behind, gated: Gated) -> None:
+        reader, writer = await opened(it.port)
+        await only(it)
+        await it.door.drain(30.0)
+        assert await reader.read() == b""
+        writer.close()
+
+    await draining(use)
+
+
+async def test_what_is_being_answered_may_end_and_is_the_last() -> None:
+    async def use(it: Behind, gated: Gated) -> None:
+        reader, writer = await opened(it.port)
+        writer.write(sized() + sized())
+        await until(lambda: gated.begun == 1, "a request")
+        draining = asyncio.create_task(it.door.drain(30.0))
+        await asyncio.sleep(0)
+        gated.gate.set()
+        await draining
+        got = await reader.read()
+        assert statuses(got) == [b"200"]
+        assert b"Connection: close\r\n" in got
+        writer.close()
+
+    assert (await draining(use)).begun == 1
+
+
+async def test_what_is_late_is_cut_off() -> None:
+    async def use(it: Behind, gated: Gated) -> None:
+        reader, writer = await opened(it.port)
+        writer.write(sized())
+        await until(lambda: gated.begun == 1, "a request")
+        await it.door.drain(0.0)
+        assert await reader.read() == b""
+        writer.close()
+
+    assert (await draining(use)).cancelled == 1
+
+
+async def test_a_client_that_leaves_ends_its_request_and_leaves_nothing() -> None:
+    gated = Gated()
+    async with behind(gated.handle, front="auto") as it:
+        before = asyncio.all_tasks()
+        _, writer = await opened(it.port)
+        writer.write(sized() + sized())
+        await until(lambda: gated.begun == 1, "a request")
+        writer.transport.abort()
+        await until(lambda: gated.cancelled == 1, "it is cancelled")
+        await until(lambda: asyncio.all_tasks() <= before, "no task is left")
+        assert it.door.connections == 0
+        assert gated.begun == 1
+
+
+async def test_where_somebody_else_listens_each_answer_is_the_last() -> None:
+    async with behind(good, front="auto") as it:
+        reader, writer = await opened(it.port)
+        writer.write(sized())
+        assert b"close" not in await reader.readuntil(BODY)
+        it.door.closing = True
+        writer.write(sized() + sized())
+        got = await reader.read()
+        assert statuses(got) == [b"200"]
+        assert b"Connection: close\r\n" in got
+        writer.close()
+
+
+async def test_where_somebody_else_listens_idle_connections_end_after_two_quiet_looks(
+    both_fronts: str,
+) -> None:
+    """One that asks between two looks is answered; what it has then is closed by that answer."""
+    async with behind(good) as it:
+        idle, silent, busy = [await opened(it.port) for _ in range(3)]
+        for reader, writer in (idle, busy):
+            writer.write(sized())
+            assert b"close" not in await reader.readuntil(BODY)
+        await until(lambda: it.door.connections == 3, "all are connected")
+        it.door.look()
+        assert it.door.connections == 3
+        it.door.closing = True
+        it.door.look()
+        busy[1].write(sized())
+        got = await busy[0].read()
+        assert statuses(got) == [b"200"]
+        it.door.look()
+        for reader, _ in (idle, silent):
+            assert await reader.read() == b""
+        await until(lambda: it.door.connections == 0, "all connections end")
+
+
+async def test_a_request_that_came_and_was_not_read_yet_keeps_its_connection() -> None:
+    async with behind(good, front="auto") as it:
+        reader, writer = await opened(it.port)
+        writer.write(sized())
+        await reader.readuntil(BODY)
+        it.door.closing = True
+        it.door.look()
+        connection = await only(it)
+        number = writer.get_extra_info("socket").fileno()
+        os.write(number, sized())  # and the loop has not turned since
+        it.door.look()
+        assert not connection.transport.is_closing()
+        assert statuses(await reader.read()) == [b"200"]

@@ -1,0 +1,54 @@
+"""The relay's own tests once more, with TLS between client and router, and router and worker."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partialmethod
+
+import pytest
+from aiohttp import web
+
+from router.http.relay.upstream import Upstream
+from router.tls import server_tls, worker_tls
+from tests.door.certs import Authority
+from tests.router.test_relay_client import *  # noqa: F403
+from tests.router.test_relay_failures import *  # noqa: F403
+from tests.router.test_relay_replies import *  # noqa: F403
+from tests.router.test_relay_slow_client import *  # noqa: F403
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def both_paths() -> None:
+    """Over TLS there is one path only, that in Python."""
+
+
+# A worker that never reads gets no request over TLS, for it answers no handshake.
+NOT_OVER_TLS = ("test_a_worker_that_stops_taking_the_request_is_late_in_that_phase",)
+
+
+@pytest.fixture(autouse=True)
+def tls_everywhere(authority: Authority, monkeypatch, request) -> None:
+    """Whatever listens does so with TLS, whatever connects expects it."""
+    if request.node.originalname in NOT_OVER_TLS:
+        pytest.skip("there is no such failure over TLS")
+    files = authority.port(authority.signed("server"))
+    client = {"ssl": authority.client(), "server_hostname": "localhost"}
+    start_server, open_connection = asyncio.start_server, asyncio.open_connection
+
+    async def starting(*arguments, **options):
+        return await start_server(*arguments, ssl=server_tls(files), **options)
+
+    async def opening(*arguments, **options):
+        return await open_connection(*arguments, **(options | client))
+
+    monkeypatch.setattr(asyncio, "start_server", starting)
+    monkeypatch.setattr(asyncio, "open_connection", opening)
+    tls = worker_tls(authority.workers())
+    monkeypatch.setattr(Upstream, "__init__", partialmethod(Upstream.__init__, tls=tls))
+    site = partialmethod(web.TCPSite.__init__, ssl_context=server_tls(files))
+    monkeypatch.setattr(web.TCPSite, "__init__", site)

@@ -1,0 +1,284 @@
+"""Clients that dawdle, connections beyond the limits: given up in time, counted, nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+
+from tests.door.support import LIMITS, behind, pieces
+from tests.live.hostile.corpus import BODY, coded, head, sized
+from tests.router.waiting import until
+
+pytestmark = pytest.mark.usefixtures("both_fronts")
+
+
+class Clock:
+    """Goes only when told."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def good(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=await request.read())
+
+
+async def opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+HALF = {
+    "nothing": (b"", "silent", b""),
+    "half a line": (b"POST /v1/compl", "late_head", b" 408 "),
+    "half a head": (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-A", "late_head", b" 408 "),
+    "no body": (head(b"Content-Length: 5"), "late_body", b" 408 "),
+    "half a body": (sized()[:-5], "late_body", b" 408 "),
+    "half a chunk": (coded(b"5\r\nab"), "late_body", b" 408 "),
+}
+
+
+@pytest.mark.parametrize("what", HALF)
+@pytest.mark.parametrize("before", [b"", sized()])
+async def test_a_request_must_be_whole_in_time(what: str, before: bytes) -> None:
+    part, reason, status = HALF[what]
+    clock = Clock()
+    async with behind(good, clock=clock, head_s=10.0, body_s=20.0) as it:
+        reader, writer = await opened(it.port)
+        writer.write(before + part)
+        if before:
+            await reader.readuntil(BODY)
+        connection = await only(it)
+        await until(lambda: connection._reader.requests == bool(before), "the first request")
+        await until(
+            lambda: bool(connection._reader.held_bytes or connection._reader.in_body) or not part,
+            "the part",
+        )
+        if before and not part:  # an idle connection is the server's to keep
+            clock.now_s += 1000.0
+            it.door.look()
+            assert not it.door.refusals
+            writer.close()
+            return
+        clock.now_s += 20.0 if reason == "late_body" else 10.0
+        clock.now_s -= 0.01
+        it.door.look()
+        assert not it.door.refusals
+        clock.now_s += 0.02
+        it.door.look()
+        assert not it.door.refusals  # what has come by now is read first
+        it.door.look()
+        rest = await asyncio.wait_for(reader.read(), 10)
+        assert status in rest
+        assert it.door.refusals == {reason: 1}
+        writer.close()
+        await until(lambda: it.door.connections == 0, "the connection is gone")
+        assert it.door.held_bytes == 0
+
+
+async def only(it):
+    await until(lambda: it.door.connections == 1, "one connection")
+    (connection,) = it.door._connections
+    return connection
+
+
+async def test_a_byte_now_and_then_wins_no_time() -> None:
+    clock = Clock()
+    async with behind(good, clock=clock, head_s=10.0) as it:
+        reader, writer = await opened(it.port)
+        connection = await only(it)
+        for count in range(1, 12):
+            writer.write(b"POST /v1/completions"[count - 1 : count])
+            if not it.door.refusals:
+                await until(lambda c=count: connection._reader.held_bytes >= c, "a byte")
+            clock.now_s += 1.0
+            it.door.look()
+        assert it.door.refusals == {"late_head": 1}
+        assert b" 408 " in await reader.read()
+        writer.close()
+
+
+DRIPPING = {
+    "extensions": coded(b"5;" + b"x" * 200),
+    "a chunk": coded(b"5\r\nabcd"),
+    "trailers": coded(b"0\r\n" + b"a: b\r\n" * 100),
+    "a body": head(b"Content-Length: 500") + b"x" * 200,
+    "a body that is refused": head(b"Content-Length: 2000000") + b"x" * 200,
+}
+
+
+@pytest.mark.parametrize("what", DRIPPING)
+async def test_a_body_that_drips_wins_no_time(what: str) -> None:
+    data, clock = DRIPPING[what], Clock()
+    async with behind(good, clock=clock, head_s=10.0, body_s=20.0) as it:
+        reader, writer = await opened(it.port)
+        connection = await only(it)
+        begun = data.index(b"\r\n\r\n") + 4
+        writer.write(data[:10])
+        await until(lambda: connection._reader.in_head, "the head begins")
+        clock.now_s += 5.0
+        writer.write(data[10:begun])
+        await until(lambda: connection._reader.in_body, "the body begins")
+        for number in range(12):
+            clock.now_s += 1.9
+            it.door.look()
+            assert bool(it.door.refusals) == (number >= 11)
+            if number < 3:
+                writer.write(data[begun + number : begun + number + 1])
+                await until(
+                    lambda n=number: (
+                        connection._reader._raw_bytes > n
+                        or not connection._reader.in_body
+                        or bool(it.door.refusals)
+                        or bool(connection._reader._chunks)
+                    ),
+                    "a byte",
+                )
+        assert it.door.refusals == {"late_body": 1}
+        assert b" 408 " in await reader.read()
+        writer.close()
+
+
+async def test_a_client_that_reads_nothing_is_cut_off() -> None:
+    clock = Clock()
+
+    async def much(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"x" * (64 << 20))
+
+    async with behind(much, clock=clock, client_s=30.0) as it:
+        _, writer = await asyncio.open_connection("127.0.0.1", it.port, limit=1024)
+        writer.write(sized())
+        connection = await only(it)
+        await until(lambda: connection._write_by_s == 130.0, "the server waits for the client")
+        clock.now_s = 131.0
+        it.door.look()
+        assert it.door.refusals == {"slow_reader": 1}
+        await until(lambda: it.door.connections == 0, "the connection is gone")
+        writer.close()
+
+
+async def test_no_more_connections_than_allowed() -> None:
+    async with behind(good, connections=2) as it:
+        first, second = await opened(it.port), await opened(it.port)
+        await until(lambda: it.door.connections == 2, "two connections")
+        reply = await pieces(it.port)
+        assert b" 503 " in reply
+        assert b"too_many_connections" in reply
+        for reader, writer in (first, second):
+            writer.write(sized())
+            assert b" 200 " in await reader.readuntil(BODY)
+        first[1].close()
+        await until(lambda: it.door.connections == 1, "one connection")
+        assert b" 200 " in await pieces(it.port, sized(b"Connection: close"))
+        second[1].close()
+
+
+async def test_no_more_connections_of_one_address_than_allowed() -> None:
+    async with behind(good, connections_per_address=1) as it:
+        _, writer = await opened(it.port)
+        await until(lambda: it.door.connections == 1, "a connection")
+        assert b"too_many_of_address" in await pieces(it.port)
+        other = socket.socket()
+        other.bind(("127.0.0.2", 0))
+        other.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(other, ("127.0.0.1", it.port))
+        reader, elsewhere = await asyncio.open_connection(sock=other)
+        elsewhere.write(sized())
+        assert b" 200 " in await reader.readuntil(BODY)
+        elsewhere.close()
+        writer.close()
+        await until(lambda: it.door.connections == 0, "all are gone")
+        assert not it.door._of_address
+
+
+async def test_bodies_that_arrive_at_once_are_bounded_in_all() -> None:
+    async with behind(good, held_bytes=100_000) as it:
+        big = head(b"Content-Length: 80000") + b"x" * 60_000
+        reader, writer = await opened(it.port)
+        writer.write(big)
+        await until(lambda: it.door.held_bytes == 60_000, "the first body arrives")
+        reply = await pieces(it.port, big)
+        assert b" 503 " in reply
+        assert b"bodies_full" in reply
+        writer.write(b"x" * 20_000)
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await until(lambda: it.door.connections == 0, "all are gone")
+        assert it.door.held_bytes == 0
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize("times", [2, 20])
+async def test_a_body_that_is_too_large_is_refused_and_not_kept(framing: str, times: int) -> None:
+    limits = replace(LIMITS, body_bytes=1000)
+    body = b"x" * 1000 * times
+    data = head(b"Content-Length: %d" % len(body)) + body
+    if framing == "chunks":
+        data = coded(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+    async with behind(good, limits) as it:
+        reply = await pieces(it.port, data)
+        assert b" 413 " in reply
+        assert b"1000 bytes" in reply
+        assert it.door.refusals == {"body_too_large": 1}
+        assert it.door.held_bytes == 0
+
+
+async def test_a_client_that_waits_for_leave_to_send_gets_it_or_the_refusal() -> None:
+    limits = replace(LIMITS, body_bytes=1000)
+    async with behind(good, limits) as it:
+        reader, writer = await opened(it.port)
+        for _ in range(2):
+            writer.write(head(b"Content-Length: 3", b"Expect: 100-continue"))
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"abc")
+            assert b" 200 " in await reader.readuntil(b"abc")
+        writer.write(head(b"Transfer-Encoding: chunked", b"Expect: 100-continue"))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"3\r\nabc\r\n0\r\n\r\n")
+        assert b" 200 " in await reader.readuntil(b"abc")
+        writer.write(head(b"Content-Length: 3000", b"Expect: 100-continue"))
+        assert (await reader.read()).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+async def test_leave_to_send_never_stands_within_another_answer() -> None:
+    release = asyncio.Event()
+
+    async def late(request: web.Request) -> web.StreamResponse:
+        if not release.is_set():
+            await release.wait()
+        return web.Response(body=await request.read())
+
+    async with behind(late) as it:
+        reader, writer = await opened(it.port)
+        writer.write(sized() + head(b"Content-Length: 3", b"Expect: 100-continue"))
+        connection = await only(it)
+        await until(lambda: connection._reader.in_body, "the second head")
+        release.set()
+        await reader.readuntil(BODY)
+        writer.write(b"abc")
+        second = await reader.readuntil(b"\r\n\r\nabc")
+        assert second.startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_a_refusal_waits_for_the_answers_before_it() -> None:
+    release = asyncio.Event()
+
+    async def late(request: web.Request) -> web.StreamResponse:
+        await release.wait()
+        return web.Response(body=await request.read())
+
+    async with behind(late) as it:
+        reader, writer = await opened(it.port)
+        writer.write(sized() + sized() + b"nonsense\r\n\r\n")
+        await until(lambda: bool(it.door.refusals), "the refusal")
+        release.set()
+        got = await reader.read()
+        assert [part[:3] for part in got.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
+        writer.close()

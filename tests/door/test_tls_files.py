@@ -1,0 +1,99 @@
+"""Files of TLS: what is made of good ones, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from router.config.door import Tls, WorkerTls
+from router.tls import TlsError, renew, server_tls, worker_tls
+from router.worker_spec import WorkerSpecError, parse_worker_spec
+from tests.door.certs import Authority
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+def test_no_certificate_is_no_tls() -> None:
+    assert server_tls(Tls()) is None
+
+
+def test_nothing_older_than_tls_1_2_is_spoken_on_any_side(authority) -> None:
+    server = server_tls(authority.port(authority.signed("server")))
+    contexts = [server, worker_tls(WorkerTls()), worker_tls(authority.workers())]
+    contexts.append(worker_tls(WorkerTls(), insecure=True))
+    for context in contexts:
+        assert context is not None
+        assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+def test_certificates_are_asked_for_as_configured(authority) -> None:
+    pair = authority.signed("server")
+    modes = [server_tls(authority.port(pair, asks=asks)).verify_mode for asks in (False, True)]
+    assert modes == [ssl.CERT_NONE, ssl.CERT_REQUIRED]
+    for files in (WorkerTls(), authority.workers()):
+        assert worker_tls(files).verify_mode is ssl.CERT_REQUIRED
+        assert worker_tls(files).check_hostname
+    assert worker_tls(WorkerTls(), insecure=True).verify_mode is ssl.CERT_NONE
+
+
+def test_with_an_authority_of_its_own_the_pool_believes_no_other(authority) -> None:
+    assert len(worker_tls(authority.workers()).get_ca_certs()) == 1
+
+
+def test_files_that_cannot_be_used_are_named(authority, tmp_path: Path) -> None:
+    pair, other = authority.signed("one"), authority.signed("two")
+    rubbish = tmp_path / "rubbish.pem"
+    rubbish.write_text("no certificate")
+    for files, words in (
+        (Tls(cert=pair.cert, key=other.key), "does not belong"),
+        (Tls(cert=str(rubbish), key=pair.key), "no PEM"),
+        (Tls(cert=pair.cert, key=str(rubbish)), "no PEM"),
+        (Tls(cert=pair.cert, key=str(tmp_path / "none")), "No such file"),
+        (Tls(cert=pair.cert, key=pair.key, client_ca=str(rubbish)), "no PEM"),
+        (Tls(key=pair.key), "no certificate"),
+        (Tls(client_ca=authority.pair.cert), "no certificate"),
+    ):
+        with pytest.raises(TlsError, match=words):
+            server_tls(files)
+    for workers in (WorkerTls(ca=str(rubbish)), WorkerTls(key=pair.key)):
+        with pytest.raises(TlsError):
+            worker_tls(workers)
+
+
+def test_bad_files_leave_the_old_ones_in_place(authority, tmp_path: Path) -> None:
+    pair = authority.signed("kept")
+    files = authority.port(pair)
+    context = server_tls(files)
+    assert context is not None
+    key = Path(pair.key).read_text()
+    Path(pair.key).write_text("gone")
+    with pytest.raises(TlsError):
+        renew(context, files)
+    Path(pair.key).write_text(key)
+    renew(context, files)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("http://h:1,insecure=true", "https"),
+        ("http://h:1,server_name=x", "https"),
+        ("https://h:1,insecure=perhaps", "true, false"),
+        ("https://h:1,insecure=true,server_name=x", "leave out"),
+    ],
+)
+def test_options_of_a_worker_that_make_no_sense_are_refused(text: str, words: str) -> None:
+    with pytest.raises(WorkerSpecError, match=words):
+        parse_worker_spec(text)
+
+
+@pytest.mark.parametrize("option", ["insecure=true", "server_name=engine.internal"])
+def test_options_of_a_worker_survive_being_written_down(option: str) -> None:
+    spec = parse_worker_spec(f"https://h:1,{option}")
+    assert parse_worker_spec(str(spec)) == spec
+    assert str(spec) == f"https://h:1,{option}"

@@ -1,0 +1,35 @@
+"""Every reason of the door is told: to operators on their page, to Prometheus from the start."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from router.http.door.door import Door
+from router.http.door.head import PRIVATE
+from router.http.door.refusals import GIVEN_UP, REFUSALS
+from router.metrics.door import DoorCollector
+from tests.door.support import LIMITS, TERMS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+def test_operators_read_of_every_reason_and_header() -> None:
+    section = PAGE.partition("\n## At the door\n")[2].partition("\n## ")[0]
+    assert [reason for reason in (*REFUSALS, *GIVEN_UP) if f"`{reason}`" not in section] == []
+    assert [name for name in PRIVATE if f"`{name.decode()}*`" not in section] == []
+
+
+def test_prometheus_sees_every_reason_before_it_happens() -> None:
+    door = Door(LIMITS, lambda: TERMS, (), time.monotonic)
+    door.count("late_head")
+    refusals, *_ = DoorCollector({"client": door}).collect()
+    told = {sample.labels["reason"]: sample.value for sample in refusals.samples}
+    assert told == dict.fromkeys((*REFUSALS, *GIVEN_UP), 0) | {"late_head": 1}
+
+
+def test_repeated_refusals_are_logged_ever_more_rarely(caplog) -> None:
+    door = Door(LIMITS, lambda: TERMS, (), time.monotonic)
+    for _ in range(100):
+        door.count("bad_chunk")
+    assert len(caplog.records) == 7

@@ -1,0 +1,116 @@
+"""A worker that computes with a tiny random model, in this process, and what it should say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import aiohttp
+import torch
+
+from engine.capacity import Limits
+from engine.cli_serve import served
+from engine.model.batch import Piece, flat_batch
+from engine.model.checkpoint import Checkpoint
+from engine.model.config import read_config
+from engine.model.kv_cache import KvCache
+from engine.model.quantization import PLAIN, Quantization
+from engine.model.transformer import Transformer
+from engine.runner.load import PLAIN_STEPS, Loaded, StepSettings, load
+from engine.scheduler_types import SchedulerSettings
+from engine.server import WorkerSettings, serving
+from tests.engine.harness import Running
+
+BLOCK_SIZE = 8
+COMPLETIONS = "/v1/completions"
+
+
+def loaded(
+    directory: Path,
+    kv_tokens: int = 4096,
+    quantization: Quantization = PLAIN,
+    ranks: tuple[int, int] = (1, 1),
+    steps: StepSettings = PLAIN_STEPS,
+    attention: str = "auto",
+    **scheduler: int,
+) -> Loaded:
+    """The model in `directory`; tensor-parallel ranks and stages, its scheduler's limits."""
+    limits = Limits(
+        block_size=BLOCK_SIZE,
+        max_tokens_in_paged_kv_cache=kv_tokens,
+        expected_input_tokens=8,
+        expected_output_tokens=8,
+    )
+    # One thread: matrices this small only wait for each other's.
+    settings = SchedulerSettings(**scheduler)
+    tp_size, pp_size = ranks
+    return load(
+        directory,
+        limits,
+        settings,
+        threads=1,
+        quantization=quantization,
+        tp_size=tp_size,
+        pp_size=pp_size,
+        steps=steps,
+        attention=attention,
+    )
+
+
+@contextlib.asynccontextmanager
+async def computing(model: Loaded) -> AsyncIterator[Running]:
+    """A worker that serves `model`."""
+    settings = WorkerSettings(
+        profile_name=None,
+        kv_tokens=model.capacity.tokens,
+        block_size=BLOCK_SIZE,
+        model_name="tiny",
+        port=0,
+        grace_s=0.0,
+        scheduler=model.scheduler,
+    )
+    async with (
+        serving(settings, model.tokenizer, served(model)) as (url, worker),
+        aiohttp.ClientSession() as http,
+    ):
+        yield Running(url, worker, http)
+
+
+def greedy(prompt: object, tokens: int, **fields: object) -> dict[str, object]:
+    """A body that asks for the likeliest `tokens` tokens."""
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    return body | {"return_token_ids": True} | fields
+
+
+async def ids_of(worker: Running, body: dict[str, object]) -> list[int]:
+    """The token ids of its first choice."""
+    status, answer = await worker.post(COMPLETIONS, body)
+    assert status == 200, answer
+    return answer["choices"][0]["token_ids"]  # type: ignore[no-any-return]
+
+
+class Reference:
+    """Greedy tokens of one prompt at a time: no scheduler, no batch, no chunks, no cache hits."""
+
+    def __init__(self, directory: Path) -> None:
+        config = read_config(directory)
+        with Checkpoint(directory) as checkpoint:
+            self._model = Transformer(config, checkpoint)
+        self._config = config
+        torch.set_num_threads(1)
+
+    def greedy(self, prompt: Sequence[int], count: int, ends: bool = False) -> list[int]:
+        """The `count` likeliest next tokens; `ends`: or fewer, up to the model's own end."""
+        blocks = -(-(len(prompt) + count) // BLOCK_SIZE)
+        kv = KvCache(self._config, blocks, BLOCK_SIZE)
+        said: list[int] = []
+        tokens, start = list(prompt), 0
+        for _ in range(count):
+            batch = flat_batch([Piece(tokens, start, range(blocks))], BLOCK_SIZE)
+            said.append(int(torch.argmax(self._model.forward(batch, kv)[0])))
+            if ends and said[-1] in self._config.eos_ids:
+                break
+            start += len(tokens)
+            tokens = said[-1:]
+        return said

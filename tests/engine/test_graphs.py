@@ -1,0 +1,126 @@
+"""Decodes padded to fixed sizes: here the graphs are called, not replayed, on the same buffers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.model.batch import Piece, fixed_batch, flat_batch
+from engine.model.tiny import TinySettings
+from engine.runner.graphs import DecodeGraphs, graph_rows
+from engine.runner.load import StepSettings
+from engine.sampling.params import SamplingParams
+from tests.effort import EFFORT
+from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, loaded
+from tests.engine.test_overlap import BLOCKS, Arrival, served
+from tests.engine.tiny_models import cache, some_ids, written
+from tests.engine.tiny_models import loaded as model_of
+
+SIZE, PAGES = 8, 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("model"), TinySettings("qwen3"))
+
+
+@settings(max_examples=10 * EFFORT, deadline=None)
+@given(
+    contexts=st.lists(st.integers(1, SIZE * PAGES - 1), min_size=1, max_size=5),
+    padding=st.integers(0, 3),
+    kv_dtype=st.sampled_from(["auto", "int8"]),
+)
+def test_a_padded_row_has_the_bits_of_its_own_step(
+    contexts: list[int], padding: int, kv_dtype: str, folder: Path
+) -> None:
+    """And what stands beside it stays as it is."""
+    model = model_of(folder, torch.float32)
+    kv = cache(model, len(contexts) * PAGES, SIZE, kv_dtype)
+    if kv_dtype == "auto":
+        kv.pool.fill_(float("nan"))
+    blocks = [list(range(row * PAGES, (row + 1) * PAGES)) for row in range(len(contexts))]
+    prompts = [some_ids(context + row)[row:] for row, context in enumerate(contexts)]
+    fill = [Piece(ids, 0, own) for ids, own in zip(prompts, blocks, strict=True)]
+    model.forward(flat_batch(fill, SIZE), kv)
+    decodes = [
+        Piece([7 + row], context, own)
+        for row, (context, own) in enumerate(zip(contexts, blocks, strict=True))
+    ]
+    plain = model.forward(flat_batch(decodes, SIZE), kv)
+    before = kv.pool[: kv.blocks].clone()
+    fixed = fixed_batch(decodes, len(decodes) + padding, PAGES, SIZE)
+    made = model.forward(fixed, kv)
+    assert made.shape[0] == len(decodes) + padding
+    assert torch.equal(made[: len(decodes)], plain)
+    assert torch.equal(kv.pool[: kv.blocks].nan_to_num(), before.nan_to_num())
+
+
+def test_what_no_graph_has_room_for(folder: Path) -> None:
+    model = model_of(folder, torch.float32)
+    kv = cache(model, 8, SIZE)
+    said: list[str] = []
+    graphs = DecodeGraphs(
+        lambda batch: model.forward(batch, kv), 3, 20, SIZE, 264, torch.float32, tell=said.append
+    )
+    assert said[0].startswith("3 graphs of 1..3 decodes with up to 24 tokens each")
+    short, long = Piece([1], 23, [0, 1, 2]), Piece([1], 24, [0, 1, 2, 3])
+    assert graphs.use([short], False) == "hit"
+    assert graphs.use([short], True) == "chunks"
+    assert graphs.use([short, long], False) == "graph_limit"
+    assert graphs.use([short] * 4, False) == "graph_limit"
+    with pytest.raises(ValueError, match="beyond 3 pages"):
+        graphs.lay_out([long])
+    for pieces in ([short, short], [Piece([1, 2], 0, [0])]):
+        with pytest.raises(ValueError, match="at most 1 of one token"):
+            fixed_batch(pieces, 1, 3, SIZE)
+
+
+def test_sizes() -> None:
+    assert graph_rows(1) == [1]
+    assert graph_rows(7) == [1, 2, 4, 7]
+    assert graph_rows(40) == [1, 2, 4, 8, 16, 32, 40]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_are_the_same_with_graphs_and_without(folder: Path, overlap: bool) -> None:
+    model = loaded(folder, kv_tokens=BLOCKS * BLOCK_SIZE, max_num_tokens=24, max_batch_size=6)
+    samplings = [SamplingParams(temperature=1.0, seed=n, frequency_penalty=0.5) for n in range(9)]
+    arrivals: Sequence[Arrival] = [
+        Arrival((n % 2,) * 9 + (n,), 18 + n, one, frozenset(range(0, 264, 20)), 2 * n, None)
+        for n, one in enumerate(samplings)
+    ]
+    plain = asyncio.run(served(model, arrivals))
+    with_graphs = replace(model, steps=StepSettings(overlap=overlap, cuda_graphs=True))
+    replayed = asyncio.run(served(with_graphs, arrivals))
+    assert replayed.tokens == plain.tokens
+    assert replayed.ended == plain.ended
+
+
+async def test_steps_tell_of_graphs(folder: Path) -> None:
+    model = loaded(folder, steps=StepSettings(cuda_graphs=True), max_batch_size=8)
+    async with computing(model) as worker:
+        bodies = [greedy([n] * 9, 6) for n in range(3)]
+        await asyncio.gather(*(worker.post(COMPLETIONS, body) for body in bodies))
+        steps = json.loads(await worker.get("/debug/steps"))["steps"]
+        uses = Counter(one["graph"] for one in steps)
+        assert uses["hit"]
+        assert uses["chunks"]
+        assert uses.total() == len(steps)
+        sizes = {1: 1, 2: 2, 3: 4}
+        for one in steps:
+            padded = (
+                sizes[one["decode_tokens"]] - one["decode_tokens"] if one["graph"] == "hit" else 0
+            )
+            assert one["padded_rows"] == padded
+        metrics = (await worker.get("/metrics")).decode()
+        labels = f'{{engine="0",model_name="tiny",use="hit"}} {uses["hit"]}.0'
+        assert f"warmroute_engine_graph_steps_total{labels}" in metrics

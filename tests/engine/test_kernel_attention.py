@@ -1,0 +1,210 @@
+"""The kernels' operators behind the model: the same logits as plain torch, whatever the steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.model.batch import Piece, fixed_batch, flat_batch
+from engine.model.checkpoint import Checkpoint
+from engine.model.config import read_config
+from engine.model.kernel_attention import KernelAttention
+from engine.model.kernel_plan import KernelPlanner
+from engine.model.kv_cache import KvCache
+from engine.model.tiny import TinySettings
+from engine.model.transformer import Transformer
+from kvkernels.ops.shared_costs import AttentionShape
+from tests.effort import EFFORT
+from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
+
+ARCHS = ("llama", "qwen3")
+TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-12}
+Pair = tuple[Transformer, Transformer]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, torch.dtype], Pair]:
+    """In plain torch, and by the operators."""
+    made = {}
+    for arch in ARCHS:
+        folder = written(tmp_path_factory.mktemp(arch), TinySettings(arch))
+        for dtype in TOLERANCES:
+            made[arch, dtype] = loaded(folder, dtype), by_kernels(folder, dtype)
+    return made
+
+
+def by_kernels(folder: Path, dtype: torch.dtype) -> Transformer:
+    with Checkpoint(folder) as checkpoint:
+        return Transformer(
+            read_config(folder), checkpoint, dtype=dtype, attention=KernelAttention()
+        )
+
+
+def planner_of(model: Transformer, kv: KvCache) -> KernelPlanner:
+    config = model.config
+    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, 4, config.layers)
+    return KernelPlanner(shape, kv.blocks, kv.block_size, kv.scales is not None)
+
+
+def close(made: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    return torch.allclose(made, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@settings(max_examples=6 * EFFORT, deadline=None)
+@given(data=st.data())
+def test_logits_are_those_of_torch_in_any_steps(
+    data: st.DataObject, models: dict[tuple[str, torch.dtype], Pair]
+) -> None:
+    """Decodes first, then chunks, some of one token; a pool of NaN, blocks in any order."""
+    arch, dtype = data.draw(st.sampled_from(sorted(models, key=str)))
+    plain, model = models[arch, dtype]
+    size = data.draw(st.sampled_from((1, 7, 16, 64)))
+    lengths = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=4))
+    pages = [-(-length // size) for length in lengths]
+    free = data.draw(st.permutations(range(sum(pages))))
+    kv = cache(model, sum(pages), size)
+    kv.pool.fill_(float("nan"))
+    planner = planner_of(model, kv)
+    blocks = [free[sum(pages[:row]) : sum(pages[: row + 1])] for row in range(len(pages))]
+    prompts = [some_ids(length + 9)[9 - row :][:length] for row, length in enumerate(lengths)]
+    done = [0] * len(prompts)
+    rows: list[list[torch.Tensor]] = [[] for _ in prompts]
+    while any(at < length for at, length in zip(done, lengths, strict=True)):
+        waiting = [row for row, length in enumerate(lengths) if done[row] < length]
+        chosen = data.draw(st.lists(st.sampled_from(waiting), min_size=1, unique=True))
+        counts = [
+            min(data.draw(st.sampled_from((1, 1, 3, 70, 300))), lengths[row] - done[row])
+            for row in chosen
+        ]
+        pieces = [
+            Piece(prompts[row][done[row] :][:count], done[row], blocks[row], wants_all=True)
+            for row, count in zip(chosen, counts, strict=True)
+        ]
+        logits = model.forward(flat_batch(pieces, size, planner=planner), kv)
+        for row, count, made in zip(chosen, counts, torch.split(logits, counts), strict=True):
+            rows[row].append(made)
+            done[row] += count
+    for prompt, own in zip(prompts, rows, strict=True):
+        assert close(torch.cat(own), whole(plain, prompt), dtype)
+
+
+@settings(max_examples=5 * EFFORT, deadline=None)
+@given(
+    contexts=st.lists(st.integers(1, 600), min_size=1, max_size=4),
+    padding=st.integers(0, 3),
+    data=st.data(),
+)
+def test_padded_steps_on_fixed_buffers(
+    contexts: list[int],
+    padding: int,
+    data: st.DataObject,
+    models: dict[tuple[str, torch.dtype], Pair],
+) -> None:
+    """One buffer for all steps of a size, as a graph has it; what was cached stays as it is."""
+    arch, dtype = data.draw(st.sampled_from(sorted(models, key=str)))
+    plain, model = models[arch, dtype]
+    pages, size = 38, 16
+    kv = cache(model, len(contexts) * pages, size)
+    kv.pool.fill_(float("nan"))
+    planner = planner_of(model, kv)
+    own = [list(range(row * pages, (row + 1) * pages)) for row in range(len(contexts))]
+    prompts = [some_ids(context + row)[row:] for row, context in enumerate(contexts)]
+    fill = [Piece(ids, 0, blocks) for ids, blocks in zip(prompts, own, strict=True)]
+    model.forward(flat_batch(fill, size, planner=planner), kv)
+    total = len(contexts) + padding
+    static = fixed_batch([], total, pages, size, planner=planner)
+    model.forward(static, kv)
+    for turn in range(2):
+        decodes = [
+            Piece([7 + row + turn], context + turn, blocks)
+            for row, (context, blocks) in enumerate(zip(contexts, own, strict=True))
+        ]
+        laid_out = fixed_batch(decodes, total, pages, size, planner=planner)
+        assert laid_out.sizes == static.sizes
+        static.data.copy_(laid_out.data)
+        made = model.forward(static, kv)
+        for row, prompt in enumerate(prompts):
+            prompt.append(7 + row + turn)
+            assert close(made[row], whole(plain, prompt)[-1], dtype)
+    assert kv.pool[kv.blocks].isnan().all()  # padding is kept nowhere, not in the scratch block
+
+
+def test_a_batch_without_a_plan_is_refused(models: dict[tuple[str, torch.dtype], Pair]) -> None:
+    model = models["llama", torch.float32][1]
+    with pytest.raises(ValueError, match="lay it out with a planner"):
+        model.forward(flat_batch([Piece([1], 0, [0])], 16), cache(model))
+
+
+def test_what_is_planned() -> None:
+    """Decodes are the first requests of one token; a later one of one token is prefill."""
+    planner = KernelPlanner(AttentionShape(4, 2, 16), blocks=40, block_size=16)
+    pieces = [
+        Piece([1], 300, list(range(19))),
+        Piece([1], 0, [20]),
+        Piece([1] * 65, 5, [21, 22, 23, 24, 25]),
+        Piece([1], 31, [30, 31]),
+    ]
+    batch = flat_batch(pieces, 16, planner=planner)
+    assert batch.sizes[5:] == (2, 3, 2, 3, 1)
+    assert batch.sizes.plan_words % 4 == 0
+    with pytest.raises(ValueError, match=r"page_table\[0, 0\] is 40"):
+        flat_batch([Piece([1], 0, [40])], 16, planner=planner)
+    with pytest.raises(ValueError, match=r"page_table\[0, 0\] is 40"):
+        flat_batch([Piece([1, 2], 0, [40])], 16, planner=planner)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_a_quantized_cache_is_written_and_read_as_torch_does(
+    kv_dtype: str, models: dict[tuple[str, torch.dtype], Pair]
+) -> None:
+    """To a unit of a byte that rounds the other way; chunks are torch's there."""
+    plain, model = models["qwen3", torch.float32]
+    ids, blocks = some_ids(300), list(range(19, -1, -1))
+    wanted = whole(plain, ids, kv_dtype)
+    kv = cache(model, 20, 16, kv_dtype)
+    planner, made = planner_of(model, kv), []
+    for start, stop in [
+        (0, 280),
+        (280, 281),
+        (281, 290),
+        (290, 291),
+        *((n, n + 1) for n in range(291, 300)),
+    ]:
+        piece = Piece(ids[start:stop], start, blocks, wants_all=True)
+        batch = flat_batch([piece], 16, planner=planner)
+        assert batch.sizes.prefill_items == 0
+        assert not batch.sizes.is_shared
+        made.append(model.forward(batch, kv))
+    error = (torch.cat(made) - wanted).norm() / wanted.norm()
+    assert error < 1e-2
+    assert torch.cat(made).isfinite().all()
+
+
+def test_requests_that_share_pages(models: dict[tuple[str, torch.dtype], Pair]) -> None:
+    """Two trunks, one nested in another's first half, and somebody alone."""
+    plain, model = models["llama", torch.float64]
+    kv = cache(model, 80, 16)
+    planner = planner_of(model, kv)
+    trunks = [some_ids(480), some_ids(480)[:256] + some_ids(300)[20:244]]
+    shared = list(range(16))
+    tables = [shared + list(range(16, 30)), shared + list(range(30, 44))]
+    for trunk, table in zip(trunks, tables, strict=True):
+        model.forward(flat_batch([Piece(trunk, 0, table)], 16, planner=planner), kv)
+    owners = [0, 0, 1, 1, 0]
+    pieces = [
+        Piece([40 + row], 480, [*tables[owner], 50 + row]) for row, owner in enumerate(owners)
+    ]
+    pieces.append(Piece([3], 0, [60]))
+    batch = flat_batch(pieces, 16, planner=planner)
+    logits = model.forward(batch, kv)
+    for row, owner in enumerate(owners):
+        assert close(logits[row], whole(plain, [*trunks[owner], 40 + row])[-1], torch.float64)
+    assert close(logits[-1], whole(plain, [3])[-1], torch.float64)
+    token_bytes = 2 * 2 * model.config.head_dim * 4 * model.config.layers
+    # At most all that is shared; costs decide.
+    assert batch.saving.shared_prefix_groups >= 1
+    assert 4 * 256 * token_bytes <= batch.saving.kv_bytes_saved <= 1696 * token_bytes

@@ -1,0 +1,196 @@
+"""A worker whose attention is the kernels' operators, and how a worker's attention is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+import torch
+
+from engine import cli
+from engine.model.attention_choice import KVKERNELS, TORCH, AttentionChoice, choose
+from engine.model.config import ModelConfig, read_config
+from engine.model.errors import ModelError
+from engine.model.quantization import PLAIN, Quantization
+from engine.model.shard import Shard
+from engine.model.tiny import TinySettings
+from engine.runner.load import StepSettings
+from engine.sampling.params import SamplingParams
+from kvkernels.cuda.build import LIBRARY_VARIABLE
+from tests.engine.real import BLOCK_SIZE, COMPLETIONS, Reference, computing, greedy, loaded
+from tests.engine.test_overlap import BLOCKS, Arrival, served
+from tests.engine.tiny_models import written
+
+STEPS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("model"), TinySettings(request.param))
+
+
+def test_tokens_are_those_of_torch_in_every_loop(folder: Path) -> None:
+    """Mixed steps, padded steps, preemption, sampling with penalties and without."""
+    model = loaded(folder, kv_tokens=BLOCKS * BLOCK_SIZE, max_num_tokens=24, max_batch_size=6)
+    kernels = loaded(
+        folder,
+        kv_tokens=BLOCKS * BLOCK_SIZE,
+        attention=KVKERNELS,
+        max_num_tokens=24,
+        max_batch_size=6,
+    )
+    samplings = [
+        SamplingParams(temperature=float(n % 2), seed=n, frequency_penalty=0.5) for n in range(9)
+    ]
+    arrivals: Sequence[Arrival] = [
+        Arrival((n % 2,) * 9 + (n,), 18 + n, one, frozenset(range(0, 264, 20)), 2 * n, None)
+        for n, one in enumerate(samplings)
+    ]
+    plain = asyncio.run(served(model, arrivals))
+    for overlap, cuda_graphs in STEPS:
+        steps = StepSettings(overlap=overlap, cuda_graphs=cuda_graphs)
+        made = asyncio.run(served(replace(kernels, steps=steps), arrivals))
+        ids = {n: [token for token, _ in told] for n, told in made.tokens.items()}
+        assert ids == {n: [token for token, _ in told] for n, told in plain.tokens.items()}
+        assert made.ended == plain.ended
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+async def test_ranks_get_the_plan_with_the_batch(ranks: tuple[int, int], tmp_path: Path) -> None:
+    folder = written(tmp_path, TinySettings("qwen3"))
+    prompt = list(range(30, 60))
+    expected = Reference(folder).greedy(prompt, 12)
+    model = loaded(folder, ranks=ranks, attention=KVKERNELS)
+    try:
+        async with computing(model) as worker:
+            body = greedy(prompt, 12, ignore_eos=True, return_token_ids=True)
+            status, answer = await worker.post(COMPLETIONS, body)
+            assert (status, answer["choices"][0]["token_ids"]) == (200, expected)
+    finally:
+        model.model.close()
+
+
+@pytest.mark.parametrize("backend", [TORCH, KVKERNELS])
+async def test_a_worker_says_what_its_attention_is(backend: str, folder: Path) -> None:
+    async with computing(loaded(folder, attention=backend)) as worker:
+        metrics = (await worker.get("/metrics")).decode()
+    (line,) = re.findall(r"^warmroute_engine_attention_backend_info\{(.*)\} 1.0$", metrics, re.M)
+    assert f'backend="{backend}"' in line
+    assert 'because_of=""' in line
+
+
+async def test_the_program_tells_and_serves(tmp_path: Path) -> None:
+    folder = written(tmp_path, TinySettings("llama"))
+    prompt = list(range(30, 60))
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "engine", "serve", str(folder), "--port", "0", "--threads", "1"),
+        *("--attention-backend", KVKERNELS, "--cuda-graphs", "--max-batch-size", "4"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert program.stdout is not None
+    ready = (await program.stdout.readline()).decode().split()
+    body = greedy(prompt, 12, ignore_eos=True, return_token_ids=True)
+    async with aiohttp.ClientSession() as http:
+        async with http.post(f"{ready[1]}/v1/completions", json=body) as reply:
+            answer = await reply.json()
+        async with http.get(f"{ready[1]}/debug/steps") as reply:
+            steps = json.loads(await reply.read())["steps"]
+    program.terminate()
+    _, said = await program.communicate()
+    assert answer["choices"][0]["token_ids"] == Reference(folder).greedy(prompt, 12)
+    assert [one["graph"] for one in steps] == ["chunks"] + ["hit"] * 11
+    assert b"attention: kvkernels\n" in said
+
+
+def chosen(asked: str, config: ModelConfig, device: str, block_size: int = 16) -> AttentionChoice:
+    return choose(asked, config, Shard(), device, "bfloat16", PLAIN, block_size)
+
+
+def test_what_is_chosen_on_a_cpu(folder: Path) -> None:
+    config = read_config(folder)
+    assert chosen("auto", config, "cpu") == AttentionChoice(TORCH)
+    assert chosen(KVKERNELS, config, "cpu", block_size=7) == AttentionChoice(KVKERNELS)
+    made = choose(KVKERNELS, config, Shard(), "cpu", "float32", Quantization(kv="int8"), 16)
+    assert str(made).startswith("kvkernels, chunks of prompts by torch, because of kv_dtype int8")
+    with pytest.raises(ValueError, match="attention_backend must be one of auto, torch, kvk"):
+        chosen("flash", config, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "block_size", "why"),
+    [
+        ({"head_dim": 96}, "bfloat16", 16, "head_dim 96 (the kernel has 64 and 128)"),
+        ({"head_dim": 64}, "float32", 16, "dtype torch.float32 (the kernel has"),
+        ({"head_dim": 64}, "float16", 24, "block_size 24 (the kernel has multiples of 16)"),
+        ({"head_dim": 64, "heads": 34}, "float16", 16, "34 heads for 2 KV heads"),
+    ],
+)
+def test_what_a_gpu_has_no_kernel_for_is_said_by_name(
+    change: dict[str, int], dtype: str, block_size: int, why: str, folder: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Before the device is asked: so on any machine."""
+    config = replace(read_config(folder), **change)
+    made = choose("auto", config, Shard(), "cuda", dtype, PLAIN, block_size)
+    assert made.backend == TORCH
+    assert why in made.why
+    assert str(made).startswith("torch, because of ")
+    assert f"attention: {made}" in caplog.messages
+    with pytest.raises(ModelError, match=re.escape(why)):
+        choose(KVKERNELS, config, Shard(), "cuda", dtype, PLAIN, block_size)
+
+
+def test_what_a_machine_lacks_is_said_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(read_config(folder), head_dim=64)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "compute capability 7.5 (the kernels need 8.0)" in chosen("auto", config, "cuda").why
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(folder / "none.so"))
+    assert f"{folder}/none.so is no file" in chosen("auto", config, "cuda").why
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(folder / "config.json"))
+    assert "the kernels' library: " in chosen("auto", config, "cuda:0").why
+
+
+def test_an_unknown_backend_is_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "none", "--attention-backend", "flash"])
+    assert ended.value.code == 2
+    assert "--attention-backend" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+async def test_decodes_that_share_pages_are_counted(cuda_graphs: bool, folder: Path) -> None:
+    """A trunk read once by three: exactly what two of them would have read of it."""
+    trunk = [n % 250 for n in range(128 * BLOCK_SIZE)]
+    steps = StepSettings(cuda_graphs=cuda_graphs)
+    model = loaded(folder, attention=KVKERNELS, steps=steps, max_batch_size=4)
+    async with computing(model) as worker:
+        first = greedy([*trunk, 7], 3)
+        await worker.post(COMPLETIONS, first)
+        bodies = [greedy([*trunk, 200 + n], 6) for n in range(3)]
+        await asyncio.gather(*(worker.post(COMPLETIONS, body) for body in bodies))
+        told = json.loads(await worker.get("/debug/steps"))["steps"]
+        metrics = (await worker.get("/metrics")).decode()
+    config = model.config
+    token_bytes = 2 * config.kv_heads * config.head_dim * 4 * config.layers
+    together = [one for one in told if one["decode_tokens"] == 3]
+    assert together
+    for one in told:
+        if one["batch_size"] < 2:
+            assert (one["shared_prefix_groups"], one["kv_bytes_saved"]) == (0, 0)
+    for one in together:
+        assert one["shared_prefix_groups"] == 1
+        assert one["kv_bytes_saved"] == 2 * len(trunk) * token_bytes
+    for name in ("shared_prefix_groups", "kv_bytes_saved"):
+        (total,) = re.findall(rf"^warmroute_engine_{name}_total\{{.*\}} (.*)$", metrics, re.M)
+        assert float(total) == sum(one[name] for one in told)

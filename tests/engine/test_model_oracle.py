@@ -1,0 +1,91 @@
+"""Our logits are those of transformers: architectures, dtypes, every kind of rotation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.model.tiny import TinySettings
+from tests.engine.tiny_models import loaded, oracle, some_ids, whole, written
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 16.0,
+}
+# By kind: what config.json says of the rotation.
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"type": "linear", "factor": 2.5},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": YARN,
+    "yarn-scaled": YARN | {"attention_factor": 0.7, "truncate": False},
+    "yarn-mscale": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5},
+}
+SETTINGS = {
+    "llama": TinySettings("llama", shards=3),
+    "llama-tied": TinySettings("llama", is_tied=True, heads=4, kv_heads=1),
+    "qwen2": TinySettings("qwen2"),
+    "qwen2-untied": TinySettings("qwen2", is_tied=False, kv_heads=4),
+    "qwen3": TinySettings("qwen3", layers=3),
+    "qwen3-tied": TinySettings("qwen3", is_tied=True, hidden_size=48, head_dim=32),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    folder, ids = written(tmp_path, SETTINGS[name]), some_ids(100)
+    ours, theirs = whole(loaded(folder), ids), oracle(folder, ids)
+    assert ours.dtype == torch.float64
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder, ids = written(tmp_path, SETTINGS[name]), some_ids(120)
+    ours, exact = whole(loaded(folder, dtype), ids), oracle(folder, ids, torch.float64)
+    theirs = oracle(folder, ids, dtype).float()
+    assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
+    # No farther from the truth than they are, but for chance.
+    ours_off, theirs_off = (ours - exact).norm(), (theirs - exact).norm()
+    assert float(ours_off) < 1.25 * float(theirs_off)
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_every_rotation(kind: str, tmp_path: Path) -> None:
+    settings = TinySettings("qwen2", max_positions=128, rope=ROPES[kind])
+    folder, ids = written(tmp_path, settings), some_ids(100)
+    torch.testing.assert_close(whole(loaded(folder), ids), oracle(folder, ids), rtol=0, atol=1e-5)
+
+
+def test_dynamic_scaling_beyond_the_trained_length(tmp_path: Path) -> None:
+    """transformers rescales by the sequence at hand; ours by the longest that is served."""
+    settings = TinySettings("llama", max_positions=64, rope=ROPES["dynamic"])
+    folder, ids = written(tmp_path, settings), some_ids(120)
+    ours = whole(loaded(folder, max_tokens=120), ids)
+    torch.testing.assert_close(ours, oracle(folder, ids), rtol=0, atol=1e-5)
+    unscaled = whole(loaded(folder, max_tokens=64), ids[:64])
+    assert not torch.allclose(ours[:64], unscaled, rtol=0, atol=1e-3)
+
+
+def test_both_schemas_of_the_configuration(tmp_path: Path) -> None:
+    """What transformers 5 writes reads as what older versions wrote."""
+    folder, ids = written(tmp_path, SETTINGS["llama"]), some_ids(40)
+    again = tmp_path / "again"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.save_pretrained(again)
+    assert "rope_parameters" in (again / "config.json").read_text()
+    assert torch.equal(whole(loaded(again), ids), whole(loaded(folder), ids))

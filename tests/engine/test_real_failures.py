@@ -1,0 +1,83 @@
+"""Steps that fail: who is answered what, and when the worker gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+import torch
+
+from engine.runner.load import Computing, Loaded
+from engine.runner.runner import MAX_FAILED_STEPS, EngineFailed
+from tests.engine.real import COMPLETIONS, Reference, computing, greedy, ids_of, loaded
+
+PROMPT = list(range(30, 60))
+
+
+class Breaking(Computing):
+    """A model that fails or gives no numbers at chosen steps; those are counted from 0."""
+
+    def __init__(self, inner: Computing, fails: set[int], nan: set[int]) -> None:
+        self._inner, self._fails, self._nan, self._steps = inner, fails, nan, 0
+
+    def logits(self, batch):
+        step, self._steps = self._steps, self._steps + 1
+        if step in self._fails:
+            raise RuntimeError("out of memory, say")
+        logits = self._inner.logits(batch)
+        return torch.full_like(logits, torch.nan) if step in self._nan else logits
+
+
+def breaking(folder: Path, fails: set[int], nan: set[int] = frozenset()) -> Loaded:
+    model = loaded(folder)
+    return replace(model, model=Breaking(model.model, fails, nan))
+
+
+@pytest.mark.parametrize("kind", ["fails", "nan"])
+async def test_a_failed_step_answers_its_clients_and_the_engine_goes_on(
+    folder: Path, reference: Reference, kind: str
+) -> None:
+    async with computing(
+        breaking(folder, **{"fails": set(), "nan": set()} | {kind: {2}})
+    ) as worker:
+        status, answer = await worker.post(COMPLETIONS, greedy(PROMPT, 9))
+        assert (status, answer["error"]["type"]) == (500, "InternalServerError")
+        assert await ids_of(worker, greedy(PROMPT, 9)) == reference.greedy(PROMPT, 9)
+        scheduler = worker.worker.runner.scheduler
+        assert (scheduler.kv_used_blocks, worker.worker.unfinished) == (0, 0)
+        scheduler.pool.check()
+
+
+async def test_a_stream_whose_step_fails_says_so_and_does_not_look_complete(folder: Path) -> None:
+    async with computing(breaking(folder, {3})) as worker:
+        body = greedy(PROMPT, 9, stream=True)
+        async with worker.http.post(worker.url + COMPLETIONS, json=body) as reply:
+            assert reply.status == 200
+            lines: list[bytes] = []
+
+            async def read() -> None:
+                while line := await reply.content.readline():
+                    lines.append(line)
+
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await read()
+        events = [json.loads(one.removeprefix(b"data: ")) for one in lines if one.strip()]
+        assert ["choices" in one for one in events] == [True, True, True, False]
+        assert events[-1]["error"]["code"] == 500
+        assert worker.worker.unfinished == 0
+
+
+async def test_steps_that_fail_one_after_another_end_the_worker(folder: Path) -> None:
+    async def fail_all() -> None:
+        async with computing(breaking(folder, set(range(100)))) as worker:
+            for _ in range(MAX_FAILED_STEPS):
+                await worker.post(COMPLETIONS, greedy(PROMPT, 9))
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await fail_all()
+    assert ended.value.subgroup(EngineFailed) is not None

@@ -1,0 +1,85 @@
+"""Stop strings over streamed text: what is told, when, and that it is never taken back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sampling.params import SamplingParams
+from engine.sampling.stops import Piece, StopText
+from tests.effort import EFFORT
+
+
+def cut(text: str, stops: tuple[str, ...], included: bool) -> tuple[str, str | None]:
+    """The oracle: the stop that ends first, and among those the one that begins first."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: end if included else end - len(stop)], stop
+    return text, None
+
+
+def told(pieces: list[str], stop_text: StopText) -> tuple[str, str | None]:
+    said = ""
+    for text in pieces:
+        piece = stop_text.push(text)
+        said += piece.text
+        if piece.stop is not None:
+            return said, piece.stop
+    return said + stop_text.flush(), None
+
+
+TEXTS = st.text("abc", max_size=4)
+
+
+@settings(max_examples=400 * EFFORT, deadline=None)
+@given(
+    pieces=st.lists(TEXTS, max_size=12),
+    stops=st.lists(st.text("abc", min_size=1, max_size=5), max_size=4),
+    included=st.booleans(),
+)
+def test_however_the_text_is_cut_into_pieces_it_ends_at_the_same_place(pieces, stops, included):
+    got = told(pieces, StopText(tuple(stops), included=included, min_tokens=0))
+    assert got == cut("".join(pieces), tuple(stops), included)
+
+
+@settings(max_examples=200 * EFFORT, deadline=None)
+@given(pieces=st.lists(TEXTS, max_size=12), stop=st.text("abc", min_size=1, max_size=5))
+def test_only_what_may_become_a_stop_is_held_back(pieces, stop):
+    """Nothing later than it must: what is held is a proper beginning of the stop string."""
+    stop_text = StopText((stop,), included=False, min_tokens=0)
+    given_text = said = ""
+    for text in pieces:
+        piece = stop_text.push(text)
+        if piece.stop:
+            return
+        given_text += text
+        said += piece.text
+        held = given_text[len(said) :]
+        assert given_text.startswith(said)
+        assert stop.startswith(held)
+        assert len(held) < len(stop)
+
+
+def test_no_stop_before_the_least_number_of_tokens():
+    params = SamplingParams(stop=("ab",), min_tokens=2)
+    stop_text = StopText.of(params)
+    assert [stop_text.push(text) for text in ("ab", "a", "b", "xa")] == [
+        *(Piece("ab"), Piece("a"), Piece("b"), Piece("x"))
+    ]
+    assert stop_text.push("b!") == Piece("", "ab")
+
+
+def test_a_request_without_stops_holds_nothing_back():
+    assert StopText.of(None).push("ab") == Piece("ab")
+    assert StopText.of(SamplingParams(min_tokens=3)).push("ab") == Piece("ab")
+
+
+def test_nothing_comes_after_the_end():
+    stop_text = StopText(("x",), included=True, min_tokens=0)
+    assert stop_text.push("axb") == Piece("ax", "x")
+    assert stop_text.flush() == ""
+    with pytest.raises(ValueError, match="after the stop string"):
+        stop_text.push("c")

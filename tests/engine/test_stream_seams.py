@@ -1,0 +1,36 @@
+"""An answer decoded from its middle on reads as the rest of it, for every kind of tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.wire.hf import HfTokenizer
+from tests.effort import EFFORT
+from tests.engine.model_dirs import KINDS, write_model
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request, tmp_path_factory) -> HfTokenizer:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    return HfTokenizer(write_model(directory, request.param))
+
+
+IDS = st.lists(st.integers(0, 599), min_size=1, max_size=40)
+
+
+@given(prompt=IDS, said=IDS, cut=st.integers(0, 40))
+@settings(max_examples=60 * EFFORT)
+def test_begun_where_text_ended_it_goes_on_as_it_would_have(
+    tokenizer: HfTokenizer, prompt: list[int], said: list[int], cut: int
+) -> None:
+    prompt, said = ([n % tokenizer.vocab for n in ids] for ids in (prompt, said))
+    whole = [*map(tokenizer.stream(prompt), said)]
+    cut = min(cut, len(said))
+    while cut and not whole[cut - 1]:  # half a character: it is said again
+        cut -= 1
+    rest = [*map(tokenizer.stream([*prompt, *said[:cut]]), said[cut:])]
+    assert rest == whole[cut:]

@@ -1,0 +1,63 @@
+"""Tiny checkpoints on disk, our model over them, and transformers as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from engine.model.batch import Piece, flat_batch
+from engine.model.checkpoint import Checkpoint
+from engine.model.config import read_config
+from engine.model.kv_cache import KvCache
+from engine.model.quantization import PLAIN, Quantization
+from engine.model.tiny import TinySettings, make_tiny
+from engine.model.transformer import Transformer
+
+
+def written(directory: Path, settings: TinySettings) -> Path:
+    """The checkpoint of `settings` in a new folder below `directory`."""
+    folder = directory / "model"
+    make_tiny(folder, settings)
+    return folder
+
+
+def loaded(
+    folder: Path,
+    dtype: torch.dtype = torch.float64,
+    max_tokens: int | None = None,
+    quantization: Quantization = PLAIN,
+) -> Transformer:
+    """Our model of the checkpoint in `folder`."""
+    config = read_config(folder)
+    with Checkpoint(folder) as checkpoint:
+        return Transformer(
+            config, checkpoint, dtype=dtype, max_tokens=max_tokens, quantization=quantization
+        )
+
+
+def cache(model: Transformer, blocks: int = 64, block_size: int = 16, kv: str = "auto") -> KvCache:
+    return KvCache(model.config, blocks, block_size, dtype=model.dtype, kv=kv)
+
+
+def whole(model: Transformer, ids: Sequence[int], kv_dtype: str = "auto") -> torch.Tensor:
+    """Logits [tokens, vocab] of `ids` in one step, in blocks from the cache's end."""
+    kv = cache(model, len(ids) // 16 + 1, kv=kv_dtype)
+    blocks = list(reversed(range(kv.blocks)))
+    return model.forward(flat_batch([Piece(ids, 0, blocks, wants_all=True)], 16), kv)
+
+
+def oracle(folder: Path, ids: Sequence[int], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Logits [tokens, vocab] of `ids` by transformers."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        return model(torch.tensor([list(ids)])).logits[0]
+
+
+def some_ids(count: int, vocab: int = 264) -> list[int]:
+    """Ids that look random and are always the same."""
+    return [(at * at * 7 + at * 31 + 3) % vocab for at in range(count)]

@@ -1,0 +1,57 @@
+"""All panels, what no panel shows, and what has no data in a healthy stack: with the reasons."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from grafana.make_dashboards import DASHBOARDS, file_of
+
+_QUANTILES = "the quantiles come from the buckets"
+_OFF = "of a file that is off by default"
+
+# Series of the router.
+NOT_SHOWN = {
+    "warmroute_time_to_first_token_seconds_sum": _QUANTILES,
+    "warmroute_inter_token_seconds_sum": _QUANTILES,
+    "warmroute_request_seconds_sum": _QUANTILES,
+    "warmroute_access_log_lines_total": "of a log that is off by default; it logs its trouble",
+    "warmroute_migration_gap_seconds_count": _QUANTILES,
+    "warmroute_migration_gap_seconds_sum": _QUANTILES,
+    "warmroute_request_log_lines_total": "of a log that is off by default; it logs its trouble",
+    "warmroute_traces_total": "of tracing, which is off by default; it logs its trouble",
+    "warmroute_kv_state_saves_total": f"{_OFF}; an alert tells of trouble",
+    "warmroute_kv_state_bytes": _OFF,
+    "warmroute_kv_state_age_seconds": _OFF,
+    "warmroute_session_blocks": "a full table is no trouble; what it forgets is shown",
+}
+
+# Series of our engines.
+NOT_SHOWN_OF_ENGINES = {
+    "vllm:time_to_first_token_seconds_count": _QUANTILES,
+    "vllm:time_to_first_token_seconds_sum": _QUANTILES,
+    "vllm:inter_token_latency_seconds_count": _QUANTILES,
+    "vllm:inter_token_latency_seconds_sum": _QUANTILES,
+    "vllm:e2e_request_latency_seconds_count": _QUANTILES,
+    "vllm:e2e_request_latency_seconds_sum": _QUANTILES,
+    "vllm:cache_config_info": "what it was started with, not what happens",
+}
+
+# Metrics without a series until what they count has happened: panels that ask for them are empty.
+NO_DATA = {
+    "warmroute_engine_refused_total": "by reason, and no engine refuses anything",
+    "warmroute_engine_graph_steps_total": "by use, and there are no CUDA graphs on CPUs",
+}
+
+FILES = {each.name: json.loads(file_of(each).read_text(encoding="utf-8")) for each in DASHBOARDS}
+PANELS = {
+    (name, panel["title"]): panel
+    for name, file in FILES.items()
+    for panel in file["panels"]
+    if panel["type"] != "row"
+}
+
+
+def targets(panel: dict[str, Any]) -> list[str]:
+    """The queries of a panel."""
+    return [target["expr"] for target in panel["targets"]]

@@ -1,0 +1,143 @@
+"""Rules and alerts: valid, tested by promtool, and each alert with an entry in the runbook."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+
+from grafana.make_dashboards import DASHBOARDS, file_of
+from grafana.panels_slo import OF_CLIENTS, OF_ROUTER, OF_WORKERS
+from tests.grafana.monitoring import ROOT, RULES, promtool, run
+
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+ENTRIES = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", RUNBOOK, re.MULTILINE | re.DOTALL))
+ALERTS = [
+    rule
+    for group in yaml.safe_load((RULES / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+RECORDED = [
+    rule
+    for group in yaml.safe_load((RULES / "recording.yml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+TESTS = sorted((RULES / "tests").glob("*.yml"))
+
+
+def test_promtool_accepts_the_configuration_and_its_rules() -> None:
+    checked = run([promtool(), "check", "config", str(RULES / "prometheus.yml")])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    for file in ("recording.yml", "alerts.yml"):
+        linted = run([promtool(), "check", "rules", "--lint-fatal", str(RULES / file)])
+        assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+def test_promtool_accepts_the_configuration_for_kubernetes(tmp_path) -> None:
+    """Debian's Prometheus is built without Kubernetes: all but its discovery is checked."""
+    config = yaml.safe_load((RULES / "kubernetes.yml").read_text(encoding="utf-8"))
+    for job in config["scrape_configs"]:
+        assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+        job["static_configs"] = [{"targets": ["127.0.0.1:1"]}]
+    config["rule_files"] = [str(RULES / file) for file in config["rule_files"]]
+    file = tmp_path / "prometheus.yml"
+    file.write_text(json.dumps(config))
+    checked = run([promtool(), "check", "config", str(file)])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("file", TESTS, ids=lambda file: file.stem)
+def test_alerts_fire_in_their_fault_and_are_silent_otherwise(file) -> None:
+    tested = run([promtool(), "test", "rules", str(file)])
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_every_alert_has_a_test_that_it_fires_and_one_that_it_does_not() -> None:
+    fires, silent = set(), set()
+    for file in TESTS:
+        for group in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]:
+            for test in group["alert_rule_test"]:
+                name = test["alertname"]
+                for expected in test["exp_alerts"]:
+                    fires.add((name, expected["exp_labels"]["severity"]))
+                if not test["exp_alerts"]:
+                    silent.add(name)
+    assert fires == {(alert["alert"], alert["labels"]["severity"]) for alert in ALERTS}
+    assert silent == {alert["alert"] for alert in ALERTS}
+
+
+def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on() -> None:
+    for alert in ALERTS:
+        assert alert["labels"]["severity"] in ("critical", "warning")
+        assert set(alert["annotations"]) == {"summary", "runbook"}
+        assert "{{ $labels." in alert["annotations"]["summary"]
+        anchor = alert["alert"].lower()
+        assert alert["annotations"]["runbook"] == f"docs/runbook.md#{anchor}"
+
+
+def test_the_runbook_has_an_entry_for_each_alert_and_for_nothing_else() -> None:
+    assert list(dict.fromkeys(alert["alert"] for alert in ALERTS)) == sorted(
+        ENTRIES, key=lambda name: [alert["alert"] for alert in ALERTS].index(name)
+    )
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_says_what_it_means_how_to_look_and_what_to_do_in_that_order(name) -> None:
+    parts = re.findall(r"^\*\*(\w+)\.\*\* \S", ENTRIES[name], re.MULTILINE)
+    assert parts == ["Means", "Look", "Do"]
+    named = set(re.findall(r"Warmroute[A-Z]\w+", ENTRIES[name]))
+    assert named <= set(ENTRIES)
+
+
+def test_panels_link_to_entries_that_exist() -> None:
+    linked = {panel.alert for each in DASHBOARDS for row in each.rows for panel in row.panels}
+    assert linked - {""} <= set(ENTRIES)
+    links = re.findall(
+        r'"\$\{runbook\}#(\w+)"', "".join(file_of(d).read_text() for d in DASHBOARDS)
+    )
+    assert set(links) <= {name.lower() for name in ENTRIES}
+    assert len(set(links)) > 8
+
+
+def test_what_the_runbook_names_exists() -> None:
+    configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    keys = re.findall(r"`((?:limits|timeouts|intervals)\.\w+)`", RUNBOOK)
+    assert keys
+    assert [key for key in keys if f"| `{key}` |" not in configuration] == []
+    files = re.findall(r"\]\(([^)#]+)", RUNBOOK)
+    assert [file for file in files if not (ROOT / "docs" / file).resolve().is_file()] == []
+    operations = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").lower()
+    for anchor in re.findall(r"operations\.md#([\w-]+)", RUNBOOK):
+        assert f"## {anchor.replace('-', ' ')}\n" in operations, anchor
+
+
+def test_log_lines_and_paths_of_the_runbook_exist() -> None:
+    source = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("router", "engine")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    for quoted in re.findall(r"[Ll]og: `([^`]+)`", RUNBOOK):
+        assert quoted.strip(":") in source, quoted
+    for path in re.findall(r"127\.0\.0\.1:8081(/\w+)", RUNBOOK):
+        assert f'"{path}"' in source or f'"{path}/' in source, path
+
+
+def test_rules_and_dashboards_blame_alike() -> None:
+    """Codes of refusals are divided among the same three."""
+    recorded = {rule["record"]: rule["expr"] for rule in RECORDED}
+    codes = f'code!~"{OF_CLIENTS}|{OF_WORKERS}|{OF_ROUTER}"'
+    assert codes in recorded["instance:warmroute_shed_requests:rate5m"]
+    assert f'code="{OF_ROUTER}"' in recorded["instance:warmroute_own_errors:rate5m"]
+
+
+def test_every_recorded_series_is_used_or_shows_what_a_query_would_take_long_for() -> None:
+    """A rule costs at each evaluation."""
+    used = "".join(rule["expr"] for rule in (*ALERTS, *RECORDED))
+    unused = {rule["record"] for rule in RECORDED if used.count(rule["record"]) == 0}
+    assert unused == {
+        "instance:warmroute_imbalance_seconds:gap",  # a month of it says what a policy is worth
+        "instance:warmroute_engine_step_seconds:mean5m",  # of each engine, for comparisons
+    }

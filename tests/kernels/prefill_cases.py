@@ -1,0 +1,98 @@
+"""Calls of prefill for tests: pages poisoned wherever no token is, and what must come out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import kvkernels.ops.prefill as _  # noqa: F401  (defines the operator)
+from kvkernels.ops.prefill_plan import plan_prefill
+from tests.kernels.emulated import NAN, emulate, poisoned, pool_of, relative_error
+
+BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
+LSE_BOUND = 2e-3
+
+
+@dataclass
+class Case:
+    """Arguments of prefill in its order."""
+
+    q: torch.Tensor
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor
+    page_table: torch.Tensor
+    item_count: torch.Tensor
+    items: torch.Tensor
+    scale: float
+    out: torch.Tensor
+    lse: torch.Tensor | None
+
+    def arguments(self) -> list[Any]:
+        return list(vars(self).values())
+
+
+def case(
+    pieces: list[tuple[int, int]],
+    group: int = 4,
+    kv_heads: int = 2,
+    dim: int = 64,
+    page_tokens: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    room: int | None = None,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> Case:
+    """Requests of (tokens before, new tokens) on scattered pages, a row of nobody's in between."""
+    draw = torch.Generator().manual_seed(seed)
+    counts = [-(-(start + tokens) // page_tokens) for start, tokens in pieces]
+    pages = sum(counts) + 3
+    k_pages, v_pages = pool_of(pages, kv_heads, page_tokens, dim, dtype)
+    free = torch.randperm(pages, generator=draw).tolist()
+    table = torch.full((len(pieces), max(counts) + 1), 1 << 30, dtype=torch.int32)
+    spans, rows = [], 1
+    for row, ((start, tokens), count) in enumerate(zip(pieces, counts, strict=True)):
+        spans.append((rows, tokens, start + tokens))
+        rows += tokens + 1
+        for number in range(count):
+            page = table[row, number] = free.pop()
+            there = min(page_tokens, start + tokens - number * page_tokens)
+            for kept in (k_pages, v_pages):
+                kept[page, :there] = torch.randn(there, kv_heads, dim, generator=draw).to(dtype)
+    plan = plan_prefill(torch.tensor(spans), rows, table, pages, page_tokens, group, room)
+    heads = kv_heads * group
+    q = poisoned(rows, heads, dim, dtype=dtype)
+    for first, tokens, _context in spans:
+        q[first : first + tokens] = torch.randn(tokens, heads, dim, generator=draw).to(dtype)
+    return Case(
+        *(q, k_pages, v_pages, table, *plan[1:], scale * dim**-0.5),
+        poisoned(rows, heads, dim, dtype=dtype),
+        torch.full((rows, heads), NAN),
+    )
+
+
+def exact(made: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) in float64, by the CPU implementation."""
+    wide = {name: x for name, x in vars(made).items() if name not in ("out", "lse")}
+    for name in ("q", "k_pages", "v_pages"):
+        wide[name] = wide[name].double()
+    out, lse = torch.full_like(wide["q"], NAN), torch.full(made.q.shape[:2], NAN).double()
+    torch.ops.warmroute.prefill(*Case(**wide, out=out, lse=lse).arguments())
+    return out, lse
+
+
+def hold(made: Case, seed: int = 1, bound: float | None = None, run: Any = emulate) -> None:
+    """Every row that has an item is near float64, every other one is left alone."""
+    if run is emulate:
+        emulate("prefill", *made.arguments(), seed=seed)
+    else:
+        run(*made.arguments())
+    wanted, sums = exact(made)
+    there = ~sums.isnan()
+    assert made.out[~there].isnan().all(), "written where no item is"
+    for got, row in zip(made.out[there], wanted[there], strict=True):
+        assert relative_error(got, row) < (bound or BOUND[made.q.dtype])
+    if made.lse is not None:
+        assert torch.equal(made.lse.isnan(), ~there)
+        assert float((made.lse[there] - sums[there]).abs().max()) < LSE_BOUND

@@ -1,0 +1,228 @@
+"""append: the kernel in the emulator and the CPU implementation, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvkernels.cuda.library import RefusedError
+from kvkernels.ops.append import unsupported
+from tests.kernels.emulated import emulate, needs_compiler, poisoned, pool_of, relative_error
+
+pytestmark = needs_compiler
+EPS = 1e-6
+POSITIONS = 64
+
+
+@dataclass
+class Case:
+    """Arguments of append in its order; `wide` is the same in float64."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    q_weight: torch.Tensor | None
+    k_weight: torch.Tensor | None
+    eps: float
+    q_out: torch.Tensor
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor
+    k_scales: torch.Tensor | None
+    v_scales: torch.Tensor | None
+
+    def arguments(self) -> list[Any]:
+        return list(vars(self).values())
+
+    def wide(self) -> Case:
+        shape = (*self.k_pages.shape,)
+        double = {"dtype": torch.float64}
+        return Case(
+            **{
+                name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+                for name, x in vars(self).items()
+                if not name.endswith(("pages", "scales", "out"))
+            },
+            q_out=poisoned(*self.q.shape, **double),
+            k_pages=poisoned(*shape, **double),
+            v_pages=poisoned(*shape, **double),
+            k_scales=None,
+            v_scales=None,
+        )
+
+
+def case(
+    slots: list[int],
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+    stored: torch.dtype | None = None,
+    norm: bool = False,
+    pages: int = 4,
+    page_tokens: int = 16,
+    seed: int = 0,
+) -> Case:
+    draw = torch.Generator().manual_seed(seed)
+    tokens, stored = len(slots), stored or dtype
+    # One tensor of q, k and v, as the engine's projection gives them.
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, dim, generator=draw).to(dtype)
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    angles = torch.randn(POSITIONS, dim // 2, generator=draw) * 3
+    k_pages, v_pages = pool_of(pages, kv_heads, page_tokens, dim, stored)
+    scales = None
+    if stored != dtype:
+        scales = torch.full((pages, kv_heads, 2, page_tokens), float("nan"))
+    weights = torch.randn(2, dim, generator=draw).to(dtype) if norm else (None, None)
+    return Case(
+        *(q, k, v, angles.cos(), angles.sin()),
+        positions=torch.randint(0, POSITIONS, (tokens,), generator=draw),
+        slots=torch.tensor(slots, dtype=torch.int64),
+        q_weight=weights[0],
+        k_weight=weights[1],
+        eps=EPS,
+        q_out=poisoned(tokens, heads, dim, dtype=dtype),
+        k_pages=k_pages,
+        v_pages=v_pages,
+        k_scales=None if scales is None else scales[:, :, 0].transpose(1, 2),
+        v_scales=None if scales is None else scales[:, :, 1].transpose(1, 2),
+    )
+
+
+def numbers(pages: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    wide = pages.double()
+    return wide if scales is None else wide * scales.double()[..., None]
+
+
+def hold(run: Any, made: Case, bound: float) -> None:
+    """`run` on `made` must agree with float64 where slots say, and leave the rest poisoned."""
+    wide = made.wide()
+    torch.ops.warmroute.append(*wide.arguments())
+    run(*made.arguments())
+    assert relative_error(made.q_out, wide.q_out) < bound
+    for pages, scales, wanted in (
+        (made.k_pages, made.k_scales, wide.k_pages),
+        (made.v_pages, made.v_scales, wide.v_pages),
+    ):
+        got, kept = numbers(pages, scales), ~wanted.isnan()
+        assert got[~kept].isnan().all(), "written where no slot is"
+        if kept.any():
+            assert relative_error(got[kept], wanted[kept]) < bound
+
+
+def in_emulator(*arguments: Any) -> None:
+    emulate("append", *arguments)
+
+
+RUNS = {"emulator": in_emulator, "cpu": torch.ops.warmroute.append}
+BOUNDS = {torch.float16: 1e-3, torch.bfloat16: 4e-3, torch.int8: 1e-2, torch.float8_e4m3fn: 4e-2}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn])
+def test_against_float64(
+    run: Any, dim: int, norm: bool, dtype: torch.dtype, stored: torch.dtype | None
+) -> None:
+    slots = [0, 63, -1, 17, 31, 32, 5]
+    made = case(slots, 5, 3, dim, dtype, stored, norm, seed=dim)
+    hold(run, made, BOUNDS[stored or dtype])
+
+
+@given(
+    heads=st.integers(1, 9),
+    kv_heads=st.integers(1, 3),
+    page_tokens=st.sampled_from([1, 16, 48]),
+    order=st.randoms(use_true_random=False),
+    tokens=st.integers(0, 12),
+    seed=st.integers(0, 1 << 20),
+)
+def test_any_shape(
+    heads: int, kv_heads: int, page_tokens: int, order: Any, tokens: int, seed: int
+) -> None:
+    there = 12 // page_tokens + 1
+    slots = order.sample(range(there * page_tokens), min(tokens, there * page_tokens))
+    slots = [-1 if order.random() < 0.2 else slot for slot in slots]
+    made = case(
+        slots, heads, kv_heads, 64, pages=there, page_tokens=page_tokens, norm=True, seed=seed
+    )
+    if slots:
+        hold(lambda *a: emulate("append", *a, seed=seed), made, BOUNDS[torch.bfloat16])
+    else:
+        in_emulator(*made.arguments())
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_rows_of_zeros_and_nan(stored: torch.dtype) -> None:
+    for run in RUNS.values():
+        made = case([0, 1], stored=stored)
+        made.v[0] = 0
+        made.v[1, 0, 77] = float("nan")
+        run(*made.arguments())
+        got = numbers(made.v_pages, made.v_scales)
+        assert (got[0, 0] == 0).all()
+        assert got[0, 1, 0].isnan().all()
+        assert not got[0, 1, 1].isnan().any()
+
+
+def test_slots_beyond_the_pool_are_kept_nowhere() -> None:
+    made = case([64, 1 << 40, -5])
+    in_emulator(*made.arguments())
+    assert made.k_pages.isnan().all()
+    assert not made.q_out.isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("q", lambda c: c.q.float(), "q is float32, needs bfloat16 or float16"),
+        ("q", lambda c: c.q[..., :80], "q has head_dim 80, append has 64 and 128"),
+        ("k", lambda c: c.k.flatten(1), "q and k need [tokens, heads, head_dim]"),
+        ("v", lambda c: c.v[:, :1], "v has shape [3, 1, 128], needs [3, 2, 128]"),
+        ("v", lambda c: c.v.repeat_interleave(2, -1)[..., ::2], "v is not dense"),
+        ("slots", lambda c: c.slots.repeat_interleave(2)[::2], "slots is not dense"),
+        ("slots", lambda c: c.slots.int(), "slots is int32, needs int64"),
+        ("positions", lambda c: c.positions[:2], "positions has shape [2], needs [3]"),
+        ("sin", lambda c: c.sin[:5], "sin has shape [5, 64], needs [64, 64]"),
+        ("q_weight", lambda c: c.q[0, 0], "q_weight and k_weight go together"),
+        ("k_scales", lambda c: c.sin, "k_scales and v_scales go with quantized pages"),
+        ("v_pages", lambda c: c.v_pages[..., :64], "v_pages has shape"),
+        ("k_pages", lambda c: None, "k_pages is missing"),
+        ("q_out", lambda c: torch.zeros(3, 4, 129).bfloat16()[..., 1:], "q_out does not have"),
+    ],
+)
+def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
+    made = case([0, 1, 2])
+    with pytest.raises(RefusedError, match="append: ") as refused:
+        in_emulator(*replace(made, **{name: change(made)}).arguments())
+    assert says in str(refused.value)
+
+
+def test_on_the_cpu_slots_and_positions_are_checked() -> None:
+    for name, values in (("slots", [0, 64]), ("slots", [-2, 0]), ("positions", [0, 64])):
+        bad = replace(case([0, 1]), **{name: torch.tensor(values)})
+        with pytest.raises(ValueError, match=f"{name} go from"):
+            torch.ops.warmroute.append(*bad.arguments())
+
+
+def test_what_is_not_supported_is_said() -> None:
+    bf16 = torch.bfloat16
+    assert not any(unsupported(64, bf16, stored) for stored in (bf16, torch.int8))
+    for bad in ((64, torch.float32, bf16), (96, bf16, bf16), (64, bf16, torch.float16)):
+        assert "the kernel has" in unsupported(*bad)
+
+
+def test_the_operator_is_sound() -> None:
+    made = case([0, 3, -1], norm=True)
+    made.k_pages, made.v_pages = made.k_pages.contiguous(), made.v_pages.contiguous()
+    torch.library.opcheck(torch.ops.warmroute.append.default, tuple(made.arguments()))

@@ -1,0 +1,184 @@
+"""What nvcc makes of the kernels: both GPUs, no spills, registers within bounds, the instructions
+that the design counts on. Built once for all tests, and anew only where sources changed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from kvkernels.cuda import build
+from kvkernels.cuda.library import KernelLibrary, LaunchError, RefusedError, view_of
+from tests.kernels import test_cuda_append as append
+
+needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+GPUS = ("sm_80", "sm_90a")
+
+
+class Bounds(NamedTuple):
+    """What a kernel may use and must have, on both GPUs."""
+
+    registers: int
+    instructions: tuple[str, ...] = ()  # regular expressions
+
+
+MMA, ASYNC_COPY = r"HMMA\.16816\.F32", r"LDGSTS\.E\.(BYPASS\.)?(LTC128B\.)?128"
+
+# By source; registers as the CTAs per SM of its launch bounds need.
+KERNELS = {
+    "append": Bounds(64, (r"LDG\.E\.128", r"STG\.E\.128", r"SHFL\.BFLY|SHFL\.IDX")),
+    "decode": Bounds(200, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
+    "decode_quantized": Bounds(210, (MMA, r"LDSM\.16\.MT88\.4", r"LDS\.128", ASYNC_COPY)),
+    "w8a16": Bounds(180, (MMA, r"LDS\.128", ASYNC_COPY)),
+    "shared_decode": Bounds(255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
+    "copy_runs": Bounds(32, (r"LDG\.E\.(\w+\.)*128", r"STG\.E\.128")),
+    "prefill": Bounds(255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
+}
+
+
+class Compiled(NamedTuple):
+    kernel: str
+    gpu: str
+    registers: int
+    spilled_bytes: int
+    stack_bytes: int
+
+
+@cache
+def built() -> dict[str, Path]:
+    """Object of each source, the library built."""
+    build.build(build.CUDA)
+    return {source.stem: made for source, made in build.objects(build.CUDA).items()}
+
+
+def compiled(log: str) -> list[Compiled]:
+    """Each kernel of one source, as `ptxas -v` tells of it."""
+    found = re.findall(
+        r"Compiling entry function '(\S+)' for '(\S+)'.*?(\d+) bytes stack frame, "
+        r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers",
+        log,
+        re.DOTALL,
+    )
+    return [
+        Compiled(kernel, gpu, int(registers), int(stores) + int(loads), int(stack))
+        for kernel, gpu, stack, stores, loads, registers in found
+    ]
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+def test_the_library_says_what_it_is() -> None:
+    library = KernelLibrary(build.build(build.CUDA))
+    with pytest.raises(RefusedError, match="append: q and k need"):
+        library.call("append", [None] * 9 + [1e-6] + [None] * 5)
+
+
+class Pretended:
+    """A tensor of the host's that says it is a device's."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype, self.shape = tensor.dtype, tensor.shape
+        self.stride, self.data_ptr = tensor.stride, tensor.data_ptr
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+def test_a_failed_launch_is_told() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU would run it")
+    arguments = [
+        Pretended(x) if isinstance(x, torch.Tensor) else x for x in append.case([0]).arguments()
+    ]
+    with pytest.raises(LaunchError, match=r"append: .*driver"):
+        KernelLibrary(build.build(build.CUDA)).call("append", arguments)
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+def test_every_source_with_kernels_has_its_bounds() -> None:
+    with_kernels = {name for name, made in built().items() if compiled(build.compiler_log(made))}
+    assert with_kernels == set(KERNELS)
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("source", KERNELS)
+def test_registers_and_spills(source: str) -> None:
+    found = compiled(build.compiler_log(built()[source]))
+    assert {one.gpu for one in found} == set(GPUS)
+    for one in found:
+        assert one.spilled_bytes == 0, one
+        assert one.stack_bytes == 0, one
+        assert one.registers <= KERNELS[source].registers, one
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("source", KERNELS)
+def test_instructions(source: str) -> None:
+    tools = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
+    if not (tools / "cuobjdump").is_file():
+        pytest.skip("nvidia-cuda-cuobjdump is not installed")
+    said = subprocess.run(
+        [tools / "cuobjdump", "-sass", built()[source]],
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    own = f"{len(source)}{source}6kernel"  # mangled; others are parts that it includes
+    functions = [text for text in said.stdout.split("Function : ")[1:] if own in text[:200]]
+    assert functions
+    for function in functions:
+        name = function.partition("\n")[0]
+        for wanted in KERNELS[source].instructions:
+            assert re.search(wanted, function), f"{name} has no {wanted}"
+        assert not re.search(r"\b(LDL|STL)\b", function), f"{name} uses local memory"
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
+    with pytest.raises(build.BuildError, match="nvcc is not on PATH"):
+        build.build(build.CUDA)
+    assert build.find_cuda() is None
+
+
+def test_what_a_compiler_says_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not shutil.which("g++"):
+        pytest.skip("g++ is not installed")
+    (tmp_path / "bad.cu").write_text("int main() { return nothing; }")
+    monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "cache")
+    with pytest.raises(build.BuildError, match=r"(?s)refused .*bad.cu.*nothing"):
+        build.build(build.EMULATOR)
+    assert not list((tmp_path / "cache").rglob("*.o"))
+
+
+def test_a_library_is_found_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    named = tmp_path / "mine.so"
+    monkeypatch.setenv(build.LIBRARY_VARIABLE, str(named))
+    with pytest.raises(build.BuildError, match="is no file"):
+        build.find_cuda()
+    named.touch()
+    assert build.find_cuda() == named
+
+
+def test_tensors_that_c_has_no_word_for() -> None:
+    with pytest.raises(RefusedError, match="a tensor of complex64 with 1 dimensions"):
+        view_of(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(RefusedError, match="with 6 dimensions"):
+        view_of(torch.zeros(1, 1, 1, 1, 1, 1))

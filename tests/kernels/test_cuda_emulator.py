@@ -1,0 +1,112 @@
+"""The emulator finds the faults that were planted for it; its narrow floats are torch's."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvkernels.cuda import build
+from kvkernels.cuda.library import KernelLibrary, LaunchError
+from tests.kernels.emulated import needs_compiler
+
+pytestmark = needs_compiler
+SOUND, NO_WAIT = 0, 1
+SEEDS = range(1, 9)
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    """The emulator with `emulator_faults.cu` beside it."""
+    cuda, folder = build.source_folder(), tmp_path_factory.mktemp("faults")
+    sources = [Path(__file__).with_name("emulator_faults.cu"), cuda / "abi.cu"]
+    out = folder / "faults.so"
+    command = ["g++", "-O1", *build.EMULATOR.compile_flags, f"-I{cuda}"]
+    command += ["-shared", "-o", str(out), *map(str, sources), *map(str, cuda.glob("emu*.cpp"))]
+    subprocess.run(command, check=True, timeout=100)
+    return KernelLibrary(out)
+
+
+def reverse(library: KernelLibrary, fault: int, seed: int) -> bool:
+    """Whether the words came back reversed."""
+    library.functions.wr_emulator_seed(ctypes.c_uint64(seed))
+    data = torch.arange(64, dtype=torch.int32)
+    library.call("test_reverse", (data, fault))
+    return data.tolist() == list(range(63, -1, -1))
+
+
+def test_sound_code_is_right_in_every_order(faulty: KernelLibrary) -> None:
+    assert all(reverse(faulty, SOUND, seed) for seed in SEEDS)
+
+
+def test_a_missing_wait_gives_wrong_numbers(faulty: KernelLibrary) -> None:
+    assert not all(reverse(faulty, NO_WAIT, seed) for seed in SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (2, "wrote, with no barrier since"),
+        (9, "wrote, with no barrier since"),
+        (3, "threads 0-31 are at the CTA's barrier; threads 32-63 are at the end;"),
+        (4, "a warp diverged"),
+        (5, "a store of 4 bytes is outside every tensor"),
+        (6, "an asynchronous copy's source of 16 bytes is not aligned"),
+        (7, "a shared load of 4 bytes at offset 256 of 256 shared bytes"),
+        (8, "deadlock in CTA 0, 0:"),
+    ],
+)
+def test_faults_are_named(faulty: KernelLibrary, fault: int, says: str) -> None:
+    with pytest.raises(LaunchError, match="reverse: ") as failed:
+        reverse(faulty, fault, 1)
+    assert says in str(failed.value)
+    assert reverse(faulty, SOUND, 1), "the next launch is none the worse"
+
+
+def bits_of(x: float) -> int:
+    return int(torch.tensor(x, dtype=torch.float32).view(torch.int32)) & 0xFFFFFFFF
+
+
+@given(st.floats(width=32) | st.floats(-500, 500, width=32))
+def test_narrowing_rounds_as_torch_does(faulty: KernelLibrary, x: float) -> None:
+    number, given_x = faulty.functions.wr_test_number, torch.tensor(x, dtype=torch.float32)
+    for to, dtype in enumerate((torch.bfloat16, torch.float16, torch.float8_e4m3fn)):
+        if dtype == torch.float8_e4m3fn and abs(x) > 448:
+            given_x = given_x.clamp(-448, 448)  # torch has NaN beyond, here it saturates
+        bytes_of = {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
+        wanted = int(given_x.to(dtype).view(bytes_of)) & (0xFF if dtype.itemsize == 1 else 0xFFFF)
+        got = number(ctypes.c_uint32(bits_of(x)), to)
+        if math.isnan(x):
+            got, wanted = got & 0x7F, 0x7F  # any NaN of any sign
+        assert got == wanted, (x, dtype)
+
+
+@pytest.mark.parametrize(
+    ("to", "dtype"), [(3, torch.bfloat16), (4, torch.float16), (5, torch.float8_e4m3fn)]
+)
+def test_widening_is_exact(faulty: KernelLibrary, to: int, dtype: torch.dtype) -> None:
+    number = faulty.functions.wr_test_number
+    count, whole = (256, torch.uint8) if dtype.itemsize == 1 else (1 << 16, torch.int32)
+    every = torch.arange(count, dtype=whole)
+    wanted = (every if dtype.itemsize == 1 else every.to(torch.int16)).view(dtype).float()
+    got = torch.tensor(
+        [number(ctypes.c_uint32(bits), to) for bits in range(count)], dtype=torch.int32
+    ).view(torch.float32)
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(got[~got.isnan()], wanted[~wanted.isnan()])
+
+
+@pytest.mark.parametrize("fault", [10, 11])
+def test_writing_over_what_others_read_is_named(faulty: KernelLibrary, fault: int) -> None:
+    said = set()
+    for seed in SEEDS:
+        with pytest.raises(LaunchError, match="with no barrier since") as failed:
+            reverse(faulty, fault, seed)
+        said.add("others read" in str(failed.value))
+    assert said == {False, True}, "by the order, the read or the write is the one too early"

@@ -1,0 +1,231 @@
+"""The emulator's tests notice faults in kernels: each mutant of a source must fail its case."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvkernels.cuda import build
+from kvkernels.cuda.library import KernelLibrary, LaunchError
+from tests.kernels import prefill_cases as prefill
+from tests.kernels import shared_cases as shared
+from tests.kernels import test_cuda_append as append
+from tests.kernels import test_cuda_decode as decode
+from tests.kernels import test_cuda_decode_quantized as quantized
+from tests.kernels import test_cuda_w8a16 as w8a16
+from tests.kernels.emulated import needs_compiler, relative_error
+
+SEEDS = range(1, 5)
+BOUND = 1e-2
+
+# No sanitizer: what a mutant computes is enough.
+QUICK = build.EMULATOR._replace(
+    compile_flags=("-std=c++20", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", "-x", "c++"),
+    link_flags=("-shared",),
+)
+
+# (source, what stands there once, what a slip would make of it)
+DECODE = [
+    ("l % 16, 2 * k + l / 16", "l % 16, 2 * k + 1 - l / 16"),
+    ("l % 8 + l / 16 * 8, 2 * m", "l % 16, 2 * m"),
+    ("i / 2 * 8 < left", "i / 2 * 8 <= left"),
+    ("tiles.stage(tile), left", "tiles.stage(tile + 1), left"),
+    ("wait_async<STAGES<D> - 2>();", ""),
+    ("wait_async<STAGES<D> - 2>();", "wait_async<STAGES<D> - 1>();"),
+    ("sync_warp();  // this tile", "// this tile"),
+    ("sync_cta();  // the rings", "// the rings"),
+    ("softmax);\n    sync_cta();", "softmax);"),
+    ("out[n][m][h + 2] *= kept;", ""),
+    ("weights[n][0] = transpose(pack<T>(scores[n][0], scores[n][1]))",
+     "weights[n][0] = pack<T>(scores[n][0], scores[n][1])"),
+    ("if (head >= p.group) return nullptr;", ""),
+    ("sum += shfl_xor(sum, 16);", ""),
+]  # fmt: skip
+RING = [
+    ("bool keep = row + step < left;", "bool keep = true;"),
+    ("if (tile % 32 == 0) look_up(tile);", "if (tile == 0) look_up(tile);"),
+]
+MERGE = [
+    ("exp2_fast(lse - largest)", "exp2_fast(largest - lse)"),
+    ("mask < 32; mask *= 2) largest", "mask < 2; mask *= 2) largest"),
+]
+PREFILL = [
+    ("16 * m + l % 16, 2 * k + l / 16", "16 * m + l % 16, 2 * k + 1 - l / 16"),
+    ("l / 16 * 8 + l % 8, 2 * k + l / 8 % 2", "l % 16, 2 * k + l / 16"),
+    ("at_swizzled<D>(values, l % 16, 2 * n + l / 16)",
+     "at_swizzled<D>(values, l / 16 * 8 + l % 8, 2 * n + l / 8 % 2)"),
+    ("if (8 * n + i >= seen)", "if (8 * n + i > seen)"),
+    ("if (first_token + KEYS > rows.position + 1)", "if (first_token + KEYS > rows.position + 64)"),
+    ("if (step * KEYS >= rows.end) continue;", "if (step * KEYS + 1 >= rows.end) continue;"),
+    ("step % DEPTH * STAGE_BYTES<D>", "(step + 1) % DEPTH * STAGE_BYTES<D>"),
+    ("        wait_async<0>();\n        sync_cta();", "        sync_cta();"),
+    ("wait_async<0>();\n        sync_cta();", "wait_async<1>();\n        sync_cta();"),
+    ("sync_cta();  // these", "// these"),
+    ("ring.fetch(step + 1);\n        if (step * KEYS >= rows.end) continue;",
+     "if (step * KEYS >= rows.end) continue;\n        ring.fetch(step + 1);"),
+    ("out[m][n][2 * h + 1] *= kept;", ""),
+    ("sum[m][h] = sum[m][h] * kept + added;", "sum[m][h] = sum[m][h] + added;"),
+    ("now = larger(now, shfl_xor(now, 2));", ""),
+    ("sum += shfl_xor(sum, 2);", ""),
+    ("&weights[m][2 * k + i / 2][i % 2 * 2]", "&weights[m][2 * k + i % 2][i / 2 * 2]"),
+    ("mma<T>(out[m][2 * n + 1], a[m], second)", "mma<T>(out[m][2 * n + 1], a[m], first)"),
+    ("chunk * 8, token < item.tokens);", "chunk * 8, true);"),
+    ("row / p.group, head = kv_head * p.group + row % p.group",
+     "row / p.group, head = kv_head + row % p.group"),
+    ("row < WARP_ROWS && row < rows.count", "row < WARP_ROWS"),
+    ("(end + KEYS - 1) / KEYS}", "(end - first + KEYS - 1) / KEYS}"),
+    ("    sync_warp();\n    constexpr int CHUNKS", "    constexpr int CHUNKS"),
+    ("l % 4 * 2;\n                WR_UNROLL", "l % 4;\n                WR_UNROLL"),
+    ("largest[m][h] * p.scale_log2 + log2_fast(sum)", "largest[m][h] * p.scale_log2 + sum"),
+]  # fmt: skip
+APPEND = [
+    ("first * cosine - second * sine", "first * cosine + second * sine"),
+    ("if (slot >= p.slots_there) return;", ""),
+    ("if (!is_there) row = p.rows - 1;", ""),
+    ("squares) / D + eps", "squares) / D"),
+    ("head -= is_k ? p.heads :", "head -= !is_k ? p.heads :"),
+]
+SHARED = [
+    ("load(p.members + item.first + row / p.group)", "load(p.members + item.first)"),
+    ("(item.slot + row / p.group)", "item.slot"),
+    ("if (left - key < KEYS_AT_ONCE) hide_rest", "if (false) hide_rest"),
+    ("8 * n + 2 * t + i % 2 >= left", "8 * n + 2 * t + i % 2 > left"),
+    ("step % DEPTH * STAGE_BYTES<D>", "(step + 1) % DEPTH * STAGE_BYTES<D>"),
+    ("stage + key / TILE * RING_BYTES<D>", "stage"),
+    ("wait_async<0>();\n        sync_cta();", "sync_cta();"),
+    ("sync_cta();  // these", "// these"),
+    ("sync_cta();  // all are done with shared", "// all are done with shared"),
+    ("sync_cta();\n    for (int at", "for (int at"),
+    ("number += p.ctas", "number += p.ctas + 1"),
+    ("sum += shfl_xor(sum, 2);", ""),
+]
+QUANTIZED = [
+    ("wait_async<STAGES_HERE - 2>();", "wait_async<STAGES_HERE - 1>();"),
+    ("sync_warp();  // this tile", "// this tile"),
+    ("sync_cta();  // the rings", "// the rings"),
+    ("g + 8 * h < left ? load_shared", "true ? load_shared"),
+    ("value_at<D>(tile, l % 8 + l / 8 % 2 * 8, 2 * pair + l / 16)",
+     "value_at<D>(tile, l % 8 + l / 16 * 8, 2 * pair + l / 8 % 2)"),
+    ("leave_for_others<D, COLUMNS, true>", "leave_for_others<D, COLUMNS, false>"),
+    ("q[n][k][0], q[n][k][1]);", "q[n][k][1], q[n][k][0]);"),
+]  # fmt: skip
+BYTE_RING = [("l % 4 * 4, true", "l % 4 * 4, l < 4")]
+W8A16 = [
+    ("wait_async<DEPTH - 2>();", "wait_async<DEPTH - 1>();"),
+    ("sync_cta();  // the stages", "// the stages"),
+    ("    sync_cta();\n    for (int at", "    for (int at"),
+    ("int stage = run % STAGES", "int stage = (run + 1) % STAGES"),
+    ("weights[2 * m].w[word], channels[0], channels[2]);",
+     "weights[2 * m].w[word], channels[0], channels[1]);"),
+    ("bool keep = row < p.rows;", "bool keep = true;"),
+    ("+ i / 2 * 8;", "+ i % 2 * 8;"),
+    ("input < p.inputs", "true"),
+]  # fmt: skip
+
+
+def quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    plain = decode.case([1, 70, 600], 3, 2, 128 if seed % 2 else 64, seed=seed)
+    made = quantized.quantized(plain, quantized.STORED[seed // 2 % 2])
+    library.call("decode", made.arguments())
+    return not all(
+        relative_error(got, row) < BOUND
+        for got, row in zip(made.out, quantized.exact_quantized(made), strict=True)
+    )
+
+
+def w8a16_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    made = w8a16.case([5, 20, 40][seed % 3], 40, 64 * 30, seed=seed)
+    library.call("w8a16", made)
+    return not relative_error(made[3], w8a16.exact(made)) < BOUND
+
+
+def decode_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    made = decode.case([1, 2200, 70], 3, 2, 64, seed=seed, is_whole=seed % 2 == 0)
+    library.call("decode", made.arguments())
+    return not all(
+        relative_error(got, row) < BOUND
+        for got, row in zip(made.out, decode.exact(made), strict=True)
+    )
+
+
+def shared_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    requests = [shared.Request("abcdef" * 3 + "-", own) for own in (3, 70, 1, 0, 33, 5, 6, 7, 8)]
+    requests += [shared.Request("uvw", own) for own in (0, 1, 2, 0, 1)]
+    requests += [shared.Request("xy", 40), shared.Request("xy", 20), shared.Request("", 9)]
+    made, _, context = shared.case(requests, 4, 2, 64, seed=seed)
+    library.call("shared_decode", made)
+    return not all(
+        relative_error(got, row) < BOUND
+        for got, row in zip(made.out, shared.exact(made, context), strict=True)
+    )
+
+
+def append_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    made = append.case([5, -1, 63], 3, 2, 64, norm=True, seed=seed)
+    made.eps = 0.5
+    try:
+        append.hold(lambda *arguments: library.call("append", arguments), made, BOUND)
+    except AssertionError:
+        return True
+    return False
+
+
+def prefill_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    # The last one: a warp of 32 rows sees one token of the second 64.
+    for pieces, group in (([(150, 41), (0, 3), (5, 60)], 5), ([(190, 2)], 2), ([(49, 17)], 2)):
+        made = prefill.case(pieces, group, seed=seed)
+        try:
+            prefill.hold(made, run=lambda *arguments: library.call("prefill", arguments))
+        except AssertionError:
+            return True
+    return False
+
+
+def mutant(folder: Path, source: str, there: str, instead: str) -> KernelLibrary:
+    sources = folder / "cuda"
+    shutil.copytree(build.source_folder(), sources)
+    text = (sources / source).read_text()
+    assert text.count(there) == 1, f"{source} does not have {there!r} once"
+    (sources / source).write_text(text.replace(there, instead))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "source_folder", lambda: sources)
+        patch.setattr(build, "cache_folder", lambda: folder / "built")
+        return KernelLibrary(build.build(QUICK))
+
+
+@needs_compiler
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("source", "there", "instead", "is_wrong"),
+    [
+        *(("decode.cuh", *pair, decode_is_wrong) for pair in DECODE),
+        *(("ring.cuh", *pair, decode_is_wrong) for pair in RING),
+        *(("merge.cuh", *pair, decode_is_wrong) for pair in MERGE),
+        *(("append.cuh", *pair, append_is_wrong) for pair in APPEND),
+        *(("prefill.cuh", *pair, prefill_is_wrong) for pair in PREFILL),
+        *(("decode_quantized.cuh", *pair, quantized_is_wrong) for pair in QUANTIZED),
+        *(("byte_ring.cuh", *pair, quantized_is_wrong) for pair in BYTE_RING),
+        *(("w8a16.cuh", *pair, w8a16_is_wrong) for pair in W8A16),
+        *(("shared_decode.cuh", *pair, shared_is_wrong) for pair in SHARED),
+    ],
+)
+def test_a_slip_is_noticed(
+    tmp_path: Path,
+    source: str,
+    there: str,
+    instead: str,
+    is_wrong: Callable[[KernelLibrary, int], bool],
+) -> None:
+    library = mutant(tmp_path, source, there, instead)
+    found = False
+    for seed in SEEDS:
+        library.functions.wr_emulator_seed(ctypes.c_uint64(seed))
+        try:
+            found = found or is_wrong(library, seed)
+        except LaunchError:
+            found = True
+    assert found

@@ -1,0 +1,64 @@
+"""Pools of more than 2^31 elements: offsets are computed in 64 bits."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+
+from kvkernels.ops.prefill_plan import plan_prefill
+from tests.kernels import prefill_cases as prefill
+from tests.kernels import test_cuda_append as append
+from tests.kernels import test_cuda_decode as decode
+from tests.kernels.emulated import needs_compiler, relative_error
+
+pytestmark = needs_compiler
+FAR = (1 << 31) + (1 << 20)  # elements between pages; 4 GiB of addresses, hardly any memory
+
+
+@pytest.fixture
+def far_pages() -> list[torch.Tensor]:
+    """K and V of two pages [page, token, kv head, D], each beyond 2^31 elements from the other."""
+    try:
+        memory = mmap.mmap(
+            -1,
+            2 * (FAR + (1 << 20)),
+            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000),
+        )
+    except OSError as error:
+        pytest.skip(f"no address space: {error}")
+    whole = torch.frombuffer(memory, dtype=torch.bfloat16)
+    strides = (FAR, 64, 32 * 64, 1)
+    return [whole.as_strided((2, 32, 2, 64), strides, first) for first in (0, 8 * 32 * 64)]
+
+
+def test_append_then_attention(far_pages: list[torch.Tensor]) -> None:
+    tokens = 40
+    slots = [32 + at if at < 32 else at - 32 for at in range(tokens)]  # page 1, then page 0
+    written = append.case(slots, 4, 2, 64, page_tokens=32, pages=2)
+    near = append.case(slots, 4, 2, 64, page_tokens=32, pages=2)
+    written.k_pages, written.v_pages = far_pages
+    append.in_emulator(*written.arguments())
+    append.in_emulator(*near.arguments())
+    at = torch.tensor(slots)
+    for far, close in ((far_pages[0], near.k_pages), (far_pages[1], near.v_pages)):
+        assert torch.equal(far[at // 32, at % 32], close[at // 32, at % 32])
+
+    made = decode.case([tokens], 2, 2, 64, 32)
+    made.page_table = torch.tensor([[1, 0]], dtype=torch.int32)
+    made.k_pages, made.v_pages = far_pages
+    decode.emulate("decode", *made.arguments())
+    made.k_pages, made.v_pages = near.k_pages, near.v_pages
+    assert relative_error(made.out, decode.exact(made)) < decode.BOUND[torch.bfloat16]
+
+    many = prefill.case([(tokens - 5, 5)], 2, 2, 64, 32)
+    many.page_table = made.page_table
+    plan = plan_prefill(torch.tensor([[1, 5, tokens]]), len(many.q), made.page_table, 2, 32, 2)
+    many.item_count, many.items = plan[1:]
+    many.k_pages, many.v_pages = far_pages
+    prefill.emulate("prefill", *many.arguments())
+    many.k_pages, many.v_pages = near.k_pages, near.v_pages
+    assert (
+        relative_error(many.out[1:6], prefill.exact(many)[0][1:6]) < prefill.BOUND[torch.bfloat16]
+    )

@@ -1,0 +1,256 @@
+"""Shared decode's plan, against brute force: what is shared, what it saves, what it costs."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvkernels.ops.decode_plan import chunk_tokens, plan_decode
+from kvkernels.ops.prefix_tree import LEVELS, prefix_tree
+from kvkernels.ops.shared_costs import AttentionShape, Costs, Work, fit, padded_rows
+from kvkernels.ops.shared_plan import (
+    SharedPlan,
+    Step,
+    most_items,
+    most_slots,
+    plan_shared,
+    words,
+)
+from kvkernels.ops.shared_runs import chunks_of
+from tests.effort import EFFORT
+from tests.kernels.shared_cases import ALWAYS, NEVER, Request, Tables, tables
+
+SHAPE = AttentionShape(8, 2, 64, layers=3)
+PAGE = 16
+REQUESTS = st.lists(
+    st.builds(
+        Request,
+        st.lists(st.sampled_from(["a", "b", "c" * 9, "d" * 40]), max_size=6).map("".join),
+        st.integers(0, 400),
+    ),
+    min_size=1,
+    max_size=9,
+)
+COSTS = st.builds(Costs, *[st.sampled_from([0.0, 1.0, 233.0, 5000.0])] * 5)
+
+
+def step_of(requests: list[Request], costs: Costs = ALWAYS, shape: AttentionShape = SHAPE) -> Step:
+    return plan_shared(*tables(requests, PAGE)[:3], PAGE, shape, costs)
+
+
+def items_of(plan: SharedPlan) -> list[list[int]]:
+    return plan.items[: int(plan.item_count), :5].tolist()  # type: ignore[no-any-return]
+
+
+def prefixes(made: Tables) -> dict[tuple[int, ...], set[int]]:
+    """Every prefix of full pages that at least two requests have: whose it is. Of those with the
+    same owners, the longest."""
+    owners: dict[tuple[int, ...], set[int]] = {}
+    for row, length in enumerate(made.context_tokens.tolist()):
+        pages = made.page_table[row, : length // PAGE].tolist()
+        for count in range(1, len(pages) + 1):
+            owners.setdefault(tuple(pages[:count]), set()).add(row)
+    longest = {frozenset(rows): prefix for prefix, rows in owners.items() if len(rows) > 1}
+    return {prefix: set(rows) for rows, prefix in longest.items()}  # later ones are longer
+
+
+@settings(deadline=None)
+@given(REQUESTS, COSTS, st.sampled_from([1, 4, 16]))
+def test_every_token_of_every_request_once(
+    requests: list[Request], costs: Costs, group: int
+) -> None:
+    made = tables(requests, PAGE)
+    shape = AttentionShape(2 * group, 2, 64)
+    plan = plan_shared(*made[:3], PAGE, shape, costs).plan
+    assert sorted(plan.members.tolist()) == list(range(len(requests)))
+    seen: dict[int, list[tuple[int, int, int]]] = {row: [] for row in range(len(requests))}
+    for first, count, begin, end, slot in items_of(plan):
+        rows = plan.members[first : first + count].tolist()
+        assert len(rows) == count <= shape.requests_of_item
+        assert begin % PAGE == 0
+        for number, row in enumerate(rows):
+            seen[row].append((begin, end, slot + number if slot >= 0 else -1))
+            if count > 1:  # whole pages, the same for all
+                assert end % PAGE == 0
+                pages = made.page_table[[row, rows[0]], begin // PAGE : end // PAGE]
+                assert torch.equal(*pages)
+        assert count == 1 or slot >= 0
+    used = []
+    for row, length in enumerate(made.context_tokens.tolist()):
+        parts = sorted(seen[row])
+        assert parts[0][0] == 0
+        assert parts[-1][1] == length
+        assert all(a[1] == b[0] for a, b in pairwise(parts))
+        begin, end = plan.merge_starts[row : row + 2].tolist()
+        slots = plan.merge_slots[begin:end].tolist()
+        if parts[0][2] < 0:
+            assert len(parts) == 1
+            assert slots == []
+        else:
+            assert slots == [slot for _, _, slot in parts]
+        used += slots
+    assert sorted(used) == list(range(len(plan.merge_slots)))
+
+
+@settings(deadline=None)
+@given(REQUESTS)
+def test_groups_and_bytes_against_brute_force(requests: list[Request]) -> None:
+    """Where bytes are all that costs, every prefix is read once."""
+    made = tables(requests, PAGE)
+    step = step_of(requests)
+    known = prefixes(made)
+    twice = 0
+    for prefix, rows in known.items():
+        above = max((len(p) for p in known if len(p) < len(prefix) and prefix[: len(p)] == p),
+                    default=0)  # fmt: skip
+        twice += (len(prefix) - above) * PAGE * (len(rows) - 1)
+    assert step.saving.shared_prefix_groups == len(known)
+    assert step.saving.kv_bytes_saved == twice * SHAPE.token_bytes * SHAPE.layers
+    read = sum(end - begin for _, _, begin, end, _ in items_of(step.plan))
+    assert read == int(made.context_tokens.sum()) - twice
+    assert step.work.first_bytes == read * SHAPE.token_bytes
+    assert step.work.repeated_bytes == 0
+
+
+def cost_of(made: Tables, shared: tuple[tuple[int, ...], ...], costs: Costs) -> float:
+    """A plan that shares just these prefixes, by the words of `Work`, without any of its code."""
+    runs: dict[tuple[tuple[int, ...], int], set[int]] = {}  # (prefix, begin): whose
+    for row, length in enumerate(made.context_tokens.tolist()):
+        pages = tuple(made.page_table[row, : length // PAGE].tolist())
+        ends = sorted(len(p) for p in shared if pages[: len(p)] == p)
+        for begin, end in zip([0, *ends], ends, strict=False):
+            runs.setdefault((pages[:end], begin * PAGE), set()).add(row)
+        done = ends[-1] * PAGE if ends else 0
+        runs[((-1 - row, length), done)] = {row}
+    total = [0] * 5
+    for (prefix, begin), rows in runs.items():
+        end = prefix[1] if prefix[:1] and prefix[0] < 0 else len(prefix) * PAGE
+        tokens = end - begin
+        chunk = min(max(-(-tokens // 512) * 64, 256), 1024)
+        pieces = -(-tokens // chunk)
+        most = 128 // SHAPE.group
+        tiles = [min(most, len(rows) - at) for at in range(0, len(rows), most)]
+        total[1] += tokens * SHAPE.token_bytes * len(tiles)
+        for count in tiles:
+            computed = int(padded_rows(np.array(count * SHAPE.group)))
+            total[2] += 4 * 64 * SHAPE.kv_heads * tokens * computed
+        is_whole = begin == 0 and pieces <= 1 and len(rows) == 1
+        total[3] += 0 if is_whole else 8 * SHAPE.heads * 65 * len(rows) * pieces
+        total[4] += pieces * len(tiles) * SHAPE.kv_heads
+    return costs.of(Work(*total))
+
+
+@settings(max_examples=60 * EFFORT, deadline=None)
+@given(REQUESTS, COSTS)
+def test_the_choice_is_the_cheapest(requests: list[Request], costs: Costs) -> None:
+    """Among all subsets of prefixes; and never above what plain decode costs."""
+    made = tables([one._replace(own=max(one.own, 1)) for one in requests], PAGE)
+    known = sorted(prefixes(made))[:6]
+    if len(prefixes(made)) > 6:
+        return
+    step = plan_shared(*made[:3], PAGE, SHAPE, costs)
+    even = costs._replace(first_mb=costs.repeated_mb)  # first reads are the same for all
+    subsets = [s for count in range(len(known) + 1) for s in combinations(known, count)]
+    best = min(cost_of(made, subset, even) for subset in subsets)
+    assert even.of(step.work) == pytest.approx(best, rel=1e-9)
+    assert step.saving.plan_ns <= step.saving.plain_ns * (1 + 1e-12)
+    plain_repeated = step.saving.plain_ns - costs.of(step.work) + even.of(step.work)
+    assert plain_repeated == pytest.approx(cost_of(made, (), even), rel=1e-9)
+
+
+def test_where_it_pays_by_default() -> None:
+    """The prediction's own statements: a long prefix of many, not a short one of two."""
+    many = [Request("p" * 256, 256)] * 32
+    assert step_of(many, Costs(), AttentionShape(32, 8, 128)).saving.shared_prefix_groups == 1
+    few = [Request("p", 2000)] * 2
+    assert step_of(few, Costs(), AttentionShape(32, 8, 128)).saving.shared_prefix_groups == 0
+
+
+def test_what_shares_nothing_is_planned_as_decode_does() -> None:
+    requests = [Request("abc", 3000), Request("abc", 10), Request("x", 0), Request("", 0)]
+    made = tables(requests, PAGE)
+    for costs, own in ((NEVER, requests), (ALWAYS, requests[1:])):
+        made = tables(own, PAGE)
+        plan = plan_shared(*made[:3], PAGE, SHAPE, costs).plan
+        plain = plan_decode(made.context_tokens, made.page_table, made.pages, PAGE)
+        ours = sorted([int(plan.members[i[0]]), i[2], i[3], i[4] >= 0] for i in items_of(plan))
+        theirs = sorted([i[0], i[1], i[2], i[3] >= 0] for i in plain.items.tolist())
+        assert ours == theirs
+
+
+@given(st.lists(st.integers(0, 1 << 20)))
+def test_runs_are_cut_as_decode_cuts(tokens: list[int]) -> None:
+    assert chunks_of(np.array(tokens)).tolist() == chunk_tokens(torch.tensor(tokens)).tolist()
+
+
+def test_a_deep_tree_is_cut() -> None:
+    """More levels than are looked at: the rest is read by each for itself."""
+    names = "abcdefghijklmnop"
+    requests = [Request(names[: level + 1], 40) for level in range(len(names))]
+    made = tables(requests, PAGE)
+    tree = prefix_tree(made.page_table.numpy(), made.context_tokens.numpy() // PAGE)
+    assert int(tree.depth.max()) == LEVELS
+    assert step_of(requests).saving.shared_prefix_groups == LEVELS
+
+
+def test_a_page_that_only_some_have_filled_is_not_shared() -> None:
+    made = tables([Request("a", 16), Request("a", 9), Request("a", 16)], PAGE)
+    made.page_table[:, 1] = made.page_table[0, 1]
+    step = plan_shared(*made[:3], PAGE, SHAPE, ALWAYS)
+    shared = {(i[1], i[2], i[3]) for i in items_of(step.plan) if i[1] > 1}
+    assert shared == {(3, 0, 16), (2, 16, 32)}
+
+
+def test_fixed_buffers() -> None:
+    requests = [Request("a" * 30, 5)] * 4
+    made = tables(requests, PAGE)
+    tokens = int(made.context_tokens.sum())
+    room = most_items(4, tokens), most_slots(4, tokens)
+    step = plan_shared(*made[:3], PAGE, SHAPE, ALWAYS, room)
+    assert step.saving.shared_prefix_groups == 1
+    assert len(step.plan.all) == words(4, *room)
+    assert (len(step.plan.items), len(step.plan.merge_slots)) == room
+    needed = int(plan_decode(made.context_tokens, made.page_table, made.pages, PAGE).item_count)
+    tight = plan_shared(*made[:3], PAGE, SHAPE, ALWAYS, (needed, needed))
+    assert tight.saving[:2] == (0, 0)
+    assert tight.saving.plan_ns == pytest.approx(tight.saving.plain_ns)
+    with pytest.raises(ValueError, match=r"8 items, 8 slots do not fit into a plan of \(7, 8\)"):
+        plan_shared(*made[:3], PAGE, SHAPE, ALWAYS, (7, 8))
+
+
+@given(st.lists(st.integers(0, 20_000), min_size=1, max_size=20))
+def test_the_room_of_fixed_buffers_is_enough(lengths: list[int]) -> None:
+    table = torch.zeros(len(lengths), 1250, dtype=torch.int32)
+    room = most_items(len(lengths), sum(lengths)), most_slots(len(lengths), sum(lengths))
+    plan_shared(torch.tensor(lengths), table, 1, PAGE, SHAPE, NEVER, room)
+
+
+def test_bad_tables_are_named() -> None:
+    with pytest.raises(ValueError, match=r"page_table\[0, 1\] is 7, pages go from 0 to 3"):
+        plan_shared(torch.tensor([17]), torch.tensor([[0, 7]]), 4, PAGE, SHAPE)
+
+
+def test_a_plan_is_moved_whole() -> None:
+    plan = step_of([Request("ab", 5), Request("ab", 6)]).plan
+    for ours, theirs in zip(plan, plan.on("cpu"), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_costs_are_found_again() -> None:
+    """From times that the model itself makes, and none below zero from times that it does not."""
+    draw = np.random.default_rng(3)
+    works = [Work(*(int(x) for x in draw.integers(1, 10**9, 4)), int(draw.integers(1, 10**4)))
+             for _ in range(20)]  # fmt: skip
+    true = Costs(250.0, 120.0, 3000.0, 90.0, 11.0)
+    assert fit(works, [true.of(work) for work in works]) == pytest.approx(true, rel=1e-6)
+    noisy = fit(works, draw.uniform(1.0, 2.0, 20).tolist())
+    assert min(noisy) >= 0
+    with pytest.raises(ValueError, match="4 plans and 4 times"):
+        fit(works[:4], [1.0] * 4)
+    with pytest.raises(ValueError, match="above 0"):
+        fit(works, [0.0] * 20)

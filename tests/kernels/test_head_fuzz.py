@@ -1,0 +1,23 @@
+"""Hostile heads against the native reading."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.effort import EFFORT
+from tests.kernels.fuzzing import fuzz
+from tests.live.hostile.corpus import refused, served
+
+PLAIN = (
+    b"POST /v1/completions?a=1 HTTP/1.1\r\nHost: x\r\nContent-Length:  12 \r\nconnection: close\r\n"
+    b"X-Request-Id: a__b\r\nAuthorization: Bearer \xe9\r\nX-Data: 1\r\n\r\n"
+)
+
+
+@pytest.mark.timeout(1200)
+def test_hostile_heads(clang: None, tmp_path: Path) -> None:
+    """A fixed number of inputs, begun with heads of each kind."""
+    requests = [PLAIN, *(data for _, data in served()), *(data for _, _, data in refused())]
+    heads = (request.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" for request in requests)
+    seeds = {f"{number}": head for number, head in enumerate(heads)}
+    fuzz("heads", seeds, tmp_path, 200_000 * EFFORT)

@@ -1,0 +1,25 @@
+"""Hostile replies against the relay's reading."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.effort import EFFORT
+from tests.kernels.fuzzing import fuzz
+
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+SEEDS = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: keep-alive, X-H\r\nX-H: 1\r\n\r\nhello",
+    EVENTS + b'9;a="b"\r\ndata: 1\n\n\r\n6\r\ndata:2\r\n0\r\nX-T: 1\r\n\r\n',
+    b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\nHTTP/1.0 200 OK\r\n\r\n" + b'{"usage": {"a": 1}}',
+    b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 4\r\n\r\nbusy",
+    b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n",
+)
+
+
+@pytest.mark.timeout(1200)
+def test_hostile_replies(clang: None, tmp_path: Path) -> None:
+    """A fixed number of inputs, begun with replies of each kind, cut in two ways."""
+    cuts = (b"\x00", b"\x06", b"\x80")
+    seeds = {f"{n}-{cut[0]}": cut + reply for n, reply in enumerate(SEEDS) for cut in cuts}
+    fuzz("replies", seeds, tmp_path, 20_000 * EFFORT)

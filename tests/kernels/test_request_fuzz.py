@@ -1,0 +1,32 @@
+"""Hostile bodies against the native reading."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.effort import EFFORT
+from tests.kernels.fuzzing import fuzz
+
+SEEDS = (
+    {"model": "m", "prompt": 'a text \u00e9 \U0001f600\n\\ and "more"', "stream": True, "n": 2},
+    {"prompt": [1, 20, 300, 4000], "max_tokens": 5, "priority": -1, "user": "u", "a": [1.5e3]},
+    {"prompt": ["one", "two"], "cache_salt": "s", "chat_template_kwargs": {"a": None}},
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}, "there"]},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "n": -7}]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "strict": True}}],
+    },
+)
+
+
+@pytest.mark.timeout(1200)
+def test_hostile_bodies(clang: None, tmp_path: Path) -> None:
+    """A fixed number of inputs, begun with bodies of each kind."""
+    seeds = {}
+    for number, body in enumerate(SEEDS):
+        seeds[f"{number}"] = json.dumps(body).encode()
+        seeds[f"{number}-raw"] = json.dumps(body, ensure_ascii=False, indent=1).encode()
+    fuzz("requests", seeds, tmp_path, 100_000 * EFFORT)

@@ -1,0 +1,199 @@
+"""Many clients at once: streams that stay open, and requests at a rate; every answer is judged.
+
+What is right is known beforehand: a timed worker's tokens are a function of the prompt. So a stream
+that went on at another worker must not lack a token, repeat one, or have two in the wrong order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from engine.server.settings import DEFAULT_VOCAB
+from engine.timed import continuation
+from engine.wire.tokens import WordTokenizer
+from tests.live.stack import MODEL, until
+
+FAMILIES, MEMBERS, PREFIX_TOKENS = 6, 8, 80
+WHOLE_TOKENS = 2  # of an answer that is no stream
+AT_ONCE = 128  # clients that keep up the rate: what they cannot is told
+CLIENT_S = 90.0  # no client waits for longer: what hangs must show
+SHOWN = 10  # of what went wrong
+
+
+@dataclass
+class Crowd:
+    """`streams` ask again as soon as they were answered; others begin at `rate` a second, as long
+    as fewer than `AT_ONCE` of them are under way. Lifetime: test.
+    """
+
+    url: str
+    streams: int
+    rate: float
+    stream_tokens: int
+    served: Counter[str] = field(default_factory=Counter)  # "stream" and "whole"
+    lost: list[str] = field(default_factory=list)  # answers that were not right, and why
+    waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=100_000))
+    begun: int = 0  # at the rate
+    began_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        tokenizer = WordTokenizer(DEFAULT_VOCAB)
+        self._prompts = [
+            [family * 1000 + n for n in range(PREFIX_TOKENS)] + [family, member, 7]
+            for family in range(FAMILIES)
+            for member in range(MEMBERS)
+        ]
+        self._right = {
+            (number, count): tokenizer.decode(continuation(prompt, count, DEFAULT_VOCAB))
+            for number, prompt in enumerate(self._prompts)
+            for count in (self.stream_tokens, WHOLE_TOKENS)
+        }
+        self._bodies = {
+            (number, stream): self._request(prompt, stream)
+            for number, prompt in enumerate(self._prompts)
+            for stream in (False, True)
+        }
+        self._rng = random.Random(self.streams)
+
+    def _request(self, prompt: list[int], stream: bool) -> bytes:
+        count = self.stream_tokens if stream else WHOLE_TOKENS
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": count, "stream": stream}
+        sent = json.dumps(body).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
+
+    def told(self) -> str:
+        """For a person: what was done, and what went wrong."""
+        waits = sorted(self.waits_s)
+        p50, p99 = (waits[int(len(waits) * share)] if waits else 0.0 for share in (0.5, 0.99))
+        return (
+            f"{self.served['stream']} streams and {self.served['whole']} other answers right, "
+            f"{len(self.lost)} not {self.lost[:SHOWN]}; {self.begun_per_s():.0f} of {self.rate:g} "
+            f"begun a second, answers after {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms"
+        )
+
+    def begun_per_s(self) -> float:
+        """Those that are no streams, over all the time so far."""
+        return self.begun / max(time.monotonic() - self.began_s, 1e-9)
+
+    async def stream_on(self, stop: asyncio.Event) -> None:
+        """One client with one stream after another."""
+        async with talking(self.url) as client:
+            while not stop.is_set():
+                await self._ask(client, True)
+
+    async def at_the_rate(self, stop: asyncio.Event) -> None:
+        """One client of those that begin requests when they are due."""
+        async with talking(self.url) as client:
+            while not stop.is_set():
+                due_s = self.began_s + self.begun / self.rate
+                self.begun += 1
+                if (early_s := due_s - time.monotonic()) > 0:
+                    await asyncio.sleep(early_s)
+                await self._ask(client, False)
+
+    async def _ask(self, client: Client, stream: bool) -> None:
+        number = self._rng.randrange(len(self._prompts))
+        count = self.stream_tokens if stream else WHOLE_TOKENS
+        kind = "stream" if stream else "whole"
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(CLIENT_S):
+                said = await client.ask(self._bodies[number, stream], stream)
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
+            await client.close()
+            self.lost.append(f"{kind} after {time.monotonic() - began_s:.1f} s: {error!r}")
+            return
+        if said != self._right[number, count]:
+            self.lost.append(f"{kind}: {said!r} instead of {self._right[number, count]!r}")
+            return
+        self.served[kind] += 1
+        if not stream:
+            self.waits_s.append(time.monotonic() - began_s)
+
+
+class Client:
+    """One connection, and another one after it was lost: a tenth of what aiohttp's costs."""
+
+    def __init__(self, url: str) -> None:
+        self._at = url.removeprefix("http://").split(":")
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def ask(self, request: bytes, stream: bool) -> str:
+        """The text of an answer. Raises ValueError where it is none, or not whole, OSError and
+        EOFError where the connection ends before it.
+        """
+        if self._reader is None or self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(*self._at)
+        self._writer.write(request)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:-2])
+        if b"content-length" in fields:
+            data = await self._reader.readexactly(int(fields[b"content-length"]))
+        else:
+            data = await _chunks(self._reader)
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise ValueError(f"{head[:40]!r}: {data[:300]!r}")
+        if fields.get(b"connection") == b"close":
+            await self.close()
+        return _text(data) if stream else json.loads(data)["choices"][0]["text"]
+
+    async def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    parts = []
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        parts.append((await reader.readexactly(size + 2))[:-2])
+    await reader.readexactly(2)
+    return b"".join(parts)
+
+
+def _text(data: bytes) -> str:
+    *events, done, rest = data.split(b"\n\n")
+    if (done, rest) != (b"data: [DONE]", b""):
+        raise ValueError(f"a stream without its end: {data[-300:]!r}")
+    said = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events]
+    return "".join(said)
+
+
+@asynccontextmanager
+async def talking(url: str) -> AsyncIterator[Client]:
+    """A client, whose connection is closed at the end."""
+    client = Client(url)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def crowding(crowd: Crowd) -> AsyncIterator[Crowd]:
+    """The crowd at its work, from when streams are answered; at the end all were answered."""
+    stop = asyncio.Event()
+    crowd.began_s = time.monotonic()
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(crowd.streams):
+            clients.create_task(crowd.stream_on(stop))
+        for _ in range(AT_ONCE):
+            clients.create_task(crowd.at_the_rate(stop))
+        try:
+
+            async def going() -> bool:
+                return crowd.served["stream"] >= crowd.streams // 4
+
+            await until(going, "the first streams to be answered")
+            yield crowd
+        finally:
+            stop.set()

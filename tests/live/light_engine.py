@@ -1,0 +1,63 @@
+"""An engine that answers at once, light enough for dozens in one test; it knows who may ask it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from tests.live.ports import lasting_port
+from tests.live.stack import MODEL
+
+
+@dataclass
+class LightEngine:
+    """Lifetime: test. It may be started and stopped again and again, at the same URL."""
+
+    model: str = MODEL
+    adapters: tuple[str, ...] = ()
+    port: int = field(default_factory=lasting_port)
+    closed: bool = False  # routers have let go of it: whoever asks now is wrong
+    asked: Counter[str] = field(default_factory=Counter)  # by model
+    wrong: int = 0
+    _runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self._runner is not None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/v1/completions", self._complete)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
+
+    async def stop(self) -> None:
+        """As a crash does: what runs is cut, the port is closed."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        cards = [{"id": self.model, "max_model_len": 100_000}]
+        cards += [{"id": name, "parent": self.model} for name in self.adapters]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked[body["model"]] += 1
+        self.wrong += self.closed
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1}
+        choice = {"index": 0, "text": self.url, "finish_reason": "length"}
+        return web.json_response({"id": "x", "choices": [choice], "usage": usage})

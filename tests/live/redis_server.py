@@ -1,0 +1,91 @@
+"""A real redis-server for a test: started, stopped, killed, paused and started again, empty."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.live.ports import lasting_port
+
+_READY_S = 20.0
+
+needs_redis = pytest.mark.skipif(
+    shutil.which("redis-server") is None, reason="redis-server is not on this machine"
+)
+
+
+class RedisServer:
+    """Lifetime: test. `more`: further options, as on its command line."""
+
+    def __init__(self, folder: Path, *more: str, port: int | None = None) -> None:
+        self.folder = folder
+        self.port = lasting_port() if port is None else port
+        self.more = more
+        self.bus = ""  # of a cluster's node: its other port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Empty: nothing is saved."""
+        self.folder.mkdir(exist_ok=True)
+        command = ["redis-server", *self.more[:1]] if self._has_file() else ["redis-server"]
+        options = self.more[1:] if self._has_file() else self.more
+        own = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        own += [] if "--sentinel" in options else ["--save", ""]
+        with (self.folder / f"redis-{self.port}.log").open("ab") as log:
+            self._process = subprocess.Popen([*command, *own, *options], stdout=log)
+        until = time.monotonic() + _READY_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            assert self._process.poll() is None, "redis-server ended"
+            assert time.monotonic() < until, "redis-server does not listen"
+            time.sleep(0.01)
+
+    def client(self, **options: Any) -> redis.Redis:
+        """For the test's own commands."""
+        return redis.Redis(port=self.port, socket_timeout=5, **options)
+
+    def kill(self) -> None:
+        """As kill -9 does."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """It runs no more, and its connections stay."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _has_file(self) -> bool:
+        return bool(self.more) and not self.more[0].startswith("--")
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path, *more: str) -> Iterator[RedisServer]:
+    """One that runs, and is gone at the end."""
+    server = RedisServer(folder, *more)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

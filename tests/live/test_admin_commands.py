@@ -1,0 +1,55 @@
+"""`warmroute workers` and `warmroute top` against a running router."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.live.stack import Stack, running
+
+
+async def run(stack: Stack | None, *arguments: str, admin: str = "") -> tuple[int, str]:
+    url = admin or (stack.admin if stack is not None else "")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", *arguments, "--admin", url),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, said.decode()
+
+
+async def test_workers_are_listed_drained_taken_back_removed_and_added(tmp_path: Path) -> None:
+    async with running(tmp_path) as stack:
+        first, second = (worker.url for worker in stack.workers)
+        status, said = await run(stack, "workers")
+        assert (status, said.count("ready"), second in said) == (0, 2, True)
+        status, said = await run(stack, "workers", "drain", "0")
+        assert (status, "draining" in said) == (0, True)
+        status, said = await run(stack, "workers", "undrain", first)
+        assert (status, "ready" in said) == (0, True)
+        assert (await run(stack, "workers", "remove", "1", "--force"))[0] == 0
+        assert [row["id"] for row in await stack.rows()] == [0]
+        assert (await run(stack, "workers", "add", second))[0] == 0
+        await stack.until_state(2, "ready")
+        status, said = await run(stack, "workers", "drain", "77")
+        assert (status, "there is no worker '77'" in said) == (1, True)
+        status, said = await run(stack, "workers", "drain")
+        assert (status, "needs a worker" in said) == (1, True)
+
+
+async def test_top_shows_a_frame_and_says_what_is_wrong(tmp_path: Path) -> None:
+    async with running(tmp_path) as stack:
+        await stack.complete([1] * 40)
+        status, said = await run(stack, "top", "--once")
+        assert status == 0, said
+        assert "workers 2: 2 ready" in said
+        assert "request worker" in said
+        status, said = await run(stack, "top", "--once", admin=stack.url)
+        assert (status, "is this the client port?" in said) == (1, True)
+    status, said = await run(None, "top", "--once", admin="http://127.0.0.1:9")
+    assert (status, "is the router there?" in said) == (1, True)
+    status, said = await run(None, "top", admin="nonsense")
+    assert (status, "is no URL" in said) == (1, True)

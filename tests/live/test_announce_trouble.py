@@ -1,0 +1,53 @@
+"""What a worker says where Redis does not take its announcement, against a real one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine.server.announcer import Announce, Announcer
+from engine.wire.announcement import Announcement
+from tests.live.ports import lasting_port
+from tests.live.redis_server import RedisServer, needs_redis
+from tests.live.stack import until
+
+ENTRY = Announcement(url="http://127.0.0.1:1")
+
+
+async def said(url: str, caplog: pytest.LogCaptureFixture) -> str:
+    """The first line that announcing there leaves in the log."""
+
+    async def told() -> bool:
+        return bool(caplog.messages)
+
+    announcing = asyncio.create_task(Announcer(Announce(url, lease_s=1.0), ENTRY).run())
+    try:
+        await until(told, "a line in the log")
+    finally:
+        announcing.cancel()
+        await asyncio.gather(announcing, return_exceptions=True)
+    return caplog.messages[0]
+
+
+@needs_redis
+async def test_a_password_that_is_wrong_or_missing(tmp_path: Path, caplog) -> None:
+    server = RedisServer(tmp_path / "redis", "--requirepass", "right")
+    server.start()
+    try:
+        for login in (":secret@", ""):
+            caplog.clear()
+            line = await said(f"redis://{login}127.0.0.1:{server.port}", caplog)
+            assert f"not announced at {server.url}, " in line
+            assert "refuses the user or password, or asks for one: correct --announce" in line
+            assert "tries again" in line
+            assert "secret" not in caplog.text
+    finally:
+        server.kill()
+
+
+async def test_nobody_is_there(caplog) -> None:
+    line = await said(f"redis://:secret@127.0.0.1:{lasting_port()}", caplog)
+    assert "no answer: does Redis run there?; tries again" in line
+    assert "secret" not in caplog.text

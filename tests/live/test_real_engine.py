@@ -1,0 +1,85 @@
+"""Real tokens of a real, tiny model through the router: 64 streams at once, each as if alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from engine.model.tiny import TinySettings, make_tiny
+from engine.sampling.params import choice_seed
+from tests.engine.real import Reference
+from tests.live.stack import MODEL, metric_sum, running
+
+STREAMS = 64
+OUTPUT_TOKENS = 16
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+async def test_many_streams_at_once_say_what_each_would_say_alone(
+    tmp_path: Path, arch: str
+) -> None:
+    make_tiny(tmp_path / "model", TinySettings(arch=arch))
+    reference = Reference(tmp_path / "model")
+    chance = random.Random(1)
+    trunk = [chance.randrange(256) for _ in range(96)]
+    prompts = [
+        trunk[: chance.randrange(96)] + [chance.randrange(256) for _ in range(12)]
+        for _ in range(STREAMS)
+    ]
+    async with running(tmp_path, workers=2, model=tmp_path / "model") as stack:
+
+        async def said(prompt: list[int]) -> list[int]:
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "stream": True}
+            body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+            async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+                assert reply.status == 200, await reply.text()
+                *events, done, end = (await reply.read()).decode().split("\n\n")
+            assert (done, end) == ("data: [DONE]", "")
+            parts = [json.loads(one.removeprefix("data: "))["choices"][0] for one in events]
+            return [token for part in parts for token in part["token_ids"]]
+
+        answers = await asyncio.gather(*map(said, prompts))
+        await stack.assert_idle()
+        rows = await stack.rows()
+    assert len(rows) == 2
+    assert answers == [reference.greedy(prompt, OUTPUT_TOKENS) for prompt in prompts]
+
+
+async def test_a_chat_through_the_router_ends_where_the_model_ends(tmp_path: Path) -> None:
+    make_tiny(tmp_path / "model")
+    async with running(tmp_path, workers=1, model=tmp_path / "model") as stack:
+        url = f"{stack.url}/v1/chat/completions"
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "good day"}]}
+        async with stack.http.post(url, json=body | {"max_tokens": 400, "seed": 5}) as reply:
+            assert reply.status == 200, await reply.text()
+            answer = await reply.json()
+    (choice,) = answer["choices"]
+    # A random model says one of its two ends within 400 tokens almost surely.
+    assert choice["finish_reason"] == "stop"
+    assert 0 < answer["usage"]["completion_tokens"] < 400
+
+
+async def test_choices_share_the_prompt_and_say_what_separate_requests_would(
+    tmp_path: Path,
+) -> None:
+    make_tiny(tmp_path / "model")
+    chance = random.Random(2)
+    prompt = [chance.randrange(256) for _ in range(400)]
+    async with running(tmp_path, workers=1, model=tmp_path / "model") as stack:
+        terms = {"max_tokens": 8, "temperature": 1.0, "ignore_eos": True}
+        terms |= {"return_token_ids": True}
+        status, shared = await stack.complete(prompt, **terms, n=3, seed=11)
+        assert status == 200, shared
+        hits = await metric_sum(stack.http, stack.workers[0].url, "vllm:prefix_cache_hits_total")
+        for index, choice in enumerate(shared["choices"]):
+            _, alone = await stack.complete(prompt, **terms, seed=choice_seed(11, index))
+            assert choice["token_ids"] == alone["choices"][0]["token_ids"]
+        await stack.assert_idle()
+    assert len({tuple(choice["token_ids"]) for choice in shared["choices"]}) == 3
+    # Two of the three found all whole blocks of the prompt, the last token's own aside.
+    assert hits == 2 * 384
+    assert shared["usage"]["prompt_tokens_details"]["cached_tokens"] == hits

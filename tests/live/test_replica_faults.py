@@ -1,0 +1,236 @@
+"""Redis goes away, comes back, refuses: links part by name, and join again, all by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.live.redis_server import RedisServer, needs_redis, redis_server
+from tests.router.replica_support import Replica, all_see_each_other, fleet, until
+
+pytestmark = needs_redis
+DETECTED_S = 1.5
+BACK_S = 2.0
+SLACK_S = 4.0  # of a machine that does much else
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path / "redis") as server:
+        yield server
+
+
+def all_part(*replicas: Replica):
+    return lambda: not any(replica.link.up for replica in replicas)
+
+
+async def heard_both_ways(a: Replica, b: Replica) -> None:
+    a.say(b"from a")
+    b.say(b"from b")
+    await until(b.hears(b"from a"))
+    await until(a.hears(b"from b"))
+
+
+async def test_killed_and_started_again_empty(server, caplog):
+    caplog.set_level(logging.INFO)
+    async with fleet(server.url, "a", "b") as (a, b):
+        for times in (1, 2):
+            server.kill()
+            assert await until(all_part(a, b)) < DETECTED_S + SLACK_S
+            assert a.sees(b)(), "what is known stays"
+            assert a.link.stale_s >= 0.0
+            server.start()
+            assert await all_see_each_other(a, b) < BACK_S + SLACK_S
+            await heard_both_ways(a, b)
+            a.notes.heard.clear()
+            b.notes.heard.clear()
+            assert (a.notes.parts, a.notes.joins) == (times, times + 1)
+        assert a.notes.told_present[1:] == [{b.identity}] * len(a.notes.told_present[1:])
+    lost = [r for r in caplog.records if "goes on with what it knows" in r.getMessage()]
+    assert 4 <= len(lost) <= 12, "one line for each change, not for each attempt"
+
+
+async def test_paused(server):
+    async with fleet(server.url, "a", "b") as (a, b):
+        server.pause()
+        assert await until(all_part(a, b)) < DETECTED_S + SLACK_S
+        a.say(b"into the void")
+        server.go_on()
+        assert await all_see_each_other(a, b) < BACK_S + SLACK_S
+        await heard_both_ways(a, b)
+
+
+async def test_a_short_pause_is_not_noticed(server):
+    async with fleet(server.url, "a", "b") as (a, b):
+        server.pause()
+        await asyncio.sleep(0.2)
+        server.go_on()
+        await heard_both_ways(a, b)
+        assert a.notes.parts + b.notes.parts == 0
+
+
+async def test_down_at_the_start_and_there_later(server, caplog):
+    server.kill()
+    a, b = Replica(server.url, "a"), Replica(server.url, "b")
+    for replica in (a, b):
+        await replica.link.agree()
+        replica.link.start()
+    await until(lambda: caplog.text.count("the connection is refused") == 2)
+    assert a.link.down_since_s is not None
+    server.start()
+    await all_see_each_other(a, b)
+    await heard_both_ways(a, b)
+    await asyncio.gather(a.link.aclose(), b.link.aclose())
+
+
+async def test_a_password_is_asked_and_changed(server, caplog):
+    client = server.client()
+    client.config_set("requirepass", "first")
+    url = server.url.replace("://", "://:{}@")
+    wrong, right = Replica(url.format("wrong"), "w"), Replica(url.format("first"), "r")
+    none = Replica(server.url, "n")
+    for replica in (wrong, right, none):
+        replica.link.start()
+    await until(lambda: "refuses the user or password" in caplog.text)
+    await until(lambda: "asks for a password" in caplog.text)
+    await until(lambda: right.link.up)
+    assert not wrong.link.up
+    assert not none.link.up
+    client = server.client(password="first")
+    client.config_set("requirepass", "wrong")  # from now on it is that one
+    await until(lambda: wrong.link.up)
+    client.client_kill_filter(_type="normal", skipme=True)
+    await until(lambda: not right.link.up)
+    await until(lambda: wrong.link.up)
+    assert "first" not in caplog.text.replace("first_", "")
+    await asyncio.gather(*(one.link.aclose() for one in (wrong, right, none)))
+
+
+async def test_a_password_where_none_is_wanted(server, caplog):
+    a = Replica(server.url.replace("://", "://user:secret@"), "a")
+    await a.link.agree()
+    assert "refuses the user or password" in caplog.text
+    b = Replica(server.url.replace("://", "://:secret@"), "b")
+    await b.link.agree()
+    assert "has no password, and one is given" in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("spoil", "mend", "told"),
+    [
+        (["replicaof", "127.0.0.1", "1"], ["replicaof", "no", "one"], "read-only replica"),
+        (["config", "set", "maxmemory", "1"], ["config", "set", "maxmemory", "0"], "maxmemory"),
+        (
+            ["acl", "setuser", "default", "-xadd"],
+            ["acl", "setuser", "default", "+xadd"],
+            "lets this user not do",
+        ),
+        (
+            ["acl", "setuser", "default", "resetkeys"],
+            ["acl", "setuser", "default", "allkeys"],
+            "lets this user not do",
+        ),
+    ],
+)
+async def test_refused_writes_part_the_link_by_name(server, caplog, spoil, mend, told):
+    async with fleet(server.url, "a", "b") as (a, b):
+        client = server.client()
+        client.execute_command(*spoil)
+        a.say(b"refused")
+        b.say(b"refused")
+        await until(all_part(a, b))
+        assert told in caplog.text
+        reconnects = a.link.place.counters.reconnects
+        client.execute_command(*mend)
+        await all_see_each_other(a, b)
+        await heard_both_ways(a, b)
+        assert a.link.place.counters.reconnects == reconnects + 1
+
+
+@pytest.mark.parametrize("key", ["replicas", "arrivals"])
+async def test_a_key_that_is_somebody_elses(server, caplog, key):
+    client = server.client()
+    client.set(f"warmroute:{{default}}:{key}", "a text")
+    a = Replica(server.url, "a")
+    await a.link.agree()
+    a.link.start()
+    await until(lambda: "has something else under a key of this fleet" in caplog.text)
+    client.delete(f"warmroute:{{default}}:{key}")
+    await until(lambda: a.link.up)
+    await a.link.aclose()
+
+
+async def test_a_stream_whose_numbers_go_back_is_read_all_the_same(server):
+    """As where Redis forgot everything and its clock was put back."""
+    async with fleet(server.url, "a", "b") as (a, b):
+        client = server.client()
+        said = f"warmroute:{{default}}:said:{b.identity}"
+        client.xadd(said, {"m": "of the future"}, id="99999999999999-0")
+        await until(a.hears(b"of the future"))
+        client.delete(said)
+        b.say(b"unheard at first")
+        await until(a.hears(b"unheard at first"))
+        assert (a.notes.joins, a.notes.parts) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n" * 9, b"*-1\r\n" * 9, b"$9" * 99, b""]
+)
+async def test_another_server_that_speaks_something_else(caplog, answer):
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(100):
+            if not answer:
+                break
+            writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(babble, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    a = Replica(f"redis://127.0.0.1:{port}", "a")
+    await a.link.agree()
+    assert "goes on with what it knows" in caplog.text
+    caplog.clear()
+    tried = a.link._attempts
+    a.link.start()
+    await until(lambda: a.link._attempts >= tried + 3)
+    assert not a.link._running.done()
+    assert not a.link.up
+    await a.link.aclose()
+    server.close()
+
+
+async def test_leaving_is_quick_whatever_redis_does(server):
+    loop = asyncio.get_running_loop()
+    async with fleet(server.url, "a", "b") as (a, b):
+        server.pause()
+        begun_s = loop.time()
+        await a.link.aclose()
+        assert loop.time() - begun_s < 1.0 + SLACK_S
+        server.kill()
+        begun_s = loop.time()
+        await b.link.aclose()
+        assert loop.time() - begun_s < 1.0 + SLACK_S
+
+
+async def test_no_busy_loop_while_it_is_away(server):
+    server.kill()
+    a = Replica(server.url, "a")
+    a.link.start()
+    calls = 0
+    begun_s = asyncio.get_running_loop().time()
+    stretch = a.link._stretch
+
+    async def counted() -> None:
+        nonlocal calls
+        calls += 1
+        await stretch()
+
+    a.link._stretch = counted
+    await until(lambda: calls >= 8)
+    # Pauses of 25 ms and more, then of 250 ms and more.
+    assert asyncio.get_running_loop().time() - begun_s > 0.9
+    await a.link.aclose()

@@ -1,0 +1,190 @@
+"""The link between replicas over a real Redis: what is said arrives, and who is there is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from router.replicas.exchange import MAX_MESSAGE_BYTES
+from router.replicas.said import KEPT_ENTRIES
+from tests.live.redis_server import RedisServer, needs_redis, redis_server
+from tests.router.replica_support import Replica, all_see_each_other, fleet, until
+
+pytestmark = needs_redis
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def empty(server: RedisServer) -> None:
+    server.client().flushall()
+
+
+async def test_what_one_says_all_others_hear_once_and_in_order(server):
+    async with fleet(server.url, "a", "b", "c") as (a, b, c):
+        words = [b"%d" % number for number in range(100)]
+        a.say(*words)
+        c.say(b"other")
+        await until(lambda: len(b.notes.heard) >= 101 and len(c.notes.heard) >= 100)
+        assert [word for peer, word in b.notes.heard if peer == a.identity] == words
+        assert c.notes.heard == [(a.identity, word) for word in words]
+        assert a.notes.heard == [(c.identity, b"other")]
+        assert [one.notes.joins for one in (a, b, c)] == [1, 1, 1]
+
+
+async def test_alone_is_no_trouble(server):
+    async with fleet(server.url, "a") as (a,):
+        a.say(b"x")
+        await until(lambda: a.link.place.counters.told_messages == 1)
+        assert a.notes.told_present == [frozenset()]
+
+
+async def test_fleets_know_nothing_of_each_other(server):
+    async with fleet(server.url, "a") as (a,), fleet(server.url, "b", fleet="other") as (b,):
+        a.say(b"x")
+        await until(lambda: a.link.place.counters.told_messages == 1)
+        beats = a.link.place.beats, b.link.place.beats
+        await until(lambda: a.link.place.beats > beats[0] and b.link.place.beats > beats[1])
+        assert [one.notes.peers for one in (a, b)] == [frozenset()] * 2
+        assert not b.notes.heard
+
+
+async def test_a_newcomer_is_seen_at_once_and_hears_from_then_on(server):
+    async with fleet(server.url, "a") as (a,):
+        a.say(b"before")
+        await until(lambda: a.link.place.counters.told_messages == 1)
+        a.link.place.roll.look = lambda *_: None  # only who arrives is seen, by no look
+        b = Replica(server.url, "b")
+        b.link.start()
+        await until(b.sees(a))
+        await until(a.sees(b))
+        a.say(b"after")
+        await until(b.hears(b"after"))
+        assert b.notes.words() == [b"after"]
+        await b.link.aclose()
+
+
+async def test_a_goodbye_is_heard_at_once_and_leaves_nothing(server):
+    async with fleet(server.url, "a", "b") as (a, b):
+        a.link.place.roll.look = lambda *_: None  # nobody lapses
+        b.say(b"last")
+        await b.link.aclose()
+        await until(a.sees())
+        assert a.hears(b"last")()
+        client = server.client()
+        assert client.hkeys("warmroute:{default}:replicas") == [a.identity.encode()]
+        assert 0 < client.pttl(f"warmroute:{{default}}:said:{b.identity}") <= 1_500
+        assert a.link.place.roll.returned == 0
+
+
+async def test_two_of_one_name_are_two(server):
+    async with fleet(server.url, "a", "a") as (old, new):
+        old.say(b"drains")
+        new.say(b"serves")
+        await until(old.hears(b"serves"))
+        await until(new.hears(b"drains"))
+
+
+async def test_who_dies_is_gone_after_its_lease_and_is_cleared_away(server):
+    async with fleet(server.url, "a", "b") as (a, b):
+        b.link._running.cancel()  # as a kill does: without a word
+        assert await until(a.sees()) > 0.9
+        client = server.client()
+        await until(lambda: client.hlen("warmroute:{default}:replicas") == 1)
+        assert a.link.place.roll.returned == 0
+
+
+async def test_a_stream_is_kept_short(server):
+    async with fleet(server.url, "a", flush_s=0.001) as (a,):
+        a.say(*[b"x"] * (KEPT_ENTRIES * 3))
+        await until(lambda: a.link.place.counters.told_messages == KEPT_ENTRIES * 3)
+        length = server.client().xlen(f"warmroute:{{default}}:said:{a.identity}")
+        assert KEPT_ENTRIES <= length < KEPT_ENTRIES * 1.3
+
+
+async def test_a_stream_is_kept_small(server):
+    async with fleet(server.url, "a", "b", flush_s=0.001) as (a, b):
+        big = bytes(MAX_MESSAGE_BYTES)
+        a.say(*[big] * 100, b"end")
+        await until(b.hears(b"end"))
+        assert len(b.notes.heard) == 101
+        assert server.client().xlen(f"warmroute:{{default}}:said:{a.identity}") <= 70
+
+
+async def test_what_is_too_long_is_not_told(server, caplog):
+    async with fleet(server.url, "a", "b") as (a, b):
+        a.say(bytes(MAX_MESSAGE_BYTES + 1), b"next")
+        await until(b.hears(b"next"))
+        assert len(b.notes.heard) == 1
+        assert a.link.place.counters.dropped == 1
+    assert "too long" in caplog.text
+
+
+async def test_foreign_entries_are_counted_and_ignored(server, caplog):
+    async with fleet(server.url, "a", "b") as (a, b):
+        client = server.client()
+        said = f"warmroute:{{default}}:said:{a.identity}"
+        client.xadd(said, {"x": "y"})
+        client.xadd(said, {"m": bytes(MAX_MESSAGE_BYTES + 1)})
+        client.xadd(said, {"m": b"foreign", "more": b"x"})
+        client.xadd("warmroute:{default}:arrivals", {"x": "y"})
+        client.hset("warmroute:{default}:replicas", "nobody", "nothing")
+        client.hset("warmroute:{default}:replicas", "a@0123456789abcdef", "[" * 10_000)
+        a.say(b"proper")
+        await until(b.hears(b"proper"))
+        await until(lambda: b.link.place.counters.malformed >= 6)
+        assert b.notes.words() == [b"proper"]
+        assert b.link.place.counters.reconnects == 1
+        await all_see_each_other(a, b)
+    assert caplog.text.count("no replica's") < 20
+
+
+async def test_a_stream_of_another_type_stops_only_itself(server):
+    async with fleet(server.url, "a", "b", "c") as (a, b, c):
+        client = server.client()
+        said = f"warmroute:{{default}}:said:{c.identity}"
+        c.link._running.cancel()
+        await asyncio.wait([c.link._running])
+        client.delete(said)
+        client.set(said, "a text")
+        d = Replica(server.url, "d")
+        d.link.start()
+        await until(lambda: d.link.place.counters.malformed > 0)
+        a.say(b"goes on")
+        await until(d.hears(b"goes on"))
+        await until(b.hears(b"goes on"))
+        assert d.link.place.counters.reconnects == 1
+        await d.link.aclose()
+
+
+async def test_a_lapsed_entry_comes_back_without_harm(server):
+    async with fleet(server.url, "a", "b", lease_s=20.0) as (a, b):
+        for _ in range(3):
+            lapses = b.link.place.counters.lapses
+            server.client().delete("warmroute:{default}:replicas")
+            await until(lambda lapses=lapses: b.link.place.counters.lapses > lapses)
+        a.say(b"still")
+        await until(b.hears(b"still"))
+        assert b.notes.told_present == [{a.identity}], "nobody was gone meanwhile"
+        assert (a.notes.joins, a.notes.parts) == (1, 0)
+
+
+async def test_everything_flushed_is_no_harm(server):
+    async with fleet(server.url, "a", "b") as (a, b):
+        client = server.client()
+        for number in range(5):
+            client.flushall()
+            word = b"%d" % number
+            a.say(word)
+            beats = a.link.place.beats
+            await until(lambda beats=beats: a.link.place.beats > beats)
+        a.say(b"end")
+        await until(b.hears(b"end"))
+        assert b.sees(a)()
+        assert (b.notes.joins, b.notes.parts) == (1, 0)

@@ -1,0 +1,207 @@
+"""Routers that share state, as real programs: what one sends, the other knows."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from simulator.processes import Program, Programs
+from tests.live.redis_server import RedisServer, needs_redis, redis_server
+from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
+
+pytestmark = needs_redis
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| `(warmroute_replicas_\w+)` \|([^|]*)\|", re.MULTILINE)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path / "redis") as server:
+        yield server
+
+
+class Place:
+    """One worker, and routers of it. Lifetime: test."""
+
+    def __init__(self, programs: Programs, worker: Program, http: aiohttp.ClientSession) -> None:
+        self.programs, self.worker, self.http = programs, worker, http
+
+    def arguments(self, url: str, name: str, *more: str) -> list[str]:
+        ports = ["--port", "0", "--admin-port", "0", "--worker", self.worker.url]
+        return ["serve", *ports, "--state", url, "--replicas-name", name, *more]
+
+    async def router(self, url: str, name: str, *more: str) -> Stack:
+        router = await self.programs.start(name, "router", self.arguments(url, name, *more))
+        stack = Stack(self.programs, router, [self.worker], self.http)
+        await stack.until_state(0, "ready")
+        return stack
+
+
+@contextlib.asynccontextmanager
+async def place(folder: Path, speed: float = 20) -> AsyncIterator[Place]:
+    async with Programs(folder) as programs, aiohttp.ClientSession() as http:
+        arguments = engine_arguments(speed=speed)
+        yield Place(programs, await programs.start("worker", "engine", arguments), http)
+
+
+async def until_metric(stack: Stack, name: str, value: float) -> None:
+    async def reached() -> bool:
+        return await metric_sum(stack.http, stack.admin, f"warmroute_{name}") == value
+
+    await until(reached, f"{name} to be {value:g}")
+
+
+async def shown(stack: Stack) -> dict[str, set[str]]:
+    """The families of shared state that a router shows, with their labels."""
+    async with stack.http.get(f"{stack.admin}/metrics") as reply:
+        text = await reply.text()
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        if "_replicas_" in family.name:
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            found[name] = {label for sample in family.samples for label in sample.labels}
+    return found
+
+
+async def test_each_knows_what_the_other_has_under_way_and_forgets_it_at_its_death(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    async with place(tmp_path, speed=0.2) as world:
+        one = await world.router(server.url, "one")
+        two = await world.router(server.url, "two")
+        for stack in (one, two):
+            await until_metric(stack, "replicas_peers", 1)
+        await until_metric(two, "replicas_peer_in_step", 1)
+        body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 2_000, "stream": True}
+        url = f"{one.url}/v1/completions"
+        replies = [await world.http.post(url, json=body) for _ in range(3)]
+        await until_metric(two, "replicas_peer_requests", 3)
+        await until_metric(two, "worker_requests", 3)
+        told = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in ROW.findall(PAGE)}
+        assert await shown(two) == told
+        one.router.process.send_signal(signal.SIGKILL)
+        await until_metric(two, "replicas_peers", 0)
+        await until_metric(two, "worker_requests", 0)
+        for reply in replies:
+            reply.close()
+        assert (await two.complete([2] * 32))[0] == 200
+
+
+async def test_without_redis_it_serves_alone_says_so_and_joins_later(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    server.kill()
+    async with place(tmp_path) as world:
+        one = await world.router(server.url, "one")
+        assert "the connection is refused; this router goes on" in one.router.log.read_text()
+        assert (await one.complete([1] * 32))[0] == 200
+        await until_metric(one, "replicas_link_up", 0)
+        server.start()
+        await until_metric(one, "replicas_link_up", 1)
+        two = await world.router(server.url, "two")
+        await until_metric(one, "replicas_peers", 1)
+        server.kill()
+        await until_metric(one, "replicas_link_up", 0)
+        for stack in (one, two):
+            assert (await stack.complete([1] * 32))[0] == 200
+        two.router.process.terminate()
+        assert await two.router.process.wait() == 0
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_who_differs_is_refused_by_name_and_the_other_serves_on(
+    tmp_path: Path, server: RedisServer, processes: str
+) -> None:
+    async with place(tmp_path) as world:
+        one = await world.router(server.url, "one")
+        await until_metric(one, "replicas_link_up", 1)
+        arguments = world.arguments(server.url, "two", "--policy", "least_requests")
+        arguments += ["--session-header", "x-other", "--processes", processes]
+        with pytest.raises(RuntimeError) as caught:
+            await world.programs.start("two", "router", arguments)
+        said = (tmp_path / "two.log").read_text()
+        assert "status 2" in str(caught.value) or "code 2" in str(caught.value), str(caught.value)
+        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert "replica one@" in line
+        assert "policy is 'least_requests' here and 'warmset' there" in line
+        assert "session_header is 'x-other' here and 'x-session-id' there" in line
+        assert "replicas.fleet" in line
+        assert (await one.complete([1] * 32))[0] == 200
+        assert await metric_sum(world.http, one.admin, "warmroute_replicas_peers") == 0
+
+
+async def test_who_differs_from_one_that_died_is_not_refused(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    async with place(tmp_path) as world:
+        one = await world.router(server.url, "one")
+        await until_metric(one, "replicas_link_up", 1)
+        one.router.process.kill()
+        two = await world.router(server.url, "two", "--policy", "least_requests")
+        await until_metric(two, "replicas_link_up", 1)
+
+
+async def test_a_reload_that_differs_is_said_once_and_shown(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text("policy: warmset\n")
+    async with place(tmp_path) as world:
+        one = await world.router(server.url, "one")
+        two = await world.router(server.url, "two", "--config", str(file))
+        await until_metric(one, "replicas_peers", 1)
+        await until_metric(one, "replicas_disagreements", 0)
+        file.write_text("policy: least_requests\n")
+        two.router.process.send_signal(signal.SIGHUP)
+        await until_metric(one, "replicas_disagreements", 1)
+        await until_metric(two, "replicas_disagreements", 1)
+        file.write_text("policy: warmset\n")
+        two.router.process.send_signal(signal.SIGHUP)
+        await until_metric(one, "replicas_disagreements", 0)
+        line = "differs: policy is 'warmset' here and 'least_requests' there"
+        assert one.router.log.read_text().count(line) == 1
+
+
+async def test_a_follower_stands_beside_the_one_before_it_and_then_alone(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    async with place(tmp_path, speed=0.2) as world:
+        peer = await world.router(server.url, "peer")
+        takeover = ["--takeover", str(tmp_path / "next.sock")]
+        before = await world.router(server.url, "same", *takeover)
+        await until_metric(peer, "replicas_peers", 1)
+        body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 400, "stream": True}
+        reply = await world.http.post(f"{before.url}/v1/completions", json=body)
+        after = await world.programs.start(
+            "after", "router", world.arguments(server.url, "same", *takeover)
+        )
+        await until_metric(peer, "replicas_peers", 2)
+        await until_metric(peer, "replicas_peer_requests", 1)
+        reply.close()
+        assert await before.router.process.wait() == 0
+        await until_metric(peer, "replicas_peers", 1)
+        stack = Stack(world.programs, after, [world.worker], world.http)
+        await until_metric(stack, "replicas_peers", 1)
+        await until_metric(stack, "worker_requests", 0)
+
+
+async def test_secrets_are_in_no_log(tmp_path: Path, server: RedisServer) -> None:
+    server.client().config_set("requirepass", "hush-hush")
+    url = server.url.replace("://", "://:{}@")
+    async with place(tmp_path) as world:
+        good = await world.router(url.format("hush-hush"), "good")
+        await until_metric(good, "replicas_link_up", 1)
+        bad = await world.router(url.format("hush-no"), "bad")
+        assert "refuses the user or password" in bad.router.log.read_text()
+        async with world.http.get(f"{good.admin}/metrics") as reply:
+            seen = await reply.text()
+        for stack in (good, bad):
+            seen += stack.router.log.read_text()
+        assert "hush" not in seen

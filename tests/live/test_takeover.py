@@ -1,0 +1,224 @@
+"""A router follows another one: nobody is refused, nothing is cut off, caches stay known."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from simulator.processes import Program, Programs
+from tests.live.ports import lasting_port
+from tests.live.stack import MODEL, Stack, engine_arguments, until
+from tests.live.test_processes import runs
+
+TOKENS = 150  # of each stream, so that some run on over the change
+PREFIX = list(range(5_000, 5_000 + 320))
+
+
+@dataclass
+class Load:
+    """Requests of many clients, without a pause. Lifetime: test."""
+
+    url: str
+    ends: Counter[str] = field(default_factory=Counter)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def alone(self, number: int) -> None:
+        """Each on a connection of its own."""
+        while not self.stop.is_set():
+            connector = aiohttp.TCPConnector(force_close=True)
+            async with aiohttp.ClientSession(connector=connector) as http:
+                await self._one(http, number, stream=False, max_tokens=2)
+
+    async def kept(self, number: int) -> None:
+        """All on one connection, as long as it lasts."""
+        async with aiohttp.ClientSession() as http:
+            while not self.stop.is_set():
+                await self._one(http, number, stream=False, max_tokens=2)
+
+    async def streams(self, number: int) -> None:
+        """Long answers."""
+        async with aiohttp.ClientSession() as http:
+            while not self.stop.is_set():
+                await self._one(http, number, stream=True, max_tokens=TOKENS)
+
+    async def _one(self, http: aiohttp.ClientSession, number: int, **fields: Any) -> None:
+        body = {"model": MODEL, "prompt": [number] * 40} | fields
+        try:
+            async with http.post(f"{self.url}/v1/completions", json=body) as reply:
+                data = await reply.read()
+        except (aiohttp.ClientError, OSError) as error:
+            self.ends[f"{fields['stream']}: {error!r}"] += 1
+            return
+        whole = not fields["stream"] or (
+            data.endswith(b"data: [DONE]\n\n") and data.count(b"data: ") >= TOKENS
+        )
+        self.ends["ok" if reply.status == 200 and whole else f"{reply.status} {data[-90:]!r}"] += 1
+
+
+@asynccontextmanager
+async def loaded(url: str) -> AsyncIterator[Load]:
+    load = Load(url)
+    kinds = (load.alone, load.kept, load.streams)
+    tasks = [asyncio.ensure_future(kind(n)) for n in range(4) for kind in kinds]
+    try:
+        yield load
+    finally:
+        load.stop.set()
+        await asyncio.gather(*tasks)
+
+
+class Routers:
+    """Routers that follow each other at the same ports. Lifetime: test."""
+
+    def __init__(self, programs: Programs, folder: Path, workers: list[Program]) -> None:
+        self.programs = programs
+        self.folder = folder
+        self.workers = workers
+        self.ports = ["--port", str(lasting_port()), "--admin-port", str(lasting_port())]
+
+    async def start(self, name: str, *more: str, ports: Sequence[str] = ()) -> Program:
+        arguments = ["serve", *(ports or self.ports), "--takeover", str(self.folder / "next.sock")]
+        arguments += ["--kv-state", str(self.folder / "kv"), "--timeouts-shutdown-s", "3"]
+        for worker in self.workers:
+            arguments += ["--worker", f"{worker.url},kind=vllm"]
+        return await self.programs.start(name, "router", [*arguments, *more])
+
+
+@asynccontextmanager
+async def stage(folder: Path, speed: float = 1) -> AsyncIterator[tuple[Routers, Any]]:
+    async with Programs(folder) as programs, aiohttp.ClientSession() as http:
+        workers = [
+            await programs.start(f"worker-{n}", "engine", engine_arguments(speed=speed))
+            for n in range(2)
+        ]
+        yield Routers(programs, folder, workers), http
+
+
+async def ready(stack: Stack) -> None:
+    for worker_id in range(2):
+        await stack.until_state(worker_id, "ready")
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 3), (3, 2)], ids=str)
+async def test_a_router_that_follows_loses_no_request_and_cuts_no_stream(
+    tmp_path: Path, first: int, second: int
+) -> None:
+    async with stage(tmp_path, speed=4) as (routers, http):
+        before = await routers.start("before", "--processes", str(first))
+        stack = Stack(routers.programs, before, routers.workers, http)
+        await ready(stack)
+        status, answer = await stack.complete([*PREFIX, 1])
+        assert status == 200
+        async with loaded(before.url) as load:
+            await enough(load, 60)
+            after = await routers.start("after", "--processes", str(second))
+            assert after.url == before.url
+            assert await asyncio.wait_for(before.process.wait(), 40) == 0
+            await enough(load, load.ends["ok"] + 60)
+        assert set(load.ends) == {"ok"}, load.ends
+        stack = Stack(routers.programs, after, routers.workers, http)
+        status, answer = await stack.complete([*PREFIX, 2])
+        assert status == 200
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PREFIX)
+        await stack.assert_idle()
+
+
+async def enough(load: Load, count: int) -> None:
+    async def reached() -> bool:
+        return load.ends["ok"] >= count
+
+    await until(reached, f"{count} answers ({load.ends})")
+
+
+async def test_workers_added_and_drained_by_hand_are_so_at_the_next_router(tmp_path: Path) -> None:
+    async with stage(tmp_path) as (routers, http):
+        third = await routers.programs.start("worker-2", "engine", engine_arguments())
+        before = await routers.start("before")
+        stack = Stack(routers.programs, before, routers.workers, http)
+        await ready(stack)
+        await stack.add(third.url)
+        async with http.post(f"{stack.admin}/workers/1/drain") as reply:
+            assert reply.status == 200
+        after = await routers.start("after")
+        stack = Stack(routers.programs, after, routers.workers, http)
+        rows = {row["url"]: row["state"] for row in await stack.rows()}
+        states = ("ready", "draining", "ready")
+        urls = [worker.url for worker in (*routers.workers, third)]
+        assert rows == dict(zip(urls, states, strict=True))
+        assert await before.process.wait() == 0
+
+
+async def test_found_workers_are_kept_where_the_follower_cannot_find_them(tmp_path: Path) -> None:
+    async with stage(tmp_path) as (routers, http):
+        names = tmp_path / "workers.txt"
+        names.write_text("".join(f"{one.url}\n" for one in routers.workers))
+        workers, routers.workers = routers.workers, []
+        before = await routers.start("before", "--discover", f"file:{names}")
+        first = Stack(routers.programs, before, workers, http)
+
+        async def both() -> bool:
+            return [row["state"] for row in await first.rows()] == ["ready"] * 2
+
+        await until(both, "both to be found")
+        names.unlink()
+        after = await routers.start("after", "--discover", f"file:{names}")
+        stack = Stack(routers.programs, after, workers, http)
+        rows = await stack.rows()
+        assert {row["url"]: row["state"] for row in rows} == {one.url: "ready" for one in workers}
+        assert {row["named_by"] for row in rows} == {f"file:{names}"}
+        assert await before.process.wait() == 0
+        assert await stack.metric("warmroute_discovery_up") == 0
+
+
+async def test_a_follower_that_cannot_start_changes_nothing(tmp_path: Path) -> None:
+    async with stage(tmp_path) as (routers, http):
+        before = await routers.start("before")
+        stack = Stack(routers.programs, before, routers.workers, http)
+        await ready(stack)
+        taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        port = str(taken.sockets[0].getsockname()[1])
+        with pytest.raises(RuntimeError, match=r"cannot listen on 127\.0\.0\.1"):
+            await routers.start("after", ports=["--port", port, "--admin-port", "0"])
+        taken.close()
+        assert (await stack.complete([1, 2]))[0] == 200
+        after = await routers.start("after")
+        assert await before.process.wait() == 0
+        stack = Stack(routers.programs, after, routers.workers, http)
+        assert (await stack.complete([1, 2]))[0] == 200
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_sigusr2_starts_the_follower_by_the_same_command(
+    tmp_path: Path, processes: str
+) -> None:
+    async with stage(tmp_path) as (routers, http):
+        before = await routers.start("before", "--processes", processes)
+        stack = Stack(routers.programs, before, routers.workers, http)
+        await ready(stack)
+        before.process.send_signal(signal.SIGUSR2)
+        assert await asyncio.wait_for(before.process.wait(), 40) == 0
+        log = before.log.read_text()
+        assert log.count("ready http") == 2
+        assert (await stack.complete([1, 2]))[0] == 200
+        pid = int(log.partition("INFO router.takeover.successor: SIGUSR2: process ")[2].split()[0])
+        await end(pid)
+
+
+async def end(pid: int) -> None:
+    """A process that is not our child."""
+    os.kill(pid, signal.SIGTERM)
+
+    async def gone() -> bool:
+        return not runs(pid)
+
+    await until(gone, "the follower to end")

@@ -1,0 +1,181 @@
+"""TLS at both ports and towards workers, with real certificates and the real program."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import ssl
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from router.tls import server_tls
+from simulator.processes import Programs
+from tests.door.certs import Authority
+from tests.live.stack import until
+
+MODELS = b'{"object":"list","data":[{"id":"tiny"}]}'
+BODY = {"model": "tiny", "prompt": [1, 2, 3]}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@asynccontextmanager
+async def https_worker(tls: ssl.SSLContext):
+    """A worker behind TLS that answers every inference request; yields its URL."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = [
+                    int(x[16:])
+                    for x in head.lower().split(b"\r\n")
+                    if x[:8] == b"content-" and x.startswith(b"content-length:")
+                ]
+                await reader.readexactly(length[0] if length else 0)
+                body = MODELS if head.startswith(b"GET /v1/models") else b'{"from": "worker"}'
+                status = b"200 OK"
+                if head.startswith(b"GET") and b"/v1/models" not in head and b"/health" not in head:
+                    status = b"404 Not Found"
+                writer.write(
+                    b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                    % (status, len(body), body)
+                )
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def routing(log_dir, *flags: str):
+    """A router with these flags."""
+    async with Programs(log_dir) as programs:
+        arguments = ["serve", "--port", "0", "--admin-port", "0", *flags]
+        yield await programs.start("router", "router", arguments)
+
+
+async def worker_state(http: aiohttp.ClientSession, admin: str, tls) -> dict:
+    async with http.get(f"{admin}/workers", ssl=tls) as reply:
+        return (await reply.json())["workers"][0]
+
+
+async def test_everything_over_tls_with_certificates_on_every_side(authority, tmp_path) -> None:
+    server, ours = authority.signed("server"), authority.signed("router")
+    known, stranger = authority.signed("client"), Authority(tmp_path, "stranger").signed("other")
+    flags = [
+        *("--tls-cert", server.cert, "--tls-key", server.key, "--tls-client-ca"),
+        *(authority.pair.cert, "--admin-tls-cert", server.cert, "--admin-tls-key", server.key),
+        *("--workers-tls-ca", authority.pair.cert),
+        *("--workers-tls-cert", ours.cert, "--workers-tls-key", ours.key),
+    ]
+    asking = server_tls(authority.port(authority.signed("worker"), asks=True))
+    assert asking is not None
+    async with (
+        https_worker(asking) as url,
+        aiohttp.ClientSession() as http,
+        routing(tmp_path, *flags, "--worker", url) as router,
+    ):
+        admin, tls = router.facts["admin"], authority.client(known)
+        assert router.url.startswith("https://")
+        assert admin.startswith("https://")
+
+        async def ready() -> bool:
+            return (await worker_state(http, admin, authority.client()))["state"] == "ready"
+
+        await until(ready, "the worker to be ready")
+        path = f"{router.url}/v1/completions"
+        async with http.post(path, json=BODY, ssl=tls) as reply:
+            assert (reply.status, await reply.json()) == (200, {"from": "worker"})
+        for context in (authority.client(), authority.client(stranger)):
+            with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+                async with http.post(path, json=BODY, ssl=context) as reply:
+                    await reply.read()
+        plain = router.url.replace("https", "http")
+        with pytest.raises(aiohttp.ClientError):
+            async with http.get(f"{plain}/health"):
+                pass
+
+        async def counted() -> bool:
+            async with http.get(f"{admin}/metrics", ssl=authority.client()) as reply:
+                name = 'warmroute_door_refusals_total{port="client",reason="bad_handshake"}'
+                lines = (await reply.text()).splitlines()
+            told = next(line for line in lines if line.startswith(name))
+            return float(told.split()[-1]) >= 3  # a client may have tried twice
+
+        await until(counted, "the failed handshakes")
+
+
+async def test_new_certificates_are_shown_after_a_signal_and_bad_ones_never(
+    authority, tmp_path
+) -> None:
+    shown = authority.signed("shown")
+    flags = ("--tls-cert", shown.cert, "--tls-key", shown.key)
+
+    def shown_at(url: str) -> str:
+        host, port = url.removeprefix("https://").split(":")
+        return ssl.get_server_certificate((host, int(port)))
+
+    async with routing(tmp_path, *flags) as router:
+        first = await asyncio.to_thread(shown_at, router.url)
+        authority.signed("shown")  # the same files, another certificate
+        router.process.send_signal(signal.SIGHUP)
+
+        async def renewed() -> bool:
+            return await asyncio.to_thread(shown_at, router.url) != first
+
+        await until(renewed, "the new certificate")
+        second = await asyncio.to_thread(shown_at, router.url)
+        await asyncio.to_thread(Path(shown.key).write_text, "no key at all")
+        router.process.send_signal(signal.SIGHUP)
+
+        async def told() -> bool:
+            return "TLS files not read anew" in (tmp_path / "router.log").read_text()
+
+        await until(told, "the refusal in the log")
+        assert await asyncio.to_thread(shown_at, router.url) == second
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "ready"),
+    [
+        ("IP:127.0.0.1", "", True),
+        ("DNS:engine.internal", "", False),
+        ("DNS:engine.internal", ",server_name=engine.internal", True),
+        ("DNS:engine.internal", ",server_name=engine.external", False),
+        ("DNS:engine.internal", ",insecure=true", True),
+    ],
+)
+async def test_a_worker_is_believed_by_its_certificate_alone(
+    authority, tmp_path, names, options, ready
+) -> None:
+    tls = server_tls(authority.port(authority.signed("named", names)))
+    assert tls is not None
+    async with https_worker(tls) as url, aiohttp.ClientSession() as http:
+        flags = ("--workers-tls-ca", authority.pair.cert, "--worker", url + options)
+        async with routing(tmp_path, *flags) as router:
+
+            async def settled() -> bool:
+                row = await worker_state(http, router.facts["admin"], True)
+                return bool(row["state"] == "ready" or row["trouble"])
+
+            await until(settled, "the worker to be recognized or not")
+            row = await worker_state(http, router.facts["admin"], True)
+            assert (row["state"] == "ready") is ready, row
+            if ready:
+                async with http.post(f"{router.url}/v1/completions", json=BODY) as reply:
+                    assert await reply.json() == {"from": "worker"}
+            else:
+                assert "ertificate" in row["trouble"]

@@ -1,0 +1,297 @@
+"""The page at `/ui` in a real browser: what it shows, what it survives, what it never does.
+
+Screenshots are left in the test's folder (`--basetemp`) for whoever wants to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.live.browser import CHROMIUM, Page, opened
+from tests.live.stack import running
+from tests.live.ui_checks import BROKEN, CONTRASTS, INKS, NAMELESS, SIGHTS, contrast, distance
+from tests.router.crowded import Crowd, crowd
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&"
+ROWS = "document.querySelectorAll('#decision-rows tbody tr').length"
+
+
+@asynccontextmanager
+async def shown(one: Crowd, profile: Path, width: int, dark: bool = False) -> AsyncIterator[Page]:
+    """The page of a crowd, with something on it."""
+    async with opened(profile) as page:
+        await page.screen(width, 900 if width > 600 else 740, dark)
+        await page.go(f"{one.url}/ui")
+        await page.until("document.querySelector('#main') && !main.hidden", "the page's figures")
+        yield page
+
+
+async def busy(one: Crowd, seconds: int = 20, requests: int = 20) -> None:
+    """Some traffic, and a worker of each state."""
+    for _ in range(seconds):
+        for n in range(requests):
+            await one.send(f"session-{n % 9}", tenant=("red", "green", None)[n % 3])
+        one.answer(0.3, fails=0.02)
+        await one.second()
+    one.state(1, "down")
+    one.state(2, "draining")
+    await one.second()
+
+
+def inert(page: Page, one: Crowd) -> None:
+    """No error, no warning, nobody asked but the router's own port."""
+    assert page.complaints == []
+    strangers = [url for url in page.asked if not url.startswith((one.url, "data:"))]
+    assert strangers == []
+
+
+@pytest.mark.timeout(240)
+async def test_a_thousand_workers_fit_and_can_be_read(tmp_path: Path) -> None:
+    async with crowd(1000, policy="warmset") as one:
+        await busy(one, 12, 60)
+        async with shown(one, tmp_path / "profile", 1280) as page:
+            await page.until(f"{ROWS} > 10", "decisions")
+            assert "1000 workers" in await page.text("#fleet-said")
+            assert "1 down" in await page.text("#fleet-said")
+            drawn = await page.run("document.querySelectorAll('*').length")
+            assert drawn < 2_500  # a thousand workers are one canvas
+            for width, height in ((1280, 900), (360, 740)):
+                for dark in (False, True):
+                    await page.screen(width, height, dark, still=True)
+                    await page.until(f"innerWidth === {width}", "the window")
+                    await readable(page, width)
+                    colours = "dark" if dark else "light"
+                    await page.picture(tmp_path / f"thousand-{width}-{colours}.png")
+            inert(page, one)
+
+
+async def readable(page: Page, width: int) -> None:
+    """It fits, texts and marks stand out from their ground, and all has names."""
+    wide = await page.run("document.documentElement.scrollWidth")
+    assert wide <= width
+    contrasts = await page.run(CONTRASTS)
+    assert len(contrasts) > 100
+    assert contrasts[0][0] >= 4.5, contrasts[:5]
+    assert await page.run(NAMELESS) == []
+    assert await page.run(BROKEN) == []
+    inks = await page.run(INKS)
+    for one, other in (("load", "kv"), ("load", "hits"), ("kv", "hits")):
+        for sight in SIGHTS:
+            assert distance(inks[one], inks[other], sight) > 15, (one, other, sight)
+    for name in ("load", "kv", "hits", "edge", "mark"):
+        for ground in ("cell", "panel"):
+            assert contrast(inks[name], inks[ground]) >= 3.0, (name, ground)
+
+
+async def test_names_that_are_html_stay_text(tmp_path: Path) -> None:
+    async with crowd(2, policy="warmset") as one:
+        one.join(models=("m", HOSTILE))
+        member = one.router.fleet.members[2]
+        member.trouble = HOSTILE
+        for _ in range(6):
+            await one.send(HOSTILE, tenant=HOSTILE)
+        await one.second()
+        async with shown(one, tmp_path / "profile", 1280) as page:
+            await page.until(f"{ROWS} > 3", "decisions")
+            await page.run("document.querySelector('#as-table').click()")
+            await page.run("document.querySelectorAll('#table button')[2].click()")
+            await page.until("document.querySelector('#detail dl')", "the worker's details")
+            detail = await page.text("#detail")
+            assert HOSTILE in detail
+            assert HOSTILE[:30] in await page.text("#decision-rows")
+            assert await page.run("document.querySelectorAll('img, script').length") == 1
+            assert await page.run("document.querySelectorAll('[onerror]').length") == 0
+            inert(page, one)
+            # What the policy is for: even a hole in the page would run nothing and tell nobody.
+            assert await page.run(attempt("document.body.innerHTML += '<b>'")) == "TypeError"
+            script = "document.head.append(document.createElement('script'))"
+            assert await page.run(attempt(f"{script}; document.scripts[0].text = '1'")) != "done"
+            away = "fetch('http://127.0.0.1:9/').then(() => 'let out', () => 'kept in')"
+            assert await page.run(away) == "kept in"
+            assert any("Content Security Policy" in said for said in page.complaints)
+
+
+def attempt(deed: str) -> str:
+    """An expression that does it: "done", or the name of the error."""
+    return f"(() => {{ try {{ {deed}; return 'done'; }} catch (e) {{ return e.name; }} }})()"
+
+
+async def test_the_keyboard_reaches_every_worker_and_opens_one(tmp_path: Path) -> None:
+    async with crowd(30) as one:
+        await busy(one, 3, 10)
+        async with shown(one, tmp_path / "profile", 1280) as page:
+            await page.run("document.querySelector('#cells').focus()")
+            for key in ("ArrowRight", "ArrowRight", "End", "Home", "ArrowRight"):
+                await page.press(key)
+            assert "Worker 1, down" in await page.text("#said")
+            await page.press("Enter")
+            await page.until("document.activeElement.id === 'detail'", "the details' focus")
+            assert "Worker 1" in await page.text("#detail-title")
+            await page.until("document.querySelector('#detail dl')", "the details")
+            await page.press("Escape")
+            assert await page.run("document.querySelector('#detail').hidden")
+            assert await page.run("document.activeElement.id") == "cells"
+            inert(page, one)
+
+
+async def test_a_trunk_lights_up_its_holders(tmp_path: Path) -> None:
+    async with crowd(40, policy="warmset") as one:
+        await busy(one, 6, 30)
+        async with shown(one, tmp_path / "profile", 1280) as page:
+            await page.until("document.querySelector('#trunk-rows tbody button')", "a trunk")
+            box = await page.run(
+                "(() => { const b = document.querySelector('#trunk-rows tbody tr')"
+                ".getBoundingClientRect(); scrollBy(0, b.y - 500); return b.x; })()"
+            )
+            y = await page.run(
+                "document.querySelector('#trunk-rows tbody tr').getBoundingClientRect().y"
+            )
+            assert "lit" not in await page.text("#fleet-said")
+            assert await page.run("document.querySelector('#replicas').hidden")
+            ui = one.router.admin.ui
+            ui.replicas = lambda: [{"name": "two@1", "silent_s": 0.25, "differs_in": ["policy"]}]
+            await one.second()
+            await page.until("!document.querySelector('#replicas').hidden", "the replicas")
+            assert await page.text("#replica-rows tbody") == "two@1250\u00a0mspolicy"
+            ui.replicas = list
+            y = await page.run(
+                "document.querySelector('#trunk-rows tbody tr').getBoundingClientRect().y"
+            )
+            await page.point(box + 300, y + 5)
+            await page.until(
+                "document.querySelector('#fleet-said').textContent.includes('lit: ')", "light"
+            )
+            await page.picture(tmp_path / "lit.png")
+            copies = (await one.told())["frame"]["trunks"]["rows"][0]["copies"]
+            assert f"lit: {copies} hold" in await page.text("#fleet-said")
+            await page.point(box + 300, 5)
+            await page.until(
+                "!document.querySelector('#fleet-said').textContent.includes('lit: ')", "dark"
+            )
+
+
+async def test_a_page_that_nobody_sees_asks_nothing(tmp_path: Path) -> None:
+    async with crowd(2) as one, shown(one, tmp_path / "profile", 1280) as page:
+        # A headless tab is never hidden: it is told so.
+        hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+        turn = "document.dispatchEvent(new Event('visibilitychange'))"
+        await page.run(hide % "true" + turn)
+        await page.run("new Promise((done) => setTimeout(done, 1500))")  # what was on its way
+        asked = len(page.asked)
+        await page.run("new Promise((done) => setTimeout(done, 2500))")
+        assert len(page.asked) == asked
+        await one.second()
+        await page.run(hide % "false" + turn)
+        await page.until("document.querySelector('#live').textContent === 'live'", "news")
+        assert len(page.asked) > asked
+
+
+async def test_decisions_are_filtered_and_stand_still_when_asked_to(tmp_path: Path) -> None:
+    async with crowd(3, policy="round_robin") as one:
+        for n in range(12):
+            await one.send(tenant=("red", "green")[n % 2])
+        await one.second()
+        async with shown(one, tmp_path / "profile", 1280) as page:
+            await page.until(f"{ROWS} === 12", "all decisions")
+            for box, value, rows in (("tenant", "RED", 6), ("tenant", "blue", 0)):
+                await type_into(page, f"#of-{box}", value)
+                assert await page.run(ROWS) == rows
+            await type_into(page, "#of-tenant", "")
+            await type_into(page, "#of-worker", "1")
+            assert await page.run(ROWS) == 4
+            await type_into(page, "#of-worker", "")
+            await page.run("document.querySelector('#pause').click()")
+            await one.send()
+            await one.second()
+            await page.until(
+                "document.querySelector('#decisions-said').textContent.includes('1 decision s')",
+                "the count of what comes meanwhile",
+            )
+            assert await page.run(ROWS) == 12
+            await page.run("document.querySelector('#pause').click()")
+            assert await page.run(ROWS) == 13
+            for rows in (38, 58):  # so many that the first ones are told no more
+                for _ in range(rows - await page.run(ROWS)):
+                    await one.send()
+                await one.second()
+                await page.until(f"{ROWS} === {rows}", "the others")
+            one.answer()
+            await one.second()
+            last = "document.querySelector('#decision-rows tbody tr:last-child').cells[8]"
+            await page.until(f"{last}.textContent !== '–'", "its first token, which came late")
+
+
+async def type_into(page: Page, selector: str, value: str) -> None:
+    await page.run(
+        f"(() => {{ const box = document.querySelector('{selector}'); box.value = '{value}';"
+        " box.dispatchEvent(new Event('input')); })()"
+    )
+
+
+@pytest.mark.timeout(240)
+async def test_a_lost_router_is_said_and_a_new_one_taken_up(tmp_path: Path) -> None:
+    router = ["--policy", "warmset"]
+    async with (
+        running(tmp_path, workers=2, router=router) as stack,
+        opened(tmp_path / "profile") as page,
+    ):
+        await page.screen(1280, 900)
+        await page.go(f"{stack.admin}/ui")
+        await page.until("document.querySelector('#main') && !main.hidden", "the page")
+        for n in range(6):
+            assert (await stack.complete([n] * 300))[0] == 200
+        await page.until(f"{ROWS} === 6", "the decisions")
+        assert await page.text("#live") == "live"
+        port = stack.admin.rpartition(":")[2]
+        stack.router.process.terminate()
+        await stack.router.process.wait()
+        await page.until("!document.querySelector('#banner').hidden", "the banner")
+        assert "Connection lost: nobody answers." in await page.text("#banner")
+        assert await page.run("document.querySelector('main').classList.contains('old')")
+        await page.picture(tmp_path / "lost.png")
+        again = ["serve", "--port", "0", "--admin-port", port]
+        again += ["--worker", stack.workers[0].url]
+        await stack.programs.start("router-2", "router", again)
+        await page.until("document.querySelector('#live').textContent === 'live'", "it again")
+        await page.until(
+            "document.querySelector('#fleet-said').textContent.startsWith('1 worker:')",
+            "the new router's fleet",
+        )
+        assert await page.run("document.querySelector('#banner').hidden")
+        assert await page.run(ROWS) == 0
+
+
+async def test_a_key_is_asked_for_kept_in_memory_and_refused_when_wrong(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret-one operator\n")
+    async with crowd(2, admin_keys_file=str(keys)) as one:
+        one.router.admin.ui.sample()
+        async with opened(tmp_path / "profile") as page:
+            await page.screen(360, 740)
+            await page.go(f"{one.url}/ui")
+            await page.until("document.querySelector('#door') && !door.hidden", "the key's form")
+            assert await page.run(NAMELESS) == []
+            await page.picture(tmp_path / "key.png", whole=False)
+            await enter_key(page, "wrong-one")
+            await page.until(
+                "document.querySelector('#door-said').textContent.includes('not one')", "a refusal"
+            )
+            await enter_key(page, "secret-one")
+            await page.until("!main.hidden", "the fleet")
+            assert await page.run("document.querySelector('#key').value") == ""
+            assert await page.run("[localStorage.length, sessionStorage.length]") == [0, 0]
+            assert await page.run("document.cookie") == ""
+            assert not any("secret" in url for url in page.asked)
+
+
+async def enter_key(page: Page, key: str) -> None:
+    await page.run(
+        f"document.querySelector('#key').value = '{key}';"
+        "document.querySelector('#door').requestSubmit()"
+    )

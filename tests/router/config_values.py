@@ -1,0 +1,64 @@
+"""For every key of the configuration a value that is not its default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from router.config.keys import keys_of
+
+WORKER = "http://127.0.0.1:9001"
+
+
+def another_value(path: str, folder: Path) -> object:
+    """A valid value of the key that is not its default."""
+    (folder / "tokenizer.json").touch()
+    special: dict[str, object] = {
+        "workers": (WORKER, "http://127.0.0.1:9002,role=decode"),
+        "discovery": ("file:/etc/workers.yaml", "dns:pool.internal:8000,every=2,weight=2"),
+        "trusted_peers": ("10.0.0.0/8", "::1/128"),
+        "policy": "hybrid?load_factor=2",
+        "tokenizer": str(folder),
+        "api_keys_file": str(folder / "tokenizer.json"),
+        "admin_keys_file": str(folder / "tokenizer.json"),
+        "admin_open": True,
+        "tenants.isolate": True,
+        "access_log": str(folder / "access"),
+        "request_log": str(folder / "requests"),
+        "record": str(folder / "recording"),
+        "record_facts": str(folder / "facts"),
+        "kv_state": str(folder / "kv"),
+        "takeover": str(folder / "next"),
+        "state": "redis://127.0.0.1:6390/2",
+        "replicas.name": "router-a",
+        "replicas.fleet": "blue",
+        "replicas.flush_s": 0.02,
+        "explain": False,
+        "drain_refuses": True,
+        "forward_token_ids": True,
+        "relay": "python",
+        "front": "aiohttp",
+        "unknown_paths": "forward",
+        "chat_drops_unused_tools": True,
+        "chat_content_format": "openai",
+        "chat_template_kwargs": '{"a":1}',
+        "log_level": "debug",
+        "log_format": "json",
+        "policy_fallback": "round_robin",
+        "port": 8090,
+        "admin_port": 8091,
+        "host": "0.0.0.0",
+        "admin_host": "::1",
+        "session_header": "x-s",
+        "deadline_header": "x-d",
+        "ejection.rate": 0.25,
+        "ejection.max_share": 0.25,
+        "intervals.gather_s": 0.0005,
+        "tenant_header": "x-t",
+        "tracing.endpoint": "http://127.0.0.1:4318",
+        "tracing.service_name": "other",
+        "tracing.sample": 0.5,
+    }
+    default = keys_of()[path].default
+    if "tls." in path:
+        return str(folder / "tokenizer.json")
+    return special[path] if path in special else default + 1

@@ -1,0 +1,125 @@
+"""A router with as many workers as wanted, none of which exists, and load that is made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from policies.facts import Arrival, LoadReport, WorkerChange, WorkerFacts
+from router.assembly import Router
+from router.config.limits import Limits
+from router.config.schema import Config, Intervals
+from router.core.actions import Reject
+from router.fleet_io.recognize import Recognized
+from router.http.errors import WorkerError
+from router.http.local_desk import LocalCase
+from router.http.relay.reply import Outcome, Usage
+from router.worker_spec import parse_worker_spec
+
+BLOCK = 16
+HEADS = (20, 26, 40)  # blocks of the system prompts that sessions share
+KV_TOKENS = 400_000.0
+
+
+@dataclass
+class Crowd:
+    """Lifetime: test."""
+
+    router: Router
+    url: str  # of the admin port
+    http: aiohttp.ClientSession
+    draws: random.Random = field(default_factory=lambda: random.Random(5))
+    cases: list[LocalCase] = field(default_factory=list)
+
+    def join(self, models: Sequence[str] = ("m",), url: str | None = None) -> int:
+        """A worker that is believed to be ready."""
+        router, number = self.router, len(self.router.fleet.members)
+        here = url or f"http://127.0.{number // 250}.{number % 250 + 1}:9"
+        worker_id = router.fleet.add(parse_worker_spec(here)).worker_id
+        facts = WorkerFacts(
+            name=here,
+            models=tuple(models),
+            block_size=BLOCK,
+            has_events=worker_id % 7 == 3,
+            kv_capacity_tokens=KV_TOKENS,
+            prefill_tokens_per_s=15_000.0,
+        )
+        router.fleet.members[worker_id].recognized = Recognized("vllm", facts, None)
+        self.state(worker_id, "ready", facts)
+        used = KV_TOKENS * self.draws.random()
+        report = LoadReport(router.switchboard.clock(), worker_id, 0, 0, used)
+        router.switchboard.tell(report)
+        return worker_id
+
+    def state(self, worker_id: int, state: Any, facts: WorkerFacts | None = None) -> None:
+        """What its shell would tell of it."""
+        now_s = self.router.switchboard.clock()
+        self.router.switchboard.tell(WorkerChange(now_s, worker_id, state, facts))
+
+    async def send(self, session: str = "s", tenant: str | None = None, model: str = "m") -> None:
+        """A request that was dispatched and has no answer yet."""
+        desk, draws = self.router.desk, self.draws
+        own = np.frombuffer(draws.randbytes(8 * draws.randrange(5, 60)), dtype=np.uint64)
+        blocks = draws.choice(HEADS)
+        head = np.frombuffer(random.Random(blocks).randbytes(8 * blocks), dtype=np.uint64)
+        chain = np.concatenate([head, own])
+        tokens = len(chain) * BLOCK + 3
+        number = desk.next_request_id()
+        arrival = Arrival(
+            *(desk.clock(), number, model, tokens, {BLOCK: chain}), session=session, tenant=tenant
+        )
+        case = desk.case(arrival, "1" if draws.random() < 0.5 else "no")
+        case.arrive()
+        errand = await case.next_errand()
+        assert not isinstance(errand, Reject), errand
+        self.cases.append(case)
+
+    def answer(self, share: float = 1.0, fails: float = 0.0) -> None:
+        """The oldest requests are over; some of them fail for good."""
+        for case in self.cases[: int(len(self.cases) * share)]:
+            now_s = self.router.switchboard.clock()
+            case.first_token(now_s)
+            error = WorkerError("garbage", "x") if self.draws.random() < fails else None
+            usage = Usage(prompt_tokens=1000, cached_tokens=self.draws.randrange(1000))
+            outcome = Outcome(now_s, 200, error, 99, now_s + 0.02, now_s + 0.5, 9, usage)
+            case.ended(outcome, None)
+            case.__exit__(None, None, None)
+        del self.cases[: int(len(self.cases) * share)]
+
+    async def second(self) -> None:
+        """A second has passed, as far as the page's history goes."""
+        self.router.admin.ui.sample()
+
+    async def told(self, query: str = "") -> Any:
+        """What `/ui/state` answers; None for 204."""
+        async with self.http.get(f"{self.url}/ui/state{query}") as reply:
+            assert reply.status in (200, 204), await reply.text()
+            return msgspec.json.decode(await reply.read()) if reply.status == 200 else None
+
+
+@asynccontextmanager
+async def crowd(workers: int, **config: Any) -> AsyncIterator[Crowd]:
+    """A router whose admin port is served and whose workers are all believed to be ready."""
+    async with aiohttp.ClientSession() as http:
+        limits = Limits(workers=max(workers + 8, 16))
+        router = Router(Config(limits=limits, intervals=Intervals(health_s=600.0), **config), http)
+        runner = web.AppRunner(router.admin_app())
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            one = Crowd(router, f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+            for _ in range(workers):
+                one.join()
+            yield one
+        finally:
+            one.answer()
+            await runner.cleanup()
+            await router.aclose()

@@ -1,0 +1,32 @@
+"""A fleet manager by itself: no router, no core; what its members tell is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import zmq.asyncio
+
+from router.fleet_io.context import FleetContext, FleetTerms, WorkerFact
+from router.fleet_io.manager import FleetManager
+from router.http.relay.reply import RelayLimits
+
+
+@asynccontextmanager
+async def fleet_of(max_workers: int) -> AsyncIterator[tuple[FleetManager, list[WorkerFact]]]:
+    """It asks its workers 50 times a second; nothing is left of it in the end."""
+    others, told = asyncio.all_tasks(), list[WorkerFact]()
+    context = zmq.asyncio.Context()
+    terms = FleetTerms(0.5, 0.02, 0.02, 100, RelayLimits())
+    async with aiohttp.ClientSession() as http:
+        shared = FleetContext(http, context, time.monotonic, told.append, terms)
+        manager = FleetManager(shared, max_workers)
+        yield manager, told
+        await manager.aclose()
+        assert not manager.members
+    context.destroy(linger=0)
+    left = asyncio.all_tasks() - others
+    assert [task for task in left if task.get_name().startswith("worker")] == []

@@ -1,0 +1,104 @@
+"""A chain of scripted workers that a stream is moved along, and what was counted of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from policies.facts import Arrival
+from router.http.client_reply import ClientReply, upstream_request
+from router.http.migration.migrations import Migrations, MigrationTerms
+from router.http.relay.reply import Outcome, Timeouts
+from router.http.relay.upstream import Upstream
+from tests.router.relay_support import Script, served, upstreams_to, worker
+
+TOTAL = 5
+
+
+class Desk:
+    """As much of one as migration asks. Lifetime: test."""
+
+    clock = staticmethod(time.monotonic)
+
+    def identity(self, model: str) -> tuple[str, str | None]:
+        return model, None
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [{"id": "m", "max_model_len": 100}]
+
+
+class Told:
+    """What was counted. Lifetime: test."""
+
+    def __init__(self) -> None:
+        self.ends: Counter[tuple[str, str]] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.gaps_s: list[float] = []
+
+    def watch(self, kept_tokens: Callable[[], int]) -> None:
+        self.kept_tokens = kept_tokens
+
+    def stays(self, reason: str) -> None:
+        self.reasons[reason] += 1
+
+    def moved(self, gap_s: float) -> None:
+        self.gaps_s.append(gap_s)
+
+    def ended(self, result: str, reason: str) -> None:
+        self.ends[result, reason] += 1
+
+
+class Chain:
+    """Workers that are tried in turn. Lifetime: test."""
+
+    def __init__(self, upstreams: list[Upstream], terms: MigrationTerms, buffer_bytes: int) -> None:
+        self.told = Told()
+        self.migrations = Migrations(Desk(), self.told, lambda: terms)  # type: ignore[arg-type]
+        self.outcomes: list[Outcome] = []
+        self.rests: list[Arrival | None] = []
+        self.sending: asyncio.Future[Outcome]  # the latest
+        self.port = 0
+        self.buffer_bytes = buffer_bytes
+        self.upstreams = upstreams
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        tokens = json.loads(body)["max_tokens"]
+        arrival = Arrival(0.0, 1, "m", 3, {4: []}, True, tokens)  # type: ignore[dict-item]
+        with self.migrations.stream(body, request.path, arrival) as stream:
+            assert stream is not None
+            for upstream in self.upstreams:
+                assert stream.take("warmroute", ClientReply(request, self.buffer_bytes))
+                sent = stream.request(upstream_request(request, body))
+                sending = upstream.send(sent, stream, Timeouts())
+                self.sending = asyncio.ensure_future(sending)
+                outcome = stream.ended(await self.sending)
+                self.outcomes.append(outcome)
+                if not outcome.retryable:
+                    return stream.reply
+                self.rests.append(stream.rest())
+            if stream.begun:
+                return stream.give_up("refused")
+            return web.Response(status=502)
+
+
+@asynccontextmanager
+async def chain(
+    *scripts: Script, buffer_bytes: int = 262_144, **terms: int
+) -> AsyncIterator[Chain]:
+    """Workers that follow these scripts, in turn."""
+    async with AsyncExitStack() as exits:
+        workers = [await exits.enter_async_context(worker(script)) for script in scripts]
+        ports = [each.port for each in workers]
+        upstreams = await exits.enter_async_context(upstreams_to(*ports))
+        it = Chain(upstreams, MigrationTerms(**{"moves": 3, **terms}), buffer_bytes)
+        async with served(it.handle) as it.port:
+            yield it
+        assert it.told.kept_tokens() == 0

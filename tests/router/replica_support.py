@@ -1,0 +1,109 @@
+"""Replicas of a fleet without routers: links with exchanges that remember what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from router.config.replicas import Replicas
+from router.config.schema import Config
+from router.replicas.agreement import VERSION
+from router.replicas.identity import new_identity
+from router.replicas.link import Link
+
+WAIT_S = 20.0
+TERMS: Mapping[str, str] = {VERSION: "1", "policy": "warmset"}
+
+
+class Notes:
+    """An `Exchange` that says what it is given to say, and notes all else. Lifetime: test."""
+
+    def __init__(self) -> None:
+        self.to_say: deque[bytes] = deque()
+        self.heard: list[tuple[str, bytes]] = []
+        self.peers: frozenset[str] = frozenset()
+        self.told_present: list[frozenset[str]] = []
+        self.joins = self.parts = 0
+
+    def joined(self, now_s: float) -> None:
+        self.joins += 1
+
+    def parted(self, now_s: float) -> None:
+        self.parts += 1
+
+    def outgoing(self, now_s: float) -> bytes | None:
+        return self.to_say.popleft() if self.to_say else None
+
+    def incoming(self, peer: str, payload: bytes, now_s: float) -> None:
+        assert peer in self.peers
+        self.heard.append((peer, payload))
+
+    def present(self, peers: Collection[str], now_s: float) -> None:
+        self.peers = frozenset(peers)
+        self.told_present.append(self.peers)
+
+    def words(self) -> list[bytes]:
+        """What was heard of anybody."""
+        return [payload for _, payload in self.heard]
+
+
+class Replica:
+    """A link and its notes. Lifetime: test."""
+
+    def __init__(
+        self, url: str, name: str, terms: Mapping[str, str] = TERMS, **replicas: Any
+    ) -> None:
+        options = {"lease_s": 1.5, **replicas}
+        self.notes = Notes()
+        self.identity = new_identity(name)
+        config = msgspec.structs.replace(Config(), state=url, replicas=Replicas(**options))
+        self.link = Link(config, self.identity, self.notes, terms)
+
+    def say(self, *words: bytes) -> None:
+        self.notes.to_say.extend(words)
+
+    def hears(self, *words: bytes) -> Callable[[], bool]:
+        """Whether it has heard all of these."""
+        return lambda: set(words) <= set(self.notes.words())
+
+    def sees(self, *others: Replica) -> Callable[[], bool]:
+        """Whether it holds exactly these for present."""
+        return lambda: self.notes.peers == {other.identity for other in others}
+
+
+async def until(condition: Callable[[], bool], within_s: float = WAIT_S) -> float:
+    """Seconds until it holds."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while not condition():
+        assert loop.time() - begun < within_s, "it does not come about"
+        await asyncio.sleep(0.005)
+    return loop.time() - begun
+
+
+async def all_see_each_other(*replicas: Replica, within_s: float = WAIT_S) -> float:
+    def seen() -> bool:
+        return all(
+            one.link.up and one.sees(*(other for other in replicas if other is not one))()
+            for one in replicas
+        )
+
+    return await until(seen, within_s)
+
+
+@contextlib.asynccontextmanager
+async def fleet(url: str, *names: str, **options: Any) -> AsyncIterator[list[Replica]]:
+    """Replicas that see each other."""
+    replicas = [Replica(url, name, **options) for name in names]
+    for replica in replicas:
+        replica.link.start()
+    try:
+        await all_see_each_other(*replicas)
+        yield replicas
+    finally:
+        await asyncio.gather(*(replica.link.aclose() for replica in replicas))

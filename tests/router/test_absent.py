@@ -1,0 +1,82 @@
+"""A worker without a path: told from one that refuses, kept from clients, and not asked again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from policies.facts import Failure
+from router.core.actions import Dispatch, Reject
+from router.http.absent import says_absent
+from tests.router.core_world import World
+
+OURS = b'{"error":{"message":"no such path: /x","type":"NotFoundError","param":null,"code":404}}'
+NO_MODEL = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}'
+NO_RESPONSE = b'{"error":{"message":"Response with id \'r\' not found.","code":404}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "absent"),
+    [
+        (404, b'{"detail":"Not Found"}', True),
+        (404, b"", True),
+        (404, b"<html>404</html>", True),
+        (404, b"404 page not found", True),
+        (404, OURS, True),
+        (405, b'{"detail":"Method Not Allowed"}', True),
+        (501, b'{"error":{"message":"no"}}', True),
+        (404, NO_MODEL, False),
+        (404, NO_RESPONSE, False),
+        (404, b'{"object":"error","message":"The model `x` does not exist."}', False),
+        (404, b'{"error":"unknown model"}', False),
+        (404, b'{"detail":"Model x not found"}', False),
+        (404, b'{"detail":{"why":1}}', False),
+    ],
+)
+def test_only_what_speaks_of_the_path_means_the_path(
+    status: int, body: bytes, absent: bool
+) -> None:
+    assert says_absent(status, body) is absent
+
+
+def asking(world: World, needs: str | None, **fields: Any) -> Any:
+    arrival = dataclasses.replace(world.arrival([1]), needs=needs, **fields)
+    (action,) = world.core.on_arrival(arrival)
+    return action
+
+
+def test_a_worker_that_lacks_a_path_is_not_asked_for_it_and_for_nothing_less_else() -> None:
+    world = World(workers=2)
+    world.join(0, lacks=frozenset({"/x"}))
+    for _ in range(4):
+        action = asking(world, "/x")
+        assert isinstance(action, Dispatch)
+        assert action.worker_id == 1
+    world.join(1, lacks=frozenset({"/x", "/y"}))
+    refused = asking(world, "/x")
+    assert isinstance(refused, Reject)
+    assert (refused.status, refused.code) == (404, "path_not_served")
+    assert "/x" in refused.message
+    assert isinstance(asking(world, "/y"), Dispatch)
+    assert isinstance(asking(world, None), Dispatch)
+
+
+def test_looking_for_a_worker_that_has_a_path_costs_neither_attempts_nor_retries() -> None:
+    world = World(workers=8, max_attempts=2, retry_share=0.0, retries_per_s=0.0)
+    action = asking(world, "/x")
+    for _ in range(7):
+        assert isinstance(action, Dispatch)
+        assert action.after_s == 0
+        world.join(action.worker_id, lacks=frozenset({"/x"}))
+        failure = Failure(world.now_s, action.request_id, "busy", retry=True, reason="absent")
+        (action,) = world.core.on_failure(failure)
+    assert isinstance(action, Dispatch)
+    world.join(action.worker_id, lacks=frozenset({"/x"}))
+    failure = Failure(world.now_s, action.request_id, "busy", retry=True, reason="absent")
+    (action,) = world.core.on_failure(failure)
+    assert isinstance(action, Reject)
+    assert action.code == "path_not_served"
+    assert all(worker.is_in for worker in world.core.workers)
+    assert len(world.core.ledger) == 0

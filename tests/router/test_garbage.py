@@ -1,0 +1,60 @@
+"""The collector after `settle`: what was there is out of its sight, new cycles are not."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from router.garbage import YOUNG_OBJECTS, release, settle
+
+
+class Knot:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+def test_what_lives_is_looked_at_no_more() -> None:
+    before = [Knot() for _ in range(100)]
+    settle()
+    assert gc.get_freeze_count() > len(before)
+    assert not [o for o in gc.get_objects() if isinstance(o, Knot)]
+
+
+def test_cycles_that_were_there_are_gone() -> None:
+    gone = weakref.ref(Knot())
+    settle()
+    assert gone() is None
+
+
+def test_new_cycles_are_still_found() -> None:
+    settle()
+    gone = weakref.ref(Knot())
+    kept: list[list[int]] = []
+    while gone() is not None and len(kept) < 2 * YOUNG_OBJECTS:
+        kept.append([])
+    assert gone() is None
+
+
+def test_what_was_set_apart_is_collected_in_the_end() -> None:
+    knot = Knot()
+    gone = weakref.ref(knot)
+    settle()
+    del knot
+    gc.collect()
+    assert gone() is not None
+    release()
+    gc.collect()
+    assert gone() is None

@@ -1,0 +1,121 @@
+"""Deadlines: read from headers, kept, passed on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.http.client_reply import ClientReply
+from router.http.errors import ClientError
+from router.http.patience import ENVOY_HEADER, Patience, in_time, late_answer, ran_out
+from router.http.relay.reply import Outcome, Timeouts, UpstreamRequest
+
+OWN = "x-request-timeout-ms"
+
+
+class Reply:
+    """What is asked of a client's reply. Lifetime: test."""
+
+    def __init__(self, body_length: int) -> None:
+        self.body_length = body_length
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def client_reply(body_length: int) -> ClientReply:
+    return cast(ClientReply, Reply(body_length))
+
+
+@given(
+    own=st.none() | st.integers(0, 86_400_000),
+    envoy=st.none() | st.integers(0, 86_400_000),
+    total_s=st.sampled_from([0.0, 5.0]),
+)
+def test_the_soonest_of_all_that_are_told_holds(
+    own: int | None, envoy: int | None, total_s: float
+) -> None:
+    headers = {OWN: own, ENVOY_HEADER: envoy}
+    told = {name: str(ms) for name, ms in headers.items() if ms is not None}
+    bounds = [ms / 1e3 for ms in (own, envoy) if ms] + ([total_s] if total_s else [])
+    deadline_s = Patience(total_s=total_s).deadline_s(told.get, 100.0)
+    assert deadline_s == (100.0 + min(bounds) if bounds else None)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "1e3", "soon", "٣", "86400001", "9" * 5_000])
+@pytest.mark.parametrize("name", [OWN, ENVOY_HEADER])
+def test_what_is_no_time_is_refused_by_the_headers_name(name: str, text: str) -> None:
+    with pytest.raises(ClientError) as caught:
+        Patience().deadline_s({name: text}.get, 0.0)
+    assert caught.value.status == 400
+    assert name in caught.value.message
+
+
+def test_a_longer_prompt_gets_more_time_and_a_whole_answer_its_own() -> None:
+    told = Timeouts(first_byte_s=5.0)
+    patience = Patience(ms_per_token=2.0, whole_answer_s=60.0)
+    assert patience.timeouts(told, True, 1_000).first_byte_s == 7.0
+    assert patience.timeouts(told, False, 1_000).first_byte_s == 62.0
+    assert Patience(whole_answer_s=5.0).timeouts(told, False, 1_000) is told
+
+
+def test_a_worker_is_told_what_is_left_and_nothing_of_before() -> None:
+    request = UpstreamRequest(
+        "POST",
+        "/x",
+        ((b"X-Request-Timeout-Ms", b"900"), (b"A", b"1"), (ENVOY_HEADER.encode(), b"7")),
+    )
+    sent = Patience().passed_on(request, 0.2509)
+    assert sent.headers == ((b"A", b"1"),)
+    assert sent.internal_headers == ((OWN.encode(), b"250"),)
+    assert Patience().passed_on(request, -1.0).internal_headers == ((OWN.encode(), b"1"),)
+
+
+@pytest.mark.parametrize("begun_bytes", [0, 7])
+async def test_an_attempt_ends_at_its_deadline_and_what_has_begun_is_cut(begun_bytes: int) -> None:
+    cancelled = asyncio.Event()
+
+    async def never() -> Outcome:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    reply = client_reply(begun_bytes)
+    clock = asyncio.get_running_loop().time
+    outcome = await in_time(never(), reply, clock() + 0.01, clock)
+    assert cancelled.is_set()
+    assert ran_out(outcome)
+    assert not outcome.retryable
+    assert outcome.bytes_to_client == begun_bytes
+    assert cast(Reply, reply).aborted is bool(begun_bytes)
+    answer = late_answer(reply)
+    assert answer is reply if begun_bytes else answer.status == 504
+
+
+async def test_an_attempt_within_its_time_is_left_alone() -> None:
+    async def well() -> Outcome:
+        return Outcome(started_s=0.0, status=200)
+
+    clock = asyncio.get_running_loop().time
+    outcome = await in_time(well(), client_reply(9), clock() + 60.0, clock)
+    assert (outcome.status, ran_out(outcome)) == (200, False)
+
+
+async def test_a_client_that_leaves_is_no_deadline() -> None:
+    async def never() -> Outcome:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    clock = asyncio.get_running_loop().time
+    task = asyncio.create_task(in_time(never(), client_reply(0), clock() + 60.0, clock))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,44 @@
+"""Counts without locks say what Prometheus' own would say."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from router.metrics.plain import PlainCounter, PlainHistogram
+from tests.router.property_support import patient
+
+BOUNDS = (0.005, 0.01, 1, 2.5, 250)
+
+
+def lines(registry: CollectorRegistry) -> list[str]:
+    """What is scraped, but for when a metric was made."""
+    text = generate_latest(registry).decode()
+    return [line for line in text.splitlines() if "_created" not in line]
+
+
+@patient
+@given(st.lists(st.floats(0, 1e6) | st.sampled_from(BOUNDS), max_size=40))
+def test_a_histogram_is_scraped_alike(values: list[float]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    plain = PlainHistogram("seconds", "Some seconds", BOUNDS)
+    ours.register(plain)
+    usual = Histogram("seconds", "Some seconds", buckets=BOUNDS, registry=theirs)
+    for value in values:
+        plain.observe(value)
+        usual.observe(value)
+    assert lines(ours) == lines(theirs)
+
+
+@patient
+@given(st.lists(st.integers(0, 10**9), max_size=9))
+def test_a_counter_is_scraped_alike(values: list[int]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    plain = PlainCounter("tokens", "Some tokens")
+    ours.register(plain)
+    usual = Counter("tokens", "Some tokens", registry=theirs)
+    for value in values:
+        plain.inc(value)
+        usual.inc(value)
+    assert lines(ours) == lines(theirs)

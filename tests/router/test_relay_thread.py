@@ -1,0 +1,33 @@
+"""How the relay's thread asks to be scheduled."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvkernels
+
+LINUX = sys.platform == "linux"
+
+
+def threads() -> set[int]:
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+
+@pytest.mark.skipif(not LINUX or kvkernels.Relay is None, reason="no relay was built")
+def test_being_woken_it_does_not_cut_in() -> None:
+    before = threads()
+    relay = kvkernels.Relay(0.0)
+    try:
+        (thread,) = threads() - before
+        deadline = 100_000  # the thread says it first thing, when it gets its turn
+        while os.sched_getscheduler(thread) != os.SCHED_BATCH and deadline:
+            os.sched_yield()
+            deadline -= 1
+        assert os.sched_getscheduler(thread) == os.SCHED_BATCH
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    finally:
+        relay.stop()

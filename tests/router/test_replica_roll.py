@@ -1,0 +1,193 @@
+"""Who is there: whatever becomes of beats, looks and clocks; and what must agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis import exceptions as redis
+
+from router.config.schema import Config, TenantRules
+from router.replicas.agreement import VERSION, Disagreements, differences, refusal, terms_of
+from router.replicas.identity import Keys, name_of, new_identity, read_identity
+from router.replicas.roll import MOST_PEERS, Entry, Roll, entry_text, read_entries, read_entry
+from router.replicas.trouble import reason_of
+
+LEASE_S = 3.0
+ME = "me@0000000000000000"
+TERMS = {VERSION: "1"}
+
+
+def other(number: int) -> str:
+    return f"r@{number:016x}"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(0.0, 1.0)), max_size=60))
+def test_a_peer_is_there_while_it_beats_and_gone_after_its_lease(steps):
+    """Oracle: the time of looks since its entry was last another one."""
+    roll = Roll(ME, LEASE_S)
+    registry = {ME: Entry(1, TERMS)}
+    quiet_s: dict[str, float] = {}
+    beats = [0] * 4
+    for who, beating, elapsed_s in steps:
+        name = other(who)
+        if beating:
+            beats[who] += 1
+            registry[name] = Entry(beats[who], TERMS)
+        roll.look(registry, elapsed_s)
+        for known in registry.keys() - {ME}:
+            if known == name and beating:
+                quiet_s[known] = 0.0
+            else:
+                quiet_s[known] += elapsed_s
+        here = {known for known, quiet in quiet_s.items() if quiet < LEASE_S}
+        assert roll.present("1") == here
+
+
+def test_what_the_dead_left_behind_is_nobody_and_is_cleared_away():
+    roll = Roll(ME, LEASE_S)
+    registry = {other(1): Entry(7, TERMS)}
+    for _ in range(7):  # the first one finds it
+        roll.look(registry, 0.5)
+    assert roll.lapsed == [other(1)]
+    for _ in range(20):
+        roll.look(registry, 0.5)
+        assert not roll.present("1")
+    roll.look({other(1): Entry(8, TERMS)}, 0.5)
+    assert (roll.present("1"), roll.returned) == ({other(1)}, 1)
+
+
+def test_who_said_goodbye_does_not_come_back_by_an_older_look():
+    roll = Roll(ME, LEASE_S)
+    registry = {other(1): Entry(7, TERMS)}
+    roll.look(registry, 0.5)
+    roll.left(other(1))
+    roll.look(registry, 0.5)
+    assert not roll.present("1")
+    assert roll.lapsed == []
+
+
+def test_messages_are_beats_too():
+    roll = Roll(ME, LEASE_S)
+    for _ in range(20):
+        roll.look({other(1): Entry(7, TERMS)}, 1.0)
+        roll.heard(other(1))
+    assert roll.present("1") == {other(1)}
+
+
+def test_who_speaks_another_version_is_known_and_not_present():
+    roll = Roll(ME, LEASE_S)
+    roll.look({other(1): Entry(7, {VERSION: "2"}), other(2): Entry(7, {})}, 0.5)
+    assert len(roll.peers) == 2
+    assert not roll.present("1")
+
+
+def test_there_is_a_bound(caplog):
+    roll = Roll(ME, LEASE_S)
+    roll.look({other(n): Entry(1, TERMS) for n in range(MOST_PEERS + 3)}, 0.5)
+    assert (len(roll.peers), roll.crowded_out) == (MOST_PEERS, 3)
+    assert caplog.text.count("is ignored") == 2
+
+
+@given(st.lists(st.binary(max_size=80), max_size=20))
+def test_any_registry_can_be_read(texts):
+    entries, malformed = read_entries(texts)
+    assert len(entries) + malformed <= len(texts) // 2
+
+
+@given(
+    st.integers(0, (1 << 62) - 1),
+    st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=5),
+)
+def test_entries_come_back_as_they_were(beat, terms):
+    entry = Entry(beat, terms)
+    assert read_entry(entry_text(entry)) == entry
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[1,2]", b'{"beat":-1,"terms":{}}', b"{" * 20_000, b"\xff", b'{"beat":1e9}']
+)
+def test_what_is_no_entry(text):
+    assert read_entry(text) is None
+
+
+def test_identities():
+    identity = new_identity("a.b-c")
+    assert name_of(identity) == "a.b-c"
+    assert read_identity(identity.encode()) == identity
+    assert new_identity("a") != new_identity("a")
+    assert read_identity(new_identity("").encode()) is not None
+    for text in (b"", b"a", b"@0123456789abcdef", b"a@0123", b"a@0123456789ABCDEF", b"\xff" * 20):
+        assert read_identity(text) is None
+    assert Keys("f").said("a@0") == "warmroute:{f}:said:a@0"
+
+
+def test_what_must_agree(tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("- alice salt=s1\n- bob\n")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text("{}")
+    plain = Config()
+    replace = msgspec.structs.replace
+    ours = terms_of(plain, 1)
+    assert not list(differences(ours, terms_of(replace(plain, port=1, seed=5), 1)))
+    for field, value in (
+        ("policy", "least_requests"),
+        ("session_header", "x-s"),
+        ("tenants", TenantRules(isolate=True)),
+        ("chat_template_kwargs", '{"a":1}'),
+        ("tokenizer", str(model)),
+        ("api_keys_file", str(keys)),
+    ):
+        ((key, how),) = differences(ours, terms_of(replace(plain, **{field: value}), 1))
+        assert key.startswith(field)
+        assert " here and " in how
+    assert [key for key, _ in differences(ours, terms_of(plain, 2))] == [VERSION]
+    with_keys = replace(plain, api_keys_file=str(keys))
+    first = terms_of(with_keys, 1)
+    assert "s1" not in str(first)
+    keys.write_text("- bob\n- carol\n- alice salt=s1\n")
+    assert terms_of(with_keys, 1) == first, "keys may differ, salts may not"
+    keys.write_text("- alice salt=s2\n")
+    assert terms_of(with_keys, 1) != first
+    assert len(str(terms_of(replace(plain, policy="x" * 10_000), 1))) < 1_000
+    assert "replicas.fleet" in str(refusal("b@1", "x"))
+
+
+def test_a_disagreement_is_said_once(caplog):
+    caplog.set_level("INFO")
+    disagreements = Disagreements()
+    for _ in range(3):
+        disagreements.look({"a": "1"}, {"r": {"a": "2"}, "s": {"a": "1"}})
+    assert list(disagreements.now) == ["r"]
+    disagreements.look({"a": "1"}, {"r": {"a": "1"}})
+    assert not disagreements.now
+    assert [r.getMessage() for r in caplog.records] == [
+        "replica r differs: a is '1' here and '2' there; give both the same",
+        "replica r agrees again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TimeoutError(), "does not answer"),
+        (redis.TimeoutError("Timeout connecting to server"), "does not answer"),
+        (redis.AuthenticationError("invalid username-password pair"), "correct `state`"),
+        (redis.AuthenticationError("Authentication required."), "asks for a password"),
+        (redis.ReadOnlyError("You can't write"), "read-only"),
+        (redis.MovedError("1 h:1"), "redis+cluster"),
+        (redis.ConnectionError("Error 111 connecting to h:1. Connection refused."), "is refused"),
+        (redis.ResponseError("unknown command 'XADD'"), "Redis 6.2"),
+        (ValueError("redis://u:hush@h " + "x" * 999), "fails: ValueError: redis://***@h xxx"),
+    ],
+)
+def test_reasons_are_words_without_secrets(error, words):
+    reason = reason_of(error)
+    assert words in reason
+    assert "hush" not in reason
+    assert len(reason) < 300

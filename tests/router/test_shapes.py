@@ -1,0 +1,186 @@
+"""Bodies of other APIs: what of them is routed by, and that whatever else comes is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.http.errors import ClientError
+from router.http.paths import OTHER, PATHS, lacking
+from router.http.scan import ScanLimits, Scanned
+from router.http.shapes import SHAPES
+from tests.router.property_support import patient
+
+LIMITS = ScanLimits()
+TEXT_PART = {"type": "input_text", "text": "hello"}
+TOOL = {"name": "look", "description": "Look.", "parameters": {"type": "object"}}
+
+
+def read(path: str, fields: Any) -> Scanned:
+    body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    return SHAPES[PATHS[path].reads](body, LIMITS)
+
+
+def test_a_response_is_read_as_the_chat_that_engines_make_of_it() -> None:
+    scanned = read(
+        "/v1/responses",
+        {
+            "model": "m",
+            "instructions": "Be brief.",
+            "input": [{"role": "user", "content": [TEXT_PART]}, {"type": "reasoning", "id": "r"}],
+            "stream": True,
+            "max_output_tokens": 9,
+            "prompt_cache_key": "ann",
+            "tools": [{"type": "function", **TOOL}],
+        },
+    )
+    assert (scanned.model, scanned.stream, scanned.session) == ("m", True, "ann")
+    assert scanned.max_output_tokens == 9
+    assert scanned.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        {"role": "tool", "content": [{"type": "item", "item": {"type": "reasoning", "id": "r"}}]},
+    )
+    assert scanned.options.tools == [{"type": "function", "function": TOOL}]
+
+
+def test_a_responses_text_is_a_users_message() -> None:
+    assert read("/v1/responses", {"input": "hi"}).messages == ({"role": "user", "content": "hi"},)
+
+
+def test_a_message_is_read_with_what_stands_before_the_conversation() -> None:
+    tool = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
+    scanned = read(
+        "/v1/messages",
+        {
+            "model": "m",
+            "max_tokens": 5,
+            "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            "metadata": {"user_id": "ann"},
+            "tools": [tool],
+        },
+    )
+    assert scanned.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+    )
+    assert (scanned.session, scanned.max_output_tokens) == ("ann", 5)
+    assert scanned.options.tools == [{"type": "function", "function": TOOL}]
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ([1, 2],)), ([[1], [2, 3]], ([1], [2, 3]))],
+)
+def test_embeddings_take_texts_and_ids(given: Any, prompts: tuple[Any, ...]) -> None:
+    found = read("/v1/embeddings", {"input": given}).prompts
+    assert [p if isinstance(p, str) else p.tolist() for p in found] == list(prompts)
+
+
+def test_embeddings_of_what_is_no_text_go_by_their_bytes() -> None:
+    scanned = read("/v1/embeddings", {"input": [{"image": "data:"}]})
+    assert scanned.by_text
+    assert scanned.prompts == ('[{"image": "data:"}]',)
+
+
+def test_pairs_count_with_both_sides() -> None:
+    for fields in ({"query": "q", "documents": ["d1", "d2"]}, {"text_1": "q", "text_2": "d1"}):
+        scanned = read("/v1/score", fields)
+        assert scanned.by_text
+        (prompt,) = scanned.prompts
+        assert isinstance(prompt, str)
+        assert "d1" in prompt
+
+
+def test_sglangs_own_api() -> None:
+    params = {"max_new_tokens": 7}
+    scanned = read("/generate", {"input_ids": [[1, 2], [3]], "sampling_params": params})
+    assert [np.asarray(p).tolist() for p in scanned.prompts] == [[1, 2], [3]]
+    assert scanned.max_output_tokens == 7
+    one, other = (read("/generate", {"text": "t", "lora_path": name}) for name in ("a", "b"))
+    assert one.prompts == ("t",)
+    assert one.cache_salt != other.cache_salt
+    assert read("/generate", {"text": "t", "extra_key": "k"}).cache_salt == "k"
+
+
+def test_token_ids_in() -> None:
+    scanned = read(
+        "/inference/v1/generate", {"token_ids": [4, 5], "sampling_params": {"max_tokens": 3}}
+    )
+    assert np.asarray(scanned.prompts[0]).tolist() == [4, 5]
+    assert scanned.max_output_tokens == 3
+
+
+def test_what_computes_nothing_has_no_prompt() -> None:
+    body = {"model": "m", "prompt": "long " * 1000, "session_id": "ann"}
+    assert read("/tokenize", body) == Scanned(model="m")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/responses", {"model": "m"}, "input"),
+        ("/v1/responses", {"input": 3}, "input"),
+        ("/v1/messages", {"messages": []}, "messages"),
+        ("/v1/messages", {"messages": [{"content": "x"}]}, "messages[0].role"),
+        ("/v1/embeddings", {"model": "m"}, "input"),
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": [1, -5]}, "input"),
+        ("/v1/rerank", {"model": "m"}, None),
+        ("/generate", {}, "text"),
+        ("/generate", {"input_ids": ["a", 3]}, "input_ids"),
+        ("/inference/v1/generate", {"token_ids": None}, "token_ids"),
+        ("/tokenize", b"{", None),
+        ("/tokenize", {"model": "x" * 2000}, "model"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(path: str, body: Any, param: Any) -> None:
+    with pytest.raises(ClientError) as caught:
+        read(path, body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_what_is_passed_on_unread_is_never_refused() -> None:
+    for body in (b"", b"\xff", b"[", b'{"model":3}', b'{"model":"%s"}' % (b"x" * 2000)):
+        assert SHAPES[OTHER.reads](body, LIMITS) == Scanned()
+    assert SHAPES[OTHER.reads](b'{"model":"m"}', LIMITS).model == "m"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(
+    (
+        *("model", "input", "messages", "system", "instructions", "tools", "text", "input_ids"),
+        *("sampling_params", "lora_path", "query", "documents", "token_ids", "metadata"),
+        "stream",
+    )
+)
+
+
+@patient
+@given(st.sampled_from(sorted(PATHS)), st.dictionaries(NAMES, VALUES))
+def test_any_body_is_read_or_refused(path: str, fields: dict[str, Any]) -> None:
+    if PATHS[path].reads == "openai":
+        return
+    try:
+        scanned = read(path, fields)
+    except ClientError:  # and nothing else
+        return
+    assert bool(scanned.prompts or scanned.messages) == PATHS[path].computes
+
+
+def test_what_each_kind_lacks() -> None:
+    assert "/generate" in lacking("vllm")
+    assert "/generate" not in lacking("sglang")
+    assert {"/tokenize", "/detokenize"}.isdisjoint(lacking("warmroute"))
+    assert not lacking("openai")  # nobody knows what it is: it is asked
+    assert not {p.path for p in PATHS.values() if p.everywhere} & lacking("trtllm")

@@ -1,0 +1,89 @@
+"""What keys use at several replicas: one limit for all, whatever messages are lost or repeated."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.keys.allowance import Allowance
+from router.keys.shared_use import SharedUse
+from router.keys.terms import KeyTerms
+
+KEY = "k"
+TERMS = KeyTerms(requests_per_s=1.0, requests_burst=10.0, tokens_per_s=1.0, tokens_burst=1_000.0)
+
+
+class Side:
+    """One replica's allowance of one key. Lifetime: test."""
+
+    def __init__(self, terms: KeyTerms = TERMS) -> None:
+        self.allowance = Allowance(terms, 0.0)
+        self.uses = SharedUse(lambda: {KEY: self.allowance})
+        self.allowance.on_use = lambda: self.uses.touched(KEY)
+
+    def hear(self, other: Side, again: bool = False) -> None:
+        uses = other.uses.all() if again else other.uses.changed()
+        self.uses.heard("other", uses, again, 0.0)
+
+
+def test_what_one_used_the_other_has_no_more() -> None:
+    ours, theirs = Side(), Side()
+    for _ in range(10):
+        assert theirs.allowance.begin(0.0) is None
+    assert theirs.allowance.begin(0.0) is not None
+    ours.hear(theirs)
+    exhausted = ours.allowance.begin(0.0)
+    assert exhausted is not None
+    assert "1 requests a second" in exhausted.what
+
+
+def test_requests_at_the_same_time_are_counted_wherever_they_run() -> None:
+    terms = KeyTerms(inflight=2)
+    ours, theirs = Side(terms), Side(terms)
+    assert theirs.allowance.begin(0.0) is None
+    ours.hear(theirs)
+    assert ours.allowance.begin(0.0) is None
+    assert ours.allowance.begin(0.0) is not None
+    theirs.allowance.end(1.0)
+    ours.hear(theirs)
+    assert ours.allowance.begin(0.0) is None
+
+
+def test_requests_of_a_replica_that_is_gone_run_no_more() -> None:
+    terms = KeyTerms(inflight=1)
+    ours, theirs = Side(terms), Side(terms)
+    theirs.allowance.begin(0.0)
+    ours.hear(theirs)
+    assert ours.allowance.begin(0.0) is not None
+    ours.uses.gone("other", 0.0)
+    ours.uses.gone("other", 0.0)
+    assert ours.allowance.begin(0.0) is None
+
+
+def test_what_was_used_before_we_knew_of_a_replica_is_not_taken_off_here() -> None:
+    ours, theirs = Side(), Side()
+    theirs.allowance.begin(0.0)
+    theirs.allowance.settle(0.0, 900)
+    theirs.allowance.end(0.0)
+    ours.hear(theirs, again=True)
+    assert ours.allowance.spend(0.0, 1_000) is None
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 30), st.sampled_from(["lost", "heard", "twice", "again"])),
+        max_size=30,
+    )
+)
+def test_totals_make_good_whatever_was_lost_or_repeated(steps: list[tuple[int, str]]) -> None:
+    ours, theirs = Side(), Side()
+    assert theirs.allowance.begin(0.0) is None  # told at once: else "again" would come first
+    ours.hear(theirs)
+    for tokens, fate in steps:
+        theirs.allowance.settle(0.0, tokens)
+        uses = theirs.uses.all() if fate == "again" else theirs.uses.changed()
+        for _ in range({"lost": 0, "twice": 2}.get(fate, 1)):
+            ours.uses.heard("other", uses, fate == "again", 0.0)
+    theirs.allowance.settle(0.0, 0)
+    ours.hear(theirs)
+    assert ours.allowance.headers(0.0) == theirs.allowance.headers(0.0)

@@ -1,0 +1,125 @@
+"""The frames of `warmroute top`: right figures, within the terminal, whatever workers say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.top.figures import Look, of_workers, rate, samples_of
+from router.top.frame import SORTS, View, frame
+
+ADMIN = "http://127.0.0.1:8081"
+
+
+def row(number: int, state: str = "ready", **more: Any) -> dict[str, Any]:
+    return {"id": number, "url": f"http://10.0.0.{number % 250}:8000", "state": state} | more
+
+
+def decision(worker: int, **more: Any) -> dict[str, Any]:
+    known = {"request": 7, "worker": worker, "prompt_tokens": 100, "expected_hit_tokens": 50}
+    return known | {"reason": "policy", "policy": "hybrid", "best": [], **more}
+
+
+def counted(at_s: float, count: float) -> Look:
+    return Look(at_s, [row(0)], {"warmroute_decisions_total": {(): count}}, [])
+
+
+def test_sources_in_trouble_and_workers_that_ramp_are_shown() -> None:
+    sources = [{"source": "file:x", "trouble": "torn"}, {"source": "redis", "trouble": None}]
+    rows = [row(0) | {"ramp_share": 0.25}, row(1) | {"ramp_share": 1.0}]
+    lines = frame(ADMIN, None, Look(0.0, rows, {}, [], sources), View(120, 24))
+    assert "! file:x: torn" in lines
+    assert not any("redis" in line for line in lines)
+    of_fleet = [line for line in lines if ":8000" in line]
+    assert [line.endswith("ramp 25%") for line in of_fleet] == [True, False]
+
+
+def test_metrics_are_read_as_prometheus_writes_them() -> None:
+    text = '# HELP a b\na 1\nb{x="1",y="2 {}"} 2.5\nb{x="2",y="\\"q\\""} +Inf\nnonsense\nc d\n'
+    found = samples_of(text)
+    assert found["a"] == {(): 1.0}
+    assert found["b"][("x", "1"), ("y", "2 {}")] == 2.5
+    assert len(found["b"]) == 2
+    assert "c" not in found
+
+
+def test_rates_are_per_second_and_unknown_over_a_restart() -> None:
+    name = "warmroute_decisions_total"
+    assert rate(counted(10, 100), counted(12, 150), name) == 25
+    assert rate(None, counted(12, 150), name) is None
+    assert rate(counted(10, 100), counted(12, 3), name) is None
+    assert "requests/s 25 " in "\n".join(
+        frame(ADMIN, counted(10, 100), counted(12, 150), View(80, 24))
+    )
+
+
+def test_the_number_of_a_decision_is_one_that_can_be_asked_for() -> None:
+    numbers = [7, 1 << 36 | 3]  # a satellite's begin far up
+    decisions = [decision(0, request=number) for number in numbers]
+    lines = frame(ADMIN, None, Look(0.0, [row(0)], {}, decisions), View(100, 24))
+    shown = lines[next(i for i, line in enumerate(lines) if "request worker" in line) + 1 :]
+    assert [line.split()[0] for line in shown[:2]] == [str(number) for number in numbers]
+
+
+def test_a_worker_shows_what_its_decisions_came_to() -> None:
+    said = of_workers(
+        [
+            decision(1, cached_tokens=100, first_token_s=0.1),
+            decision(1, cached_tokens=None, first_token_s=0.3),
+        ]
+    )
+    assert said[1].hit_rate == 0.75
+    assert said[1].ttft_p50_s == pytest.approx(0.2)
+    rows = [
+        row(1, kv_used_tokens=500, kv_capacity_tokens=1_000, inflight_requests=3),
+        row(2, "down", trouble="GET /health: refused"),
+    ]
+    decisions = [decision(1, cached_tokens=80, first_token_s=0.25)]
+    lines = frame(ADMIN, None, Look(0.0, rows, {}, decisions), View(100, 24))
+    text = "\n".join(lines)
+    assert "50%" in text
+    assert "80%" in text
+    assert "250ms" in text
+    down, up = (
+        next(n for n, line in enumerate(lines) if f" {s} " in line) for s in ("down", "ready")
+    )
+    assert down < up, "trouble comes first"
+    assert "GET /health: refused" in text
+
+
+def test_held_tenants_and_trouble_are_told() -> None:
+    held = {"warmroute_held_by_tenant": {(("tenant", "acme"),): 3.0, (("tenant", "x"),): 0.0}}
+    text = "\n".join(frame(ADMIN, None, Look(0.0, [row(0)], held, []), View(80, 24)))
+    assert "held 3" in text
+    assert "acme 3" in text
+    away = frame(ADMIN, None, None, View(80, 24, trouble="connection refused"))
+    assert "! connection refused" in away
+
+
+@given(
+    workers=st.integers(0, 1_000),
+    columns=st.integers(20, 200),
+    lines=st.integers(3, 60),
+    sort=st.sampled_from(SORTS),
+    said=st.text(max_size=40),
+)
+def test_no_frame_is_larger_than_its_terminal_or_says_what_steers_it(
+    workers: int, columns: int, lines: int, sort: str, said: str
+) -> None:
+    rows = [row(n, "down" if n % 7 == 0 else "ready", trouble=said) for n in range(workers)]
+    now = Look(1.0, rows, {}, [decision(n % 9) for n in range(50)])
+    shown = frame(ADMIN, None, now, View(columns, lines, sort))
+    assert len(shown) <= lines
+    assert all(len(line) <= columns and line.isprintable() for line in shown)
+
+
+def test_a_thousand_workers_show_the_worst_and_say_how_many_more() -> None:
+    rows = [row(n, inflight_requests=n) for n in range(1_000)]
+    rows[500]["state"] = "ejected"
+    text = "\n".join(frame(ADMIN, None, Look(0.0, rows, {}, []), View(80, 24)))
+    assert " 500 ejected" in text
+    assert " 999 ready" in text
+    assert "more" in text

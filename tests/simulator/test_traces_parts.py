@@ -1,0 +1,85 @@
+"""A trace in several files: a folder's parts, or those of a pattern, read as one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.replay.setup import WorkloadSpec
+from simulator.traces.errors import ErrorLog
+from simulator.traces.open import TraceError, open_jobs
+from simulator.traces.parts import opened
+from tests.simulator.trace_lines import LOG_HEADING, LOGGED, read
+
+SALTED = {**LOG_HEADING, "salt": "5a17"}
+
+
+def part(folder: Path, name: str, *lines: dict[str, Any], torn: str = "") -> None:
+    data = ("".join(f"{json.dumps(one)}\n" for one in lines) + torn).encode()
+    (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+
+
+def at(offset_s: float, **more: Any) -> dict[str, Any]:
+    return {**LOGGED, "at": 1_700_000_000 + offset_s, **more}
+
+
+def recording(folder: Path) -> WorkloadSpec:
+    """Three parts, of which the third began before the second's last line ended."""
+    part(folder, "requests-1.jsonl.gz", SALTED, at(0), at(10))
+    part(folder, "requests-2.jsonl.gz", SALTED, at(20), at(40))
+    part(folder, "requests-3.jsonl", SALTED, at(30), at(50))
+    (folder / "salt").write_bytes(b"\x00" * 32)
+    return WorkloadSpec(str(folder))
+
+
+def test_parts_are_one_workload_in_order_of_arrival(tmp_path: Path) -> None:
+    jobs = read(recording(tmp_path))
+    assert [job.at_ns // 10**9 for job in jobs] == [0, 10, 20, 30, 40, 50]
+    assert {job.session for job in jobs} == {"5a17/s"}, "one salt, one session"
+    pattern = WorkloadSpec(str(tmp_path / "requests-[12].*"))
+    assert [job.at_ns // 10**9 for job in read(pattern)] == [0, 10, 20, 40]
+
+
+def test_sessions_of_another_salt_are_others(tmp_path: Path) -> None:
+    part(tmp_path, "a.jsonl", SALTED, at(0))
+    part(tmp_path, "b.jsonl", {**SALTED, "salt": "0ther"}, at(1))
+    part(tmp_path, "c.jsonl", LOG_HEADING, at(2))
+    names = [job.session for job in read(WorkloadSpec(str(tmp_path)))]
+    assert names == ["5a17/s", "0ther/s", "3/s"]
+
+
+def test_progress_goes_from_none_to_all(tmp_path: Path) -> None:
+    recording(tmp_path)
+    parts = opened(tmp_path)
+    seen = [parts.fraction_read() for _ in parts.lines(ErrorLog("parts"))]
+    assert seen == sorted(seen)
+    assert seen[0] < seen[3] < 1.0 == parts.fraction_read()
+
+
+def test_a_part_that_is_there_twice_is_read_packed(tmp_path: Path) -> None:
+    """As where a router ended between packing it and removing what it had packed."""
+    spec = recording(tmp_path)
+    part(tmp_path, "requests-2.jsonl", SALTED, at(20), at(40))
+    assert len(read(spec)) == 6
+
+
+def test_a_torn_line_is_told_and_left_out(tmp_path: Path) -> None:
+    part(tmp_path, "a.jsonl", SALTED, at(0), torn='{"at": 17000')
+    part(tmp_path, "b.jsonl", SALTED, at(1))
+    (tmp_path / "c.jsonl").write_bytes(b"")  # begun, and nothing came
+    stream = open_jobs(WorkloadSpec(str(tmp_path)))
+    assert len(list(stream.jobs)) == 2
+    assert stream.errors.total == 1
+    assert "line 3" in stream.errors[0]
+
+
+def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+    spec = recording(tmp_path)
+    packed = tmp_path / "requests-2.jsonl.gz"
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(TraceError, match=r"requests-2.jsonl.gz, after line \d+: damaged"):
+        read(spec)
