@@ -17,7 +17,7 @@ from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
 
 pytestmark = needs_redis
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "pair.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(warmroute_replicas_\w+)` \|([^|]*)\|", re.MULTILINE)
 
 

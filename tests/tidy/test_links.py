@@ -1,0 +1,43 @@
+"""Links between pages lead somewhere: to a file that is there, to a heading that it has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.test_tidy import ROOT, text_of, tree
+
+LINK = re.compile(r"\]\((?!\w+://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+PAGES = [path for path in tree() if path.endswith(".md")]
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """What may stand behind # in a link to a page, as it is shown on the web."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+
+
+def broken(page: Path, text: str) -> Iterator[str]:
+    """Links of a page that lead nowhere."""
+    for file, anchor in LINK.findall(re.sub(r"`[^`\n]+`", "", text)):
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists():
+            yield f"{file} is not there"
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            yield f"{file}#{anchor}: no such heading"
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_links_lead_somewhere(path: str) -> None:
+    assert list(broken(ROOT / path, text_of(path))) == []
+
+
+@pytest.mark.parametrize("wrong", ["[a](nowhere.md)", "[a](README.md#no-such)", "[a](#no-such)"])
+def test_a_link_that_leads_nowhere_is_found(wrong: str) -> None:
+    assert len(list(broken(ROOT / "README.md", wrong))) == 1
