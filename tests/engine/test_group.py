@@ -28,6 +28,7 @@ from engine.runner.wire import batch_bytes, read_batch
 from tests.engine import real
 from tests.engine.real import Reference, computing
 from tests.engine.tiny_models import loaded, some_ids, written
+from tests.frozen import freeze
 
 BLOCKS, BLOCK_SIZE = 12, 8
 IDS = some_ids(40)
@@ -139,9 +140,7 @@ def test_a_rank_that_is_stopped_is_told_and_not_waited_for(is_large: bool, tmp_p
         pieces = [Piece(some_ids(1500), 0, range(200)), Piece(some_ids(1500), 0, range(200, 400))]
         ranks._step_s = 0.5
     try:
-        os.kill(other.pid, signal.SIGSTOP)
-        # Not at once: until each thread has stopped, the one that reads may still take a batch.
-        os.waitid(os.P_PID, other.pid, os.WSTOPPED | os.WNOWAIT)
+        freeze(other.pid)
         for _ in range(2):
             with pytest.raises(GroupLost, match="rank 1 took no batch" if is_large else "together"):
                 ranks.logits(flat_batch(pieces, BLOCK_SIZE))

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
+from tests.frozen import freeze
 from tests.grafana.monitoring import Prometheus, hurried, prometheus
 from tests.live.redis_server import RedisServer, needs_redis
 from tests.live.stack import MODEL, Stack, engine_arguments, running, until
@@ -129,7 +130,7 @@ async def test_a_worker_that_hangs_is_ejected(stack, server) -> None:
         await until(taken, "a worker to have streams")
         hot = next(row for row in await stack.rows() if row["context_tokens"])
         hung = next(worker for worker in stack.workers if worker.url == hot["url"])
-        hung.process.send_signal(signal.SIGSTOP)
+        freeze(hung.process.pid)
         try:
             await fires(server, "WarmrouteWorkerEjected", worker=str(hot["id"]))
         finally:

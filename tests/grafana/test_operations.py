@@ -18,6 +18,7 @@ from grafana.panels_fleet import STATES
 from grafana.panels_kv import FLOW, LOST, SYNC
 from grafana.panels_trouble import POLICY_FAULTS, REJECTIONS
 from router.http.errors import WorkerErrorKind
+from tests.frozen import freeze
 from tests.grafana.monitoring import exposition, lively, tokenizing
 from tests.live.stack import MODEL, engine_arguments, running, until
 
@@ -134,7 +135,7 @@ async def test_a_hung_worker_is_down_and_removing_it_frees_its_requests(tmp_path
     quick = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
     async with running(tmp_path, workers=2, router=quick, speed=1) as stack:
         hung = stack.workers[0].process
-        hung.send_signal(signal.SIGSTOP)
+        freeze(hung.pid)
         try:
             asked = [asyncio.create_task(stack.complete([i] * 200)) for i in range(8)]
             await stack.until_state(0, "down")

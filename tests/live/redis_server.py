@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.frozen import freeze
 from tests.live.ports import lasting_port
 
 _READY_S = 20.0
@@ -70,7 +71,7 @@ class RedisServer:
     def pause(self) -> None:
         """It runs no more, and its connections stay."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process.pid)
 
     def go_on(self) -> None:
         assert self._process is not None

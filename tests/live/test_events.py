@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.frozen import freeze
 from tests.live.stack import MODEL, PROFILE, Stack, engine_arguments, running, until
 
 PROMPT = list(range(1000, 1640))  # 40 blocks of 16
@@ -78,7 +79,7 @@ async def test_a_restart_between_two_looks_is_noticed_by_counters_that_went_back
             return age_s is not None and bool(age_s < time.monotonic() - warmed_s)
 
         await until(reported, "a load report of the warm worker")
-        stack.router.process.send_signal(signal.SIGSTOP)  # it sees nothing of what follows
+        freeze(stack.router.process.pid)  # it sees nothing of what follows
         await kill(stack)
         port = port_of(stack.workers[0].url)
         await stack.programs.start("again", "engine", engine_arguments(port=port))
@@ -115,7 +116,7 @@ async def test_a_frozen_worker_is_put_aside_and_comes_back_with_what_it_held(
     router = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
     async with running(tmp_path, workers=1, router=router) as stack:
         await warmed(stack)
-        stack.workers[0].process.send_signal(signal.SIGSTOP)
+        freeze(stack.workers[0].process.pid)
         try:
             await stack.until_state(0, "down")
         finally:
@@ -182,7 +183,7 @@ async def test_what_a_frozen_worker_owes_is_answered_by_another_one(tmp_path: Pa
     router = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
     async with running(tmp_path, workers=2, router=[*router, "--policy", "round_robin"]) as stack:
         frozen = stack.workers[0].process
-        frozen.send_signal(signal.SIGSTOP)
+        freeze(frozen.pid)
         try:
             answers = await asyncio.gather(*(stack.complete([n]) for n in range(6)))
         finally:
@@ -196,7 +197,7 @@ async def test_what_a_frozen_worker_owes_is_answered_by_another_one(tmp_path: Pa
 async def test_a_frozen_worker_that_nobody_can_replace_is_waited_for(tmp_path: Path) -> None:
     router = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
     async with running(tmp_path, workers=1, router=router) as stack:
-        stack.workers[0].process.send_signal(signal.SIGSTOP)
+        freeze(stack.workers[0].process.pid)
         asking = asyncio.create_task(stack.complete([1]))
         try:
             await stack.until_state(0, "down")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.frozen import freeze
 from tests.live.faulty_front import FaultyFront, Harm, faulty
 from tests.live.stack import MODEL, Stack, engine_arguments, running, until
 from tests.live.test_chaos import CLIENTS, ROUTER, Load, footprint, same, under_load
@@ -113,7 +114,7 @@ async def test_a_stopped_worker_is_left_alone_at_once_and_its_streams_go_on_when
             worker_id = int(stream.headers["x-warmroute-worker"])
             await stream.content.readline()
             process = stack.workers[worker_id].process
-            process.send_signal(signal.SIGSTOP)
+            freeze(process.pid)
             try:
                 stopped_s = time.monotonic()
 

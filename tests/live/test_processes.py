@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.frozen import freeze
 from tests.live.stack import MODEL, Stack, metric_sum, running, until
 
 PROCESSES = 3
@@ -141,7 +142,7 @@ async def test_a_leader_that_stands_still_is_not_waited_for_and_goes_on_where_it
 ) -> None:
     async with three(tmp_path) as stack:
         leader = processes(stack)["leader"][0]
-        os.kill(leader, signal.SIGSTOP)
+        freeze(leader)
         try:
             asked = [asyncio.ensure_future(alone(stack, completion([n] * 40))) for n in range(24)]
             first, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

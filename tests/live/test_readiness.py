@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.frozen import freeze
 from tests.live.stack import MODEL, Stack, running, until
 from tests.live.test_processes import processes
 
@@ -110,7 +111,7 @@ async def test_a_router_that_drains_refuses_where_it_is_told_to(tmp_path: Path, 
 async def test_without_its_leader_no_process_is_ready(tmp_path: Path) -> None:
     async with routed(tmp_path, "2") as stack:
         leader = processes(stack)["leader"][0]
-        os.kill(leader, signal.SIGSTOP)
+        freeze(leader)
         try:
 
             async def told() -> bool:

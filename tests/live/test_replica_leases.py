@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from router.replicas.identity import Keys
+from tests.frozen import freeze
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.router.replica_support import Replica, fleet, until
 
@@ -107,7 +108,7 @@ async def test_a_holder_that_was_stopped_knows_at_once_that_it_lost_it(server):
     assert process.stdout is not None
     told = (await asyncio.wait_for(process.stdout.readline(), 30)).split()
     first = int(told[1])
-    process.send_signal(signal.SIGSTOP)
+    freeze(process.pid)
     async with fleet(server.url, "other") as (other,):
         wish = Wish(other)
         await until(lambda: wish.lease.fence is not None)
