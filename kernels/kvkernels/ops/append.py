@@ -20,9 +20,9 @@ from __future__ import annotations
 import torch
 
 from kvkernels.ops.operator import define
+from kvkernels.ops.shapes import unsupported_dtype, unsupported_head
 
 INT8_LIMIT, E4M3_LIMIT = 127.0, 448.0
-HEAD_DIMS, DTYPES = (64, 128), (torch.bfloat16, torch.float16)
 STORED = (torch.int8, torch.float8_e4m3fn)
 SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor positions, Tensor slots, "
@@ -33,13 +33,11 @@ SCHEMA = (
 
 def unsupported(head_dim: int, dtype: torch.dtype, stored: torch.dtype) -> str:
     """Why the CUDA kernel cannot take this, with pages of `stored`; empty where it can."""
-    if dtype not in DTYPES:
-        return f"dtype {dtype} (the kernel has bfloat16 and float16)"
+    if why := unsupported_dtype(dtype):
+        return why
     if stored not in (dtype, *STORED):
         return f"KV in {stored} (the kernel has {dtype}, int8 and float8_e4m3fn)"
-    if head_dim not in HEAD_DIMS:
-        return f"head_dim {head_dim} (the kernel has 64 and 128)"
-    return ""
+    return unsupported_head(head_dim)
 
 
 def append_on_cpu(

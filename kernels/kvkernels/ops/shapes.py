@@ -1,4 +1,4 @@
-"""Which shapes the kernels of attention over pages have."""
+"""Which dtypes, heads and pages the kernels have: said here for all of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import torch
 
 HEAD_DIMS, PAGE_STEP = (64, 128), 16
 DTYPES = (torch.bfloat16, torch.float16)
+
+
+def unsupported_dtype(dtype: torch.dtype) -> str:
+    """Why no kernel computes in `dtype`; empty: all do."""
+    return "" if dtype in DTYPES else f"dtype {dtype} (the kernel has bfloat16 and float16)"
+
+
+def unsupported_head(head_dim: int) -> str:
+    """Why no kernel of attention takes such heads; empty: all do."""
+    return "" if head_dim in HEAD_DIMS else f"head_dim {head_dim} (the kernel has 64 and 128)"
 
 
 def unsupported_shape(
@@ -17,10 +27,8 @@ def unsupported_shape(
     most_group: int,
 ) -> str:
     """Why a kernel whose groups have up to `most_group` heads cannot take it; empty: it can."""
-    if dtype not in DTYPES:
-        return f"dtype {dtype} (the kernel has bfloat16 and float16)"
-    if head_dim not in HEAD_DIMS:
-        return f"head_dim {head_dim} (the kernel has 64 and 128)"
+    if why := unsupported_dtype(dtype) or unsupported_head(head_dim):
+        return why
     if page_tokens % PAGE_STEP:
         return f"block_size {page_tokens} (the kernel has multiples of {PAGE_STEP})"
     if heads % kv_heads or heads // kv_heads > most_group:

@@ -18,16 +18,16 @@ from __future__ import annotations
 import torch
 
 from kvkernels.ops.operator import define
+from kvkernels.ops.shapes import unsupported_dtype
 
 MAX_ROWS, INPUT_STEP, MAX_INPUTS = 64, 64, 1 << 20
-DTYPES = (torch.bfloat16, torch.float16)
 SCHEMA = "(Tensor x, Tensor q, Tensor scales, Tensor(a!) out) -> ()"
 
 
 def unsupported(rows: int, inputs: int, dtype: torch.dtype) -> str:
     """Why the CUDA kernel cannot take this shape, by name; empty where it can."""
-    if dtype not in DTYPES:
-        return f"dtype {dtype} (the kernel has bfloat16 and float16)"
+    if why := unsupported_dtype(dtype):
+        return why
     if rows > MAX_ROWS:
         return f"{rows} rows (the kernel has up to {MAX_ROWS})"
     if not 0 < inputs <= MAX_INPUTS or inputs % INPUT_STEP:
