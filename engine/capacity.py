@@ -24,7 +24,8 @@ class Footprint:
     kv_bytes_per_token: int
     activation_bytes_per_token: int  # at the peak of a step, a token of its batch
     activation_bytes_per_request: int = 0  # the same for a request's logits
-    workspace_bytes: int = 0  # quantized weights that stand in the model's dtype at once
+    # Quantized weights that stand in the model's dtype at once, and attention's partial results.
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

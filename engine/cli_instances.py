@@ -50,6 +50,7 @@ def measure(flags: argparse.Namespace, limits: Limits) -> int:
     """Print what one instance needs and what memory there is. Raises what loading raises."""
     # With torch, so not before it is known to be there.
     from engine.model.config import read_config
+    from engine.runner.load import StepSettings
     from engine.runner.needs import needs_of
 
     needs = needs_of(
@@ -61,6 +62,8 @@ def measure(flags: argparse.Namespace, limits: Limits) -> int:
         Quantization(flags.quantize, flags.kv_dtype),
         flags.tensor_parallel_size,
         flags.pipeline_parallel_size,
+        flags.attention_backend,
+        StepSettings(flags.overlap, flags.cuda_graphs).has_graphs(flags.device),
     )
     measured = Measured(needs.memory_bytes, needs.footprint, needs.limits, flags.device)
     print(msgspec.json.encode(measured).decode())

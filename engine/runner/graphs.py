@@ -33,6 +33,12 @@ def graph_rows(most: int) -> list[int]:
     return sorted({rows for rows in (1, 2, 4, 8, *range(16, most, 16)) if rows < most} | {most})
 
 
+def graph_pages(max_tokens: int, block_size: int, has_kernels: bool) -> int:
+    """Pages that a graph reads of each request, none of which has more than `max_tokens`."""
+    longest = KERNEL_GRAPH_TOKENS if has_kernels else GRAPH_TOKENS
+    return -(-min(max_tokens, longest) // block_size)
+
+
 class DecodeGraphs:
     """Decodes of up to `rows` requests with contexts of up to `max_tokens`. Lifetime: worker.
 
@@ -55,8 +61,7 @@ class DecodeGraphs:
         begun_s = time.monotonic()
         self._forward = forward
         self._planner = planner
-        longest = GRAPH_TOKENS if planner is None else KERNEL_GRAPH_TOKENS
-        self._pages = -(-min(max_tokens, longest) // block_size)
+        self._pages = graph_pages(max_tokens, block_size, planner is not None)
         self._block_size = block_size
         self._device = device
         self._sizes = graph_rows(rows)

@@ -11,7 +11,7 @@ import torch
 
 from engine.block_pool import BlockPool
 from engine.capacity import Capacity, Limits, fit
-from engine.model.attention_choice import KVKERNELS, AttentionChoice, attention_of, choose
+from engine.model.attention_choice import KVKERNELS, AttentionChoice, attention_of
 from engine.model.batch import FlatBatch, Planner
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import DTYPE_BYTES, ModelConfig, read_config
@@ -176,12 +176,13 @@ def load(
         torch.set_num_threads(threads)
     config = read_config(directory)
     tokenizer = _tokenizer(directory, config)
-    needs = needs_of(config, directory, limits, device, dtype, quantization, tp_size, pp_size)
-    limits, name = needs.limits, needs.dtype
+    needs = needs_of(
+        *(config, directory, limits, device, dtype, quantization, tp_size, pp_size, attention),
+        has_graphs=steps.has_graphs(device),
+    )
+    limits, name, chosen = needs.limits, needs.dtype, needs.attention
     room_bytes = needs.memory_bytes if memory_bytes is None else memory_bytes
     capacity = fit(room_bytes, needs.footprint, limits)
-    shard = Shard(0, tp_size)  # others have as many heads
-    chosen = choose(attention, config, shard, device, name, quantization, limits.block_size)
     on_capacity(capacity, chosen)
     model = _model(
         RankSpec(
@@ -202,7 +203,7 @@ def load(
         config,
     )
     scheduler = replace(scheduler, max_model_tokens=limits.max_model_tokens)
-    planner = _planner(chosen, config, shard, capacity, name, quantization)
+    planner = _planner(chosen, config, Shard(0, tp_size), capacity, name, quantization)
     return Loaded(config, tokenizer, capacity, scheduler, device, model, steps, chosen, planner)
 
 
@@ -233,7 +234,7 @@ def _planner(
     if chosen.backend != KVKERNELS:
         return None
     heads, kv_heads = shard.part(config.heads), shard.kv_heads(config.kv_heads)
-    counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start
+    counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start  # others have as many
     shape = AttentionShape(*counts, config.head_dim, DTYPE_BYTES[dtype], config.layers)
     blocks = capacity.blocks, capacity.block_size
     return KernelPlanner(shape, *blocks, quantization.kv != "auto", shard.tp_size)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from engine.capacity import Footprint, Limits
+from engine.model.attention_choice import KVKERNELS, AttentionChoice, choose
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import DTYPE_BYTES, ModelConfig
 from engine.model.errors import ModelError
@@ -22,6 +23,9 @@ from engine.model.names import EMBEDDING
 from engine.model.quantization import PLAIN, Quantization
 from engine.model.shard import Shard
 from engine.model.weights import expected
+from engine.runner.graphs import graph_pages
+from kvkernels.ops.decode import workspace_bytes
+from kvkernels.ops.shared_plan import most_slots
 
 CPU_KV_TOKENS = 65_536  # unless told otherwise: a machine's memory is not the engine's alone
 SAMPLING_COPIES = 4  # of the logits that filters and draws work on
@@ -35,6 +39,7 @@ class Needs:
     footprint: Footprint
     limits: Limits  # within what the model and a shared machine can do
     dtype: str
+    attention: AttentionChoice
 
 
 def needs_of(
@@ -46,6 +51,8 @@ def needs_of(
     quantization: Quantization,
     tp_size: int,
     pp_size: int,
+    attention: str = "auto",
+    has_graphs: bool = False,
 ) -> Needs:
     """Arguments are those of `load`; raises what it raises for folder and device."""
     _check_device(device, tp_size * pp_size)
@@ -56,7 +63,14 @@ def needs_of(
     kv_storage(config, quantization.kv, device, getattr(torch, name))
     with Checkpoint(directory) as checkpoint:
         taken = footprint(config, checkpoint, name, quantization, shards, device == "cpu")
-    return Needs(memory_bytes(device), taken, limits, name)
+    first, size = shards[0], limits.block_size  # others have as many heads
+    chosen = choose(attention, config, first, device, name, quantization, size)
+    if chosen.backend == KVKERNELS:
+        has_graphs = has_graphs and len(shards) == 1
+        each = attention_bytes(config, first, limits, has_graphs)
+        each *= len(shards) if device == "cpu" else 1
+        taken = replace(taken, workspace_bytes=taken.workspace_bytes + each)
+    return Needs(memory_bytes(device), taken, limits, name, chosen)
 
 
 def _check_device(device: str, ranks: int) -> None:
@@ -137,6 +151,19 @@ def footprint(
         # Three: Q, K and V are one matrix, and none is larger than the largest.
         workspace_bytes=size * min(MAX_WIDENED, 3 * max(covered, default=0)),
     )
+
+
+def attention_bytes(config: ModelConfig, shard: Shard, limits: Limits, has_graphs: bool) -> int:
+    """What the kernels' partial results take on a rank while a step computes, at most.
+
+    Graphs have memory of their own, for the largest of them.
+    """
+    heads, rows = shard.part(config.heads), limits.max_batch_size
+    slots = most_slots(rows, rows * limits.max_model_tokens)
+    if has_graphs:
+        tokens = graph_pages(limits.max_model_tokens, limits.block_size, True) * limits.block_size
+        slots += most_slots(rows, rows * tokens)
+    return workspace_bytes(slots, heads.stop - heads.start, config.head_dim)
 
 
 def _read_by(

@@ -16,14 +16,17 @@ import torch
 
 from engine import cli
 from engine.model.attention_choice import KVKERNELS, TORCH, AttentionChoice, choose
+from engine.model.batch import FlatBatch, Piece, fixed_batch, flat_batch
 from engine.model.config import ModelConfig, read_config
 from engine.model.errors import ModelError
+from engine.model.kernel_plan import shared_part
 from engine.model.quantization import PLAIN, Quantization
 from engine.model.shard import Shard
 from engine.model.tiny import TinySettings
 from engine.runner.load import StepSettings
 from engine.sampling.params import SamplingParams
 from kvkernels.cuda.build import LIBRARY_VARIABLE
+from kvkernels.ops.decode import workspace_of
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, Reference, computing, greedy, loaded
 from tests.engine.test_overlap import BLOCKS, Arrival, served
 from tests.engine.tiny_models import written
@@ -108,6 +111,28 @@ async def test_the_program_tells_and_serves(tmp_path: Path) -> None:
     assert answer["choices"][0]["token_ids"] == Reference(folder).greedy(prompt, 12)
     assert [one["graph"] for one in steps] == ["chunks"] + ["hit"] * 11
     assert b"attention: kvkernels\n" in said
+
+
+def test_the_report_counts_partial_results(folder: Path) -> None:
+    """Those of the largest graph, and of the longest contexts without one."""
+    by_torch, without, with_graphs = (
+        loaded(folder, attention=backend, steps=StepSettings(cuda_graphs=graphs)).capacity
+        for backend, graphs in ((TORCH, True), (KVKERNELS, False), (KVKERNELS, True))
+    )
+    model = loaded(folder, attention=KVKERNELS)
+    config, rows = model.config, model.capacity.max_batch_size
+    longest = model.scheduler.max_model_tokens
+
+    def taken(batch: FlatBatch) -> int:
+        return sum(x.nbytes for x in workspace_of(shared_part(batch), config.heads, dim))
+
+    dim, pages = config.head_dim, longest // BLOCK_SIZE
+    empty = fixed_batch([], rows, pages, BLOCK_SIZE, planner=model.planner)
+    assert with_graphs.activation_bytes - without.activation_bytes == taken(empty)
+    blocks = tuple(n % model.capacity.blocks for n in range(pages))
+    full = [Piece([7], longest - 1, blocks) for _ in range(rows)]
+    batch = flat_batch(full, BLOCK_SIZE, planner=model.planner)
+    assert 0 < taken(batch) <= without.activation_bytes - by_torch.activation_bytes
 
 
 def chosen(asked: str, config: ModelConfig, device: str, block_size: int = 16) -> AttentionChoice:

@@ -198,6 +198,17 @@ def test_a_deep_tree_is_cut() -> None:
     assert step_of(requests).saving.shared_prefix_groups == LEVELS
 
 
+def test_what_would_need_more_slots_than_are_counted_shares_nothing() -> None:
+    """Eight levels of 2,048 tokens each: 65 slots a request where 40 are counted."""
+    levels = ["".join(name * 128 for name in "abcdefgh"[:depth]) for depth in range(9)]
+    for requests in (levels[1:] + levels[-1:] * 20, levels[7:] * 5):
+        made = tables([Request(names, 1) for names in requests], PAGE)
+        step = plan_shared(*made[:3], PAGE, SHAPE, ALWAYS)
+        counted = most_slots(len(requests), int(made.context_tokens.sum()))
+        assert len(step.plan.merge_slots) <= counted
+        assert bool(step.saving.shared_prefix_groups) == (len(requests) == 10)
+
+
 def test_a_page_that_only_some_have_filled_is_not_shared() -> None:
     made = tables([Request("a", 16), Request("a", 9), Request("a", 16)], PAGE)
     made.page_table[:, 1] = made.page_table[0, 1]

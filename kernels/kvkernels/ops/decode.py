@@ -80,6 +80,11 @@ def workspace_of(
     )
 
 
+def workspace_bytes(slots: int, heads: int, head_dim: int) -> int:
+    """What `workspace_of` takes for a plan with room for `slots`."""
+    return slots * heads * (head_dim + 1) * torch.float32.itemsize
+
+
 def decode_on_cpu(
     q: torch.Tensor,
     k_pages: torch.Tensor,

@@ -25,7 +25,7 @@ from kvkernels.ops.shared_costs import (
 from kvkernels.ops.shared_runs import Chooser, Runs, chunks_of, pieces_of, slots_of
 
 ITEM_WORDS = 8
-MORE_SLOTS = 2  # of a fixed buffer, as a multiple of what decode needs
+RUNS = 3  # that a request has room for: two shared ones and its own
 
 
 class SharedPlan(NamedTuple):
@@ -77,7 +77,7 @@ def most_items(requests: int, tokens: int) -> int:
 
 def most_slots(requests: int, tokens: int) -> int:
     """Slots with room to share. A step that would need more shares nothing, which fits."""
-    return MORE_SLOTS * most_items(requests, tokens)
+    return requests * RUNS * CHUNKS + tokens // LARGEST_CHUNK
 
 
 def views(buffer: torch.Tensor, requests: int, items: int, slots: int) -> SharedPlan:
@@ -114,8 +114,9 @@ def plan_shared(
     `context_tokens` int[R] is what each attends to, its own token included; 0 is a padding row,
     whose output is zeros. `page_table` int[R, most pages] names its pages, below `pages`. Only
     pages that are full for all of a group are shared. `room` has the items and slots of a fixed
-    buffer (`most_items`, `most_slots`), by default just enough. Raises ValueError for a table that
-    does not hold the context, or where even what shares nothing does not fit.
+    buffer (`most_items`, `most_slots`), by default just enough, with no more slots than
+    `most_slots`. Raises ValueError for a table that does not hold the context, or where even what
+    shares nothing does not fit.
     """
     context = context_tokens.to("cpu", torch.int64)
     table = page_table.to("cpu", torch.int32)
@@ -129,14 +130,15 @@ def plan_shared(
         runs = Chooser(tree, lengths[tree.order], page_tokens, shape, costs).choose()
     distinct = _distinct_tokens(tree, lengths, page_tokens)
     made = _Items(runs, shape, costs)
-    if room and not made.fit(room):
+    tokens = int(lengths.sum())
+    if not made.fit(room or (made.count, most_slots(len(lengths), tokens))):
         runs, made = plain, _Items(plain, shape, costs)
     if room and not made.fit(room):
         raise ValueError(f"{made.count} items, {made.slots} slots do not fit into a plan of {room}")
     work = made.work(distinct)
     saving = Saving(
         int((runs.requests > 1).sum()),
-        (int(lengths.sum()) - made.tokens_read()) * shape.token_bytes * shape.layers,
+        (tokens - made.tokens_read()) * shape.token_bytes * shape.layers,
         costs.of(work),
         costs.of(_plain_work(lengths, distinct, shape)),
     )
