@@ -98,6 +98,7 @@ class Server:
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
         self._leading: Leading | None = None
         self._handing: Handing | None = None
+        self._listens = False  # both ports do
         self._handed = False  # another router serves in our place
         doors = {"client": self._client.door, "admin": self._admin.door}
         router.metrics.register(DoorCollector(doors))
@@ -171,7 +172,8 @@ class Server:
         elif self._seat is None:
             notify("STOPPING=1")
         router.retire("the router stops")
-        log.info("stopping: no new requests; running ones get %g s", shutdown_s)
+        if self._listens:
+            log.info("stopping: no new requests; running ones get %g s", shutdown_s)
         # They have been sent nowhere yet: another router may take them at once.
         if held := router.switchboard.turn_away_held("the router is shutting down"):
             log.info("turned away %d requests that waited for a worker", held)
@@ -187,6 +189,7 @@ class Server:
         router = self._router
         client = await self._client.listen(router.client_app(), self._sockets[0])
         admin = await self._admin.listen(router.admin_app(), self._sockets[1])
+        self._listens = True
         return f"{self._client.scheme}://{client}", f"{self._admin.scheme}://{admin}"
 
     def _reload(self) -> None:

@@ -21,6 +21,7 @@ Look at the workers of a running router, or change them, by its admin port.
 
 WORKER is a number, or a URL: all ranks of that engine. Exit status: 0 done, 1 not.
 """
+_NAMED_BY = "named by"
 _ACTIONS = ("list", "add", "drain", "undrain", "remove")
 
 
@@ -65,8 +66,10 @@ def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """One line a worker."""
-    lines = ["worker  state     requests  url"]
+    """One line a worker; who named it stands before its URL, which may be long."""
+    rows = list(rows)
+    width = max([len(_NAMED_BY), *(len(row.get("named_by", "")) for row in rows)])
+    lines = [f"worker  state     requests  {_NAMED_BY:<{width}}  url"]
     for row in rows:
         state = "leaving" if row.get("leaving") else row.get("state", "")
         url = row.get("url", "")
@@ -74,5 +77,8 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> str:
             url += f"#{row['rank']}"
         why = f"  ({row['trouble']})" if row.get("trouble") else ""
         requests = row.get("inflight_requests", "")
-        lines.append(f"{row['id']:>6}  {state:<8}  {requests:>8}  {url}{why}".rstrip())
+        by = row.get("named_by", "")
+        lines.append(
+            f"{row['id']:>6}  {state:<8}  {requests:>8}  {by:<{width}}  {url}{why}".rstrip()
+        )
     return "\n".join(lines)

@@ -48,7 +48,7 @@ class FileSource:
             self._good = await asyncio.to_thread(_workers_in, self._path)
         except ValueError as error:
             stays = "; what it said before stays" if self._good is not None else ""
-            return Report(self._good, f"{self._path}: {error}{stays}")
+            return Report(self._good, f"{error}{stays}")
         return Report(self._good)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ async def test_workers_are_listed_drained_taken_back_removed_and_added(tmp_path:
         first, second = (worker.url for worker in stack.workers)
         status, said = await run(stack, "workers")
         assert (status, said.count("ready"), second in said) == (0, 2, True)
+        assert re.search(rf"0 +ready +0  configuration  {first}$", said, re.MULTILINE), said
         status, said = await run(stack, "workers", "drain", "0")
         assert (status, "draining" in said) == (0, True)
         status, said = await run(stack, "workers", "undrain", first)
@@ -34,6 +36,8 @@ async def test_workers_are_listed_drained_taken_back_removed_and_added(tmp_path:
         assert [row["id"] for row in await stack.rows()] == [0]
         assert (await run(stack, "workers", "add", second))[0] == 0
         await stack.until_state(2, "ready")
+        status, said = await run(stack, "workers")
+        assert re.search(rf"2 +ready +0  admin request  {second}$", said, re.MULTILINE), said
         status, said = await run(stack, "workers", "drain", "77")
         assert (status, "there is no worker '77'" in said) == (1, True)
         status, said = await run(stack, "workers", "drain")

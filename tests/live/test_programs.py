@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -61,6 +62,19 @@ async def test_what_is_wrong_is_one_line(module, code, says) -> None:
     (line,) = [line for line in told.decode().splitlines() if " INFO " not in line]
     assert says in line
     assert process.returncode == code
+    assert b"stopping" not in told
+
+
+@pytest.mark.parametrize("flag", ["--port", "--admin-port"])
+async def test_a_taken_port_is_all_that_a_router_speaks_of(flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = await started(*ROUTER, flag, str(port))
+        _, told = await asyncio.wait_for(process.communicate(), WAIT_S)
+    *before, last = told.decode().splitlines()
+    assert f"cannot listen on 127.0.0.1, port {port}: address already in use" in last
+    assert [line for line in before if "stopping" in line or "INFO" not in line] == []
+    assert process.returncode == 1
 
 
 async def test_a_router_without_workers_says_how_to_add_some(tmp_path) -> None:

@@ -89,6 +89,23 @@ async def test_another_kind_at_the_same_url_is_another_worker() -> None:
         await until(lambda: [m.leaving for m in one.manager.members.values()] == [True, False], "")
 
 
+async def test_one_on_its_way_out_that_is_named_as_another_kind_does_not_return() -> None:
+    async with world("file:x") as one:
+        one.source("file:x").says(A, B)
+        await one.until_names(A, B)
+        before = next(m for m in one.staying() if m.spec.name == B)
+        one.source("file:x").says(A)
+        await one.until_names(A)
+        one.source("file:x").says(A, f"{B},kind=sglang,block_size=64")
+        await one.until_names(A, B)
+        (other,) = (m for m in one.staying() if m.spec.url == B)
+        assert (other.spec.kind, other.spec.block_size) == ("sglang", 64)
+        assert (before.leaving, before.spec.block_size) == (True, None), "it drains as what it was"
+        one.source("file:x").says(A, B)  # and so the first one turns round, not a third one
+        await until(lambda: other.leaving and not before.leaving, "the first to be back")
+        assert len(one.manager.members) == 3
+
+
 async def test_added_by_hand_stays_and_taken_out_by_hand_stays_out() -> None:
     async with world("file:x", workers=[A]) as one:
         one.source("file:x").says(B)

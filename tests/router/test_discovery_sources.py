@@ -88,7 +88,7 @@ async def test_bytes_that_are_no_text_are_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_bytes(b"http://a\n\xff\n")
     report = await anext(told(FileSource(tmp_path / "w.txt")))
     assert report.workers is None
-    assert "w.txt: not text: 'utf-8' codec" in report.trouble
+    assert report.trouble.startswith("not text: 'utf-8' codec")
 
 
 async def test_a_file_is_followed_through_all_that_happens_to_files(tmp_path: Path) -> None:
