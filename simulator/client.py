@@ -32,6 +32,11 @@ class Target:
     connect_timeout_s: float = 10.0
     max_in_flight: int = 4096  # requests at once, also the bound on connections
     api_key: str | None = None
+    others: tuple[str, ...] = ()  # further base addresses of the same: requests go to all in turn
+
+    def url_of(self, serial: int) -> str:
+        """Where a request goes, by its number."""
+        return (self.url, *self.others)[serial % (1 + len(self.others))]
 
     def body(self, job: Job, serial: int) -> bytes:
         """The JSON body of `job`: a streamed completion of a token-id prompt."""
@@ -90,7 +95,9 @@ class Sender:
         status, worker, error = 0, None, None
         try:
             async with self.session.post(
-                f"{self.target.url}/v1/completions", data=body, headers=self.target.headers(job)
+                f"{self.target.url_of(serial)}/v1/completions",
+                data=body,
+                headers=self.target.headers(job),
             ) as reply:
                 status = reply.status
                 worker = reply.headers.get("x-warmroute-worker")

@@ -60,7 +60,8 @@ async def run_scenario(
         await wait_until_routable(stack, session)
         names = await worker_names(stack, session)
         before = await fetch_workers(session, stack.urls)
-        target = Target(stack.router.url, MODEL, workload.block_tokens)
+        others = tuple(router.url for router in stack.routers[1:])
+        target = Target(stack.router.url, MODEL, workload.block_tokens, others=others)
         interval_s = max(MIN_SAMPLE_S, workload.span_s / settings.speed / SAMPLES_PER_RUN)
         try:
             async with asyncio.TaskGroup() as group:

@@ -1,9 +1,9 @@
-"""A router and its workers, timed or computing, as separate programs on loopback."""
+"""Routers and their workers, timed or computing, as separate programs on loopback."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,18 +31,25 @@ class StackSettings:
     speed: float = 1.0  # model seconds per wall second
     block_size: int = 64  # tokens; large blocks keep hashing and events cheap for two cores
     kv_tokens: int | None = None  # None: what the profile's GPUs hold
-    port: int = 0  # of the router; 0: the system picks
-    admin_port: int = 0  # of the router; 0: the system picks
+    port: int = 0  # of the first router; 0: the system picks
+    admin_port: int = 0  # of the first router; 0: the system picks
     hold_s: float | None = None  # longest wait at the router, wall clock; None: its default
     model: Path | None = None  # a model's folder: workers compute, on CPUs, and nothing is timed
+    routers: int = 1  # of the same workers; requests go to them in turn
+    state: str | None = None  # the URL of the Redis they share by; None: they know nothing of it
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
     """The programs of one run. Lifetime: run."""
 
-    router: Program
+    routers: tuple[Program, ...]
     workers: tuple[Program, ...]
+
+    @property
+    def router(self) -> Program:
+        """The first one, of several."""
+        return self.routers[0]
 
     @property
     def urls(self) -> list[str]:
@@ -51,29 +58,46 @@ class Stack:
 
     @property
     def admin(self) -> str:
-        """Base address of the router's admin port."""
+        """Base address of the first router's admin port."""
         return self.router.facts["admin"]
+
+    @property
+    def admins(self) -> list[str]:
+        """Base addresses of all routers' admin ports."""
+        return [router.facts["admin"] for router in self.routers]
 
     def check(self) -> None:
         """Raises `StartError` if one of the programs has ended."""
-        for program in (self.router, *self.workers):
+        for program in (*self.routers, *self.workers):
             program.check()
 
 
 @asynccontextmanager
 async def running_stack(settings: StackSettings, log_dir: Path) -> AsyncIterator[Stack]:
-    """Starts the workers, then the router in front of them; ends all on the way out."""
+    """Starts the workers, then the routers in front of them; ends all on the way out."""
     async with Programs(log_dir) as programs:
         workers = await _start_workers(programs, settings)
-        arguments = ["serve", "--port", str(settings.port)]
-        arguments += ["--admin-port", str(settings.admin_port)]
-        arguments += ["--policy", settings.policy]
-        if settings.hold_s is not None:
-            arguments += ["--limits-hold-s", f"{settings.hold_s:g}"]
-        for worker in workers:
-            arguments += ["--worker", worker.url]
-        router = await programs.start("router", "router", arguments)
-        yield Stack(router, workers)
+        first = await programs.start("router", "router", _router_arguments(settings, workers, 0))
+        more = [
+            await programs.start(f"router-{n}", "router", _router_arguments(settings, workers, n))
+            for n in range(1, settings.routers)
+        ]
+        yield Stack((first, *more), workers)
+
+
+def _router_arguments(
+    settings: StackSettings, workers: Sequence[Program], number: int
+) -> list[str]:
+    ports = (0, 0) if number else (settings.port, settings.admin_port)
+    arguments = ["serve", "--port", str(ports[0]), "--admin-port", str(ports[1])]
+    arguments += ["--policy", settings.policy]
+    if settings.hold_s is not None:
+        arguments += ["--limits-hold-s", f"{settings.hold_s:g}"]
+    if settings.state is not None:
+        arguments += ["--state", settings.state, "--replicas-name", f"router-{number}"]
+    for worker in workers:
+        arguments += ["--worker", worker.url]
+    return arguments
 
 
 async def _start_workers(programs: Programs, settings: StackSettings) -> tuple[Program, ...]:
@@ -100,30 +124,46 @@ async def _start_workers(programs: Programs, settings: StackSettings) -> tuple[P
 
 
 async def wait_until_routable(stack: Stack, session: aiohttp.ClientSession) -> None:
-    """Returns when the router uses every worker and hears its events; else `ScrapeError`."""
+    """Returns when each router uses every worker and hears its events, and those that share know
+    all of each other; else `ScrapeError`.
+    """
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
-    rows = await router_workers(stack, session)
-    while not all(row["state"] == "ready" and row["events"] for row in rows):
+    while missing := await _not_routable(stack, session):
         if asyncio.get_running_loop().time() > deadline_s:
-            raise ScrapeError(f"{stack.admin}/workers: not ready after {SETTLE_S:g} s: {rows}")
+            raise ScrapeError(f"{missing}: not ready after {SETTLE_S:g} s")
         await asyncio.sleep(SETTLE_POLL_S)
-        rows = await router_workers(stack, session)
 
 
-async def router_workers(stack: Stack, session: aiohttp.ClientSession) -> list[dict[str, Any]]:
-    """The router's own rows of its workers; raises `ScrapeError`."""
+async def _not_routable(stack: Stack, session: aiohttp.ClientSession) -> str:
+    """What is missing still, with the address that says so; empty: nothing is."""
+    for admin in stack.admins:
+        rows = await router_workers(admin, session)
+        if not all(row["state"] == "ready" and row["events"] for row in rows):
+            return f"{admin}/workers: {rows}"
+        totals = await fetch_totals(session, admin)
+        in_step = totals.get("warmroute_replicas_peer_in_step", 0.0)
+        if "warmroute_replicas_link_up" in totals and in_step != len(stack.routers) - 1:
+            return f"{admin}/metrics: in step with {in_step:g} of {len(stack.routers) - 1}"
+    return ""
+
+
+async def router_workers(admin: str, session: aiohttp.ClientSession) -> list[dict[str, Any]]:
+    """A router's own rows of its workers; raises `ScrapeError`."""
     try:
-        async with session.get(f"{stack.admin}/workers") as reply:
+        async with session.get(f"{admin}/workers") as reply:
             body = await reply.json()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise ScrapeError(f"{stack.admin}/workers: {error or type(error).__name__}") from error
+        raise ScrapeError(f"{admin}/workers: {error or type(error).__name__}") from error
     rows: list[dict[str, Any]] = body["workers"] if isinstance(body, dict) else body
     return rows
 
 
 async def worker_names(stack: Stack, session: aiohttp.ClientSession) -> dict[str, str]:
-    """What the router calls each worker -> `worker 0`, `worker 1`, in the order of `urls`."""
-    rows = await router_workers(stack, session)
+    """What the routers call each worker -> `worker 0`, `worker 1`, in the order of `urls`.
+
+    All of them were given the same list, and so number it alike.
+    """
+    rows = await router_workers(stack.admin, session)
     by_url = {row["url"].rstrip("/"): str(row["id"]) for row in rows}
     return {by_url[url]: f"worker {number}" for number, url in enumerate(stack.urls)}
 
@@ -131,7 +171,7 @@ async def worker_names(stack: Stack, session: aiohttp.ClientSession) -> dict[str
 async def leftovers(stack: Stack, session: aiohttp.ClientSession) -> list[str]:
     """Load counters that are not back to zero `SETTLE_S` after a run, one line each; [] is right.
 
-    Asks the router's ledger, its gauge of requests in flight, and every worker's queue.
+    Asks each router's ledger, its gauge of requests in flight, and every worker's queue.
     """
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
     while found := await _not_zero(stack, session):
@@ -143,13 +183,17 @@ async def leftovers(stack: Stack, session: aiohttp.ClientSession) -> list[str]:
 
 async def _not_zero(stack: Stack, session: aiohttp.ClientSession) -> list[str]:
     found = []
-    for number, row in enumerate(await router_workers(stack, session)):
-        found += [
-            f"router: worker {number} {key} = {row[key]}" for key in LOAD_COUNTERS if row[key]
-        ]
-    totals = await fetch_totals(session, stack.admin)
-    if totals["warmroute_inflight_requests"]:
-        found.append(f"router: inflight_requests = {totals['warmroute_inflight_requests']:g}")
+    for router, admin in zip(stack.routers, stack.admins, strict=True):
+        for number, row in enumerate(await router_workers(admin, session)):
+            found += [
+                f"{router.name}: worker {number} {key} = {row[key]}"
+                for key in LOAD_COUNTERS
+                if row[key]
+            ]
+        totals = await fetch_totals(session, admin)
+        if totals["warmroute_inflight_requests"]:
+            inflight = totals["warmroute_inflight_requests"]
+            found.append(f"{router.name}: inflight_requests = {inflight:g}")
     for number, counters in enumerate(await fetch_workers(session, stack.urls)):
         if counters.running or counters.waiting:
             found.append(

@@ -1,0 +1,77 @@
+"""What several routers decide, live, beside one: the bench of it, short and with wide bars."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simulator.outcome import Outcome
+from simulator.scenario import run_scenario
+from simulator.stack import StackSettings
+from simulator.workload import generated_shared_prefix
+from tests.bench.replicas_live import LOADS, Figures, Runs, compared, differences, missed, table
+from tests.live.redis_server import needs_redis, redis_server
+
+TIMEOUT_S = 120.0
+ONE = Figures(mean_s=0.1, p99_s=0.4, hits=87.0, requests=100, lost=0, overruns=0.1)
+
+
+@needs_redis
+async def test_two_routers_take_requests_in_turn_and_leave_nothing(tmp_path: Path) -> None:
+    work = generated_shared_prefix(1, 24, 600, 70, 6, 20.0, seed=1)
+    seen: list[Outcome] = []
+    with redis_server(tmp_path / "redis") as server:
+        settings = StackSettings("round_robin", workers=2, routers=2, state=server.url)
+        async with asyncio.timeout(TIMEOUT_S):
+            result = await run_scenario(work, settings, tmp_path, seen.append)
+    assert [outcome.error for outcome in seen if outcome.error] == []
+    assert result.leftovers == ()
+    assert (result.row.completed, result.row.failed) == (24, 0)
+    # Each takes its own half by turns: that both were asked is seen by who got what.
+    by_turns = {outcome.serial: outcome.worker for outcome in result.outcomes}
+    halves = [[by_turns[serial] for serial in range(first, 24, 2)] for first in (0, 1)]
+    assert all(half[0::2] != half[1::2] and len(set(half[0::2])) == 1 for half in halves), halves
+
+
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+@needs_redis
+@pytest.mark.parametrize("name", LOADS)
+async def test_two_decide_nearly_as_one(tmp_path: Path, name: str) -> None:
+    settings = StackSettings("warmset", workers=4, speed=0.5)
+    told: list[str] = []
+    runs = await compared(
+        LOADS[name], name, settings, 20.0, 1, tmp_path, told.append, routers=(1, 2)
+    )
+    assert len(told) == 2
+    assert all(one.lost == 0 and one.requests > 100 for (one,) in runs.values())
+    beyond = {what: found[0] for what, found in differences(runs, 2).items()}
+    # Five times the bars of a bench that repeats itself: this is one run, beside who knows what.
+    assert beyond["mean TTFT"] < 25.0, table(name, runs)
+    assert beyond["p99 TTFT"] < 50.0, table(name, runs)
+    assert beyond["hits"] > -5.0, table(name, runs)
+
+
+def test_differences_are_of_one_repetition_and_their_median_counts() -> None:
+    slow, fast = replace(ONE, mean_s=0.2), replace(ONE, mean_s=0.104)
+    runs: Runs = {1: [ONE, slow, ONE], 2: [fast, slow, fast]}
+    assert [round(one, 6) for one in differences(runs, 2)["mean TTFT"]] == [4.0, 0.0, 4.0]
+    assert missed("x", runs) == []
+    assert "0.104 s (+4.0, +0.0 to +4.0)" in table("x", runs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (replace(ONE, mean_s=0.106), "mean TTFT +6.0, at most 5"),
+        (replace(ONE, p99_s=0.45), "p99 TTFT +12.5, at most 10"),
+        (replace(ONE, hits=85.5), "hits -1.5, at most 1"),
+    ],
+)
+def test_what_is_beyond_its_bar_is_named(wrong: Figures, says: str) -> None:
+    assert missed("x", {1: [ONE], 2: [wrong]}) == [f"x, 2 routers: {says}"]
+    assert missed("x", {1: [wrong], 2: [ONE]}) == [], "better is never beyond"
