@@ -63,7 +63,8 @@ def measure(flags: argparse.Namespace, limits: Limits) -> int:
         flags.tensor_parallel_size,
         flags.pipeline_parallel_size,
         flags.attention_backend,
-        StepSettings(flags.overlap, flags.cuda_graphs).has_graphs(flags.device),
+        flags.int8_backend,
+        StepSettings(flags.overlap, flags.cuda_graphs).has_graphs,
     )
     measured = Measured(needs.memory_bytes, needs.footprint, needs.limits, flags.device)
     print(msgspec.json.encode(measured).decode())

@@ -20,7 +20,7 @@ from engine.cli_instances import add_shared, check_shared, measure, serve_severa
 from engine.cli_turns import add_addresses, add_turns, announce_of, turns
 from engine.instances.instance import end_with
 from engine.instances.shares import MAX_INSTANCES
-from engine.model.attention_choice import ATTENTION_BACKENDS, AttentionChoice
+from engine.model.kernel_library import BACKENDS
 from engine.model.quantization import KV_DTYPES, WEIGHTS, Quantization
 from engine.scheduler_types import SchedulerSettings
 from engine.server import WorkerSettings, serve
@@ -29,6 +29,7 @@ from engine.server.runners import Served
 
 if TYPE_CHECKING:
     from engine.runner.load import Loaded
+    from engine.runner.needs import Needs
 
 NEEDS_TORCH = "computing needs torch and safetensors: pip install 'warmroute[engine]'"
 FAILED_WHILE_RUNNING = 3
@@ -102,13 +103,14 @@ def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSetting
         flags.device,
         flags.dtype,
         flags.threads,
-        _announce if flags.lifeline is None else lambda capacity, attention: None,
+        _announce if flags.lifeline is None else lambda capacity, needs: None,
         Quantization(flags.quantize, flags.kv_dtype),
         flags.tensor_parallel_size,
         flags.pipeline_parallel_size,
         flags.memory_bytes,
         steps=StepSettings(flags.overlap, flags.cuda_graphs),
         attention=flags.attention_backend,
+        int8=flags.int8_backend,
     )
 
 
@@ -138,9 +140,11 @@ def _failed(message: str) -> int:
     return 1
 
 
-def _announce(capacity: Capacity, attention: AttentionChoice) -> None:
+def _announce(capacity: Capacity, needs: Needs) -> None:
     """What fits, for people; standard output is for programs."""
-    print(f"{capacity.report()}\nattention: {attention}", file=sys.stderr)
+    print(f"{capacity.report()}\nattention: {needs.attention}", file=sys.stderr)
+    if needs.int8:
+        print(f"INT8 weights: {needs.int8}", file=sys.stderr)
     if capacity.warning:
         print(f"warning: {capacity.warning}", file=sys.stderr)
 
@@ -153,6 +157,8 @@ def _tell(line: str) -> None:
 def served(loaded: Loaded) -> Served:
     """What a worker serves with: the model's tokens, ends and defaults."""
     sampling = loaded.config.sampling
+    choices = {"attention": loaded.attention, "int8": loaded.int8}
+    backends = {part: (one.backend, one.why) for part, one in choices.items() if one}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     told = {name: getattr(sampling, name) for name in names}
     return Served(
@@ -160,7 +166,7 @@ def served(loaded: Loaded) -> Served:
         computes=True,
         end_of_text=frozenset(loaded.config.eos_ids),
         defaults={name: value for name, value in told.items() if value is not None},
-        attention=(loaded.attention.backend, loaded.attention.why),
+        backends=backends,
     )
 
 
@@ -232,9 +238,10 @@ def _parser() -> argparse.ArgumentParser:
         help="replay steps of decodes at fixed sizes (on a GPU)",
     )  # fmt: skip
     add(
-        "--attention-backend", choices=ATTENTION_BACKENDS, default="auto",
+        "--attention-backend", choices=BACKENDS, default="auto",
         help="auto: kvkernels on a GPU that has them for this model",
     )  # fmt: skip
+    add("--int8-backend", choices=BACKENDS, default="auto", help="the same, of INT8 weights")
     add("--model-name", metavar="M", help="as clients name it (the folder's name)")
     add("--max-model-len", type=int, metavar="T", help="prompt and output (what the model takes)")
     add_shared(parser.add_argument_group("several on one device").add_argument)

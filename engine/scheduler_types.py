@@ -167,6 +167,7 @@ class StepSplit:
     modelled_s: float | None = None  # what a step-time model said before
     graph: str | None = None  # hit: of a graph; else why not; None: there are no graphs
     padded_rows: int = 0  # of the graph, computed for nobody
+    int8: str | None = None  # what multiplied INT8 weights; None: there are none
     shared_prefix_groups: int = 0  # runs of tokens whose KV several decodes read once
     kv_bytes_saved: int = 0  # by that, in all layers
 

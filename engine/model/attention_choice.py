@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.model.config import ModelConfig
 from engine.model.errors import ModelError
+from engine.model.kernel_library import BACKENDS, KVKERNELS, TORCH, device_lacks
 from engine.model.quantization import Quantization
 from engine.model.shard import Shard
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     from engine.model.attention_backends import Attention
 
-TORCH, KVKERNELS = "torch", "kvkernels"
-ATTENTION_BACKENDS = ("auto", TORCH, KVKERNELS)
-LEAST_CAPABILITY = (8, 0)
 KERNELS = ("append", "decode", "prefill", "shared_decode")
 
 log = logging.getLogger(__name__)
@@ -48,19 +46,19 @@ def choose(
     quantization: Quantization,
     block_size: int,
 ) -> AttentionChoice:
-    """What computes attention for `asked`, one of ATTENTION_BACKENDS.
+    """What computes attention for `asked`, one of BACKENDS.
 
     auto: the kernels on CUDA where they have this shape, else torch. On CPUs kvkernels are the
     operators' plain implementations. May build the kernels' library, which takes minutes. Raises
     ModelError where kvkernels were asked for and cannot be had, ValueError for another name.
     """
-    if asked not in ATTENTION_BACKENDS:
-        known = ", ".join(ATTENTION_BACKENDS)
+    if asked not in BACKENDS:
+        known = ", ".join(BACKENDS)
         raise ValueError(f"attention_backend must be one of {known}, not {asked!r:.40}")
     if asked == TORCH or (asked == "auto" and device == "cpu"):
         return AttentionChoice()
     why = _shape_lacks(config, shard, device, dtype, quantization, block_size)
-    why = why or _device_lacks(device)
+    why = why or device_lacks(device, KERNELS)
     if not why:
         return AttentionChoice(KVKERNELS, _prefill_lacks(quantization))
     if asked == KVKERNELS:
@@ -113,29 +111,3 @@ def _prefill_lacks(quantization: Quantization) -> str:
     if quantization.kv == "auto":
         return ""
     return f"kv_dtype {quantization.kv} (prefill reads K and V as the model has them)"
-
-
-def _device_lacks(device: str) -> str:
-    """What of the machine; empty where it has all, and then the library is loaded."""
-    if device == "cpu":
-        return ""
-    import torch
-
-    from kvkernels.cuda.build import BuildError, find_cuda
-    from kvkernels.cuda.library import LaunchError
-    from kvkernels.ops.operator import cuda_library
-
-    if not device.startswith("cuda"):
-        return f"device {device} (the kernels are for CUDA)"
-    found = torch.cuda.get_device_capability(device)
-    if found < LEAST_CAPABILITY:
-        least = ".".join(map(str, LEAST_CAPABILITY))
-        return f"compute capability {found[0]}.{found[1]} (the kernels need {least})"
-    try:
-        if find_cuda() is None:
-            log.warning("building the CUDA kernels, once: this takes minutes")
-        functions = cuda_library().functions
-        missing = [name for name in KERNELS if not hasattr(functions, f"wr_{name}")]
-    except (BuildError, LaunchError, OSError, AttributeError) as error:
-        return f"the kernels' library: {error!s:.500}"
-    return f"the kernels' library, which lacks {', '.join(missing)}" if missing else ""

@@ -21,6 +21,7 @@ class Int8Weight(NamedTuple):
     q: torch.Tensor  # int8[outputs, inputs]
     scales: torch.Tensor  # [outputs], float32, or float64 in float64 models
     dtype: torch.dtype  # of the model
+    has_kernel: bool = False  # few rows are multiplied by `w8a16`
 
     def rows(self, which: torch.Tensor) -> torch.Tensor:
         """Those rows as numbers: what an embedding gives for ids."""
@@ -29,7 +30,7 @@ class Int8Weight(NamedTuple):
 
     def part(self, rows: slice) -> Int8Weight:
         """Those rows with their scales; shares memory."""
-        return Int8Weight(self.q[rows], self.scales[rows], self.dtype)
+        return self._replace(q=self.q[rows], scales=self.scales[rows])
 
 
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,9 @@ import torch
 from torch.nn import functional
 
 from engine.model.int8 import Int8Weight
+from engine.model.int8_choice import MOST_ROWS
 from engine.model.tiles import cuts, linear_widths
+from kvkernels.ops import w8a16 as _w8a16  # noqa: F401 - defines the operator
 
 EXACT = (torch.float32, torch.float64)
 MAX_WIDENED = 1 << 24  # INT8 weights that stand in the model's dtype at once
@@ -58,7 +60,8 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(self.weight, Int8Weight):
-            y = _widened(x, self.weight)
+            by_kernel = self.weight.has_kernel and len(x) <= MOST_ROWS
+            y = (_by_kernel if by_kernel else _widened)(x, self.weight)
         elif is_exact(x):
             y = _in_tiles(x, self.weight)
         else:
@@ -97,6 +100,13 @@ def _widened(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
             # Integers up to 127 are exact in every other dtype.
             parts.append((multiply(x, part.q.to(x.dtype)) * part.scales).to(x.dtype))
     return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+
+
+def _by_kernel(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
+    """x @ (q * scales).T by an operator that reads the weights as they are kept."""
+    y = torch.empty(len(x), len(weight.q), dtype=x.dtype, device=x.device)
+    torch.ops.warmroute.w8a16(x.contiguous(), weight.q, weight.scales, y)
+    return y
 
 
 def _parts(weight: Int8Weight) -> list[Int8Weight]:

@@ -93,7 +93,8 @@ class Transformer:
 
     `max_tokens` (at most, and by default, the model's max_positions; beyond it for dynamic
     scaling) bounds positions; `quantization` says which weights are kept as INT8, `attention` what
-    computes it. Raises ModelError for a checkpoint that does not fit the config.
+    computes it, `int8_kernel` whether few rows are multiplied by those weights as they are kept.
+    Raises ModelError for a checkpoint that does not fit the config.
     """
 
     def __init__(
@@ -107,9 +108,10 @@ class Transformer:
         max_tokens: int | None = None,
         quantization: Quantization = PLAIN,
         attention: Attention | None = None,
+        int8_kernel: bool = False,
     ) -> None:
         shard, ranks = shard or Shard(), ranks or Alone()
-        weights = Weights(config, checkpoint, device, dtype, shard, quantization)
+        weights = Weights(config, checkpoint, device, dtype, shard, quantization, int8_kernel)
         self.config, self.shard, self.device, self.dtype = config, shard, device, dtype
         self.max_tokens = max_tokens or config.max_positions
         self._ranks = ranks

@@ -76,12 +76,13 @@ class Weights:
         dtype: torch.dtype,
         shard: Shard,
         quantization: Quantization = PLAIN,
+        int8_kernel: bool = False,
     ) -> None:
         config.check_shard(shard)
         for name, shape in expected(config, shard):
             checkpoint.check(name, shape)
         self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
-        self._quantization = quantization
+        self._quantization, self._int8_kernel = quantization, int8_kernel
         self.bytes_read = 0  # as they are kept
 
     def vector(self, name: str, rows: slice | None = None) -> torch.Tensor:
@@ -129,6 +130,7 @@ class Weights:
             self._counted(q.to(self._device)),
             self._counted(scales.to(self._device, wide)),
             self._dtype,
+            self._int8_kernel,
         )
 
     def _counted(self, kept: torch.Tensor) -> torch.Tensor:

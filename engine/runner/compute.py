@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.model.batch import FlatBatch, Planner, flat_batch
+from engine.model.int8_choice import Int8Choice
 from engine.model.placed import is_cuda
 from engine.request import Request
 from engine.runner.graphs import DecodeGraphs
@@ -72,7 +73,7 @@ class Compute:
 
     `lay_out` is the event loop's, `enter` and `launch` the model's thread's; `rows`: requests that
     may run at once. `graphs` take the steps of decodes that they have room for. `planner`: of what
-    the model's kernels read.
+    the model's kernels read. `int8`: what multiplies INT8 weights, where there are any.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Compute:
         device: str = "cpu",
         graphs: DecodeGraphs | None = None,
         planner: Planner | None = None,
+        int8: Int8Choice | None = None,
     ) -> None:
         self.is_later = is_cuda(device)  # what is launched is waited for in another thread
         self._model = model
@@ -92,7 +94,7 @@ class Compute:
         self._block_size = block_size
         self._device = device
         self._graphs = graphs
-        self._planner = planner
+        self._planner, self._int8 = planner, int8
         self._before = Launched([])
 
     def enter(self) -> None:
@@ -107,9 +109,9 @@ class Compute:
         if self._graphs is not None:
             graph = self._graphs.use(work.pieces, bool(step.chunks))
             if graph == "hit":
-                return LaidOut(work, self._graphs.lay_out(work.pieces), graph)
+                return LaidOut(work, self._graphs.lay_out(work.pieces), graph, self._int8)
         batch = flat_batch(work.pieces, self._block_size, self._device, self._planner)
-        return LaidOut(work, batch, graph)
+        return LaidOut(work, batch, graph, self._int8)
 
     def launch(self, step: LaidOut) -> Launched:
         """Compute a step after all those launched before it. Raises what the model raises."""

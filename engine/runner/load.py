@@ -11,11 +11,13 @@ import torch
 
 from engine.block_pool import BlockPool
 from engine.capacity import Capacity, Limits, fit
-from engine.model.attention_choice import KVKERNELS, AttentionChoice, attention_of
+from engine.model.attention_choice import AttentionChoice, attention_of
 from engine.model.batch import FlatBatch, Planner
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import DTYPE_BYTES, ModelConfig, read_config
 from engine.model.errors import ModelError
+from engine.model.int8_choice import Int8Choice
+from engine.model.kernel_library import KVKERNELS, TORCH
 from engine.model.kernel_plan import KernelPlanner
 from engine.model.kv_cache import KvCache
 from engine.model.placed import is_cuda
@@ -26,7 +28,7 @@ from engine.request import Request
 from engine.runner.compute import Compute
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.group import Group
-from engine.runner.needs import needs_of
+from engine.runner.needs import Needs, needs_of
 from engine.runner.ranks import RankSpec
 from engine.runner.runner import RealRunner
 from engine.runner.stages import StagedCompute
@@ -93,6 +95,7 @@ class Loaded:
     model: Computing | Group
     steps: StepSettings = PLAIN_STEPS
     attention: AttentionChoice = TORCH_ATTENTION
+    int8: Int8Choice | None = None  # what multiplies INT8 weights, where there are any
     planner: Planner | None = None  # of what the kernels read, where they are the attention
     tell: Callable[[str], None] = log.info
 
@@ -111,7 +114,7 @@ class Loaded:
         compute: StagedCompute | None = None
         if isinstance(self.model, Group) and self.model.stages > 1:
             steps = self.model.stages
-            compute = StagedCompute(self.model, *terms, self.planner)
+            compute = StagedCompute(self.model, *terms, self.planner, self.int8)
         scheduler = Scheduler(
             self.scheduler,
             pool,
@@ -122,7 +125,8 @@ class Loaded:
             scheduler,
             compute
             or Compute(
-                *(self.model, *terms, self._graphs(self.scheduler.max_batch_size), self.planner)
+                *(self.model, *terms, self._graphs(self.scheduler.max_batch_size)),
+                *(self.planner, self.int8),
             ),
             on_step,
             on_failed,
@@ -153,22 +157,24 @@ def load(
     device: str = "cpu",
     dtype: str = "auto",
     threads: int | None = None,
-    on_capacity: Callable[[Capacity, AttentionChoice], None] = lambda capacity, attention: None,
+    on_needs: Callable[[Capacity, Needs], None] = lambda capacity, needs: None,
     quantization: Quantization = PLAIN,
     tp_size: int = 1,
     pp_size: int = 1,
     memory_bytes: int | None = None,
     steps: StepSettings = PLAIN_STEPS,
     attention: str = "auto",
+    int8: str = "auto",
 ) -> Loaded:
-    """Read the folder; `on_capacity` is told what fits, and by what, before weights are read.
+    """Read the folder; `on_needs` is told what fits, and computes, before weights are read.
 
     `dtype` auto: float32 on a CPU, where it is as fast and exact, else the checkpoint's own.
     `threads`: of this process's matrix products on CPUs; None: torch's choice.
     `quantization`: weights and KV in fewer bits. `tp_size` ranks cut every layer, `pp_size` stages
     share the layers: that many processes in all, on a GPU each where `device` is cuda.
     `memory_bytes`: what this instance may use, weights included; None: all that is available.
-    `steps`: how they follow each other. `attention`: of `attention_choice.ATTENTION_BACKENDS`.
+    `steps`: how they follow each other. `attention` and `int8`, what computes the one and products
+    with INT8 weights: of `kernel_library.BACKENDS`.
     Raises ModelError (a ValueError) or OSError for the folder, CapacityError for the memory,
     GroupLost (a RuntimeError) where another rank could not load.
     """
@@ -178,33 +184,29 @@ def load(
     tokenizer = _tokenizer(directory, config)
     needs = needs_of(
         *(config, directory, limits, device, dtype, quantization, tp_size, pp_size, attention),
-        has_graphs=steps.has_graphs(device),
+        int8=int8,
+        has_graphs=steps.has_graphs,
     )
     limits, name, chosen = needs.limits, needs.dtype, needs.attention
     room_bytes = needs.memory_bytes if memory_bytes is None else memory_bytes
     capacity = fit(room_bytes, needs.footprint, limits)
-    on_capacity(capacity, chosen)
+    on_needs(capacity, needs)
     model = _model(
         RankSpec(
-            directory=str(directory),
-            rank=0,
-            tp_size=tp_size,
-            pp_size=pp_size,
-            device=device,
-            dtype=name,
+            str(directory), 0, tp_size, pp_size, device, name,
             max_tokens=limits.max_model_tokens,
-            blocks=capacity.blocks,
-            block_size=capacity.block_size,
-            threads=threads,
-            weights=quantization.weights,
-            kv=quantization.kv,
-            attention=chosen.backend,
+            blocks=capacity.blocks, block_size=capacity.block_size,
+            threads=threads, weights=quantization.weights, kv=quantization.kv,
+            attention=chosen.backend, int8=needs.int8.backend if needs.int8 else TORCH,
         ),
         config,
-    )
+    )  # fmt: skip
     scheduler = replace(scheduler, max_model_tokens=limits.max_model_tokens)
     planner = _planner(chosen, config, Shard(0, tp_size), capacity, name, quantization)
-    return Loaded(config, tokenizer, capacity, scheduler, device, model, steps, chosen, planner)
+    return Loaded(
+        *(config, tokenizer, capacity, scheduler, device, model, steps, chosen),
+        *(needs.int8, planner),
+    )
 
 
 def _model(spec: RankSpec, config: ModelConfig) -> Computing | Group:
@@ -217,7 +219,7 @@ def _model(spec: RankSpec, config: ModelConfig) -> Computing | Group:
         transformer = Transformer(
             config, checkpoint, device, dtype,
             max_tokens=spec.max_tokens, quantization=quantization,
-            attention=attention_of(spec.attention),
+            attention=attention_of(spec.attention), int8_kernel=spec.int8 == KVKERNELS,
         )  # fmt: skip
     kv = KvCache(config, spec.blocks, spec.block_size, device, dtype, kv=spec.kv)
     return Computing(transformer, kv)

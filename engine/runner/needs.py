@@ -5,7 +5,7 @@ Memory and limits are those of one moment: whoever starts next to others asks be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 
 from engine.capacity import Footprint, Limits
-from engine.model.attention_choice import KVKERNELS, AttentionChoice, choose
+from engine.model.attention_choice import AttentionChoice, choose
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import DTYPE_BYTES, ModelConfig
 from engine.model.errors import ModelError
+from engine.model.int8_choice import Int8Choice, choose_int8
+from engine.model.kernel_library import KVKERNELS
 from engine.model.kv_quant import kv_storage
 from engine.model.linear import MAX_WIDENED
 from engine.model.names import EMBEDDING
@@ -40,6 +42,7 @@ class Needs:
     limits: Limits  # within what the model and a shared machine can do
     dtype: str
     attention: AttentionChoice
+    int8: Int8Choice | None
 
 
 def needs_of(
@@ -52,9 +55,11 @@ def needs_of(
     tp_size: int,
     pp_size: int,
     attention: str = "auto",
-    has_graphs: bool = False,
+    int8: str = "auto",
+    has_graphs: Callable[[str], bool] = lambda device: False,
 ) -> Needs:
-    """Arguments are those of `load`; raises what it raises for folder and device."""
+    """Arguments are those of `load`, `has_graphs` of its steps on a device; raises what it raises
+    for folder and device."""
     _check_device(device, tp_size * pp_size)
     shards = _shards(config, tp_size, pp_size, device)
     name = dtype if dtype != "auto" else ("float32" if device == "cpu" else config.dtype)
@@ -66,11 +71,12 @@ def needs_of(
     first, size = shards[0], limits.block_size  # others have as many heads
     chosen = choose(attention, config, first, device, name, quantization, size)
     if chosen.backend == KVKERNELS:
-        has_graphs = has_graphs and len(shards) == 1
-        each = attention_bytes(config, first, limits, has_graphs)
+        is_captured = has_graphs(device) and len(shards) == 1
+        each = attention_bytes(config, first, limits, is_captured)
         each *= len(shards) if device == "cpu" else 1
         taken = replace(taken, workspace_bytes=taken.workspace_bytes + each)
-    return Needs(memory_bytes(device), taken, limits, name, chosen)
+    products = choose_int8(int8, config, shards, device, name, quantization)
+    return Needs(memory_bytes(device), taken, limits, name, chosen, products)
 
 
 def _check_device(device: str, ranks: int) -> None:

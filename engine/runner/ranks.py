@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import distributed
 
-from engine.model.attention_choice import TORCH, attention_of
+from engine.model.attention_choice import attention_of
 from engine.model.batch import FlatBatch
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import read_config
+from engine.model.kernel_library import KVKERNELS, TORCH
 from engine.model.kv_cache import KvCache
 from engine.model.quantization import Quantization
 from engine.model.shard import Shard
@@ -51,6 +52,7 @@ class RankSpec:
     weights: str = "none"
     kv: str = "auto"
     attention: str = TORCH  # a backend's name
+    int8: str = TORCH  # the same, of products with INT8 weights
     step_s: float = STEP_S  # a rank that waits for the others for longer gives up
 
     @property
@@ -145,6 +147,7 @@ class RankModel:
                 spec.max_tokens,
                 quantization,
                 attention_of(spec.attention),
+                spec.int8 == KVKERNELS,
             )
         self._kv = KvCache(
             config, spec.blocks, spec.block_size, spec.own_device, self._dtype, self._shard, spec.kv

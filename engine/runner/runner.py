@@ -215,6 +215,7 @@ class RealRunner:
         )
         if (laid_out := flying.laid_out) is not None:
             self.split.graph, self.split.padded_rows = laid_out.graph, laid_out.padded_rows
+            self.split.int8 = laid_out.int8_backend
             saving = laid_out.batch.saving
             self.split.shared_prefix_groups = saving.shared_prefix_groups
             self.split.kv_bytes_saved = saving.kv_bytes_saved

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from engine.model.batch import FlatBatch, Planner, flat_batch
+from engine.model.int8_choice import Int8Choice
 from engine.model.placed import is_cuda
 from engine.runner.compute import Chosen, Launched
 from engine.runner.token_pool import TokenPool
@@ -61,13 +62,14 @@ class StagedCompute:
         block_size: int,
         device: str = "cpu",
         planner: Planner | None = None,
+        int8: Int8Choice | None = None,
     ) -> None:
         self._model = model
         self._sampler = sampler
         self._pool = TokenPool(rows)  # never read
         self._block_size = block_size
         self._device = device
-        self._planner = planner
+        self._planner, self._int8 = planner, int8
         self._stream: torch.cuda.Stream | None = None
         if is_cuda(device):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -81,7 +83,7 @@ class StagedCompute:
         """`step`, just scheduled, as the model takes it."""
         work = work_of(step, self._pool)
         batch = flat_batch(work.pieces, self._block_size, self._device, self._planner)
-        return LaidOut(work, batch)
+        return LaidOut(work, batch, int8=self._int8)
 
     def launch(self, step: LaidOut) -> Begun:
         """Compute the first stage after all steps before it. Raises what the model raises."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.model.batch import KNOWN, FlatBatch, Piece
+from engine.model.int8_choice import Int8Choice
 from engine.request import Request
 from engine.runner.token_pool import TokenPool
 from engine.scheduler_types import Step
@@ -31,11 +32,17 @@ class LaidOut:
     work: Work
     batch: FlatBatch  # on the host
     graph: str | None = None  # `GraphUse`; None: there are no graphs
+    int8: Int8Choice | None = None  # None: no weights are INT8
 
     @property
     def padded_rows(self) -> int:
         """Rows computed for nobody."""
         return len(self.batch.token_ids) - len(self.work.pieces) if self.batch.is_fixed else 0
+
+    @property
+    def int8_backend(self) -> str | None:
+        """What multiplies the layers' INT8 weights in this step; None: none are."""
+        return self.int8.of_step(self.batch.sizes.tokens) if self.int8 else None
 
 
 def work_of(step: Step, pool: TokenPool) -> Work:

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from engine.scheduler import Scheduler
-from engine.server.runners import Runner
+from engine.server.runners import NO_BACKENDS, Backends, Runner
 from engine.server.step_records import StepRecords
 from engine.wire import metrics as names
 
@@ -68,6 +68,7 @@ class Tallies:
         self.slow_clients = 0
         self.graph_steps: Counter[str] = Counter()  # by use, where there are graphs
         self.padded_rows = 0
+        self.int8_steps: Counter[str] = Counter()  # by backend, where weights are INT8
         self.shared_prefix_groups = 0
         self.kv_bytes_saved = 0
         self.unread_requests = 0
@@ -85,12 +86,12 @@ class WorkerCollector(Collector):
         runner: Runner,
         steps: StepRecords,
         model_name: str,
-        attention: tuple[str, str] | None = None,
+        backends: Backends = NO_BACKENDS,
     ) -> None:
         self._tallies = tallies
         self._runner = runner
         self._steps = steps
-        self._attention = attention
+        self._backends = backends
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
@@ -123,8 +124,8 @@ class WorkerCollector(Collector):
         yield self._histogram(names.INTER_TOKEN, "Time between tokens.", tallies.gap_s)
         yield self._histogram(names.E2E, "Time to the last token.", tallies.e2e_s)
         yield self._cache_config(pool.block_size, pool.blocks)
-        if self._attention is not None:
-            yield self._backend(*self._attention)
+        for part, chosen in self._backends.items():
+            yield self._backend(part, *chosen)
         yield from self._own(scheduler)
 
     def _own(self, scheduler: Scheduler) -> Iterator[Metric]:
@@ -152,6 +153,9 @@ class WorkerCollector(Collector):
         yield self._counter(
             own + "graph_padded_rows", "Rows of graphs computed for nobody.", tallies.padded_rows
         )
+        if "int8" in self._backends:
+            text = "Steps by what multiplied the layers' INT8 weights."
+            yield self._by(own + "int8_steps", text, "backend", tallies.int8_steps)
         unread = tallies.unread_requests
         yield self._counter(own + "unread_requests", "Requests that were no HTTP.", unread)
         shared, saved = tallies.shared_prefix_groups, tallies.kv_bytes_saved
@@ -208,8 +212,8 @@ class WorkerCollector(Collector):
         family.add_metric(list(self._labels.values()), buckets, total)
         return family
 
-    def _backend(self, backend: str, why: str) -> Metric:
-        name, text = "warmroute_engine_attention_backend", "What computes attention, and why."
+    def _backend(self, part: str, backend: str, why: str) -> Metric:
+        name, text = f"warmroute_engine_{part}_backend", f"What computes {part}, and why."
         family = InfoMetricFamily(name, text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), {"backend": backend, "because_of": why})
         return family

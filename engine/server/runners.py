@@ -23,6 +23,9 @@ OnStep = Callable[[Step, list[Output], float], None]
 OnFailed = Callable[[Sequence[Request], str], None]
 MakeRunner = Callable[[BlockPool, OnStep, OnFailed], "Runner"]
 NOTHING: Mapping[str, float] = MappingProxyType({})
+# What computes a part of the model, and why not the kernels: "attention", "int8" where weights are.
+Backends = Mapping[str, tuple[str, str]]
+NO_BACKENDS: Backends = MappingProxyType({})
 
 
 class Logprobs(Protocol):
@@ -47,7 +50,7 @@ class Served:
     computes: bool = False  # tokens are a model's: they may end by themselves, have logprobs
     end_of_text: frozenset[int] = frozenset()
     defaults: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # of sampling, by name
-    attention: tuple[str, str] | None = None  # what computes it, and why not the kernels
+    backends: Backends = field(default_factory=lambda: NO_BACKENDS)
 
 
 class Runner(Protocol):

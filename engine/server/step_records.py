@@ -33,6 +33,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     modelled_ms: float | None
     graph: str | None  # hit, or why the step was none of a graph: chunks, graph_limit
     padded_rows: int
+    int8: str | None  # what multiplied the layers' INT8 weights: torch, kvkernels
     shared_prefix_groups: int  # runs of tokens whose KV several decodes read once
     kv_bytes_saved: int  # by that, in all layers
     preemptions: int
@@ -93,6 +94,7 @@ class StepRecords:
                 modelled_ms=None if modelled_s is None else modelled_s * 1e3,
                 graph=split.graph,
                 padded_rows=split.padded_rows,
+                int8=split.int8,
                 shared_prefix_groups=split.shared_prefix_groups,
                 kv_bytes_saved=split.kv_bytes_saved,
                 preemptions=len(step.preempted),

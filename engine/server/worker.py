@@ -60,7 +60,7 @@ class Worker:
             self._log, settings.host, settings.events_port, settings.replay_port
         )
         parts = self.tallies, self.runner, self.steps, self.model
-        collector = WorkerCollector(*parts, self.served.attention)
+        collector = WorkerCollector(*parts, self.served.backends)
         self.exposition = Exposition(collector)
         self._choices: dict[int, tuple[Answer, Choice]] = {}  # unfinished, by request id
         self._ids = itertools.count()
@@ -212,6 +212,8 @@ class Worker:
         if runner.split.graph is not None:
             tallies.graph_steps[runner.split.graph] += 1
             tallies.padded_rows += runner.split.padded_rows
+        if runner.split.int8 is not None:
+            tallies.int8_steps[runner.split.int8] += 1
         tallies.shared_prefix_groups += runner.split.shared_prefix_groups
         tallies.kv_bytes_saved += runner.split.kv_bytes_saved
         self.steps.note(step, runner.split, runner.clock.now_s() - now_s, time.time())

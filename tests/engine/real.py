@@ -33,6 +33,7 @@ def loaded(
     ranks: tuple[int, int] = (1, 1),
     steps: StepSettings = PLAIN_STEPS,
     attention: str = "auto",
+    int8: str = "auto",
     **scheduler: int,
 ) -> Loaded:
     """The model in `directory`; tensor-parallel ranks and stages, its scheduler's limits."""
@@ -55,6 +56,7 @@ def loaded(
         pp_size=pp_size,
         steps=steps,
         attention=attention,
+        int8=int8,
     )
 
 

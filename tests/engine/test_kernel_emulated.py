@@ -19,6 +19,7 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.config import read_config
 from engine.model.kernel_attention import KernelAttention
 from engine.model.kernel_plan import KernelPlanner
+from engine.model.quantization import Quantization
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
 from kvkernels.ops.shared_costs import AttentionShape
@@ -91,3 +92,28 @@ def test_mixed_steps_then_decodes_on_fixed_buffers(
         assert relative_error(logits[row], expected) < TOLERANCES[kv_dtype]
     # Padding is kept nowhere, not in the scratch block.
     assert torch.equal(kv.pool[kv.blocks].view(torch.uint8), before)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_int8_weights_are_read_as_they_are_kept(arch: str, tmp_path: Path) -> None:
+    """Steps of up to 64 rows by the kernel, others by torch: the same numbers; biases, too."""
+    folder = written(tmp_path, TinySettings(arch, head_dim=64, intermediate_size=192))
+    ids, blocks = some_ids(100), list(range(7))
+    made = {}
+    for int8_kernel in (False, True):
+        with Checkpoint(folder) as checkpoint:
+            model = Transformer(
+                *(read_config(folder), checkpoint, "cpu", BF16),
+                quantization=Quantization("int8-all"),
+                int8_kernel=int8_kernel,
+            )
+        kv = cache(model, 7, PAGE)
+        with Emulated() as emulated:
+            rows = [
+                model.forward(flat_batch([Piece(ids[at:end], at, blocks, True, True)], PAGE), kv)
+                for at, end in ((0, 65), (65, 99), (99, 100))
+            ]
+        # Four matrices a layer, and the last one; those of 65 rows are torch's.
+        assert emulated.names == ["w8a16"] * (2 * (2 * 4 + 1) if int8_kernel else 0)
+        made[int8_kernel] = torch.cat(rows)
+    assert relative_error(made[True], made[False].double()) < 2e-2

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from engine import cli
-from engine.model.attention_choice import KVKERNELS, TORCH, AttentionChoice, choose
+from engine.model.attention_choice import AttentionChoice, choose
 from engine.model.batch import FlatBatch, Piece, fixed_batch, flat_batch
 from engine.model.config import ModelConfig, read_config
 from engine.model.errors import ModelError
+from engine.model.kernel_library import KVKERNELS, TORCH
 from engine.model.kernel_plan import shared_part
 from engine.model.quantization import PLAIN, Quantization
 from engine.model.shard import Shard

@@ -1,0 +1,146 @@
+"""Which backend multiplies INT8 weights: chosen by name, counted, the same tokens by either."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import cli
+from engine.model.config import read_config
+from engine.model.errors import ModelError
+from engine.model.int8 import Int8Weight, quantize_rows
+from engine.model.int8_choice import MOST_ROWS, Int8Choice, choose_int8
+from engine.model.kernel_library import KVKERNELS, TORCH
+from engine.model.linear import Linear
+from engine.model.quantization import PLAIN, Quantization
+from engine.model.shard import Shard
+from engine.model.tiny import TinySettings
+from kvkernels.cuda.build import LIBRARY_VARIABLE
+from kvkernels.ops.w8a16 import MAX_ROWS
+from tests.engine.real import computing, greedy, ids_of, loaded
+from tests.engine.tiny_models import written
+
+INT8 = Quantization("int8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("model"), TinySettings("qwen3"))
+
+
+def chosen(
+    asked: str, folder: Path, device: str = "cuda", dtype: str = "bfloat16", **shape: int
+) -> Int8Choice | None:
+    config = replace(read_config(folder), **shape)
+    shards = [Shard(rank, 2) for rank in range(2)]
+    return choose_int8(asked, config, shards, device, dtype, INT8)
+
+
+@pytest.mark.parametrize("bias", [None, torch.arange(70.0)])
+@pytest.mark.parametrize("rows", [1, MOST_ROWS, MOST_ROWS + 1])
+def test_products_are_those_of_torch(rows: int, bias: torch.Tensor | None) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randn(n, 96, generator=draw) for n in (rows, 70))
+    kept = Int8Weight(*quantize_rows(weight), torch.float32)
+    made = Linear(kept._replace(has_kernel=True), bias)(x)
+    assert torch.allclose(made, Linear(kept, bias)(x), rtol=1e-5, atol=1e-5)
+
+
+def test_the_kernel_is_asked_for_no_more_rows_than_it_has() -> None:
+    assert MOST_ROWS <= MAX_ROWS
+    assert Int8Choice(KVKERNELS).of_step(MOST_ROWS) == KVKERNELS
+    assert Int8Choice(KVKERNELS).of_step(MOST_ROWS + 1) == TORCH
+    assert Int8Choice(TORCH).of_step(1) == TORCH
+
+
+async def test_a_worker_counts_its_steps_and_says_the_same_tokens(folder: Path) -> None:
+    prompt = list(range(30, 130))
+    said = {}
+    for backend in (TORCH, KVKERNELS):
+        model = loaded(folder, quantization=INT8, int8=backend)
+        async with computing(model) as worker:
+            said[backend] = await ids_of(worker, greedy(prompt, 6))
+            steps = json.loads(await worker.get("/debug/steps"))["steps"]
+            metrics = (await worker.get("/metrics")).decode()
+        used = [TORCH, *[backend] * 5]  # the prompt has more rows than the kernel
+        assert [one["int8"] for one in steps] == used
+        pattern = r"^warmroute_engine_int8_steps_total\{backend=\"(\w+)\",.*\} (\S+)$"
+        counted = {name: float(count) for name, count in re.findall(pattern, metrics, re.M)}
+        assert counted == {name: used.count(name) for name in set(used)}
+        (line,) = re.findall(r"^warmroute_engine_int8_backend_info\{(.*)\} 1.0$", metrics, re.M)
+        assert f'backend="{backend}"' in line
+    assert said[TORCH] == said[KVKERNELS]
+
+
+async def test_a_worker_without_int8_weights_says_nothing_of_them(folder: Path) -> None:
+    async with computing(loaded(folder, int8=KVKERNELS)) as worker:
+        await ids_of(worker, greedy([1, 2], 2))
+        steps = json.loads(await worker.get("/debug/steps"))["steps"]
+        assert b"warmroute_engine_int8" not in await worker.get("/metrics")
+    assert {one["int8"] for one in steps} == {None}
+
+
+async def test_ranks_multiply_by_the_operator_too(folder: Path) -> None:
+    body, said = greedy(list(range(30, 60)), 6), []
+    for ranks, backend in (((1, 1), TORCH), ((2, 1), KVKERNELS), ((1, 2), KVKERNELS)):
+        model = loaded(folder, quantization=INT8, ranks=ranks, int8=backend)
+        try:
+            async with computing(model) as worker:
+                said.append(await ids_of(worker, body))
+                steps = json.loads(await worker.get("/debug/steps"))["steps"]
+        finally:
+            model.model.close()
+        assert {one["int8"] for one in steps} == {backend}
+    assert said[1:] == said[:1] * 2
+
+
+def test_what_is_chosen_on_a_cpu(folder: Path) -> None:
+    assert chosen("auto", folder, "cpu", "float32") == Int8Choice(TORCH)
+    assert chosen(KVKERNELS, folder, "cpu", "float32") == Int8Choice(KVKERNELS)
+    assert choose_int8(KVKERNELS, read_config(folder), [Shard()], "cuda", "float32", PLAIN) is None
+    with pytest.raises(ValueError, match="int8_backend must be one of auto, torch, kvkernels"):
+        chosen("cutlass", folder)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "why"),
+    [
+        ("float32", {}, "dtype torch.float32 (the kernel has"),
+        ("bfloat16", {"hidden_size": 96}, "96 inputs (the kernel has multiples of 64"),
+        ("float16", {"intermediate_size": 192}, "96 inputs (the kernel has"),  # of each rank
+        ("float16", {"intermediate_size": 256, "head_dim": 24}, "48 inputs (the kernel has"),
+    ],
+)
+def test_what_a_gpu_has_no_kernel_for_is_said_by_name(
+    dtype: str, shape: dict[str, int], why: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the device is asked: so on any machine."""
+    made = chosen("auto", folder, dtype=dtype, **{"head_dim": 64} | shape)
+    assert made is not None
+    assert made.backend == TORCH
+    assert why in made.why
+    assert f"INT8 weights: {made}" in caplog.messages
+    with pytest.raises(ModelError, match=re.escape(why)):
+        chosen(KVKERNELS, folder, dtype=dtype, **{"head_dim": 64} | shape)
+
+
+def test_what_a_machine_lacks_is_said_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(folder / "none.so"))
+    made = chosen("auto", folder, head_dim=64, intermediate_size=256)
+    assert made is not None
+    assert f"{folder}/none.so is no file" in made.why
+
+
+def test_an_unknown_backend_is_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "none", "--int8-backend", "cutlass"])
+    assert ended.value.code == 2
+    assert "--int8-backend" in capsys.readouterr().err
