@@ -28,8 +28,11 @@ def regret_s(decision: Decision, first_token_s: float | None) -> float | None:
 
 
 def regret_hit_tokens(decision: Decision, cached_tokens: int | None) -> int | None:
-    """Tokens that the runner-up was expected to hold beyond those really cached; 0 or more."""
+    """Tokens that the runner-up was expected to hold beyond those really cached; 0 or more.
+
+    None where it is not known, or the prompt was read as text: the worker counts other tokens then.
+    """
     other = runner_up(decision)
-    if other is None or cached_tokens is None:
+    if other is None or cached_tokens is None or decision.approximate:
         return None
     return max(other.hit_tokens - cached_tokens, 0)

@@ -141,6 +141,7 @@ class LineSink:
             if decision is None
             else tuple(Best(c.worker_id, c.cost, c.hit_tokens) for c in decision.candidates),
             sent_ms=_ms(entry.sent_s, arrival.now_s),
+            worker_prompt_tokens=usage.prompt_tokens,
             **_hindsight(entry, first_byte_s),
         )
 

@@ -76,6 +76,7 @@ class RequestLine(msgspec.Struct, frozen=True):
     sent_ms: float | None = None  # arrival to the last dispatch: what it waited at the router
     regret_ms: float | None = None  # `router.core.regret`; of policies that count in seconds
     regret_hit_tokens: int | None = None  # `router.core.regret`
+    worker_prompt_tokens: int | None = None  # as the worker reported them
     explained: dict[str, Any] | None = None  # all that the decision saw, where somebody asked
 
 

@@ -204,7 +204,7 @@ def _decision(decision: Mapping[str, Any], turn: Turn) -> Attributes:
 def _regret(decision: Mapping[str, Any], other: Mapping[str, Any], outcome: Told) -> dict[str, Any]:
     """As `router.core.regret` has it."""
     told: dict[str, Any] = {}
-    if outcome.cached_tokens is not None:
+    if outcome.cached_tokens is not None and not decision.get("approximate"):
         told["warmroute.regret_hit_tokens"] = max(other["hit_tokens"] - outcome.cached_tokens, 0)
     of_seconds = decision.get("unit") == SECONDS and other["cost"] is not None
     if of_seconds and outcome.first_s is not None:

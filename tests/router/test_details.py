@@ -225,6 +225,8 @@ def test_regret_is_what_was_needed_beyond_what_the_runner_up_would_have_cost() -
     assert regret_hit_tokens(decision, 100) == 0
     assert regret_hit_tokens(decision, None) is None
     assert regret_hit_tokens(decided("s", (4, 0.2, 64)), 0) is None
+    decision.approximate = True  # the worker counts other tokens
+    assert regret_hit_tokens(decision, 64) is None
 
 
 def test_hybrid_is_taken_apart_into_what_it_adds_up() -> None:

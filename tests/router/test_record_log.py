@@ -31,6 +31,7 @@ def test_a_line_says_what_became_of_a_request(tmp_path: Path) -> None:
     line = line_of(tmp_path / "log", lambda log: served(log, tenant="acme", priority=3))
     assert (line.at, line.e2e_ms, line.ttft_ms) == (1_000_009.0, 1000.0, 250.0)
     assert (line.prompt_tokens, line.output_tokens, line.cached_tokens) == (13, 5, 8)
+    assert line.worker_prompt_tokens == 13
     known = salted(tmp_path / "log", CHAIN)
     assert known != CHAIN.tolist()
     assert (line.block_size, hashes_of(line.chain).tolist()) == (SIZE, known)
@@ -67,6 +68,7 @@ def test_a_whole_answer_has_no_first_token_and_a_stream_without_usage_counts_eve
 
     line = line_of(tmp_path / "log", tell)
     assert (line.ttft_ms, line.output_tokens, line.cached_tokens) == (None, 7, None)
+    assert line.worker_prompt_tokens is None
 
 
 def test_a_refusal_has_no_first_token(tmp_path: Path) -> None:
