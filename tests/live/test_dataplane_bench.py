@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.bench.dataplane import cpu
 from tests.bench.dataplane.measured import FAILED, FOREIGN, Bench, Figure, Results, Row, run, table
-from tests.bench.dataplane.processes import charged, total
+from tests.bench.dataplane.processes import charged, total, until_zero
 from tests.bench.dataplane.programs import Cores, Engines, engines, run_load
+from tests.bench.dataplane.replicas import at_rate, page, pair, unheard
 from tests.bench.dataplane.routers import Subject, ours, subjects
+from tests.live.redis_server import needs_redis, redis_server
 from tests.live.stack import misbehaving
 
 pytestmark = pytest.mark.alone
 CORES = Cores.of_this_machine()
 FEW = {"conns": 4}
+HEARD_BYTES = r'warmroute_replicas_bytes_total{direction="heard"} (\S+)'
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,18 @@ def test_every_request_is_answered(behind: Engines, ids: bool, chat: bool) -> No
     assert (load.requests, load.failed, load.events) == (50, 0, 0)
     assert sent(behind) == before + 50
     assert load.found["latency_us"]["count"] == 50
+
+
+@pytest.mark.parametrize("rate", [0, 500])
+def test_several_ports_get_the_same_each(behind: Engines, rate: int) -> None:
+    before = [engine["requests"] for engine in behind.counts()]
+    load = run_load(
+        behind.ports, CORES.others, None, behind.pid, count=40, rate=rate, distinct=4, **FEW
+    )
+    assert (load.requests, load.failed) == (40, 0)
+    more = [engine["requests"] - b for engine, b in zip(behind.counts(), before, strict=True)]
+    assert sum(more) == 40
+    assert rate == 0 or more == [20, 20]
 
 
 def test_every_event_is_counted_and_stamped(behind: Engines) -> None:
@@ -67,6 +84,21 @@ def test_our_router_takes_the_engines_for_engines(behind: Engines) -> None:
     assert (streams.requests, streams.failed, streams.events) == (8, 0, 8 * 16)
     assert plain.cpu_s > 0
     assert sent(behind) == before + 40 + 8 + 1  # one asked whether it was ready
+
+
+@needs_redis
+def test_routers_of_a_pair_know_of_each_other(behind: Engines, tmp_path: Path) -> None:
+    bench = Bench(CORES, 1, 0.5, [])
+    with (
+        redis_server(tmp_path / "redis") as server,
+        pair(bench, behind, Subject("ours", ours()), server.url) as routers,
+    ):
+        load = at_rate(bench, behind, routers, 512, ids=False, rate=100)
+        heard = [re.findall(HEARD_BYTES, page(one)) for one in routers]
+        assert until_zero(lambda: sum(map(unheard, routers))) == 0
+    assert load.requests > 0
+    assert load.failed == 0
+    assert all(float(count) > 50 * load.requests for (count,) in heard)
 
 
 @pytest.mark.parametrize("name", ["HAProxy", "nginx"])

@@ -15,12 +15,19 @@ import math
 import signal
 import sys
 
-from tests.bench.dataplane import light, memory, processes, requests, streams
+from tests.bench.dataplane import light, memory, processes, replicas, requests, streams
 from tests.bench.dataplane.measured import Bench, run, table
 from tests.bench.dataplane.programs import Cores
 from tests.bench.dataplane.routers import subjects
 
-ROWS = (*requests.ROWS, *streams.ROWS, *light.ROWS, *memory.ROWS, *processes.ROWS)
+ROWS = (
+    *requests.ROWS,
+    *streams.ROWS,
+    *light.ROWS,
+    *memory.ROWS,
+    *processes.ROWS,
+    *replicas.ROWS,
+)
 
 
 def main() -> None:

@@ -1,14 +1,14 @@
 // A load that costs next to nothing: one thread, many connections, every answer checked.
 //
-//   load --port N [--conns 64] [--rate 0] [--ramp-s 0] [--warmup-s 1] [--seconds 3] [--count 0]
-//        [--bytes 2048] [--ids 0] [--chat 0] [--stream 0] [--events 16] [--distinct 64]
+//   load --port N[,N...] [--conns 64] [--rate 0] [--ramp-s 0] [--warmup-s 1] [--seconds 3]
+//        [--count 0] [--bytes 2048] [--ids 0] [--chat 0] [--stream 0] [--events 16] [--distinct 64]
 //        [--shared 0.25] [--unique 0] [--model bench] [--dump 0]
 //
 // Without a rate, each connection asks anew as soon as it was answered (closed loop); connections
 // begin spread over `ramp-s`. With one, requests begin at that pace whatever the answers do, and
 // wait for one of `conns` connections if they must, which counts as their latency (open loop).
 // `count` ends after so many requests, all of them measured. `unique` makes every prompt one of
-// a kind.
+// a kind. Several ports share connections and requests evenly; each prompt comes to all of them.
 // Prints `start` and `stop` at the ends of the measured time, then one line of JSON.
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -54,7 +54,7 @@ std::string percentiles(std::vector<float>& us, bool dump) {
 class Load {
  public:
   explicit Load(std::map<std::string, std::string> flags)
-      : port_(int(wire::number(flags["port"]))),
+      : ports_(ports_of(flags["port"])),
         rate_(std::stod(flags["rate"])),
         ramp_s_(std::stod(flags["ramp-s"])),
         warmup_s_(std::stod(flags["warmup-s"])),
@@ -67,7 +67,9 @@ class Load {
               int(wire::number(flags["distinct"])), std::stod(flags["shared"])},
         requests_(bodies::make(kind_, flags["model"])),
         poller_(wire::begin()),
-        connections_(std::size_t(wire::number(flags["conns"]))) {}
+        connections_(std::size_t(wire::number(flags["conns"]))),
+        idle_(ports_.size()),
+        opened_at_(ports_.size()) {}
 
   void run() {
     begin_ns_ = wire::now_ns();
@@ -91,6 +93,15 @@ class Load {
   }
 
  private:
+  static std::vector<int> ports_of(std::string_view list) {
+    std::vector<int> ports;
+    for (;;) {
+      ports.push_back(int(wire::number(list.substr(0, list.find(',')))));
+      if (list.find(',') == list.npos) return ports;
+      list.remove_prefix(list.find(',') + 1);
+    }
+  }
+
   static void mark(const char* what) {
     std::printf("%s\n", what);
     std::fflush(stdout);
@@ -124,12 +135,15 @@ class Load {
 
   void serve_waiting() {
     while (!waiting_.empty()) {
+      const std::size_t at = port_of_next();
+      const std::size_t unopened = opened_at_[at] * ports_.size() + at;
       Connection* free = nullptr;
-      if (!idle_.empty()) {
-        free = idle_.back();
-        idle_.pop_back();
-      } else if (opened_ < connections_.size()) {
-        free = &connections_[opened_++];
+      if (!idle_[at].empty()) {
+        free = idle_[at].back();
+        idle_[at].pop_back();
+      } else if (unopened < connections_.size()) {
+        free = &connections_[unopened];
+        ++opened_at_[at];
       } else {
         return;
       }
@@ -138,14 +152,24 @@ class Load {
     }
   }
 
+  // Which of the ports, with a shift from one round of the prompts to the next.
+  std::size_t port_of_next() const {
+    const auto asked = std::size_t(asked_);
+    return (asked + asked / requests_.size()) % ports_.size();
+  }
+  std::size_t port_of(const Connection& peer) const {
+    return std::size_t(&peer - connections_.data()) % ports_.size();
+  }
+
   void open(Connection& peer) {
     peer.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_port = htons(std::uint16_t(port_));
+    const int port = ports_[port_of(peer)];
+    address.sin_port = htons(std::uint16_t(port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (connect(peer.fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
-      wire::fail("connect to port " + std::to_string(port_));
+      wire::fail("connect to port " + std::to_string(port));
     fcntl(peer.fd, F_SETFL, O_NONBLOCK);
     wire::no_delay(peer.fd);
     if (std::size_t(peer.fd) >= by_fd_.size()) by_fd_.resize(std::size_t(peer.fd) * 2 + 64);
@@ -222,7 +246,7 @@ class Load {
     over_ = over_ || (count_ > 0 && answered_ >= count_);
     if (over_) return;
     if (rate_ > 0) {
-      idle_.push_back(&peer);
+      idle_[port_of(peer)].push_back(&peer);
       serve_waiting();
     } else {
       ask(peer, now);
@@ -242,7 +266,7 @@ class Load {
         percentiles(ttft_us_, dump_).c_str());
   }
 
-  int port_;
+  std::vector<int> ports_;
   double rate_, ramp_s_, warmup_s_, seconds_;
   long count_;
   bool unique_, dump_;
@@ -251,8 +275,9 @@ class Load {
   int poller_;
   std::vector<Connection> connections_;
   std::vector<Connection*> by_fd_{4'096};
-  std::vector<Connection*> idle_;
-  std::deque<uint64_t> waiting_;  // since when
+  std::vector<std::vector<Connection*>> idle_;  // by port
+  std::vector<std::size_t> opened_at_;          // by port, where there is a rate
+  std::deque<uint64_t> waiting_;                // since when
   std::size_t opened_ = 0;
   uint64_t begin_ns_ = 0, start_ns_ = 0, stop_ns_ = 0, measured_from_ns_ = 0;
   long begun_ = 0, asked_ = 0, answered_ = 0, good_ = 0, failed_ = 0, events_ = 0;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 
 from router.config.schema import Config
 from tests.bench.dataplane.measured import FAILED, FOREIGN, Bench, Figure, Figures, Row
@@ -11,6 +12,7 @@ from tests.bench.dataplane.programs import engines, get, run_load
 from tests.bench.dataplane.routers import Subject, ours
 
 RATE = 800  # requests/s
+SETTLE_S = 5.0
 LEDGER = (
     "warmroute_inflight_requests",
     "warmroute_held_requests",
@@ -18,7 +20,6 @@ LEDGER = (
     "warmroute_worker_queued_prefill_tokens",
     "warmroute_worker_context_tokens",
 )
-SETTLE_S = 5.0
 
 
 def one_and_two(bench: Bench, subject: Subject) -> Figures:
@@ -65,13 +66,20 @@ def at_rate(bench: Bench, subject: Subject) -> dict[str, float]:
 
 def charged(admin: str) -> float:
     """What the ledger still has once it has had time to come to nothing."""
-    deadline_s = time.monotonic() + SETTLE_S
-    while True:
+
+    def left() -> float:
         page = get(f"{admin}/metrics")
-        left = sum(total(page, name) for name in LEDGER)
-        if left == 0 or time.monotonic() > deadline_s:
-            return left
+        return sum(total(page, name) for name in LEDGER)
+
+    return until_zero(left)
+
+
+def until_zero(left: Callable[[], float], within_s: float = SETTLE_S) -> float:
+    """What is left once it has had time to come to nothing."""
+    deadline_s = time.monotonic() + within_s
+    while (found := left()) and time.monotonic() < deadline_s:
         time.sleep(0.05)  # between looks at another program
+    return found
 
 
 def total(page: str, name: str) -> float:

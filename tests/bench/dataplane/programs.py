@@ -56,8 +56,8 @@ class Load:
     """What a run of the load found (`load.cpp`), and what the router took meanwhile."""
 
     found: Mapping[str, Any]
-    cpu_s: float  # of the router; 0 where there is none
-    rss_kb: int  # of the router, at the end
+    cpu_s: float  # of the routers; 0 where there is none
+    rss_kb: int  # of the routers, at the end
     foreign: float  # CPU seconds of everybody else by seconds passed; 1 is a whole core
 
     @property
@@ -125,9 +125,18 @@ def engines(core: int, **flags: object) -> Iterator[Engines]:
         yield Engines(process.pid, ports)
 
 
-def run_load(port: int, core: int, router_pid: int | None, others: int, **flags: object) -> Load:
-    """The load against a port; `flags` as `load.cpp` has them, `others` is the engines' process."""
-    command = [str(built("load")), "--port", str(port), *_as_flags(flags)]
+def run_load(
+    port: int | Sequence[int],
+    core: int,
+    router_pid: int | Sequence[int] | None,
+    others: int,
+    **flags: object,
+) -> Load:
+    """The load against a port, or several; `flags` as `load.cpp` has them, `others` is the engines'
+    process.
+    """
+    routers = _each(router_pid)
+    command = [str(built("load")), "--port", ",".join(map(str, _each(port))), *_as_flags(flags)]
     with program(command, core, "load") as process:
         assert process.stdout is not None
         marks = []
@@ -135,14 +144,19 @@ def run_load(port: int, core: int, router_pid: int | None, others: int, **flags:
             if process.stdout.readline().strip() != wanted:
                 tail = (BUILT / "load.log").read_text()[-2000:]
                 raise RuntimeError(f"the load failed: {tail}")
-            pids = [pid for pid in (router_pid, others, process.pid) if pid is not None]
-            took = [cpu.cpu_s(pid) for pid in pids]
-            marks.append((time.monotonic(), cpu.busy_s(), sum(took), took[0]))
-        rss_kb = 0 if router_pid is None else cpu.rss_kb(router_pid)
+            took_s = sum(map(cpu.cpu_s, routers))
+            all_s = took_s + sum(map(cpu.cpu_s, (others, process.pid)))
+            marks.append((time.monotonic(), cpu.busy_s(), all_s, took_s))
+        rss_kb = sum(map(cpu.rss_kb, routers))
         found = json.loads(process.stdout.readline())
     passed, busy, ours, router = (b - a for a, b in zip(*marks, strict=True))
-    took_s = 0.0 if router_pid is None else router
-    return Load(found, took_s, rss_kb, max(busy - ours, 0.0) / passed)
+    return Load(found, router, rss_kb, max(busy - ours, 0.0) / passed)
+
+
+def _each(one_or_more: int | Sequence[int] | None) -> Sequence[int]:
+    if one_or_more is None:
+        return ()
+    return (one_or_more,) if isinstance(one_or_more, int) else one_or_more
 
 
 def _as_flags(flags: Mapping[str, object]) -> list[str]:

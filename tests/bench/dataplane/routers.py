@@ -70,8 +70,8 @@ def subjects(peers: str | None) -> list[Subject]:
     ]
 
 
-def ours(*flags: str, module: str = "router") -> Start:
-    """Our router with these flags besides; `module` starts it."""
+def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
+    """Our router with these flags besides; `module` starts it, `log` is what it is known by."""
 
     @contextmanager
     def start(engines: Engines, cores: Cores) -> Iterator[Running]:
@@ -79,10 +79,10 @@ def ours(*flags: str, module: str = "router") -> Start:
         command += ["--policy", POLICY, "--log-level", "warning", *flags]
         for url in engines.urls:
             command += ["--worker", url]
-        with program(command, cores.router, "warmroute") as process:
-            client, admin = ready_line(process, "warmroute").split()[1:3]
+        with program(command, cores.router, log) as process:
+            client, admin = ready_line(process, log).split()[1:3]
             port = int(client.rsplit(":", 1)[1])
-            until_answers(port, process, "warmroute")
+            until_answers(port, process, log)
             yield Running(port, process.pid, admin.partition("=")[2])
 
     return start

@@ -1,0 +1,135 @@
+"""A pair of routers that share state through Redis beside a pair that knows nothing of each other.
+
+Both pairs are there all the time and get the load in turn, so that what the machine does meanwhile
+hits both. CPU is that of both routers of a pair, with all their threads; Redis' own is not in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.bench.dataplane.measured import FAILED, FOREIGN, Bench, Figure, Figures, Row
+from tests.bench.dataplane.processes import total, until_zero
+from tests.bench.dataplane.programs import Engines, Load, engines, get, run_load
+from tests.bench.dataplane.routers import Running, Subject, ours
+from tests.live.redis_server import redis_server
+
+RATE = 1_000  # requests/s, of both routers together
+SLICES = 7  # of each pair, in a round
+ENGINES = 8
+POLICY = "warmset"  # the default; it follows sessions, those of peers, too
+PEERS_METRIC = "warmroute_replicas_peers"
+
+Pair = Sequence[Running]
+
+
+@contextmanager
+def pair(bench: Bench, behind: Engines, subject: Subject, state: str | None) -> Iterator[Pair]:
+    """Two routers of the same engines, which know each other where there is a `state`."""
+    with ExitStack() as stack:
+        routers = []
+        for name in ("a", "b"):
+            sharing = () if state is None else ("--state", state, "--replicas-name", name)
+            log = f"warmroute-{'alone' if state is None else 'shares'}-{name}"
+            start = ours(*subject.flags, "--policy", POLICY, *sharing, log=log)
+            routers.append(stack.enter_context(start(behind, bench.cores)))
+        if state is not None:
+            until_zero(lambda: sum(1 - total(page(one), PEERS_METRIC) for one in routers))
+        yield routers
+
+
+def page(router: Running) -> str:
+    """Its metrics."""
+    return get(f"{router.admin}/metrics")
+
+
+def at_rate(
+    bench: Bench, behind: Engines, routers: Pair, bytes_: int, ids: bool, rate: int = RATE
+) -> Load:
+    """512 prompts, a quarter of each shared, which come to both in turn."""
+    return run_load(
+        [one.port for one in routers],
+        bench.cores.others,
+        [one.pid for one in routers if one.pid is not None],
+        behind.pid,
+        rate=rate,
+        conns=256,
+        distinct=512,
+        bytes=bytes_,
+        ids=ids,
+        warmup_s=0.5,
+        seconds=bench.seconds,
+    )
+
+
+def shared(bytes_: int, ids: bool) -> Callable[[Bench, Subject], Figures]:
+    """CPU of a request where routers know each other's requests, and where they do not."""
+
+    def measure(bench: Bench, subject: Subject) -> Figures:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            state = stack.enter_context(redis_server(folder / "redis")).url
+            behind = stack.enter_context(engines(bench.cores.others, ports=ENGINES))
+            pairs = [
+                stack.enter_context(pair(bench, behind, subject, one)) for one in (None, state)
+            ]
+            loads: list[list[Load]] = [[], []]
+            for _ in range(SLICES):
+                for routers, measured in zip(pairs, loads, strict=True):
+                    measured.append(at_rate(bench, behind, routers, bytes_, ids))
+            charged = until_zero(lambda: sum(map(_charged, pairs[1])))
+            unheard = until_zero(lambda: sum(map(unheard, pairs[1])))
+        return {**_figures(*loads), "left": charged + unheard}
+
+    return measure
+
+
+def _figures(alone: Sequence[Load], sharing: Sequence[Load]) -> dict[str, float]:
+    all_loads = [*alone, *sharing]
+    failed = sum(load.failed for load in all_loads)
+    times = [(_us(one), _us(other)) for one, other in zip(alone, sharing, strict=True)]
+    return {
+        FOREIGN: statistics.median(load.foreign for load in all_loads),
+        FAILED: failed / max(sum(load.requests for load in all_loads) + failed, 1),
+        "without": statistics.median(without for without, _ in times),
+        "with": statistics.median(with_it for _, with_it in times),
+        "more": statistics.median((with_it / without - 1) * 100 for without, with_it in times),
+        "rps": min(load.requests / load.found["seconds"] for load in all_loads),
+    }
+
+
+def _us(load: Load) -> float:
+    return load.cpu_s * 1e6 / max(load.requests, 1)
+
+
+def _charged(router: Running) -> float:
+    return total(page(router), "warmroute_worker_requests")
+
+
+def unheard(router: Running) -> float:
+    """Requests of its peer, and messages that it missed."""
+    text = page(router)
+    return total(text, "warmroute_replicas_peer_requests") + total(
+        text, "warmroute_replicas_trouble_total"
+    )
+
+
+def _row(name: str, shown: str, bytes_: int, ids: bool) -> Row:
+    figures = [
+        Figure("without", f"two routers, 1,000 requests/s of {shown} in all, CPU us/request"),
+        Figure("with", "the same, sharing state"),
+        Figure("more", "what sharing adds, %", 10, 1),
+        Figure("rps", "requests/s that were answered, the least of all slices", RATE),
+        Figure("left", "left in the ledgers, or missed", 0),
+    ]
+    return Row(name, figures, shared(bytes_, ids), ours_only=True)
+
+
+ROWS = (
+    _row("replicas", "2 KB of text", 2_048, ids=False),
+    _row("replicas-ids", "2,048 token ids", 2_048 * 6, ids=True),
+)
