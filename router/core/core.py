@@ -72,7 +72,7 @@ class RouterCore(WorkerReports, Explaining):
         self.admission = Admission(settings, self.counters, ask, kept)
         self.held = self.admission.held
         known = (self.workers, self.ledger, self.roster, self.arrivals, self.following)
-        self.peer_requests = PeerRequests(*known, self.admission, self._observe)
+        self.peer_requests = PeerRequests(*known, self.admission, self.guard)
         self.listener: Listener = Nobody()
 
     @property

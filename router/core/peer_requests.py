@@ -7,11 +7,12 @@ and how well a worker answers is learned from our own requests alone: news of ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from policies import facts
 from router.core.admission import Admission
 from router.core.following import Following
+from router.core.guard import PolicyGuard
 from router.core.hold_queue import Pending
 from router.core.ledger import Ledger
 from router.core.roster import Roster
@@ -22,7 +23,7 @@ from router.estimators.arrivals import ArrivalEstimator
 class PeerRequests:
     """Lifetime: process. Their numbers are below zero, so none is one of ours.
 
-    `observe` is told what policies with a memory are told of our own requests.
+    A policy with a memory is told of them, by `guard`, what it is told of our own requests.
     """
 
     def __init__(
@@ -33,11 +34,11 @@ class PeerRequests:
         arrivals: ArrivalEstimator,
         following: Following,
         admission: Admission,
-        observe: Callable[[facts.Fact], None],
+        guard: PolicyGuard,
     ) -> None:
         self._workers, self._ledger, self._roster = workers, ledger, roster
         self._arrivals, self._following, self._admission = arrivals, following, admission
-        self._observe = observe
+        self._guard = guard
         self._pending: dict[int, Pending] = {}
 
     def __len__(self) -> int:
@@ -49,15 +50,14 @@ class PeerRequests:
 
     def take(self, fact: facts.PeerFact) -> None:
         """One of these facts, whatever its kind."""
-        match fact:
-            case facts.PeerDispatched():
-                self.dispatched(fact)
-            case facts.PeerFirstToken():
-                self.first_token(fact)
-            case facts.PeerProgress():
-                self.progress(fact)
-            case facts.PeerEnded():
-                self.ended(fact)
+        if isinstance(fact, facts.PeerDispatched):
+            self.dispatched(fact)
+        elif isinstance(fact, facts.PeerEnded):
+            self.ended(fact)
+        elif isinstance(fact, facts.PeerFirstToken):
+            self.first_token(fact)
+        else:
+            self.progress(fact)
 
     def dispatched(self, fact: facts.PeerDispatched) -> None:
         """A peer charged a request to a worker; one that is not known here is left alone."""
@@ -80,19 +80,22 @@ class PeerRequests:
         chain = arrival.chains.get(worker.facts.block_size)
         if chain is None:
             return
-        self._observe(arrival)
+        guard = self._guard
+        guard.observe(arrival)
         self._arrivals.arrival(arrival.session, now_s, arrival.tenant)
         self._following.arrived(pending)
         pending.prediction = self._roster.expect(worker, arrival, now_s)
         self._following.dispatched(pending, worker.slot)
-        sent = (request_id, worker.worker_id, prompt - uncached, uncached)
-        self._observe(facts.Dispatched(now_s, *sent, chain, arrival.session, arrival.tenant))
+        if guard.remembers:
+            sent = (request_id, worker.worker_id, prompt - uncached, uncached)
+            guard.observe(facts.Dispatched(now_s, *sent, chain, arrival.session, arrival.tenant))
 
     def first_token(self, fact: facts.PeerFirstToken) -> None:
         """Its prefill is over."""
         charge = self._ledger.first_token(fact.request_id, fact.now_s)
         if charge is not None:
-            self._observe(facts.FirstToken(fact.now_s, fact.request_id))
+            if self._guard.remembers:
+                self._guard.observe(facts.FirstToken(fact.now_s, fact.request_id))
             pending = self._pending[fact.request_id]
             self._admission.prefill_over(pending, True, fact.now_s)
 
@@ -111,7 +114,8 @@ class PeerRequests:
         self._admission.prefill_over(pending, finish is not None, now_s)
         output_tokens = None if finish is None else finish.output_tokens or 0
         self._following.ended(pending, now_s, output_tokens)
-        self._observe(finish or facts.Failure(now_s, fact.request_id, "client"))
+        if self._guard.remembers:
+            self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
 
     def forget(self, request_id: int, now_s: float) -> bool:
         """Take its charge off a worker that is gone; False where it is none of these."""

@@ -43,7 +43,8 @@ class EarCounters:
 class Ear:
     """Lifetime: peer. Makes facts of what it hears, with numbers of ours for its requests.
 
-    `worker_id` finds a worker by its name; `room` says whether one more request may be kept.
+    `tell` takes each fact as it is made; `worker_id` finds a worker by its name; `room` says
+    whether one more request may be kept, once the facts so far are told.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class Ear:
         worker_id: Callable[[str], int | None],
         room: Callable[[], bool],
         numbers: Iterator[int],
+        tell: Callable[[PeerFact], None],
     ) -> None:
         self.counters = EarCounters()
         self.in_step = False  # nothing was missed since all was told
         self.heard_s = float("-inf")
         self._worker_id, self._room, self._numbers = worker_id, room, numbers
+        self._tell = tell
         self._next_number: int | None = None
         self._ours: dict[int, int] = {}  # its number of a request -> ours
         self._worker: dict[int, str] = {}  # its number of a request -> where that is
@@ -66,8 +69,8 @@ class Ear:
         """Its requests at workers that we know."""
         return sum(number != _UNKNOWN for number in self._ours.values())
 
-    def hear(self, message: Message, now_s: float) -> Iterator[PeerFact]:
-        """Facts of a message; to be gone through at once."""
+    def hear(self, message: Message, now_s: float) -> None:
+        """Tell the facts of a message."""
         self.heard_s = now_s
         self.counters.messages += 1
         if message.number != self._next_number:
@@ -76,53 +79,51 @@ class Ear:
         self._next_number = message.number + 1
         if message.retelling in ("first", "only"):
             self._retold = set()
+        self.counters.happened += len(message.happened)
         for one in message.happened:
-            self.counters.happened += 1
-            yield from self._fact(one, now_s)
+            self._understand(one, now_s)
         if message.retelling in ("last", "only") and self._retold is not None:
-            yield from self._end_all_but(self._retold, now_s)
+            self._end_all_but(self._retold, now_s)
             self._retold, self.in_step = None, True
         if self.in_step and message.open_requests != len(self._ours):
             self.counters.miscounted += 1
             self.in_step = False
 
-    def gone(self, now_s: float) -> Iterator[PeerFact]:
+    def gone(self, now_s: float) -> None:
         """The peer is no more, and so is all that it had."""
         self.in_step = False
-        yield from self._end_all_but(set(), now_s)
+        self._end_all_but(set(), now_s)
 
-    def stale(self, now_s: float) -> Iterator[PeerFact]:
+    def stale(self, now_s: float) -> None:
         """Nothing is heard any more. What it had stays, as load of its workers; but prompts do
         get computed, and a queue that never drains would be a worse guess than none.
         """
         self.in_step, self._next_number, self._retold = False, None, None
         for number in sorted(self._waiting, reverse=True):
-            yield PeerFirstToken(now_s, number)
+            self._tell(PeerFirstToken(now_s, number))
         self._waiting.clear()
 
-    def _fact(self, one: Happened, now_s: float) -> Iterator[PeerFact]:
+    def _understand(self, one: Happened, now_s: float) -> None:
         if self._retold is not None:
             self._retold.add(one.request_id)
         if type(one) is Sent:
-            yield from self._sent(one, now_s)
-            return
-        number = self._ours.get(one.request_id, _UNKNOWN)
-        if type(one) is Ended:
-            yield from self._end(one.request_id, now_s, one)
-        elif number == _UNKNOWN:
+            self._sent(one, now_s)
+        elif type(one) is Ended:
+            self._end(one.request_id, now_s, one)
+        elif (number := self._ours.get(one.request_id, _UNKNOWN)) == _UNKNOWN:
             return
         elif type(one) is Begun:
             self._waiting.discard(number)
-            yield PeerFirstToken(now_s, number)
+            self._tell(PeerFirstToken(now_s, number))
         elif type(one) is Grew:
-            yield PeerProgress(now_s, number, one.output_tokens)
+            self._tell(PeerProgress(now_s, number, one.output_tokens))
 
-    def _sent(self, sent: Sent, now_s: float) -> Iterator[PeerFact]:
+    def _sent(self, sent: Sent, now_s: float) -> None:
         known = self._ours.get(sent.request_id)
         if known is not None:
             if self._retold is not None and self._worker[sent.request_id] == sent.worker:
                 return
-            yield from self._end(sent.request_id, now_s)  # it was sent anew, unheard by us
+            self._end(sent.request_id, now_s)  # it was sent anew, unheard by us
         if len(self._ours) >= _KEPT:
             self.counters.beyond += 1
             return
@@ -136,19 +137,19 @@ class Ear:
         number = self._ours[sent.request_id] = next(self._numbers)
         self._waiting.add(number)
         arrival, uncached = _arrival(sent, number, now_s), max(sent.uncached_tokens, 1)
-        yield PeerDispatched(now_s, arrival, worker_id, uncached, sent.standing)
+        self._tell(PeerDispatched(now_s, arrival, worker_id, uncached, sent.standing))
 
-    def _end(self, request_id: int, now_s: float, ended: Ended | None = None) -> Iterator[PeerFact]:
+    def _end(self, request_id: int, now_s: float, ended: Ended | None = None) -> None:
         self._worker.pop(request_id, None)
         number = self._ours.pop(request_id, _UNKNOWN)
         self._waiting.discard(number)
         if number != _UNKNOWN:
             finish = None if ended is None else _finish(ended, number, now_s)
-            yield PeerEnded(now_s, number, finish)
+            self._tell(PeerEnded(now_s, number, finish))
 
-    def _end_all_but(self, kept: set[int], now_s: float) -> Iterator[PeerFact]:
+    def _end_all_but(self, kept: set[int], now_s: float) -> None:
         for request_id in [one for one in self._ours if one not in kept]:
-            yield from self._end(request_id, now_s)
+            self._end(request_id, now_s)
 
 
 def numbers_below_zero() -> Iterator[int]:

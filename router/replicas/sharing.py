@@ -71,8 +71,7 @@ class Sharing:
         self.connected, self.stale_since_s = False, now_s
         self.voice.disconnect()
         for ear in self._ears.values():
-            for fact in ear.stale(now_s):
-                self._tell(fact)
+            ear.stale(now_s)
 
     def outgoing(self, now_s: float) -> bytes | None:
         """The next message; None: there is nothing to say."""
@@ -89,7 +88,8 @@ class Sharing:
         if ear is None:
             if len(self._ears) >= _PEERS or peer == self.identity:
                 return
-            ear = self._ears[peer] = Ear(self._names.worker_id, self._room, self._numbers)
+            ear = Ear(self._names.worker_id, self._room, self._numbers, self._tell)
+            self._ears[peer] = ear
         try:
             message = decoded(payload)
         except ValueError as error:
@@ -98,8 +98,7 @@ class Sharing:
             return
         if self.identity in message.wants:
             self.voice.retell()
-        for fact in ear.hear(message, now_s):
-            self._tell(fact)
+        ear.hear(message, now_s)
         if message.used:
             used = [Use(*astuple(one)) for one in message.used]
             self.uses.heard(peer, used, message.retelling != "", now_s)
@@ -109,8 +108,7 @@ class Sharing:
         for name in [name for name in self._ears if name not in peers]:
             ear = self._ears.pop(name)
             log.info("replica %s is gone, with %d requests at workers", name, len(ear))
-            for fact in ear.gone(now_s):
-                self._tell(fact)
+            ear.gone(now_s)
             self.uses.gone(name, now_s)
             self._gone.add(ear.counters)
 
