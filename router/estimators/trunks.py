@@ -57,8 +57,11 @@ class Trunks:
     def __init__(self, heads: int = TRUNKS_MAX) -> None:
         self._pace = PoolPace()
         self._used = 0
-        self._last_hash = np.zeros(heads, dtype=np.uint64)
-        self._last_at = np.zeros(heads, dtype=np.int64)  # where in a chain that hash stands
+        self._last_hash = [0] * heads
+        self._last_at = [0] * heads  # where in a chain that hash stands
+        self._row: dict[int, int] = {}  # by that hash, which stands for all before it
+        self._heads_at: dict[int, int] = {}  # how many end at a place
+        self._ends = np.zeros(0, dtype=np.int64)  # these places, in order
         self._tokens = [0] * heads
         # Counts grow with time instead of fading: divided by `_scaled` they are as of now.
         self._count = [0.0] * heads
@@ -127,25 +130,45 @@ class Trunks:
         return self._used
 
     def _begun_with(self, chain: Hashes) -> list[int]:
-        """Rows of the heads that the chain begins with: one hash stands for all before it."""
-        if not self._used or not len(chain):
+        """Rows of the heads that the chain begins with, which is looked at where heads end."""
+        ends = self._ends
+        if not len(ends):
             return []
-        at = np.minimum(self._last_at, len(chain) - 1)
-        same = np.flatnonzero(chain.take(at) == self._last_hash).tolist()
-        return [row for row in same if row < self._used and self._last_at[row] < len(chain)]
+        if ends[-1] >= len(chain):
+            ends = ends[: ends.searchsorted(len(chain))]
+        found = self._row.keys() & chain.take(ends).tolist()
+        return sorted([self._row[last_hash] for last_hash in found])
 
     def _enter(self, last_hash: int, blocks: int, tokens: int, now_s: float) -> int:
         """A row for a new head: an unused one, or the lightest's, with its count as the error."""
+        left = None
         if self._used < len(self._count):
             row, self._used = self._used, self._used + 1
         else:
             row = self._count.index(min(self._count))
+            left = self._last_at[row]
+            self._row.pop(self._last_hash[row], None)
             self.replaced += 1
         self._last_hash[row], self._last_at[row], self._tokens[row] = last_hash, blocks - 1, tokens
+        self._row[last_hash] = row
+        self._ends_moved(left, blocks - 1)
         self._error[row] = self._count[row]
         self._work_s[row] = self._backlog_s[row] = 0.0
         self._drained_at_s[row] = now_s
         return row
+
+    def _ends_moved(self, left: int | None, entered: int) -> None:
+        """One head ends at the place `left` no more, and one at `entered`."""
+        heads, places = self._heads_at, len(self._heads_at)
+        heads[entered] = heads.get(entered, 0) + 1
+        moved = len(heads) != places
+        if left is not None:
+            heads[left] -= 1
+            if not heads[left]:
+                del heads[left]
+                moved = True
+        if moved:
+            self._ends = np.array(sorted(heads), dtype=np.int64)
 
     def _trunk(self, row: int, scale: float, now_s: float) -> Trunk:
         recent = (self._count[row] - self._error[row]) / scale
@@ -153,7 +176,7 @@ class Trunks:
         backlog_s = self._backlog(row, scale, now_s)
         tokens = self._tokens[row]
         return Trunk(
-            last_hash=int(self._last_hash[row]),
+            last_hash=self._last_hash[row],
             tokens=tokens,
             rate_per_s=recent / _FADE_S,
             share=min(recent * scale / self._arrivals, 1.0),
