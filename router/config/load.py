@@ -14,7 +14,13 @@ import msgspec
 
 from router.config.file import SECTIONS, ConfigError, Given, read_file
 from router.config.keys import FILE_VARIABLE, PREFIX, Key, keys_of, value_at
-from router.config.rules import FIXED, BadItemsError, check_together, check_value
+from router.config.rules import (
+    FIXED,
+    STANDING,
+    BadItemsError,
+    check_together,
+    check_value,
+)
 from router.config.schema import Config
 from router.replicas.redis_url import redacted
 
@@ -63,8 +69,11 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
 def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:
     """What differs: paths that can change while running; and those that cannot, with why."""
     changed = [path for path in keys_of() if value_at(old, path) != value_at(new, path)]
-    applied = [path for path in changed if path not in FIXED]
-    return applied, {path: FIXED[path] for path in changed if path in FIXED}
+    refused = {path: FIXED[path] for path in changed if path in FIXED}
+    for path, why in STANDING.items():
+        if path in changed and None in (value_at(old, path), value_at(new, path)):
+            refused[path] = why
+    return [path for path in changed if path not in refused], refused
 
 
 def without(refused: Iterable[str], new: Config, old: Config) -> Config:

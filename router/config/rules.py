@@ -71,8 +71,7 @@ FIXED = MappingProxyType(
                 "record_facts_bytes",
                 "kv_state",
                 "takeover",
-                *("state", "replicas.name", "replicas.fleet"),
-                *("replicas.flush_s", "replicas.lease_s"),
+                *("replicas.name", "replicas.fleet", "replicas.flush_s", "replicas.lease_s"),
                 "limits.body_bytes",
                 "limits.header_bytes",
                 "limits.inflight_requests",
@@ -94,6 +93,11 @@ FIXED = MappingProxyType(
     }
 )
 
+
+# Can change, but neither from none nor to none: what goes with it is there from the start, or not.
+STANDING = MappingProxyType(
+    {"state": "whether there is one is read once at start; restart the router"}
+)
 
 Item = TypeVar("Item")
 

@@ -13,31 +13,35 @@ from router.discovery.redis_source import RedisSource
 from router.discovery.source import Source
 from router.discovery.spec import DnsSpec, FileSpec, KubernetesSpec, RedisSpec, SourceSpec
 from router.fleet_io.manager import FleetManager
-from router.replicas.redis_url import parse_redis_url
+from router.replicas.redis_url import RedisUrl, parse_redis_url
 
 
 def discovery_of(fleet: FleetManager, config: Callable[[], Config]) -> Discovery:
     """What follows the sources of the configuration in force."""
 
     def opened(spec: SourceSpec) -> Source:
-        return open_source(spec, config())
+        return open_source(spec, config)
 
     return Discovery(fleet, opened, lambda: config().discovery_grace_s)
 
 
-def open_source(spec: SourceSpec, config: Config) -> Source:
-    """The source. Raises ValueError where the configuration has not what it needs."""
+def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
+    """The source; `config`: that in force. Raises ValueError where it has not what is needed."""
     match spec:
         case FileSpec(path):
             return FileSource(Path(path))
         case DnsSpec():
             return DnsSource(spec)
         case RedisSpec():
-            if config.state is None:
-                raise ValueError("the source redis needs `state`")
-            return RedisSource(parse_redis_url(config.state), config.replicas.fleet)
+            return RedisSource(lambda: _redis_of(config()), config().replicas.fleet)
         case KubernetesSpec():
             # Imported here: with its client, which few installations have.
             from router.discovery.kubernetes_source import KubernetesSource
 
             return KubernetesSource(spec)
+
+
+def _redis_of(config: Config) -> RedisUrl:
+    if config.state is None:
+        raise ValueError("the source redis needs `state`")
+    return parse_redis_url(config.state)

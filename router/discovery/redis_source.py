@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -35,8 +35,10 @@ class RedisSource:
     worker or a router is compared with another.
     """
 
-    def __init__(self, url: RedisUrl, fleet: str, look_s: float = LOOK_S) -> None:
-        self._url = url
+    def __init__(self, url_now: Callable[[], RedisUrl], fleet: str, look_s: float = LOOK_S) -> None:
+        """`url_now`: may be another one from one look to the next."""
+        self._url_now = url_now
+        self._url = url_now()
         self._fleet = fleet
         self._look_s = look_s
         self._empty_since: dict[bytes, float] = {}
@@ -46,6 +48,11 @@ class RedisSource:
         wire: Wire | None = None
         try:
             while True:
+                if (url := self._url_now()) != self._url:
+                    self._url = url
+                    if wire is not None:
+                        await wire.aclose()
+                        wire = None
                 try:
                     if wire is None:
                         wire = await open_wire(self._url, names_key(self._fleet), ANSWER_S)

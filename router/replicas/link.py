@@ -18,7 +18,7 @@ from router.replicas.exchange import Exchange
 from router.replicas.identity import Keys, name_of
 from router.replicas.lease import Leases
 from router.replicas.place import Place
-from router.replicas.redis_url import parse_redis_url
+from router.replicas.redis_url import RedisUrl, parse_redis_url
 from router.replicas.redis_wire import ANSWER_S, Wire, checked, open_wire
 from router.replicas.roll import FIELDS, Entry, Roll, read_entries
 from router.replicas.trouble import reason_of
@@ -58,6 +58,7 @@ class Link:
         self._running: asyncio.Task[None] | None = None
         self._complaints: set[str] = set()  # since it was up last
         self._attempts = 0
+        self._moved = asyncio.Event()  # to another URL, since we began to connect
 
     @property
     def stale_s(self) -> float:
@@ -95,9 +96,16 @@ class Link:
         self._running.cancel()
         await asyncio.wait([self._running])
 
-    def renew(self, terms: Mapping[str, str]) -> None:
-        """The configuration was read anew; peers look at it from now on."""
+    def renew(self, terms: Mapping[str, str], url: RedisUrl) -> None:
+        """The configuration was read anew; peers look at it from now on.
+
+        Another URL, or another password in it, is connected to at once.
+        """
         self.place.terms = terms
+        if url != self.url:
+            self.url = url
+            self._complaints.clear()
+            self._moved.set()
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -140,13 +148,15 @@ class Link:
                 await asyncio.sleep(self._pause_s())
 
     async def _stretch(self) -> None:
-        """From one connection to its loss, or to our leaving."""
+        """From one connection to its loss, to another URL, or to our leaving."""
         place = self.place
+        self._moved.clear()
         async with _Wires(self) as (telling, hearing):
             connected = Connected(place, telling, hearing)
             await connected.join()
             self._joined()
-            tasks = [asyncio.create_task(connected.tell()), asyncio.create_task(connected.hear())]
+            work = connected.tell(), connected.hear(), self._until_moved()
+            tasks = [asyncio.create_task(each) for each in work]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -156,6 +166,9 @@ class Link:
             for task in tasks:
                 if not task.cancelled() and (error := task.exception()) is not None:
                     raise error
+
+    async def _until_moved(self) -> None:
+        await self._moved.wait()
 
     def _joined(self) -> None:
         place = self.place

@@ -13,6 +13,7 @@ from router.replicas.agreement import terms_of
 from router.replicas.identity import new_identity
 from router.replicas.link import Link
 from router.replicas.messages import VERSION
+from router.replicas.redis_url import parse_redis_url
 from router.replicas.sharing import Sharing
 
 
@@ -61,4 +62,6 @@ class Membership:
             await self.link.aclose()
 
     async def _renew(self, link: Link, config: Config) -> None:
-        link.renew(await asyncio.to_thread(terms_of, config, VERSION))
+        assert config.state is not None  # a reload cannot take it away
+        terms = await asyncio.to_thread(terms_of, config, VERSION)
+        link.renew(terms, parse_redis_url(config.state))

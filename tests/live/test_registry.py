@@ -48,7 +48,7 @@ def announce(server: RedisServer, url: str, lease_ms: int = 60_000, **more) -> N
 @asynccontextmanager
 async def looking(url: str) -> AsyncIterator[AsyncIterator[Report]]:
     """What a router's source tells, look by look, each within ten seconds."""
-    reports = RedisSource(parse_redis_url(url), FLEET, look_s=0.01).reports()
+    reports = RedisSource(lambda: parse_redis_url(url), FLEET, look_s=0.01).reports()
 
     async def told() -> AsyncIterator[Report]:
         while True:

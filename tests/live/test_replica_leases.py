@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from router.replicas.identity import Keys
 from tests.frozen import freeze
+from tests.live.lease_holder import LeaseHolder
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.router.replica_support import Replica, fleet, until
 
@@ -75,51 +73,22 @@ async def test_redis_away_takes_it_and_redis_empty_gives_it_anew(server):
         assert again > first, "tokens grow though Redis forgot them"
 
 
-HOLDER = """
-import asyncio, sys
-from tests.router.replica_support import Replica
-
-async def main():
-    replica = Replica(sys.argv[1], "held", lease_s=1.5)
-    replica.link.start()
-    lease = replica.link.place.leases.want("it", lambda t: print("told", t, flush=True))
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while await reader.readline():
-        print("asked", lease.fence, flush=True)
-    await replica.link.aclose()
-
-asyncio.run(main())
-"""
-
-
 async def test_a_holder_that_was_stopped_knows_at_once_that_it_lost_it(server):
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        HOLDER,
-        server.url,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    told = (await asyncio.wait_for(process.stdout.readline(), 30)).split()
-    first = int(told[1])
-    freeze(process.pid)
+    holder = await LeaseHolder.start(server.url, 1.5)
+    _, first = await holder.says()
+    assert first is not None
+    freeze(holder.process.pid)
     async with fleet(server.url, "other") as (other,):
         wish = Wish(other)
         await until(lambda: wish.lease.fence is not None)
-        process.stdin.write(b"?\n")  # it is asked before anything else, once it runs again
-        process.send_signal(signal.SIGCONT)
-        lines = [await asyncio.wait_for(process.stdout.readline(), 30) for _ in range(2)]
-        assert sorted(lines) == [b"asked None\n", b"told None\n"]
+        holder.ask()  # it is asked before anything else, once it runs again
+        holder.process.send_signal(signal.SIGCONT)
+        said = [await holder.says() for _ in range(2)]
+        assert sorted(said) == [("asked", None), ("told", None)]
         assert wish.lease.fence is not None
         assert wish.lease.fence > first
-        process.stdin.close()
-        assert await process.wait() == 0
+        await holder.end()
+        assert holder.process.returncode == 0
 
 
 async def test_a_key_of_another_type_is_nobodys_and_harms_nothing_else(server, caplog):

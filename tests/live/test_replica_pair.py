@@ -6,26 +6,22 @@ What the pair promises its operators (docs/pair.md), with the figures.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from simulator.processes import Programs
 from tests.effort import EFFORT
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
-from tests.live.stack import MODEL, Stack, engine_arguments, until
+from tests.live.router_pair import WORKERS, pair, requests_at_workers, until_equal, until_metric
+from tests.live.stack import MODEL
 from tests.live.walled_redis import WalledRedis, walled_redis
 
 pytestmark = needs_redis
 
 STREAMS = 200
-WORKERS = 3
 # Promised of a machine that keeps up; a busy one, on which tests run side by side, gets more.
 SLACK = 1.0 if EFFORT > 1 else 4.0
 PHANTOM_S = 5.0 * SLACK  # longest that requests of a dead replica weigh on workers
@@ -36,88 +32,6 @@ EQUAL_S = 2.0 * SLACK  # longest until all know the same again
 def server(tmp_path: Path):
     with redis_server(tmp_path / "redis") as server:
         yield server
-
-
-@dataclass
-class Pair:
-    """Two routers of the same workers. Lifetime: test."""
-
-    stacks: list[Stack]
-    failed: list[str] = field(default_factory=list)
-    answered: int = 0
-
-    @contextlib.asynccontextmanager
-    async def traffic(self) -> AsyncIterator[None]:
-        """Requests one after the other through each router, until the block ends."""
-        tasks = [asyncio.create_task(self._ask(n)) for n in range(4)]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _ask(self, number: int) -> None:
-        stack, turn = self.stacks[number % len(self.stacks)], 0
-        while True:
-            turn += 1
-            status, answer = await stack.complete([number] * 64 + [turn] * 16, max_tokens=20)
-            self.answered += 1
-            if status != 200:
-                self.failed.append(f"{status}: {answer}")
-
-
-@contextlib.asynccontextmanager
-async def pair(folder: Path, url: str, speed: float) -> AsyncIterator[Pair]:
-    """Both know each other."""
-    async with (
-        Programs(folder) as programs,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
-    ):
-        workers = [
-            await programs.start(f"worker-{n}", "engine", engine_arguments(speed=speed))
-            for n in range(WORKERS)
-        ]
-        named = [part for worker in workers for part in ("--worker", worker.url)]
-        stacks = []
-        for name in ("one", "two"):
-            ports = ["--port", "0", "--admin-port", "0", "--state", url]
-            arguments = ["serve", *ports, "--replicas-name", name, *named]
-            router = await programs.start(name, "router", arguments)
-            stacks.append(Stack(programs, router, workers, http))
-        for stack in stacks:
-            for worker_id in range(WORKERS):
-                await stack.until_state(worker_id, "ready")
-        for stack in stacks:
-            await until_metric(stack, "replicas_peer_in_step", lambda n: n == 1)
-        yield Pair(stacks)
-
-
-async def until_metric(stack: Stack, name: str, good: Callable[[float], bool]) -> float:
-    """Seconds until a metric is as it should be."""
-    began_s = time.monotonic()
-
-    async def reached() -> bool:
-        return good(await stack.metric(f"warmroute_{name}"))
-
-    await until(reached, name)
-    return time.monotonic() - began_s
-
-
-async def requests_at_workers(stack: Stack) -> list[int]:
-    return [row["inflight_requests"] for row in await stack.rows()]
-
-
-async def until_equal(both: Pair) -> float:
-    """Seconds until both say the same of each worker."""
-    began_s = time.monotonic()
-
-    async def equal() -> bool:
-        one, two = [await requests_at_workers(stack) for stack in both.stacks]
-        return one == two
-
-    await until(equal, "both to know the same")
-    return time.monotonic() - began_s
 
 
 @pytest.mark.alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -12,9 +13,11 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.replicas.agreement import VERSION, ReplicaRefusedError
 from simulator.processes import Program, Programs
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
+from tests.router.replica_support import Replica
 
 pytestmark = needs_redis
 PAGE = (Path(__file__).parents[2] / "docs" / "pair.md").read_text(encoding="utf-8")
@@ -33,11 +36,13 @@ class Place:
     def __init__(self, programs: Programs, worker: Program, http: aiohttp.ClientSession) -> None:
         self.programs, self.worker, self.http = programs, worker, http
 
-    def arguments(self, url: str, name: str, *more: str) -> list[str]:
+    def arguments(self, url: str | None, name: str, *more: str) -> list[str]:
+        """`url` None: `state` stands elsewhere."""
         ports = ["--port", "0", "--admin-port", "0", "--worker", self.worker.url]
-        return ["serve", *ports, "--state", url, "--replicas-name", name, *more]
+        state = [] if url is None else ["--state", url]
+        return ["serve", *ports, *state, "--replicas-name", name, *more]
 
-    async def router(self, url: str, name: str, *more: str) -> Stack:
+    async def router(self, url: str | None, name: str, *more: str) -> Stack:
         router = await self.programs.start(name, "router", self.arguments(url, name, *more))
         stack = Stack(self.programs, router, [self.worker], self.http)
         await stack.until_state(0, "ready")
@@ -205,3 +210,75 @@ async def test_secrets_are_in_no_log(tmp_path: Path, server: RedisServer) -> Non
         for stack in (good, bad):
             seen += stack.router.log.read_text()
         assert "hush" not in seen
+
+
+async def test_another_password_is_taken_over_by_a_reload(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    def files_say(password: str) -> None:
+        for name in names:
+            url = server.url.replace("://", f"://:{password}@")
+            (tmp_path / f"{name}.yaml").write_text(f"state: {url}\ndiscovery: [redis]\n")
+
+    names = "one", "two"
+    server.client().config_set("requirepass", "hush-one")
+    files_say("hush-one")
+    async with place(tmp_path) as world:
+        stacks = [
+            await world.router(None, name, "--config", str(tmp_path / f"{name}.yaml"))
+            for name in names
+        ]
+        for stack in stacks:
+            await until_metric(stack, "replicas_peer_in_step", 1)
+        client = server.client(password="hush-one")
+        client.config_set("requirepass", "hush-two")
+        client.client_kill_filter(_type="normal", skipme=False)
+        for stack in stacks:
+            await until_metric(stack, "replicas_link_up", 0)
+            await until_metric(stack, "discovery_up", 0)
+            assert (await stack.complete([1] * 32))[0] == 200
+        files_say("hush-two")
+        for stack in stacks:
+            stack.router.process.send_signal(signal.SIGHUP)
+        for stack in stacks:
+            await until_metric(stack, "replicas_peer_in_step", 1)
+            await until_metric(stack, "discovery_up", 1)
+            told = stack.router.log.read_text()
+            assert "refuses the user or password: correct `state`" in told
+            assert "reloaded; changed: state" in told
+            assert "hush" not in told
+        (tmp_path / "one.yaml").write_text("seed: 0\n")
+        stacks[0].router.process.send_signal(signal.SIGHUP)
+
+        async def refused() -> bool:
+            return "not changed while running: state: " in stacks[0].router.log.read_text()
+
+        await until(refused, "it to say that it cannot do without")
+        await until_metric(stacks[0], "replicas_link_up", 1)
+
+
+async def test_who_speaks_another_version_is_refused_by_name_and_the_other_serves_on(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    """As in an update of one replica after the other, where messages have changed."""
+    async with place(tmp_path) as world:
+        one = await world.router(server.url, "one")
+        await until_metric(one, "replicas_link_up", 1)
+        (entry,) = server.client().hvals("warmroute:{default}:replicas")
+        terms = {**json.loads(entry)["terms"], VERSION: "99"}
+        later = Replica(server.url, "later", terms)
+        with pytest.raises(ReplicaRefusedError, match=f"replica one@.* {VERSION} is '99' here"):
+            await later.link.agree()
+        later.link.start()  # as one whose Redis was away when it started
+        await until_metric(one, "replicas_disagreements", 1)
+        with pytest.raises(RuntimeError, match="status 2"):
+            await world.programs.start("two", "router", world.arguments(server.url, "two"))
+        said = (tmp_path / "two.log").read_text()
+        assert "error: state: replica later@" in said
+        assert f"{VERSION} is '1' here and '99' there" in said
+        assert f"{VERSION} is '1' here and '99' there; give both the same" in (
+            one.router.log.read_text()
+        )
+        assert (await one.complete([1] * 32))[0] == 200
+        await later.link.aclose()
+        await until_metric(one, "replicas_disagreements", 0)

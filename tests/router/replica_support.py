@@ -28,6 +28,7 @@ class Notes:
         self.heard: list[tuple[str, bytes]] = []
         self.peers: frozenset[str] = frozenset()
         self.told_present: list[frozenset[str]] = []
+        self.on_news: Callable[[], None] = lambda: None  # the link has its own put there
         self.joins = self.parts = 0
 
     def joined(self, now_s: float) -> None:

@@ -1,0 +1,86 @@
+"""A replica that wants a lease: `python -m tests.live.lease_holder URL LEASE_S`.
+
+It says `told TOKEN` when it is given or loses the lease, and `asked TOKEN` for each line it reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Self
+
+from tests.live.stack import WAIT_S
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class LeaseHolder:
+    """Such a replica as a program. Lifetime: test; to be ended."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.process = process
+        self._in, self._out = process.stdin, process.stdout
+
+    @classmethod
+    async def start(
+        cls, url: str, lease_s: float, environment: Mapping[str, str] = _NOTHING
+    ) -> Self:
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.live.lease_holder", url, f"{lease_s:g}"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
+            )
+        )
+
+    def ask(self) -> None:
+        """One line; what it says to it is to be read."""
+        self._in.write(b"?\n")
+
+    async def says(self) -> tuple[str, int | None]:
+        """Its next line: `told` or `asked`, and the token."""
+        line = await asyncio.wait_for(self._out.readline(), WAIT_S)
+        word, token = line.decode().split()
+        return word, None if token == "None" else int(token)
+
+    async def fence(self) -> int | None:
+        """The token that it has now."""
+        self.ask()
+        while (said := await self.says())[0] != "asked":
+            pass
+        return said[1]
+
+    async def end(self) -> None:
+        """By the end of its input; what it does not heed ends it."""
+        if self.process.returncode is None:
+            self._in.close()
+            try:
+                await asyncio.wait_for(self.process.wait(), WAIT_S)
+            except TimeoutError:
+                self.process.kill()
+                await self.process.wait()
+
+
+async def main(url: str, lease_s: float) -> None:
+    from tests.router.replica_support import Replica
+
+    replica = Replica(url, "held", lease_s=lease_s)
+    replica.link.start()
+    leases = replica.link.place.leases
+    lease = leases.want("it", lambda token: print("told", token, flush=True))
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while await reader.readline():
+        print("asked", lease.fence, flush=True)
+    await replica.link.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[2])))

@@ -1,0 +1,225 @@
+"""A pair at work over a Redis that refuses, forgets, flaps, or holds what nobody of them said."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.live.redis_server import RedisServer, redis_server
+from tests.live.router_pair import Pair, pair, until_equal, until_metric
+from tests.live.stack import Stack, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+REGISTRY = "warmroute:{default}:replicas"
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[RedisServer]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not on this machine")
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def both(tmp_path_factory, server: RedisServer) -> AsyncIterator[Pair]:
+    async with pair(tmp_path_factory.mktemp("logs"), server.url, speed=5) as both:
+        yield both
+
+
+@dataclass
+class Spoiled:
+    """What was done to Redis, and how it is undone. Lifetime: test."""
+
+    server: RedisServer
+    password: str | None = None
+    undo: list[list[Any]] = field(default_factory=list)
+
+    def do(self, *words: Any) -> Any:
+        with self.server.client(password=self.password) as client:
+            return client.execute_command(*words)
+
+    def heal(self) -> None:
+        for words in self.undo:
+            self.do(*words)
+
+
+@pytest.fixture
+def redis(server: RedisServer) -> Iterator[Spoiled]:
+    spoiled = Spoiled(server)
+    yield spoiled
+    spoiled.heal()
+
+
+async def said(stack: Stack, words: str, from_char: int) -> None:
+    """Until its log has it, behind so many characters."""
+
+    async def there() -> bool:
+        return words in stack.router.log.read_text()[from_char:]
+
+    await until(there, f"{stack.router.name} to say {words!r}")
+
+
+async def all_is_well(both: Pair) -> None:
+    """The link is up, each knows all of the other one, and nobody was failed."""
+    for stack in both.stacks:
+        await until_metric(stack, "replicas_link_up", lambda n: n == 1)
+        await until_metric(stack, "replicas_peers", lambda n: n == 1)
+        await until_metric(stack, "replicas_peer_in_step", lambda n: n == 1)
+        await until_metric(stack, "replicas_disagreements", lambda n: n == 0)
+    await until_equal(both)
+    assert both.failed == []
+    for stack in both.stacks:
+        await stack.assert_idle()
+
+
+REFUSALS = {
+    "read-only replica": (["replicaof", "127.0.0.1", 1], ["replicaof", "no", "one"]),
+    "is out of memory": (["config", "set", "maxmemory", 1], ["config", "set", "maxmemory", 0]),
+    "lets this user not do": (
+        ["acl", "setuser", "default", "-xadd"],
+        ["acl", "setuser", "default", "+xadd"],
+    ),
+}
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+async def test_a_redis_that_refuses_is_named_and_costs_no_request(
+    both: Pair, redis: Spoiled, words: str
+) -> None:
+    spoil, mend = REFUSALS[words]
+    before = [len(stack.router.log.read_text()) for stack in both.stacks]
+    redis.undo.append(mend)
+    async with both.traffic():
+        redis.do(*spoil)
+        for stack, from_char in zip(both.stacks, before, strict=True):
+            await until_metric(stack, "replicas_link_up", lambda n: n == 0)
+            await said(stack, words, from_char)
+        served = both.answered
+        await _until_served(both, served + 20)
+        redis.do(*mend)
+        await _until_served(both, both.answered + 20)
+    await all_is_well(both)
+
+
+async def _until_served(both: Pair, count: int) -> None:
+    async def reached() -> bool:
+        return both.answered >= count
+
+    await until(reached, "requests to be answered")
+
+
+async def test_a_redis_that_evicts_what_they_say_costs_no_request(
+    both: Pair, redis: Spoiled
+) -> None:
+    limit = int(redis.do("info", "memory")["used_memory"]) + 3 * MEGABYTE
+    redis.undo += [
+        ["config", "set", "maxmemory", 0],
+        ["config", "set", "maxmemory-policy", "noeviction"],
+    ]
+    redis.do("config", "set", "maxmemory-policy", "allkeys-random")
+    redis.do("config", "set", "maxmemory", limit)
+    ours = ["lapses_total", "connects_total", "trouble_total", "malformed_total"]
+    before = [
+        await stack.metric(f"warmroute_replicas_{name}") for stack in both.stacks for name in ours
+    ]
+    async with both.traffic():
+        noticed = False
+        for number in range(400):  # each of them pushes out a key, sooner or later one of ours
+            redis.do("set", f"somebody-elses-{number}", bytes(MEGABYTE // 4))
+            if number % 20 == 19:
+                now = [
+                    await stack.metric(f"warmroute_replicas_{name}")
+                    for stack in both.stacks
+                    for name in ours
+                ]
+                noticed = noticed or now != before
+            if noticed:
+                break
+        assert noticed, "nothing of theirs was evicted"
+        redis.heal()
+        redis.do("flushall")
+        await _until_served(both, both.answered + 20)
+    await all_is_well(both)
+
+
+async def test_a_redis_that_flaps_costs_no_request(both: Pair, server: RedisServer) -> None:
+    connects = [await stack.metric("warmroute_replicas_connects_total") for stack in both.stacks]
+    async with both.traffic():
+        for _ in range(3):
+            await asyncio.to_thread(server.pause)
+            for stack in both.stacks:
+                await until_metric(stack, "replicas_link_up", lambda n: n == 0)
+            server.go_on()
+            for stack in both.stacks:
+                await until_metric(stack, "replicas_link_up", lambda n: n == 1)
+        await _until_served(both, both.answered + 20)
+    for stack, before in zip(both.stacks, connects, strict=True):
+        assert await stack.metric("warmroute_replicas_connects_total") >= before + 3
+    await all_is_well(both)
+
+
+async def test_a_beat_that_comes_and_goes_costs_no_request(both: Pair, redis: Spoiled) -> None:
+    lapses = [await stack.metric("warmroute_replicas_lapses_total") for stack in both.stacks]
+    async with both.traffic():
+        for turn in range(1, 4):
+            redis.do("del", REGISTRY)
+            for stack, before in zip(both.stacks, lapses, strict=True):
+                least = before + turn
+                await until_metric(stack, "replicas_lapses_total", lambda n, m=least: n >= m)
+    await all_is_well(both)
+
+
+def _spoilt(payload: bytes, draw: random.Random) -> bytes:
+    """Another payload: torn, or with bytes turned over, or of nothing that was said."""
+    kind = draw.randrange(3)
+    if kind == 0:
+        return payload[: draw.randrange(len(payload))]
+    if kind == 1:
+        return draw.randbytes(draw.randrange(200))
+    changed = bytearray(payload)
+    for _ in range(draw.randint(1, 4)):
+        changed[draw.randrange(len(changed))] = draw.randrange(256)
+    return bytes(changed)
+
+
+async def test_what_nobody_said_is_counted_named_and_leaves_nothing(
+    both: Pair, redis: Spoiled
+) -> None:
+    """In the streams, among those who arrive, in the registry: noise, and torn true messages."""
+    draw = random.Random(5)
+    before = [len(stack.router.log.read_text()) for stack in both.stacks]
+    async with both.traffic():
+        names = [name.decode() for name in redis.do("hkeys", REGISTRY)]
+        assert sorted(name.partition("@")[0] for name in names) == ["one", "two"]
+        for turn in range(40):
+            stream = f"warmroute:{{default}}:said:{names[turn % 2]}"
+            (_, fields), *_ = redis.do("xrevrange", stream, "+", "-", "count", 1)
+            (payload,) = list(fields.values()) if isinstance(fields, dict) else fields[1::2]
+            redis.do("xadd", stream, "*", "m", _spoilt(payload, draw))
+            redis.do("xadd", stream, "*", "m", payload)  # said twice, by its number
+            redis.do("xadd", stream, "*", "x", b"y")
+        redis.do("hset", REGISTRY, "stranger", "nothing", "a@0123456789abcdef", "[" * 10_000)
+        redis.do("xadd", "warmroute:{default}:arrivals", "*", "a@0123456789abcdef", b"{}")
+        for stack, from_char in zip(both.stacks, before, strict=True):
+            await until_metric(stack, "replicas_malformed_total", lambda n: n > 0)
+            await said(stack, "what is no replica's stands in redis under", from_char)
+            await said(stack, "said what cannot be read", from_char)
+        redis.do("hdel", REGISTRY, "stranger", "a@0123456789abcdef")
+        await _until_served(both, both.answered + 20)
+    await all_is_well(both)
+    for stack in both.stacks:
+        async with stack.http.get(f"{stack.admin}/metrics") as reply:
+            lines = (await reply.text()).splitlines()
+        (told,) = [one for one in lines if 'replicas_trouble_total{what="malformed"}' in one]
+        assert float(told.rsplit(" ", 1)[1]) > 0
+        assert "Traceback" not in stack.router.log.read_text()
