@@ -81,9 +81,9 @@ def shared(bytes_: int, ids: bool) -> Callable[[Bench, Subject], Figures]:
             for _ in range(SLICES):
                 for routers, measured in zip(pairs, loads, strict=True):
                     measured.append(at_rate(bench, behind, routers, bytes_, ids))
-            charged = until_zero(lambda: sum(map(_charged, pairs[1])))
-            unheard = until_zero(lambda: sum(map(unheard, pairs[1])))
-        return {**_figures(*loads), "left": charged + unheard}
+            left = until_zero(lambda: sum(map(_charged, pairs[1])))
+            missed = until_zero(lambda: sum(map(unheard, pairs[1])))
+        return {**_figures(*loads), "left": left + missed}
 
     return measure
 
