@@ -36,3 +36,18 @@ def test_the_metrics_named_exist() -> None:
     named = set(re.findall(r"`(warmroute_\w*[a-z])(?:\{[^`]*\})?[` ]", PAGE))
     assert len(named) > 15
     assert sorted(named - listed) == []
+
+
+def test_each_promise_names_tests_that_are_there() -> None:
+    promises = PAGE.partition("\n## What is promised\n")[2]
+    rows = [line.strip("|").split("|") for line in promises.splitlines() if line.startswith("| ")]
+    assert len(rows) > 10
+    for promise, shown_by in rows[1:]:
+        files = re.findall(r"`(tests/[\w/]+\.py)`", shown_by)
+        assert files, promise
+        assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_the_tests_of_replicas_are_named() -> None:
+    live = {f"tests/live/{path.name}" for path in (ROOT / "tests/live").glob("test_replica*.py")}
+    assert sorted(live - set(re.findall(r"`(tests/[\w/]+\.py)`", PAGE))) == []
