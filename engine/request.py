@@ -103,6 +103,11 @@ class Request:
         """It runs, and its next token still needs more than the last one's KV."""
         return self.computed_tokens < self.prefill_target
 
+    def token(self, at: int) -> int:
+        """The token at `at` of prompt and output joined."""
+        in_output = at - len(self.prompt)
+        return self.output[in_output] if in_output >= 0 else int(self.prompt[at])
+
     def tokens(self, start: int, stop: int) -> Tokens:
         """int32[stop - start]: tokens `start`..`stop` of prompt and output joined."""
         prompt_tokens = len(self.prompt)

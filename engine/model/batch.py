@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.model.placed import host_bytes
 
+Ints32 = NDArray[np.int32]
+Ints64 = NDArray[np.int64]
 KNOWN = -1  # in place of a row of the token pool: the token is in the batch
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The part of one request that a step computes. Lifetime: step.
 
-    `start` tokens before `token_ids` have their KV in `block_ids`, which cover these, too.
-    `pool_row`: where a device keeps the one token, which the host does not know yet.
+    `start` tokens before `token_ids` have their KV in `block_ids`, which cover these, too, and are
+    read while the batch is laid out. `pool_row`: where a device keeps the one token, which the host
+    does not know yet.
     """
 
     token_ids: Sequence[int]
     start: int
-    block_ids: Sequence[int]
+    block_ids: Sequence[int] | Ints32
     wants_logits: bool = True  # of its last token
     wants_all: bool = False  # of all of its tokens
     pool_row: int = KNOWN
@@ -201,65 +206,71 @@ def _laid_out(
     is_fixed: bool,
 ) -> FlatBatch:
     """`pieces`, then `padding` requests of one token that is kept nowhere."""
-    ids, positions, slots, rows = list[int](), list[int](), list[int](), list[int]()
-    starts, sample_rows, spans = [0], list[int](), list[Span]()
-    for number, piece in enumerate(pieces):
-        count, stop = len(piece.token_ids), piece.start + len(piece.token_ids)
-        _check(number, piece, block_size)
-        spans.append((len(ids), count, stop))
-        ids.extend(piece.token_ids)
-        positions.extend(range(piece.start, stop))
-        blocks = piece.block_ids
-        slots.extend(
-            blocks[at // block_size] * block_size + at % block_size
-            for at in range(piece.start, stop)
-        )
-        rows.extend([piece.pool_row] * count)
-        starts.append(len(ids))
-        if piece.wants_all:
-            sample_rows.extend(range(starts[-2], starts[-1]))
-        elif piece.wants_logits:
-            sample_rows.append(len(ids) - 1)
-    beyond = range(len(ids), len(ids) + padding)
-    table = _table(pieces, len(pieces) + padding, pages, block_size)
-    plan = planner(spans, table, is_fixed) if planner else Plan(torch.empty(0, dtype=torch.int32))
-    rows_wanted = len(sample_rows) + padding
+    counts = _integers(len(one.token_ids) for one in pieces)
+    begins = _integers(one.start for one in pieces)
+    _check(pieces, counts, begins, block_size)
+    stops, firsts = begins + counts, counts.cumsum() - counts
+    tokens = int(counts.sum())
+    piece = np.repeat(np.arange(len(pieces)), counts)  # of each token
+    positions = np.arange(tokens) - (firsts - begins)[piece]
+    table = _table(pieces, stops, len(pieces) + padding, pages, block_size)
+    slots = table[piece, positions // block_size].astype(np.int64) * block_size
+    slots += positions % block_size
+    is_sampled = np.repeat([one.wants_all for one in pieces], counts).astype(bool)
+    is_sampled[(firsts + counts - 1)[[one.wants_logits for one in pieces]]] = True
+    spans = list(zip(firsts.tolist(), counts.tolist(), stops.tolist(), strict=True))
+    plan = Plan(torch.empty(0, dtype=torch.int32))
+    if planner:
+        plan = planner(spans, torch.from_numpy(table), is_fixed)
+    sampled = np.flatnonzero(is_sampled)
     sizes = Sizes(
-        *(len(ids) + padding, len(table), pages, rows_wanted), len(plan.words), *plan[1:-1]
+        *(tokens + padding, len(table), pages, len(sampled) + padding),
+        *(len(plan.words), *plan[1:-1]),
     )
     kept = () if is_fixed else tuple(spans)
     made = FlatBatch.over(host_bytes(sizes.nbytes, device), sizes, kept)
-    for field, values in (
-        (made.token_ids, ids + [0] * padding),
-        (made.positions, positions + [0] * padding),
-        (made.slots, slots + [-1] * padding),
-        (made.pool_rows, rows + [KNOWN] * padding),
-        (made.sample_rows, [*sample_rows, *beyond]),
-        (made.query_starts, [*starts, *(at + 1 for at in beyond)]),
-        (made.context_tokens, [stop for _, _, stop in spans] + [1] * padding),
-        (made.page_table, table),
-        (made.plan, plan.words),
+    ids = chain.from_iterable(one.token_ids for one in pieces)
+    rows = _integers(one.pool_row for one in pieces)[piece]
+    for field, values, beyond in (
+        (made.token_ids, np.fromiter(ids, np.int64, tokens), 0),
+        (made.positions, positions, 0),
+        (made.slots, slots, -1),
+        (made.pool_rows, rows, KNOWN),
+        (made.sample_rows, sampled, np.arange(tokens, tokens + padding)),
+        (made.query_starts, firsts, np.arange(tokens, tokens + padding + 1)),
+        (made.context_tokens, stops, 1),
     ):
-        field.numpy()[:] = values
+        cells = field.numpy()
+        cells[: len(values)], cells[len(values) :] = values, beyond
+    made.page_table.numpy()[:] = table
+    made.plan.numpy()[:] = plan.words.numpy()
     return replace(made, saving=plan.saving, is_fixed=is_fixed)
 
 
-def _table(pieces: Sequence[Piece], rows: int, pages: int, block_size: int) -> torch.Tensor:
+def _integers(values: Iterable[int]) -> Ints64:
+    return np.array(list(values), dtype=np.int64)
+
+
+def _table(
+    pieces: Sequence[Piece], stops: Ints64, rows: int, pages: int, block_size: int
+) -> Ints32:
     """Each piece's blocks up to its last token; elsewhere block 0, which nobody reads."""
-    table = torch.zeros(rows, pages, dtype=torch.int32)
-    cells = table.numpy()
-    for row, piece in enumerate(pieces):
-        count = pages_of(piece, block_size)
+    cells, last = np.zeros((rows, pages), dtype=np.int32), -(-stops // block_size)
+    for row, (piece, count) in enumerate(zip(pieces, last.tolist(), strict=True)):
         cells[row, :count] = piece.block_ids[:count]
-    return table
+    return cells
 
 
-def _check(number: int, piece: Piece, block_size: int) -> None:
-    tokens, stop = len(piece.token_ids), piece.start + len(piece.token_ids)
-    if tokens == 0 or piece.start < 0:
-        raise ValueError(f"piece {number} has {tokens} tokens from position {piece.start}")
-    if len(piece.block_ids) * block_size < stop:
+def _check(pieces: Sequence[Piece], counts: Ints64, begins: Ints64, block_size: int) -> None:
+    held = _integers(len(one.block_ids) for one in pieces)
+    empty = (counts == 0) | (begins < 0)
+    short = held * block_size < begins + counts
+    for number in np.flatnonzero(empty | short).tolist()[:1]:
+        if empty[number]:
+            raise ValueError(
+                f"piece {number} has {counts[number]} tokens from position {begins[number]}"
+            )
         raise ValueError(
-            f"piece {number} ends at token {stop}, its {len(piece.block_ids)} blocks of "
-            f"{block_size} do not hold that"
+            f"piece {number} ends at token {begins[number] + counts[number]}, its {held[number]} "
+            f"blocks of {block_size} do not hold that"
         )

@@ -9,7 +9,7 @@ plan's words are decode's, then prefill's, each from a multiple of 16 bytes on, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import torch
@@ -19,8 +19,8 @@ from engine.model.batch import NOTHING_SAVED, FlatBatch, Plan, Saving, Sizes, Sp
 from kvkernels.ops import decode_plan, prefill_plan, shared_plan
 from kvkernels.ops.decode_plan import DecodePlan, plan_decode
 from kvkernels.ops.prefill_plan import PrefillPlan, plan_prefill
-from kvkernels.ops.shared_costs import AttentionShape
-from kvkernels.ops.shared_plan import SharedPlan, plan_shared
+from kvkernels.ops.shared_costs import AttentionShape, Costs
+from kvkernels.ops.shared_plan import SharedPlan, SharedPlanner
 
 ALIGNED = 4  # words
 
@@ -37,6 +37,12 @@ class KernelPlanner:
     block_size: int
     is_quantized: bool = False
     ranks: int = 1
+    costs: Costs | None = None  # None: those predicted
+    _shared_steps: SharedPlanner = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        steps = SharedPlanner(self.blocks, self.block_size, self.shape, self.costs)
+        object.__setattr__(self, "_shared_steps", steps)
 
     def __call__(self, spans: Sequence[Span], page_table: torch.Tensor, is_fixed: bool) -> Plan:
         """Raises ValueError for a table with blocks that there are not."""
@@ -71,8 +77,7 @@ class KernelPlanner:
         if is_fixed:
             sizes = len(table), self._tokens(table)
             room = shared_plan.most_items(*sizes), shared_plan.most_slots(*sizes)
-        terms = self.blocks, self.block_size, self.shape
-        plan, saving, _ = plan_shared(context, table, *terms, room=room)
+        plan, saving, _ = self._shared_steps.step(context, table, room)
         saved = NOTHING_SAVED
         if saving.shared_prefix_groups:
             saved = Saving(saving.shared_prefix_groups, saving.kv_bytes_saved * self.ranks)
@@ -112,4 +117,5 @@ def _decode_words(sizes: Sizes) -> int:
 
 
 def _aligned(words: torch.Tensor) -> torch.Tensor:
-    return functional.pad(words, (0, -len(words) % ALIGNED))
+    beyond = -len(words) % ALIGNED
+    return functional.pad(words, (0, beyond)) if beyond else words

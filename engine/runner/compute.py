@@ -16,6 +16,7 @@ from engine.model.batch import FlatBatch, Planner, flat_batch
 from engine.model.int8_choice import Int8Choice
 from engine.model.placed import is_cuda
 from engine.request import Request
+from engine.runner.block_rows import BlockRows
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.token_pool import TokenPool
 from engine.runner.work import LaidOut, work_of
@@ -91,6 +92,7 @@ class Compute:
         self._model = model
         self._sampler = sampler
         self._pool = TokenPool(rows, device)
+        self._blocks = BlockRows(rows)
         self._block_size = block_size
         self._device = device
         self._graphs = graphs
@@ -104,7 +106,7 @@ class Compute:
 
     def lay_out(self, step: Step) -> LaidOut:
         """`step`, just scheduled, as the model takes it."""
-        work = work_of(step, self._pool)
+        work = work_of(step, self._pool, self._blocks)
         graph = None
         if self._graphs is not None:
             graph = self._graphs.use(work.pieces, bool(step.chunks))

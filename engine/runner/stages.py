@@ -15,6 +15,7 @@ import torch
 from engine.model.batch import FlatBatch, Planner, flat_batch
 from engine.model.int8_choice import Int8Choice
 from engine.model.placed import is_cuda
+from engine.runner.block_rows import BlockRows
 from engine.runner.compute import Chosen, Launched
 from engine.runner.token_pool import TokenPool
 from engine.runner.work import LaidOut, Work, work_of
@@ -67,6 +68,7 @@ class StagedCompute:
         self._model = model
         self._sampler = sampler
         self._pool = TokenPool(rows)  # never read
+        self._blocks = BlockRows(rows)
         self._block_size = block_size
         self._device = device
         self._planner, self._int8 = planner, int8
@@ -81,7 +83,7 @@ class StagedCompute:
 
     def lay_out(self, step: Step) -> LaidOut:
         """`step`, just scheduled, as the model takes it."""
-        work = work_of(step, self._pool)
+        work = work_of(step, self._pool, self._blocks)
         batch = flat_batch(work.pieces, self._block_size, self._device, self._planner)
         return LaidOut(work, batch, int8=self._int8)
 

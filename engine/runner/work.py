@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.model.batch import KNOWN, FlatBatch, Piece
+from engine.model.batch import FlatBatch, Piece
 from engine.model.int8_choice import Int8Choice
 from engine.request import Request
+from engine.runner.block_rows import BlockRows
 from engine.runner.token_pool import TokenPool
 from engine.scheduler_types import Step
 
@@ -45,19 +46,19 @@ class LaidOut:
         return self.int8.of_step(self.batch.sizes.tokens) if self.int8 else None
 
 
-def work_of(step: Step, pool: TokenPool) -> Work:
-    """`step`, just scheduled: decodes, then chunks.
+def work_of(step: Step, pool: TokenPool, blocks: BlockRows) -> Work:
+    """`step`, just scheduled: decodes, then chunks; its pieces' blocks are views of `blocks`.
 
     A decode computes its last token, whose KV is not in the cache yet; where a step in flight is
     about to say it, the token pool has it.
     """
     sampled = step.sampled
-    pieces = [_decode(one, pool) for one in step.decodes]
+    pieces = [_decode(one, pool.row(one), blocks) for one in step.decodes]
     pieces += [
         Piece(
             token_ids=request.tokens(start, start + tokens).tolist(),
             start=start,
-            block_ids=tuple(request.block_ids),
+            block_ids=blocks.of(request, pool.row(request)),
             wants_logits=start + tokens == request.prefill_target,
         )
         for request, start, tokens in step.chunks
@@ -70,12 +71,9 @@ def work_of(step: Step, pool: TokenPool) -> Work:
     )
 
 
-def _decode(one: Request, pool: TokenPool) -> Piece:
+def _decode(one: Request, row: int, blocks: BlockRows) -> Piece:
     at = one.scheduled_tokens - 1
-    is_known = at < one.total_tokens
-    return Piece(
-        token_ids=one.tokens(at, at + 1).tolist() if is_known else (0,),
-        start=at,
-        block_ids=tuple(one.block_ids),
-        pool_row=KNOWN if is_known else pool.row(one),
-    )
+    held = blocks.of(one, row)
+    if at >= one.total_tokens:
+        return Piece((0,), at, held, pool_row=row)
+    return Piece((one.token(at),), at, held)

@@ -22,7 +22,8 @@ def check_table(
             f"request {row} has {int(context_tokens[row])} context tokens, its row of page_table "
             f"is for 0 to {wide}"
         )
-    if page_table.numel() == 0 or (page_table.min() >= 0 and page_table.max() < pages):
+    cells = page_table.numpy()  # whose minimum is several times faster than torch's
+    if cells.size == 0 or (cells.min() >= 0 and cells.max() < pages):
         return  # the rest is a hundred times slower
     used = torch.arange(page_table.shape[1]) * page_tokens < context_tokens[:, None]
     bad = used & ((page_table < 0) | (page_table >= pages))

@@ -3,6 +3,9 @@
 A run of tokens that several requests share is cut by its own length, as decode cuts a request. So a
 request's numbers depend on where its shared runs begin and end and on whether it shares them, but
 not on with whom; one that shares nothing has decode's bits.
+
+A step's plan does not depend on the steps before. What goes on as it was, though, is not made anew:
+the tree of prefixes, the choice of runs, the items that they are cut into.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import numpy as np
 import torch
 
 from kvkernels.ops.decode_plan import CHUNKS, LARGEST_CHUNK
+from kvkernels.ops.kept_tree import KeptTree
 from kvkernels.ops.page_tables import check_table
-from kvkernels.ops.prefix_tree import Ints, PrefixTree, prefix_tree
+from kvkernels.ops.prefix_tree import Ints, PrefixTree
 from kvkernels.ops.shared_costs import (
     AttentionShape,
     Costs,
@@ -22,9 +26,9 @@ from kvkernels.ops.shared_costs import (
     padded_rows,
     partial_bytes_of_slot,
 )
-from kvkernels.ops.shared_runs import Chooser, Runs, chunks_of, pieces_of, slots_of
+from kvkernels.ops.shared_items import ITEM_WORDS, Items
+from kvkernels.ops.shared_runs import Chooser, Runs, pieces_of, slots_of, unchanged_until
 
-ITEM_WORDS = 8
 RUNS = 3  # that a request has room for: two shared ones and its own
 
 
@@ -100,6 +104,83 @@ def words(requests: int, items: int, slots: int) -> int:
     return 5 + ITEM_WORDS * items + 2 * requests + slots
 
 
+class SharedPlanner:
+    """Plans steps one after another; each as if it were the first. Lifetime: worker."""
+
+    def __init__(
+        self, pages: int, page_tokens: int, shape: AttentionShape, costs: Costs | None = None
+    ) -> None:
+        self._pages, self._page_tokens = pages, page_tokens
+        self._shape, self._costs = shape, costs or Costs()
+        self._trees = KeptTree()
+        self._tree: PrefixTree | None = None  # what the following was made for
+        self._chosen: Items | None = None
+        self._plain: Items | None = None  # the same without sharing, once it was needed
+        self._from = self._until = np.zeros(0, dtype=np.int64)  # context tokens
+
+    def step(
+        self,
+        context_tokens: torch.Tensor,
+        page_table: torch.Tensor,
+        room: tuple[int, int] | None = None,
+    ) -> Step:
+        """The plan of a step of R requests, on the CPU.
+
+        `context_tokens` int[R] is what each attends to, its own token included; 0 is a padding
+        row, whose output is zeros. `page_table` int[R, most pages] names its pages. Only pages
+        that are full for all of a group are shared. `room` has the items and slots of a fixed
+        buffer (`most_items`, `most_slots`), by default just enough, with no more slots than
+        `most_slots`. Raises ValueError for a table that does not hold the context, or where even
+        what shares nothing does not fit.
+        """
+        context = context_tokens.to("cpu", torch.int64)
+        table = page_table.to("cpu", torch.int32)
+        check_table(context, table, self._pages, self._page_tokens)
+        lengths = context.numpy()
+        tree = self._trees.of(table.numpy(), lengths // self._page_tokens)
+        items = self._items(tree, lengths, room)
+        items.grow(lengths)
+        size = len(lengths), *(room or (items.count, items.slots))
+        made = views(torch.zeros(words(*size), dtype=torch.int32), *size)
+        items.fill(made)
+        distinct = _distinct_tokens(tree, lengths, self._page_tokens)
+        work, plain = items.work(distinct), _plain_work(lengths, distinct, self._shape)
+        saved = plain.repeated_bytes - work.repeated_bytes
+        costs = self._costs
+        saving = Saving(items.groups, saved * self._shape.layers, costs.of(work), costs.of(plain))
+        return Step(made, saving, work)
+
+    def _items(self, tree: PrefixTree, lengths: Ints, room: tuple[int, int] | None) -> Items:
+        """Those of the cheapest runs, or of plain decode where these do not fit."""
+        is_kept = tree is self._tree
+        if not (is_kept and (self._from <= lengths).all() and (lengths <= self._until).all()):
+            self._choose(tree, lengths)
+        assert self._chosen is not None
+        items, slots = room or (self._chosen.count, most_slots(len(lengths), int(lengths.sum())))
+        if self._chosen.fit(items, slots):
+            return self._chosen
+        if self._plain is None:
+            runs = Runs(0 * lengths, lengths[tree.order], np.arange(len(lengths)), 0 * lengths + 1)
+            self._plain = Items(runs, tree.order, self._shape, self._costs)
+        if room and not self._plain.fit(*room):
+            count, taken = self._plain.count, self._plain.slots
+            raise ValueError(f"{count} items, {taken} slots do not fit into a plan of {room}")
+        return self._plain
+
+    def _choose(self, tree: PrefixTree, lengths: Ints) -> None:
+        """Choose anew, for as long as what it depends on stays."""
+        own = lengths[tree.order]
+        runs = Runs(0 * lengths, own, np.arange(len(lengths)), 0 * lengths + 1)
+        until = unchanged_until(own)
+        if len(tree.first):
+            chooser = Chooser(tree, own, self._page_tokens, self._shape, self._costs)
+            runs, until = chooser.choose(), chooser.unchanged_until()
+        self._tree, self._plain = tree, None
+        self._chosen = Items(runs, tree.order, self._shape, self._costs)
+        self._from, self._until = lengths.copy(), np.empty_like(lengths)
+        self._until[tree.order] = until
+
+
 def plan_shared(
     context_tokens: torch.Tensor,
     page_table: torch.Tensor,
@@ -109,40 +190,8 @@ def plan_shared(
     costs: Costs | None = None,
     room: tuple[int, int] | None = None,
 ) -> Step:
-    """The plan of a step of R requests, on the CPU.
-
-    `context_tokens` int[R] is what each attends to, its own token included; 0 is a padding row,
-    whose output is zeros. `page_table` int[R, most pages] names its pages, below `pages`. Only
-    pages that are full for all of a group are shared. `room` has the items and slots of a fixed
-    buffer (`most_items`, `most_slots`), by default just enough, with no more slots than
-    `most_slots`. Raises ValueError for a table that does not hold the context, or where even what
-    shares nothing does not fit.
-    """
-    context = context_tokens.to("cpu", torch.int64)
-    table = page_table.to("cpu", torch.int32)
-    check_table(context, table, pages, page_tokens)
-    lengths = context.numpy()
-    costs = costs or Costs()
-    tree = prefix_tree(table.numpy(), lengths // page_tokens)
-    plain = Runs(0 * lengths, lengths[tree.order], np.arange(len(lengths)), 0 * lengths + 1)
-    runs = plain
-    if len(tree.first):
-        runs = Chooser(tree, lengths[tree.order], page_tokens, shape, costs).choose()
-    distinct = _distinct_tokens(tree, lengths, page_tokens)
-    made = _Items(runs, shape, costs)
-    tokens = int(lengths.sum())
-    if not made.fit(room or (made.count, most_slots(len(lengths), tokens))):
-        runs, made = plain, _Items(plain, shape, costs)
-    if room and not made.fit(room):
-        raise ValueError(f"{made.count} items, {made.slots} slots do not fit into a plan of {room}")
-    work = made.work(distinct)
-    saving = Saving(
-        int((runs.requests > 1).sum()),
-        (tokens - made.tokens_read()) * shape.token_bytes * shape.layers,
-        costs.of(work),
-        costs.of(_plain_work(lengths, distinct, shape)),
-    )
-    return Step(made.plan(tree.order, room or (made.count, made.slots)), saving, work)
+    """The plan of one step: `SharedPlanner.step`."""
+    return SharedPlanner(pages, page_tokens, shape, costs).step(context_tokens, page_table, room)
 
 
 def _plain_work(lengths: Ints, distinct_tokens: int, shape: AttentionShape) -> Work:
@@ -164,68 +213,3 @@ def _distinct_tokens(tree: PrefixTree, lengths: Ints, page_tokens: int) -> int:
     above = np.where(tree.parent >= 0, tree.pages[tree.parent], 0)
     twice = (tree.pages - above) * (tree.end - tree.first - 1)
     return int(lengths.sum() - page_tokens * twice.sum())
-
-
-class _Items:
-    """Runs cut into items: by chunks of tokens, and by as many requests as an item has rows for."""
-
-    def __init__(self, runs: Runs, shape: AttentionShape, costs: Costs) -> None:
-        self.shape = shape
-        tokens = runs.end - runs.begin
-        chunk, pieces = chunks_of(tokens), np.maximum(pieces_of(tokens), 1)
-        tiles = -(-runs.requests // shape.requests_of_item)
-        slots = slots_of(runs.begin, runs.requests, pieces)
-        copies = pieces * tiles
-        run = np.repeat(np.arange(len(copies)), copies)
-        number = np.arange(len(run)) - np.repeat(copies.cumsum() - copies, copies)
-        piece, tile = number // tiles[run], number % tiles[run]
-        self.begin = runs.begin[run] + piece * chunk[run]
-        self.end = np.minimum(self.begin + chunk[run], runs.end[run])
-        skipped = tile * shape.requests_of_item
-        self.first = runs.first[run] + skipped
-        self.requests = np.minimum(runs.requests[run] - skipped, shape.requests_of_item)
-        self.has_slots = slots[run] > 0
-        self.rows = padded_rows(self.requests * shape.group)
-        self.count = len(run)
-        self.slots = int(self.requests[self.has_slots].sum())
-        read = 1e-6 * costs.repeated_mb * shape.token_bytes
-        computed = 1e-9 * costs.gflop * 4 * shape.head_dim * shape.kv_heads
-        self.ns = (self.end - self.begin) * (read + computed * self.rows)
-
-    def fit(self, room: tuple[int, int]) -> bool:
-        return self.count <= room[0] and self.slots <= room[1]
-
-    def tokens_read(self) -> int:
-        return int((self.end - self.begin).sum())
-
-    def work(self, distinct_tokens: int) -> Work:
-        """Of one layer."""
-        shape, tokens = self.shape, self.end - self.begin
-        return Work(
-            distinct_tokens * shape.token_bytes,
-            (self.tokens_read() - distinct_tokens) * shape.token_bytes,
-            4 * shape.head_dim * shape.kv_heads * int((tokens * self.rows).sum()),
-            partial_bytes_of_slot(shape) * self.slots,
-            self.count * shape.kv_heads,
-        )
-
-    def plan(self, order: Ints, room: tuple[int, int]) -> SharedPlan:
-        requests = len(order)
-        made = views(torch.zeros(words(requests, *room), dtype=torch.int32), requests, *room)
-        by_cost = (-self.ns).argsort(kind="stable")
-        counts = np.where(self.has_slots, self.requests, 0)[by_cost]
-        slot = np.where(counts > 0, counts.cumsum() - counts, -1)
-        items = made.items.numpy()
-        columns = (self.first, self.requests, self.begin, self.end)
-        for number, column in enumerate(columns):
-            items[: self.count, number] = column[by_cost]
-        items[: self.count, 4] = slot
-        made.item_count[0] = self.count
-        made.members.numpy()[:] = order
-        # Every slot's request and first token, in the order of slots.
-        item = np.repeat(by_cost, counts)
-        member = np.arange(self.slots) - np.repeat(counts.cumsum() - counts, counts)
-        request = order[self.first[item] + member]
-        made.merge_slots.numpy()[: self.slots] = np.lexsort((self.begin[item], request))
-        made.merge_starts.numpy()[1:] = np.bincount(request, minlength=requests).cumsum()
-        return made

@@ -4,6 +4,9 @@ A run is (tokens [begin, end), requests side by side in the tree's order). At ea
 its requests either share all that no ancestor has shared up to its end, or carry it on to their
 children; a request reads alone what is left. Every choice is one of sums of independent parts, so
 the best one is found exactly; that all carry everything, plain decode, is one of them.
+
+What a request has beyond its last node costs the same whatever is chosen, but for the pieces it is
+cut into. So while these stay as many (`Chooser.unchanged_until`), the choice does, too.
 """
 
 from __future__ import annotations
@@ -41,6 +44,13 @@ def chunks_of(tokens: Ints) -> Ints:
     return np.clip(eighth, LEAST_CHUNK, LARGEST_CHUNK)
 
 
+def unchanged_until(tokens: Ints) -> Ints:
+    """Up to how many tokens a run of at least `tokens` is cut into as many pieces, as long: what
+    fills them, since a chunk grows where there would be more than CHUNKS."""
+    filled: Ints = pieces_of(tokens) * chunks_of(tokens)
+    return filled
+
+
 def slots_of(begin: Ints, requests: Ints, pieces: Ints) -> Ints:
     """Partial results of each request. All that a request has, in one piece, needs no merge."""
     return np.where((begin == 0) & (pieces <= 1) & (requests == 1), 0, pieces)
@@ -75,15 +85,28 @@ class Chooser:
         slots = slots_of(begin, requests, pieces)
         return run_cost(self.costs, self.shape, end - begin, requests, pieces, slots)
 
+    def _alone(self, levels: int) -> Floats:
+        """[requests, levels]: what each reads for itself from each ancestor's end to its last
+        node's, in the pieces of all that it reads."""
+        begin, last = self.ends[self.leaf, :levels], self.ends[self.leaf, self.depth[self.leaf]]
+        one, pieces = np.ones(1, dtype=np.int64), pieces_of(self.context[:, None] - begin)
+        slots = slots_of(begin, one, pieces)
+        return run_cost(self.costs, self.shape, last[:, None] - begin, one, pieces, slots)
+
+    def unchanged_until(self) -> Ints:
+        """Context tokens of each request up to which the choice stays, from these on."""
+        begin = self.ends[self.leaf, : self.deepest + 1]
+        until = begin + unchanged_until(self.context[:, None] - begin)
+        is_own = np.arange(self.deepest + 1) <= self.depth[self.leaf][:, None]
+        least: Ints = np.where(is_own, until, np.iinfo(np.int64).max).min(axis=1)
+        return least
+
     def choose(self) -> Runs:
         """The cheapest runs; every request's come in the order of their tokens."""
         levels = self.deepest + 1
         # below[v, k]: the cheapest for all below node v, if what follows ancestor k's end is open.
         below = np.zeros((self.nodes + 1, levels))
-        alone = self.cost(
-            self.ends[self.leaf, :levels], self.context[:, None], np.ones(1, dtype=np.int64)
-        )
-        np.add.at(below, self.leaf, alone)
+        np.add.at(below, self.leaf, self._alone(levels))
         closes = np.zeros((self.nodes, levels), dtype=bool)
         for depth in range(self.deepest, 0, -1):
             own = np.flatnonzero(self.tree.depth == depth)
