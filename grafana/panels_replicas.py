@@ -81,6 +81,33 @@ REPLICAS = Row(
             names=("told", "heard"),
         ),
         Panel(
+            "Events of one reader",
+            "Workers whose KV events one router alone can read: read here, heard of it, unheard.",
+            "short",
+            ((selected("warmroute_replicas_kv_sources"), "{{from}}"),),
+            8,
+        ),
+        Panel(
+            "Batches of these",
+            "Between routers; copies: all that is known of a worker's cache.",
+            "suffix: per s",
+            (
+                (rate("warmroute_replicas_kv_batches_total", by="direction"), "{{direction}}"),
+                (
+                    rate("warmroute_replicas_kv_copies_total", by="direction"),
+                    "copies {{direction}}",
+                ),
+            ),
+            8,
+        ),
+        Panel(
+            "What was missed of these",
+            "gaps: missed, and asked for; jumps: changes that only a copy tells; refused copies.",
+            "suffix: per s",
+            ((rate("warmroute_replicas_kv_trouble_total", by="what"), "{{what}}"),),
+            8,
+        ),
+        Panel(
             "What went wrong",
             "gaps in messages, miscounted requests, those at strange workers or beyond the bound, "
             "malformed messages; lapses: a live router that was missing (own, peer). Lost: own "

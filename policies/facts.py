@@ -14,7 +14,9 @@ from typing import Literal
 from policies.contract import Hashes, Standing
 from policies.kv_events import BlockNames as BlockNames
 from policies.kv_events import Cleared as Cleared
+from policies.kv_events import KvCopied as KvCopied
 from policies.kv_events import KvEvent as KvEvent
+from policies.kv_events import KvHeard as KvHeard
 from policies.kv_events import Removed as Removed
 from policies.kv_events import Stored as Stored
 from policies.kv_events import Tier as Tier
@@ -267,6 +269,8 @@ Fact = (
     | LoadReport
     | KvEvents
     | ReplayEnd
+    | KvCopied
+    | KvHeard
     | WorkerChange
     | Probed
     | PeerFact

@@ -55,3 +55,31 @@ class Cleared:
 
 
 KvEvent = Stored | Removed | Cleared
+
+
+@dataclass(frozen=True, slots=True)
+class KvCopied:
+    """What a peer, another router, knows of a worker's cache, which replaces what we knew.
+
+    The batch `next_seq` goes on from it. `blocks`: `WorkerBlocks.dump`.
+    """
+
+    now_s: float
+    worker_id: int
+    next_seq: int
+    live_seq: int  # the highest number of this life of the publisher that came live; -1: none
+    digest: int  # of the batch before `next_seq`; 0 where it is not known
+    exact: bool  # no event is missing in it
+    turned_over: bool  # as much was stored since one was missed as the worker holds
+    blocks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvHeard:
+    """A worker's events, which reach us through a peer, are heard; or are heard no more, and
+    what is known is as of then.
+    """
+
+    now_s: float
+    worker_id: int
+    heard: bool

@@ -76,6 +76,8 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> str:
         if row.get("rank") is not None:
             url += f"#{row['rank']}"
         why = f"  ({row['trouble']})" if row.get("trouble") else ""
+        if row.get("events_from") not in (None, "read here"):
+            why += f"  (events {row['events_from']})"
         requests = row.get("inflight_requests", "")
         by = row.get("named_by", "")
         lines.append(

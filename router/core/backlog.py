@@ -29,6 +29,11 @@ class Backlog:
             heappop(self._seqs)
         return self._seqs[0]
 
+    @property
+    def last_seq(self) -> int:
+        """The highest number; -1: there is none."""
+        return max(self._batches, default=-1)
+
     def keep(self, batch: KvEvents) -> int:
         """Keep a batch; returns how many were dropped for want of room: the oldest go first."""
         before = self._batches.get(batch.seq)

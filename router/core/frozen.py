@@ -1,4 +1,4 @@
-"""A worker's stream as of a moment, to be saved."""
+"""A worker's stream as of a moment, to be saved or told to a peer."""
 
 from __future__ import annotations
 
@@ -19,3 +19,14 @@ class FrozenStream(NamedTuple):
     def saved(self) -> SavedStream:
         """With its blocks as bytes. For a thread: it takes a while."""
         return SavedStream(self.next_seq, self.digest, self.known, self.blocks.dump())
+
+
+class CopiedStream(NamedTuple):
+    """All that a peer needs to go on from here. Lifetime: until it is told."""
+
+    next_seq: int
+    live_seq: int
+    digest: int
+    exact: bool
+    turned_over: bool
+    blocks: FrozenBlocks

@@ -21,6 +21,7 @@ class KvCounters:
     orphans: int = 0  # stored blocks that waited for their parent
     dropped_batches: int = 0  # beyond the backlog while a gap was open
     overflows: int = 0  # more blocks stored than any cache holds: evictions must have been missed
+    refused_copies: int = 0  # of a peer's account of the cache: damaged, or of another model
     skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
 
     def with_blocks(self, blocks: WorkerBlocks, skipped_facts: int) -> KvCounters:

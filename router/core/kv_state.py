@@ -14,104 +14,21 @@ A number says which batch it is only within one life of its publisher; the paylo
 it for good. A replay is therefore asked for from one batch before the first missing one: where
 that comes with another digest, the publisher began anew unseen. Where digests are not told, the
 numbers alone decide.
+
+Where another router reads the events, a copy of what it knows comes first, and then the batches
+that it applied, in order (`router.replicas.kv_fan`). While these are not heard it is *unheard*.
 """
 
 from __future__ import annotations
 
-from kvkernels import PrefixIndex, WorkerBlocks
-from policies.contract import Hashes
-from policies.facts import KvEvents, SavedStream
+from policies.facts import KvCopied, KvEvents, SavedStream
 from router.core.apply_events import apply_events
-from router.core.backlog import Backlog
 from router.core.frozen import FrozenStream
-from router.core.kv_counters import KvCounters
-from router.core.publisher import Publisher
-from router.core.turnover import Turnover
+from router.core.kv_stream import KvStream
 
 
-class KvState:
+class KvState(KvStream):
     """One worker's event stream. Lifetime: worker."""
-
-    def __init__(
-        self,
-        index: PrefixIndex,
-        slot: int,
-        block_size: int,
-        model: str,
-        capacity_blocks: float,
-        parked_blocks: int,
-        backlog_batches: int,
-        resident_blocks: int,
-    ) -> None:
-        self.blocks = WorkerBlocks(index, slot, block_size, model, parked_blocks)
-        self._block_size = block_size
-        self._resident_blocks_max = resident_blocks
-        self._counters = KvCounters()
-        self.resyncing = False  # a replay was asked for and has not ended
-        self._exact = False  # all before `next_seq` was seen
-        self._turnover = Turnover(capacity_blocks)  # since it was not
-        self._doubtful = False  # what we hold was saved by another router, and is unproven
-        self._overflowed = False  # it holds more than we may keep of one worker
-        self.next_seq = 0  # number of the batch that continues what was applied
-        self._progressed = False  # the replay brought something new
-        self._skipped_facts = 0
-        self._backlog = Backlog(backlog_batches)
-        self._publisher = Publisher()
-
-    # --- what is known ----------------------------------------------------------------------
-
-    @property
-    def known(self) -> bool:
-        """Whether the index tells all that this worker holds; else it tells a lower bound."""
-        return (self._exact or self._turnover.over) and not self._lacking and not self.resyncing
-
-    @property
-    def exact(self) -> bool:
-        """Known from events alone, not because as much was stored as the worker holds.
-
-        Such a turnover takes for gone what was missed; what hits kept alive all along is not.
-        """
-        return self._exact and self.known
-
-    @property
-    def wants_snapshot(self) -> bool:
-        """Whether it takes a snapshot to make it exact, for all that was replayed until now."""
-        gap = self._lacking and not self._progressed
-        return (gap or self._doubtful or not self._exact) and not self._overflowed
-
-    @property
-    def _lacking(self) -> bool:
-        """Whether batches that are known to exist were not applied."""
-        return bool(self._backlog) or self.next_seq <= self._publisher.last_seq
-
-    @property
-    def counters(self) -> KvCounters:
-        """What happened until now."""
-        return self._counters.with_blocks(self.blocks, self._skipped_facts)
-
-    @property
-    def emptied(self) -> int:
-        """How often the worker's cache began anew."""
-        return self._counters.restarts + self._counters.clears
-
-    @property
-    def resident_blocks(self) -> int:
-        """Blocks the worker is known to hold, in any tier."""
-        return len(self.blocks)
-
-    @property
-    def parked_blocks(self) -> int:
-        """Blocks waiting for their parent."""
-        return self.blocks.parked
-
-    @property
-    def backlog_batches(self) -> int:
-        """Batches that wait for the ones missing before them."""
-        return len(self._backlog)
-
-    def chains(self, tier: int = 0) -> Hashes:
-        """Chain hashes of the blocks it is known to hold in a tier, in no order."""
-        return self.blocks.chains(tier)
 
     @property
     def first_question(self) -> int:
@@ -166,8 +83,9 @@ class KvState:
         if self._lacking and self._progressed:
             return self._ask()
         self.resyncing = self._progressed = False
-        if answered and self.next_seq == 0 and not self._backlog:
-            self._exact = True
+        if answered and not self._backlog:
+            self._exact |= self.next_seq == 0
+            self.unheard = False
         while self._backlog:  # the hole stays: what lies behind it is all there is to build on
             self._forget()
             self._exact = False
@@ -213,6 +131,25 @@ class KvState:
         self._turnover.begin(self.blocks.stored_blocks)
         return True
 
+    def take_copy(self, copy: KvCopied) -> int | None:
+        """Go on from what a peer knows; batches that came meanwhile are in the backlog.
+
+        Damaged blocks change nothing. Returns the sequence number to replay from, as `take`.
+        """
+        try:
+            self.blocks.load(copy.blocks)
+        except ValueError:
+            self._counters.refused_copies += 1
+            return None
+        self._backlog.drop_before(copy.next_seq)
+        waiting_seq = self._backlog.last_seq
+        self._publisher.go_on(copy.next_seq, copy.live_seq, copy.digest, waiting_seq)
+        self.next_seq, self._exact = copy.next_seq, copy.exact
+        self._turnover.begin(self.blocks.stored_blocks, copy.turned_over)
+        self._doubtful = self._overflowed = self.resyncing = self._progressed = self.unheard = False
+        self._catch_up()
+        return self._ask() if self._lacking else None
+
     def _believe(self, batch: KvEvents) -> None:
         """The batch before the first missing one came once more, and is the same."""
         if self._doubtful and batch.seq == self.next_seq - 1 and self._publisher.is_known(batch):
@@ -250,7 +187,7 @@ class KvState:
             return self._ask() if self._lacking else None
         if self._doubtful:
             self._publisher.disown()
-        self._doubtful = self._progressed = False
+        self._doubtful = self._progressed = self.unheard = False
         self._publisher.heard(batch)
         self._forget()
         self.next_seq = batch.seq + 1
@@ -272,6 +209,7 @@ class KvState:
             self._exact = True  # seen from its first batch on: nothing was missed
         self.next_seq = batch.seq + 1
         self._publisher.applied(batch.seq, batch.digest)
+        self.unheard = False  # it goes on where we were
         self._apply_events(batch)
 
     def _apply_events(self, batch: KvEvents) -> None:
@@ -292,6 +230,7 @@ class KvState:
 
     def _empty(self) -> None:
         self.close()
+        self.unheard = False
         self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
         self.next_seq = 0
 

@@ -63,6 +63,15 @@ class Publisher:
         self._outdated_seq = -1
         return False
 
+    def go_on(self, next_seq: int, live_seq: int, digest: int, waiting_seq: int) -> None:
+        """As somebody else heard it, with `next_seq` to come; -1, or live up to `waiting_seq`
+        came to us, too.
+        """
+        self.begin_anew()
+        self.live_seq = max(live_seq, waiting_seq)
+        self.last_seq = max(next_seq - 1, waiting_seq)
+        self.applied(next_seq - 1, digest)
+
     def disown(self) -> None:
         """What was applied may be of another life: its digests prove nothing."""
         self._digests.clear()

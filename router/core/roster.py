@@ -12,7 +12,9 @@ from policies.contract import Bools, Hashes, Ints
 from policies.facts import (
     Arrival,
     Finish,
+    KvCopied,
     KvEvents,
+    KvHeard,
     LoadReport,
     ReplayEnd,
     WorkerChange,
@@ -189,6 +191,23 @@ class Roster:
             self.speculative.clear_worker(worker.slot)
         self._columns.hits_unknown[worker.slot] = not worker.kv.known
         return from_seq
+
+    def kv_copied(self, fact: KvCopied) -> int | None:
+        """A peer's account of a cache: the sequence number to replay from, if any is missing."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is None:
+            return None
+        from_seq = worker.kv.take_copy(fact)
+        self._columns.event_s[worker.slot] = fact.now_s
+        self._columns.hits_unknown[worker.slot] = not worker.kv.known
+        return from_seq
+
+    def kv_heard(self, fact: KvHeard) -> None:
+        """Whether a worker's events reach us."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is not None:
+            worker.kv.unheard = not fact.heard
+            self._columns.hits_unknown[worker.slot] = not worker.kv.known
 
     # --- what they hold ---------------------------------------------------------------------
 

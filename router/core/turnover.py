@@ -14,9 +14,9 @@ class Turnover:
         self._capacity_blocks = capacity_blocks
         self._stored_at_loss = 0
 
-    def begin(self, stored_blocks: int) -> None:
-        """Nothing is known from now on; so many blocks were ever stored."""
-        self.over = False
+    def begin(self, stored_blocks: int, over: bool = False) -> None:
+        """Nothing is known from now on, unless it is `over`; so many blocks were ever stored."""
+        self.over = over
         self._stored_at_loss = stored_blocks
 
     def stored(self, stored_blocks: int) -> None:

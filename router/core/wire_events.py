@@ -22,13 +22,20 @@ class WireEvents(Sequence[KvEvent]):
     Events that the batches skipped are not among them. Lifetime: fact.
     """
 
-    __slots__ = ("_facts", "batches", "model", "size_bytes")
+    __slots__ = ("_facts", "batches", "model", "payload", "size_bytes")
 
     def __init__(
-        self, batch: EventBatch | Sequence[EventBatch], model: str, size_bytes: int = 0
+        self,
+        batch: EventBatch | Sequence[EventBatch],
+        model: str,
+        size_bytes: int = 0,
+        payload: bytes | None = None,
     ) -> None:
-        """`size_bytes`: on the wire, which is about what they take while they wait."""
+        """`size_bytes`: on the wire, which is about what they take while they wait; `payload`: as
+        it came, of one batch that peers are to be told.
+        """
         self.size_bytes = size_bytes
+        self.payload = payload
         self.batches = (batch,) if isinstance(batch, EventBatch) else tuple(batch)
         self.model = model
         self._facts: tuple[KvEvent, ...] | None = None

@@ -35,3 +35,13 @@ class WorkerReports:
         self._observe(fact)
         from_seq = self.roster.replay_end(fact)
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+
+    def on_kv_copied(self, fact: facts.KvCopied) -> list[Action]:
+        """A peer told all that it knows of a worker's cache."""
+        from_seq = self.roster.kv_copied(fact)
+        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+
+    def on_kv_heard(self, fact: facts.KvHeard) -> list[Action]:
+        """A worker's events reach us through a peer, or do no more."""
+        self.roster.kv_heard(fact)
+        return []

@@ -34,6 +34,11 @@ class ZmqSource:
     bind: bool = False
 
     @property
+    def exclusive(self) -> bool:
+        """Whether one router alone can have its events: the one that engines connect to."""
+        return self.bind
+
+    @property
     def address(self) -> str:
         """For people."""
         return f"bind:{self.live}" if self.bind else self.live
@@ -49,6 +54,11 @@ class PollSource:
 
     url: str
     rank: int = 0
+
+    @property
+    def exclusive(self) -> bool:
+        """What one router reads is gone for all others."""
+        return True
 
     @property
     def address(self) -> str:

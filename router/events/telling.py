@@ -18,6 +18,7 @@ from engine.wire import WireError
 from kvkernels import EventBatch
 from policies.facts import KvEvents, ReplayEnd
 from router.core.wire_events import WireEvents
+from router.events.claim import Claim
 from router.events.hub import Hubs
 from router.lines import worth_a_line
 
@@ -43,6 +44,9 @@ class FeedContext:
     subscribed_s: float = 1.0
     first_seq: int = 0  # number of the first batch to ask for
     wants_snapshot: Callable[[], bool] = lambda: False  # whether the core lacks what a replay tells
+    # For a worker's events at an address that one router alone can have; None: it is alone.
+    claim: Callable[[int, str], Claim] | None = None
+    keeps_payloads: bool = False  # facts have live batches also as they came
     wall: Callable[[], float] = time.time  # seconds since the epoch, as batches are stamped
 
 
@@ -73,6 +77,7 @@ class Teller:
         self._tell = context.tell
         self._clock = context.clock
         self._wall = context.wall
+        self._keeps_payloads = context.keeps_payloads
 
     async def batch(
         self, seq: int, payload: bytes, source: Literal["live", "replay"], digest: int | None = None
@@ -93,7 +98,8 @@ class Teller:
             self.live_seq = seq
         if digest is None:
             digest = xxh3_64_intdigest(payload)
-        events = WireEvents(batch, self.model, len(payload))
+        kept = payload if self._keeps_payloads and source == "live" else None
+        events = WireEvents(batch, self.model, len(payload), kept)
         self._tell(KvEvents(self._clock(), self.worker_id, seq, events, source, digest))
 
     def snapshot(self, seq: int, batches: Sequence[EventBatch], heard_seq: int) -> None:

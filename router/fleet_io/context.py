@@ -10,6 +10,7 @@ import aiohttp
 import zmq.asyncio
 
 from policies.facts import KvEvents, LoadReport, Probed, ReplayEnd, WorkerChange
+from router.events.claim import Claim
 from router.events.hub import Hubs
 from router.fleet_io.shared import Answers
 from router.fleet_io.trust import WorkerTrust
@@ -56,6 +57,8 @@ class FleetContext:
     first_seq: Callable[[int], int] = lambda worker_id: 0
     # Whether it takes a snapshot to know a worker's cache.
     wants_snapshot: Callable[[int], bool] = lambda worker_id: False
+    # For events that one router alone can have; None: this one shares nothing.
+    claim: Callable[[int, str], Claim] | None = None
 
     @property
     def scrape_interval_s(self) -> float:

@@ -231,6 +231,7 @@ class Member:
             backlog_batches=context.terms.backlog_batches,
             first_seq=context.first_seq(self.worker_id),
             wants_snapshot=partial(context.wants_snapshot, self.worker_id),
+            claim=context.claim,
         )
         return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
 

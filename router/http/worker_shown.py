@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from router.events.elected import ElectedFeed
 from router.fleet_io.member import Member
 from router.switchboard import Switchboard
 
@@ -42,6 +43,7 @@ def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:
         "kv_capacity_tokens": _number(facts.kv_capacity_tokens),
         "max_model_tokens": facts.max_model_tokens,
         "events": member.recognized.source and member.recognized.source.address,
+        "events_from": _events_from(member),
         "inflight_requests": int(columns.requests[slot]),
         "waiting_requests": int(columns.waiting[slot]),
         "queued_prefill_tokens": _number(columns.queued_tokens(slice(slot, slot + 1))[0]),
@@ -56,6 +58,12 @@ def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:
         "failures": worker.repute.failures,
         "ramp_share": _number(core.roster.ramps.share(member.worker_id, now_s)),
     }
+
+
+def _events_from(member: Member) -> str | None:
+    if isinstance(member.feed, ElectedFeed):
+        return member.feed.source
+    return None if member.feed is None else "read here"
 
 
 def _number(value: float) -> float | None:

@@ -25,6 +25,7 @@ class ReplicaCollector(Collector):
         if link is not None and sharing is not None:
             yield from _link(link)
             yield from _peers(link, sharing)
+            yield from _kv(sharing)
 
 
 def _link(link: Link) -> Iterator[Metric]:
@@ -125,4 +126,34 @@ def _heard(sharing: Sharing) -> Iterator[Metric]:
     for what in ("gaps", "miscounted", "strange", "beyond"):
         trouble.add_metric([what], getattr(counted, what))
     trouble.add_metric(["malformed"], sharing.malformed)
+    yield trouble
+
+
+def _kv(sharing: Sharing) -> Iterator[Metric]:
+    """KV events that one router alone can read."""
+    told, heard = sharing.kv.voice.counters, sharing.kv.counters()
+    sources = GaugeMetricFamily(
+        "warmroute_replicas_kv_sources",
+        "Workers whose KV events one router alone can read: read here, heard of it, or not heard",
+        labels=["from"],
+    )
+    for kind, count in sharing.kv.sources().items():
+        sources.add_metric([kind], count)
+    yield sources
+    for name, text in (
+        ("batches", "Batches of such KV events between routers"),
+        ("copies", "Times that a router told all that it knows of such a worker's cache"),
+    ):
+        family = CounterMetricFamily(f"warmroute_replicas_kv_{name}", text, labels=["direction"])
+        family.add_metric(["told"], getattr(told, name))
+        family.add_metric(["heard"], getattr(heard, name))
+        yield family
+    trouble = CounterMetricFamily(
+        "warmroute_replicas_kv_trouble",
+        "Such KV events that were missed, changes that only a copy tells, copies of no use here",
+        labels=["what"],
+    )
+    trouble.add_metric(["gaps"], heard.gaps)
+    trouble.add_metric(["jumps"], told.jumps)
+    trouble.add_metric(["refused"], heard.refused)
     yield trouble

@@ -229,6 +229,8 @@ _BUILDERS: Mapping[str, Callable[[dict[str, Any]], Any]] = MappingProxyType(
                 facts.Finish,
                 facts.LoadReport,
                 facts.ReplayEnd,
+                facts.KvCopied,
+                facts.KvHeard,
                 facts.PeerFirstToken,
                 facts.PeerProgress,
                 facts.Probed,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from policies.facts import Arrival, Fact, KvEvents, PeerDispatched, Stored, WorkerChange
+from policies.facts import Arrival, Fact, KvCopied, KvEvents, PeerDispatched, Stored, WorkerChange
 from router.core.actions import Action, Reject
 from router.core.core import RouterCore
 from router.core.wire_events import WireEvents
@@ -224,6 +224,8 @@ def _size_of(what: Any) -> int:
             size_bytes += chain.nbytes
     elif isinstance(what, KvEvents) and isinstance(what.events, WireEvents):
         size_bytes += _ITEM_BYTES * len(what.events) + _WIRE_BLOCK_BYTES * what.events.blocks
+    elif isinstance(what, KvCopied):
+        size_bytes += len(what.blocks)
     elif isinstance(what, KvEvents):
         for event in what.events:
             size_bytes += _ITEM_BYTES

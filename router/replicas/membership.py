@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from policies.facts import PeerFact
+from kvkernels import FrozenBlocks
+from policies.facts import Fact
 from router.config.schema import Config
 from router.core.core import RouterCore
 from router.keys.shared_use import SharedUse
 from router.replicas.agreement import terms_of
+from router.replicas.claim import Claim
 from router.replicas.identity import new_identity
 from router.replicas.link import Link
 from router.replicas.messages import VERSION
@@ -27,7 +29,7 @@ class Membership:
         self,
         config: Config,
         core: RouterCore,
-        tell: Callable[[PeerFact], None],
+        tell: Callable[[Fact], None],
         uses: SharedUse | None,
     ) -> None:
         """`tell` hands the core a fact; `uses`: of API keys, where there are any."""
@@ -36,8 +38,14 @@ class Membership:
         self._reading: asyncio.Task[None] | None = None
         if config.state is not None:
             identity = new_identity(config.replicas.name)
-            self.sharing = Sharing(identity, core, tell, uses)
+            self.sharing = Sharing(identity, core, tell, uses, _dump)
             self.link = Link(config, identity, self.sharing, terms_of(config, VERSION))
+            self.sharing.kv.stand(self.link.place.leases, config.replicas.lease_s)
+
+    @property
+    def claim(self) -> Callable[[int, str], Claim] | None:
+        """For a worker's events, at an address, that one router alone can have."""
+        return None if self.sharing is None else self.sharing.kv.claim
 
     async def agree(self) -> None:
         """Raises ReplicaRefusedError where a router runs that differs in what must be alike."""
@@ -65,3 +73,9 @@ class Membership:
         assert config.state is not None  # a reload cannot take it away
         terms = await asyncio.to_thread(terms_of, config, VERSION)
         link.renew(terms, parse_redis_url(config.state))
+
+
+def _dump(blocks: FrozenBlocks, done: Callable[[bytes], None]) -> None:
+    """In a thread: it takes a while."""
+    made = asyncio.get_running_loop().run_in_executor(None, blocks.dump)
+    made.add_done_callback(lambda made: None if made.cancelled() else done(made.result()))

@@ -1,9 +1,9 @@
 """What replicas say to each other, as msgpack arrays (`docs/wire.md`).
 
 A message is [version, number, open requests, retelling, wanted peers, [what happened...], [what was
-used of keys...]]. What happened is told in the order in which it did. Messages are numbered from 0
-without a gap, so that whoever misses one knows it; then it asks (`wants`), and all that is open is
-told anew.
+used of keys...], [what is said of KV events (`kv_messages.py`)...]]. What happened is told in the
+order in which it did. Messages are numbered from 0 without a gap, so that whoever misses one knows
+it; then it asks (`wants`), and all that is open is told anew.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+from router.replicas.kv_messages import KvSaid
 
 VERSION = 1
 
@@ -93,6 +95,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     wants: tuple[Name, ...]  # peers that shall tell anew
     happened: tuple[Happened, ...]
     used: tuple[Used, ...] = ()  # with the first message of a retelling: of all keys
+    kv: tuple[KvSaid, ...] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import astuple
 
-from policies.facts import PeerFact
+from policies.facts import Fact
 from router.core.core import RouterCore
 from router.core.workers import WorkerTable
 from router.keys.shared_use import SharedUse, Use
 from router.lines import worth_a_line
 from router.replicas.ear import Ear, EarCounters, numbers_below_zero
+from router.replicas.kv_fan import KvFan
+from router.replicas.kv_voice import Dump
 from router.replicas.messages import decoded
 from router.replicas.voice import Voice
 
@@ -40,14 +42,18 @@ class Sharing:
         self,
         identity: str,
         core: RouterCore,
-        tell: Callable[[PeerFact], None],
+        tell: Callable[[Fact], None],
         uses: SharedUse | None = None,
+        dump: Dump | None = None,
     ) -> None:
-        """`identity`: what peers know this replica by, `name@epoch`; `uses`: of API keys."""
+        """`identity`: what peers know this replica by, `name@epoch`; `uses`: of API keys; `dump`:
+        of `KvFan`.
+        """
         self.uses = uses or SharedUse(dict)
         self.identity = identity
         self.on_news: Callable[[], None] = lambda: None
-        self.voice = core.listener = Voice(lambda: self.on_news())
+        self.kv = KvFan(core.workers, tell, lambda: self.on_news(), dump)
+        self.voice = core.listener = Voice(lambda: self.on_news(), self.kv.fetch)
         self.malformed = 0
         self.connected = False
         self.stale_since_s: float | None = None  # peers are heard no more since then
@@ -63,6 +69,7 @@ class Sharing:
         self.connected, self.stale_since_s = True, None
         self._wanted_s = float("-inf")
         self.voice.connect()
+        self.kv.joined(now_s)
 
     def parted(self, now_s: float) -> None:
         """The link is down: what is known of peers is stale, and stays."""
@@ -72,6 +79,7 @@ class Sharing:
         self.voice.disconnect()
         for ear in self._ears.values():
             ear.stale(now_s)
+        self.kv.parted(now_s)
 
     def outgoing(self, now_s: float) -> bytes | None:
         """The next message; None: there is nothing to say."""
@@ -94,11 +102,17 @@ class Sharing:
             message = decoded(payload)
         except ValueError as error:
             ear.in_step = False
+            self.kv.missed(peer, now_s)
             self._malformed(peer, error)
             return
         if self.identity in message.wants:
             self.voice.retell()
+        gaps = ear.counters.gaps
         ear.hear(message, now_s)
+        if ear.counters.gaps > gaps:
+            self.kv.missed(peer, now_s)
+        if message.kv:
+            self.kv.hear(peer, message.kv, now_s)
         if message.used:
             used = [Use(*astuple(one)) for one in message.used]
             self.uses.heard(peer, used, message.retelling != "", now_s)
@@ -111,6 +125,7 @@ class Sharing:
             ear.gone(now_s)
             self.uses.gone(name, now_s)
             self._gone.add(ear.counters)
+        self.kv.present(peers, now_s)
 
     def rows(self, now_s: float) -> list[PeerRow]:
         """The peers, by name."""

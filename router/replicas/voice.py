@@ -14,6 +14,7 @@ from policies.facts import Finish
 from router.core.hold_queue import Pending
 from router.core.workers import Worker
 from router.keys.shared_use import Use
+from router.replicas.kv_messages import KvSaid
 from router.replicas.messages import (
     MAX_CHAIN_BLOCKS,
     MAX_TOKENS,
@@ -47,6 +48,9 @@ class _Open:
     output_tokens: int = 0
 
 
+FetchKv = Callable[[float, int], tuple[KvSaid, ...]]
+
+
 class Uses(Protocol):
     """What our requests use of keys (`router.keys.shared_use`)."""
 
@@ -62,9 +66,11 @@ class Uses(Protocol):
 class Voice:
     """A `Listener` of the core, that keeps what it hears until it is fetched. Lifetime: process."""
 
-    def __init__(self, on_news: Callable[[], None]) -> None:
-        """`on_news` is told when there is something to fetch again."""
-        self._on_news = on_news
+    def __init__(self, on_news: Callable[[], None], kv: FetchKv = lambda now_s, room: ()) -> None:
+        """`on_news` is told when there is something to fetch again; `kv` gives what is to be said
+        of KV events, of so many bytes.
+        """
+        self._on_news, self._kv = on_news, kv
         self.retellings = 0
         self.told = 0  # things that happened, said so far
         self._open: dict[int, _Open] = {}
@@ -161,12 +167,15 @@ class Voice:
             self.retellings += 1
         retelling: Retelling = ""
         happened: tuple[Happened, ...] = ()
+        size_bytes = 0
         if self._parts:  # what happened since comes after it
             retelling, happened = self._parts.popleft()
+            size_bytes = len(happened) * _PLAIN_BYTES
         elif self._queue:
-            happened = self._oldest()
+            happened, size_bytes = self._oldest()
+        kv = self._kv(now_s, _MESSAGE_BYTES - size_bytes)
         used = uses.all() if retelling in ("first", "only") else uses.changed()
-        has_news = happened or retelling or wants or used
+        has_news = happened or retelling or wants or used or kv
         if not has_news and now_s - self._said_s < _SILENT_S:
             return None
         self._said_s = now_s
@@ -174,7 +183,7 @@ class Voice:
         number, self._number = self._number, self._number + 1
         told_use = tuple(Used(*use) for use in used)
         return encoded(
-            Message(VERSION, number, self._told_open, retelling, wants, happened, told_use)
+            Message(VERSION, number, self._told_open, retelling, wants, happened, told_use, kv)
         )
 
     # --- inside -----------------------------------------------------------------------------
@@ -195,8 +204,8 @@ class Voice:
         self._parts.clear()
         self._untold = True
 
-    def _oldest(self) -> tuple[Happened, ...]:
-        """As many of the queue as a message holds; at least one."""
+    def _oldest(self) -> tuple[tuple[Happened, ...], int]:
+        """As many of the queue as a message holds, at least one; and their bytes."""
         queue, chosen, size_bytes = self._queue, [], 0
         while queue and size_bytes < _MESSAGE_BYTES:
             one = queue.popleft()
@@ -206,7 +215,7 @@ class Voice:
                 self._told_open += 1
             elif type(one) is Ended:
                 self._told_open -= 1
-        return tuple(chosen)
+        return tuple(chosen), size_bytes
 
     def _all_open(self) -> Iterator[Happened]:
         for request_id, one in self._open.items():

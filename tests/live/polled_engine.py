@@ -1,0 +1,68 @@
+"""An engine whose KV events are read once and gone, as programs see it. It answers no inference."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from aiohttp import web
+
+from tests.live.stack import MODEL
+from tests.router.trtllm_serve import CREATED, SIZE, Engine, block, chain_of, removed, stored
+
+OPTIONS = f"kind=trtllm,events=poll,block_size={SIZE},kv_tokens=1e6"
+
+
+@dataclass
+class Cache:
+    """What an engine holds: each block under a number, on top of nothing. Lifetime: test."""
+
+    engine: Engine = field(default_factory=Engine)
+    url: str = ""
+    begun: bool = False
+    chains: dict[int, int] = field(default_factory=dict)
+
+    def store(self, first: int, count: int) -> None:
+        """One event, a sequence of its own."""
+        if not self.begun:
+            self.begun = True
+            self.engine.emit(CREATED)
+        tokens = [first + i for i in range(count) for _ in range(SIZE)]
+        chain = chain_of(tokens, SIZE)
+        blocks = [block(first + i, tokens[i * SIZE : (i + 1) * SIZE]) for i in range(count)]
+        self.engine.emit(stored(None, *blocks))
+        self.chains.update(zip(range(first, first + count), chain, strict=True))
+
+    def remove(self, *names: int) -> None:
+        self.engine.emit(removed(*names))
+        for name in names:
+            del self.chains[name]
+
+    @property
+    def truth(self) -> list[int]:
+        return sorted(self.chains.values())
+
+
+@asynccontextmanager
+async def polled_engine() -> AsyncIterator[Cache]:
+    """Served over HTTP until the end."""
+    cache = Cache()
+    models = {"object": "list", "data": [{"id": MODEL, "owned_by": "tensorrt_llm"}]}
+    app = web.Application()
+    app.router.add_post("/kv_cache_events", cache.engine.answer)
+    for path, content in (("/v1/models", models), ("/health", {}), ("/metrics", [])):
+        app.router.add_get(path, partial(_json, content))
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    cache.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield cache
+    finally:
+        await runner.cleanup()
+
+
+async def _json(content: object, _: web.Request) -> web.Response:
+    return web.json_response(content)
