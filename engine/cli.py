@@ -65,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from engine.model import tiny_cli
 
         return tiny_cli.main(given[1:])
+    if given[:1] == ["calibrate-kernels"]:
+        from engine.cli_calibrate import main as calibrate
+
+        return calibrate(given[1:])
     native_build.warn()
     if given[:1] == ["serve"]:
         # Needs this module's helpers, and most workers do without it.

@@ -108,7 +108,7 @@ def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSetting
         flags.tensor_parallel_size,
         flags.pipeline_parallel_size,
         flags.memory_bytes,
-        steps=StepSettings(flags.overlap, flags.cuda_graphs),
+        steps=StepSettings(flags.overlap, flags.cuda_graphs, flags.kernel_costs),
         attention=flags.attention_backend,
         int8=flags.int8_backend,
     )
@@ -241,6 +241,7 @@ def _parser() -> argparse.ArgumentParser:
         "--attention-backend", choices=BACKENDS, default="auto",
         help="auto: kvkernels on a GPU that has them for this model",
     )  # fmt: skip
+    add("--kernel-costs", type=Path, metavar="FILE", help="that calibrate-kernels wrote")
     add("--int8-backend", choices=BACKENDS, default="auto", help="the same, of INT8 weights")
     add("--model-name", metavar="M", help="as clients name it (the folder's name)")
     add("--max-model-len", type=int, metavar="T", help="prompt and output (what the model takes)")

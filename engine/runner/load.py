@@ -28,6 +28,7 @@ from engine.request import Request
 from engine.runner.compute import Compute
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.group import Group
+from engine.runner.kernel_costs import read_costs
 from engine.runner.needs import Needs, needs_of
 from engine.runner.ranks import RankSpec
 from engine.runner.runner import RealRunner
@@ -37,7 +38,7 @@ from engine.scheduler import Scheduler
 from engine.scheduler_types import Output, SchedulerSettings, Step
 from engine.timed import LoopClock
 from engine.wire.hf import HfTokenizer
-from kvkernels.ops.shared_costs import AttentionShape
+from kvkernels.ops.shared_costs import AttentionShape, Costs
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +47,12 @@ log = logging.getLogger(__name__)
 class StepSettings:
     """How steps are run; None: only on a GPU. `overlap`: one is scheduled while another computes,
     and stages compute different ones at a time. `cuda_graphs`: steps of decodes are padded to
-    fixed sizes and replayed."""
+    fixed sizes and replayed. `kernel_costs`: the file by which the kernels' plans go, of this
+    device; None: predictions."""
 
     overlap: bool | None = None
     cuda_graphs: bool | None = None
+    kernel_costs: Path | None = None
 
     def overlaps(self, device: str) -> bool:
         """What is done on `device`."""
@@ -58,6 +61,10 @@ class StepSettings:
     def has_graphs(self, device: str) -> bool:
         """The same."""
         return is_cuda(device) if self.cuda_graphs is None else self.cuda_graphs
+
+    def costs(self, device: str) -> Costs | None:
+        """What plans cost there. Raises what `read_costs` raises."""
+        return read_costs(self.kernel_costs, device) if self.kernel_costs else None
 
 
 PLAIN_STEPS = StepSettings()
@@ -191,6 +198,8 @@ def load(
     room_bytes = needs.memory_bytes if memory_bytes is None else memory_bytes
     capacity = fit(room_bytes, needs.footprint, limits)
     on_needs(capacity, needs)
+    shard, costs = Shard(0, tp_size), steps.costs(device)
+    planner = _planner(chosen, config, shard, capacity, name, quantization, costs)
     model = _model(
         RankSpec(
             str(directory), 0, tp_size, pp_size, device, name,
@@ -202,7 +211,6 @@ def load(
         config,
     )  # fmt: skip
     scheduler = replace(scheduler, max_model_tokens=limits.max_model_tokens)
-    planner = _planner(chosen, config, Shard(0, tp_size), capacity, name, quantization)
     return Loaded(
         *(config, tokenizer, capacity, scheduler, device, model, steps, chosen),
         *(needs.int8, planner),
@@ -232,6 +240,7 @@ def _planner(
     capacity: Capacity,
     dtype: str,
     quantization: Quantization,
+    costs: Costs | None,
 ) -> Planner | None:
     if chosen.backend != KVKERNELS:
         return None
@@ -239,7 +248,7 @@ def _planner(
     counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start  # others have as many
     shape = AttentionShape(*counts, config.head_dim, DTYPE_BYTES[dtype], config.layers)
     blocks = capacity.blocks, capacity.block_size
-    return KernelPlanner(shape, *blocks, quantization.kv != "auto", shard.tp_size)
+    return KernelPlanner(shape, *blocks, quantization.kv != "auto", shard.tp_size, costs)
 
 
 def _tokenizer(directory: Path, config: ModelConfig) -> HfTokenizer:

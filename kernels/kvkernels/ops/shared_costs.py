@@ -60,6 +60,7 @@ class Costs(NamedTuple):
     gflop: float = 2860.0
     partial_mb: float = 182.0
     item: float = 7.6
+    sharing: float = 0.0  # a run that several requests share; no time, what it has to gain
 
     def of(self, work: Work) -> float:
         """Nanoseconds."""
@@ -121,6 +122,7 @@ def run_cost(
         tokens * (read + computed)
         + 1e-6 * costs.partial_mb * partial_bytes_of_slot(shape) * requests * slots
         + costs.item * pieces * tiles * shape.kv_heads
+        + costs.sharing * (requests > 1)
     )
     return done
 

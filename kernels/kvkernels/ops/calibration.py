@@ -1,0 +1,118 @@
+"""Costs of shared decode, measured on the device at hand: plans of a small grid, timed and fitted.
+
+The sum that `shared_costs` takes for time is coarse. So what was fitted is believed as far as it
+was seen to hold: wherever a shared plan that it would choose was measured slower than plain decode,
+a shared run has to gain more (`Costs.sharing`) until that one is not chosen.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from kvkernels.ops.shared_costs import AttentionShape, Costs, Work, fit
+from kvkernels.ops.shared_plan import Step, plan_shared
+
+PAGE = 16
+MOST_SLOWER = 1.03  # than plain decode, of a shared plan that is chosen
+SAMPLES = 9  # of each plan; the median counts
+LEAST_GAIN_NS = 50.0  # of a run, the first that is tried; doubled until it is enough
+NEVER = Costs(sharing=1e15)
+ALWAYS = Costs(0.0, 1.0, 0.0, 0.0, 0.0)  # bytes are all that costs
+
+
+class Mix(NamedTuple):
+    """A step of the grid: requests with a common prefix, in groups that share nothing else."""
+
+    requests: int
+    groups: int
+    prefix_tokens: int
+    own_tokens: int
+
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Context tokens, page table, and how many pages there are."""
+        prefix, own = self.prefix_tokens // PAGE, -(-self.own_tokens // PAGE)
+        each = self.requests // self.groups
+        table = torch.empty(self.requests, prefix + own, dtype=torch.int32)
+        shared = torch.arange(self.groups * prefix).view(self.groups, prefix)
+        table[:, :prefix] = shared.repeat_interleave(each, dim=0)
+        first = self.groups * prefix
+        table[:, prefix:] = first + torch.arange(self.requests * own).view(self.requests, own)
+        context = torch.full((self.requests,), prefix * PAGE + self.own_tokens)
+        return context, table, first + self.requests * own
+
+
+# Few and many, short and long, in one group and in several: what each cost is large in.
+GRID = (
+    *(Mix(each, 1, prefix, 256) for each in (2, 8, 32) for prefix in (256, 2048, 8192)),
+    *(Mix(32, groups, 1024, 512) for groups in (4, 16)),
+    *(Mix(requests, 1, 16, 1024) for requests in (1, 16, 64)),
+    Mix(128, 4, 2048, 128),
+)
+# Times one layer's attention by a plan over so many pages: nanoseconds.
+Time = Callable[[Step, torch.Tensor, int], float]
+
+
+class Measured(NamedTuple):
+    """A mix with both ways to compute it, and their times in nanoseconds."""
+
+    mix: Mix
+    plain: Work
+    shared: Work
+    plain_ns: float
+    shared_ns: float
+
+
+class Calibration(NamedTuple):
+    """What came of it. `is_wary`: runs have to gain more than fitted, for what was slower."""
+
+    costs: Costs
+    is_wary: bool
+    measured: list[Measured]
+
+
+def calibrate(
+    shape: AttentionShape,
+    time_ns: Time,
+    grid: Sequence[Mix] | None = None,
+    tell: Callable[[int, int], None] = lambda done, all_: None,
+) -> Calibration:
+    """Time both plans of each mix of `grid` (GRID) in turn, `tell` how far it is, and find costs.
+
+    `time_ns(step, page_table, pages)`: once, of one layer. Raises ValueError for times that are
+    not above 0.
+    """
+    grid, measured = grid or GRID, []
+    for number, mix in enumerate(grid):
+        tell(number, len(grid))
+        context, table, pages = mix.tables()
+        plain, shared = (
+            plan_shared(context, table, pages, PAGE, shape, costs) for costs in (NEVER, ALWAYS)
+        )
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(SAMPLES):  # in turn: what disturbs one disturbs the other
+            for step, own in zip((plain, shared), times, strict=True):
+                own.append(time_ns(step, table, pages))
+        medians = [statistics.median(own) for own in times]
+        measured.append(Measured(mix, plain.work, shared.work, medians[0], medians[1]))
+    tell(len(grid), len(grid))
+    works = [one.plain for one in measured] + [one.shared for one in measured]
+    found = fit(works, [one.plain_ns for one in measured] + [one.shared_ns for one in measured])
+    costs = wary(shape, found, measured)
+    return Calibration(costs, costs != found, measured)
+
+
+def wary(shape: AttentionShape, costs: Costs, measured: Sequence[Measured]) -> Costs:
+    """`costs`, with so much to gain that no mix is shared that was measured slower shared."""
+    slower = [one.mix for one in measured if one.shared_ns > MOST_SLOWER * one.plain_ns]
+    while any(_shares(shape, costs, mix) for mix in slower):
+        costs = costs._replace(sharing=max(LEAST_GAIN_NS, 2 * costs.sharing))
+    return costs
+
+
+def _shares(shape: AttentionShape, costs: Costs, mix: Mix) -> bool:
+    step = plan_shared(*mix.tables(), PAGE, shape, costs)
+    return step.saving.shared_prefix_groups > 0

@@ -1,0 +1,89 @@
+"""Costs of shared decode from a timer: known ones are found, what was slower is not chosen."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from kvkernels.ops.calibration import (
+    ALWAYS,
+    GRID,
+    MOST_SLOWER,
+    NEVER,
+    PAGE,
+    SAMPLES,
+    Mix,
+    calibrate,
+)
+from kvkernels.ops.shared_costs import AttentionShape, Costs
+from kvkernels.ops.shared_plan import Step, plan_shared
+
+SHAPE = AttentionShape(32, 8, 128)
+TRUE = Costs(250.0, 120.0, 3000.0, 90.0, 11.0)
+
+
+class Timer:
+    """Times as `costs` say, but for noise and the share of `outliers`; `slow`: shared plans."""
+
+    def __init__(
+        self, costs: Costs = TRUE, noise: float = 0.0, outliers: float = 0.0, slow: float = 1.0
+    ) -> None:
+        self.costs, self.noise, self.outliers, self.slow = costs, noise, outliers, slow
+        self.draw, self.calls = random.Random(7), 0
+
+    def __call__(self, step: Step, table: torch.Tensor, pages: int) -> float:
+        self.calls += 1
+        assert int(table.max()) < pages
+        made_ns = self.costs.of(step.work) * self.draw.uniform(1 - self.noise, 1 + self.noise)
+        made_ns *= self.slow if step.saving.shared_prefix_groups else 1.0
+        return made_ns * (50 if self.draw.random() < self.outliers else 1)
+
+
+def chosen(costs: Costs, mix: Mix) -> Step:
+    return plan_shared(*mix.tables(), PAGE, SHAPE, costs)
+
+
+def test_known_costs_are_found_again() -> None:
+    told: list[tuple[int, int]] = []
+    timer = Timer()
+    made = calibrate(SHAPE, timer, tell=lambda done, all_: told.append((done, all_)))
+    assert made.costs == pytest.approx(TRUE, rel=1e-6)
+    assert not made.is_wary
+    assert timer.calls == 2 * SAMPLES * len(GRID)
+    assert told == [(done, len(GRID)) for done in range(len(GRID) + 1)]
+
+
+def test_noise_and_outliers_change_what_is_chosen_by_little() -> None:
+    """Times that the true costs give the chosen plans, beside the best of the two."""
+    made = calibrate(SHAPE, Timer(noise=0.03, outliers=0.1))
+    for mix in GRID:
+        best = min(TRUE.of(chosen(costs, mix).work) for costs in (TRUE, NEVER))
+        assert TRUE.of(chosen(made.costs, mix).work) <= 1.1 * best
+
+
+def test_what_was_measured_slower_is_not_chosen() -> None:
+    """A device on which sharing costs what no coefficient explains, more or less of it."""
+    for slow in (1.3, 3.0, 50.0):
+        made = calibrate(SHAPE, Timer(slow=slow))
+        slower = [one for one in made.measured if one.shared_ns > MOST_SLOWER * one.plain_ns]
+        assert slower
+        for one in slower:
+            assert chosen(made.costs, one.mix).saving.shared_prefix_groups == 0
+    assert made.is_wary
+
+
+def test_the_grid_tells_costs_apart() -> None:
+    """Each dearer by half changes some mix's times by a tenth: else a fit would guess it. Partial
+    results are a few percent of any time: decode cuts requests so that they are."""
+    for name in Costs._fields[:-1]:  # but for `sharing`, which is no time
+        dearer = TRUE._replace(**{name: 1.5 * getattr(TRUE, name)})
+        steps = [chosen(costs, mix).work for mix in GRID for costs in (NEVER, ALWAYS)]
+        change = max(dearer.of(work) / TRUE.of(work) for work in steps)
+        assert change > (1.02 if name == "partial_mb" else 1.1)
+
+
+def test_times_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        calibrate(SHAPE, lambda step, table, pages: 0.0)
