@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulator.replay.setup import WorkloadSpec
@@ -47,20 +47,22 @@ class Load:
         """The requests of so many seconds."""
         rate = self.rate_per_s * workers
         count = round(rate * (seconds + self.burst_s))
-        source = self.source.format(rate=rate, burst=round(rate * self.burst_s), count=count)
+        source = self.source.format(
+            rate=rate, burst=max(1, round(rate * self.burst_s)), count=count
+        )
         ends_s = seconds if self.closed else None
         return opened(WorkloadSpec(source, seconds=seconds), name, source, seed, ends_s)
 
 
+_CHATS = (
+    "gen:tenants?sessions={count}&rate={rate}&burst={burst}&turns=2..6&output=24"
+    "&think_s=4&pause_s=1"
+)
 LOADS = {
     "shared": Load("gen:shared?requests={count}&rate={rate}&output=24", 6.25, closed=False),
-    "chats": Load(
-        "gen:tenants?sessions={count}&rate={rate}&burst={burst}&turns=2..6&output=24"
-        "&think_s=4&pause_s=1",
-        1.0,
-        closed=True,
-        burst_s=10.0,
-    ),
+    "chats": Load(_CHATS, 1.0, closed=True),
+    # Many begin at the very same instant, before any router can have heard of another's: the worst.
+    "burst": Load(_CHATS, 1.0, closed=True, burst_s=10.0),
 }
 
 
@@ -109,34 +111,23 @@ async def compared(
     folder: Path,
     said: Callable[[str], None],
     routers: Sequence[int] = ROUTERS,
+    seed: int = 1,
 ) -> Runs:
-    """All runs of a load. Raises what `run_scenario` raises."""
+    """All runs of a load; `seed`: of the first repetition. Raises what `run_scenario` raises."""
     runs: Runs = {number: [] for number in routers}
     for repeat in range(repeats):
-        workload = load.workload(name, settings.workers, seconds, seed=repeat + 1)
+        workload = load.workload(name, settings.workers, seconds, seed + repeat)
         for number in routers:
             place = folder / f"{name}-{repeat}-{number}"
             place.mkdir(parents=True)
             with redis_server(place / "redis") as server:
                 state = server.url if number > 1 else None
-                of_run = _with(settings, number, state)
+                of_run = replace(settings, routers=number, state=state)
                 result = await run_scenario(workload, of_run, place, lambda _: None)
             assert not result.leftovers, result.leftovers
             runs[number].append(figures := Figures.of(result.row))
             said(f"{name}, repetition {repeat + 1}, {number} routers: {figures}")
     return runs
-
-
-def _with(settings: StackSettings, routers: int, state: str | None) -> StackSettings:
-    return StackSettings(
-        settings.policy,
-        settings.workers,
-        settings.profile,
-        settings.speed,
-        kv_tokens=settings.kv_tokens,
-        routers=routers,
-        state=state,
-    )
 
 
 def differences(runs: Runs, number: int) -> dict[str, list[float]]:
@@ -189,6 +180,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--speed", type=float, default=1.0, help="model seconds in a second")
     parser.add_argument("--seconds", type=float, default=60.0, help="of model time, a run")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1, help="of the first repetition")
     parser.add_argument("--policy", default="warmset")
     parser.add_argument("--quick", action="store_true", help="one short run of each")
     return parser.parse_args()
@@ -206,7 +198,9 @@ def main() -> int:
 
     for name in options.load or LOADS:
         with tempfile.TemporaryDirectory() as folder:
-            of_load = compared(LOADS[name], name, settings, seconds, repeats, Path(folder), said)
+            of_load = compared(
+                LOADS[name], name, settings, seconds, repeats, Path(folder), said, seed=options.seed
+            )
             runs = asyncio.run(of_load)
         tables.append(table(name, runs))
         beyond += missed(name, runs)

@@ -40,7 +40,7 @@ async def test_two_routers_take_requests_in_turn_and_leave_nothing(tmp_path: Pat
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 @needs_redis
-@pytest.mark.parametrize("name", LOADS)
+@pytest.mark.parametrize("name", ["shared", "chats"])
 async def test_two_decide_nearly_as_one(tmp_path: Path, name: str) -> None:
     settings = StackSettings("warmset", workers=4, speed=0.5)
     told: list[str] = []
