@@ -67,10 +67,12 @@ class Connected:
         come soon after each other do not go to the same idle worker by way of two replicas; in
         a flood once in `flush_s`, for each message costs as much as what it tells.
         """
-        place, flushed_s = self._place, self._flushed_s
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), _LOOK_S)
-        await asyncio.sleep(max(flushed_s + place.flush_s - place.clock(), 0.0))
+        place = self._place
+        await asyncio.sleep(max(self._flushed_s + place.flush_s - place.clock(), 0.0))
+        if not self._news.is_set():  # in a flood it is by now: that took one turn of the loop
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._news.wait()
         self._news.clear()
         self._flushed_s = place.clock()
 
