@@ -17,7 +17,7 @@ from policies.facts import (
     PeerFirstToken,
     PeerProgress,
 )
-from router.replicas.messages import Begun, Ended, Grew, Happened, Message, Sent
+from router.replicas.messages import HASH_TYPE, Begun, Ended, Grew, Happened, Message, Sent
 
 _KEPT = 1 << 17  # requests of one peer that are told apart
 _UNKNOWN = 0  # stands for the number of a request at a worker that we do not know
@@ -163,7 +163,7 @@ def _arrival(sent: Sent, number: int, now_s: float) -> Arrival:
         request_id=number,
         model=sent.model,
         prompt_tokens=max(sent.prompt_tokens, 1),
-        chains={size: np.frombuffer(chain, "<u8") for size, chain in sent.chains},
+        chains={size: np.frombuffer(chain, HASH_TYPE) for size, chain in sent.chains},
         approximate=sent.approximate,
         session=sent.session,
         tenant=sent.tenant,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from router.replicas.kv_messages import KvSaid
@@ -19,7 +20,8 @@ VERSION = 1
 
 MAX_CHAIN_BLOCKS = 8_192  # of a prompt, told of each; what is longer is told as far as this
 MAX_TOKENS = (1 << 31) - 1
-_HASH_BYTES = 8
+HASH_TYPE = np.dtype("<u8")
+_HASH_BYTES = HASH_TYPE.itemsize
 
 RequestId = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]

@@ -16,6 +16,7 @@ from router.core.workers import Worker
 from router.keys.shared_use import Use
 from router.replicas.kv_messages import KvSaid
 from router.replicas.messages import (
+    HASH_TYPE,
     MAX_CHAIN_BLOCKS,
     MAX_TOKENS,
     VERSION,
@@ -89,7 +90,7 @@ class Voice:
         """A request was charged to a worker."""
         arrival = pending.arrival
         chains = tuple(
-            (size, chain[:MAX_CHAIN_BLOCKS].astype("<u8", copy=False).tobytes())
+            (size, chain[:MAX_CHAIN_BLOCKS].astype(HASH_TYPE, copy=False).tobytes())
             for size, chain in arrival.chains.items()
         )
         sent = Sent(
