@@ -53,7 +53,7 @@ WR_DEV unsigned thread() { return threadIdx.x; }
 WR_DEV unsigned cta_x() { return blockIdx.x; }
 WR_DEV unsigned cta_y() { return blockIdx.y; }
 WR_DEV char* shared() {
-    extern __shared__ __align__(128) char bytes[];
+    extern __shared__ __align__(1024) char bytes[];
     return bytes;
 }
 WR_DEV void sync_cta() { __syncthreads(); }

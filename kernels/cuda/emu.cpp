@@ -24,14 +24,16 @@ uint64_t draw() {  // splitmix64
     _longjmp(m.scheduler, 1);
 }
 
+void leave(const char* waits_at) {
+    Fiber& fiber = machine.fibers[machine.current];
+    fiber.waits_at = waits_at;
+    if (!_setjmp(fiber.at)) _longjmp(machine.scheduler, 1);
+}
+
 namespace {
 
-constexpr size_t STACK_BYTES = 128 << 10;
+constexpr size_t STACK_BYTES = 128 << 10, SHARED_ALIGNMENT = 1024;
 constexpr const char* CTA_BARRIER = "the CTA's barrier";
-
-void leave() {  // back to the scheduler until somebody wakes this fiber
-    if (!_setjmp(machine.fibers[machine.current].at)) _longjmp(machine.scheduler, 1);
-}
 
 void fiber_main() {
     Machine& m = machine;
@@ -80,6 +82,7 @@ void run_cta(Index cta) {
     m.done = m.at_barrier = 0;
     memset(m.shared, 0xFF, m.shared_size);
     m.writes.reset(m.shared_size, m.threads);
+    m.async.reset(m.shared_size, m.threads);
     for (Warp& warp : m.warps) warp.arrived = 0;
     m.ready.resize(m.threads);
     std::iota(m.ready.begin(), m.ready.end(), 0u);
@@ -88,7 +91,11 @@ void run_cta(Index cta) {
         m.fibers[t].open.clear();
         m.fibers[t].groups.clear();
     }
-    while (!m.ready.empty() && m.error.empty()) {
+    while (m.error.empty()) {
+        bool is_stuck = m.ready.empty();
+        bool may_land = !m.async.in_air.empty() && (is_stuck || draw() % 4 == 0);
+        if (may_land && land_any()) continue;
+        if (is_stuck) break;
         size_t pick = draw() % m.ready.size();
         unsigned number = m.ready[pick];
         m.ready[pick] = m.ready.back();
@@ -96,6 +103,8 @@ void run_cta(Index cta) {
         resume(number);
     }
     if (m.error.empty() && m.done != m.threads) name_deadlock();
+    if (const char* what = left_behind(); what && m.error.empty())
+        m.error = std::string("a CTA ended with ") + what;
 }
 
 }  // namespace
@@ -113,10 +122,7 @@ void meet_warp(const char* name, WarpOperation run, const void* in, void* out) {
     warp.name = name;
     warp.in[lane] = in;
     warp.out[lane] = out;
-    if (++warp.arrived < LANES) {
-        m.fibers[m.current].waits_at = name;
-        return leave();
-    }
+    if (++warp.arrived < LANES) return leave(name);
     warp.arrived = 0;
     run(warp.in, warp.out);
     for (unsigned other = 0; other < LANES; other++)
@@ -125,19 +131,19 @@ void meet_warp(const char* name, WarpOperation run, const void* in, void* out) {
 
 void sync_warp() {
     auto run = [](const void* const*, void* const*) {
-        machine.writes.sync_warp(machine.current / LANES);
+        unsigned warp = machine.current / LANES;
+        machine.writes.sync_warp(warp);
+        see_alike(warp * LANES, LANES);
     };
     meet_warp("sync_warp", run, nullptr, nullptr);
 }
 
 void sync_cta() {
     Machine& m = machine;
-    if (++m.at_barrier < m.threads) {
-        m.fibers[m.current].waits_at = CTA_BARRIER;
-        return leave();
-    }
+    if (++m.at_barrier < m.threads) return leave(CTA_BARRIER);
     m.at_barrier = 0;
     m.writes.sync_cta();
+    see_alike(0, m.threads);
     for (unsigned t = 0; t < m.threads; t++)
         if (t != m.current) m.ready.push_back(t);
 }
@@ -155,9 +161,9 @@ const char* launch(Kernel kernel, const void* params, Index grid, unsigned threa
         m.fibers.emplace_back();
         m.fibers.back().stack = std::make_unique_for_overwrite<char[]>(STACK_BYTES);
     }
-    m.shared_bytes.resize(shared + 128);
+    m.shared_bytes.resize(shared + SHARED_ALIGNMENT);
     auto begin = reinterpret_cast<uintptr_t>(m.shared_bytes.data());
-    m.shared = m.shared_bytes.data() + (128 - begin % 128);
+    m.shared = m.shared_bytes.data() + (SHARED_ALIGNMENT - begin % SHARED_ALIGNMENT);
     m.shared_size = shared;
     std::vector<Index> order;
     for (unsigned y = 0; y < grid.y; y++)

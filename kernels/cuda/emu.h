@@ -7,7 +7,7 @@
 // CTA's, all of them for alignment. An asynchronous copy lands when it is issued or when it is
 // waited for, by chance: hardware may do either, and correct code cannot tell. Reading what another
 // thread put into shared memory, or writing over what another reads, with no barrier since, is
-// named (emu_writes.h).
+// named (emu_writes.h). Hopper's copy engine and warpgroup products: emu_bulk.h, emu_products.h.
 //
 // What it cannot see: memory ordering between CTAs, bank conflicts, time.
 #pragma once

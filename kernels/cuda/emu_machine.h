@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "emu.h"
+#include "emu_async.h"
 #include "emu_writes.h"
 
 namespace wr::emu {
@@ -53,6 +54,7 @@ struct Machine {
     char* shared = nullptr;
     size_t shared_size = 0;
     SharedWrites writes;
+    Async async;
     unsigned threads = 0, current = 0, done = 0, at_barrier = 0;
     Index cta{};
     Kernel kernel = nullptr;
@@ -63,6 +65,7 @@ struct Machine {
 extern thread_local Machine machine;
 
 uint64_t draw();  // from the seed
+void leave(const char* waits_at);  // back to the scheduler until somebody wakes this fiber
 [[noreturn]] void fail(const std::string& what);  // ends the launch; for fibers
 
 }  // namespace wr::emu

@@ -29,6 +29,9 @@ void check_shared(const void* address, size_t bytes, const char* what) {
 
 void check_synced(int reader, const void* address, size_t bytes) {
     Machine& m = machine;
+    if (const char* name = not_yet_there(m.current, offset_of(address), bytes))
+        fail("a shared load at offset " + std::to_string(offset_of(address)) +
+             " of what was not waited for: " + name);
     int writer = m.writes.unsynced(reader, m.current / LANES, offset_of(address), bytes);
     if (writer >= 0)
         fail("a shared load at offset " + std::to_string(offset_of(address)) +
@@ -41,6 +44,7 @@ void note_write(const void* address, size_t bytes) {
     if (m.writes.is_read(m.current, offset_of(address), bytes))
         fail("a write to shared memory at offset " + std::to_string(offset_of(address)) +
              " that others read, with no barrier since");
+    claim_lines(offset_of(address), bytes);
     m.writes.write(m.current, offset_of(address), bytes);
 }
 

@@ -1,0 +1,105 @@
+"""The emulator's copy engine, phase barriers and warpgroup products: right, and strict."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvkernels.cuda import build
+from kvkernels.cuda.library import KernelLibrary, LaunchError
+from tests.kernels.emulated import needs_compiler
+
+pytestmark = needs_compiler
+SOURCE = Path(__file__).with_name("emulator_async_faults.cu")
+SEEDS = range(1, 7)
+ROWS, KEYS, DIM = 64, 3 * 128 - 28, 64
+
+
+def faults() -> dict[str, int]:
+    """The numbers of the kernel's faults, by its own names."""
+    names = re.search(r"enum Fault \{(.*?)\}", SOURCE.read_text(), re.DOTALL)
+    assert names
+    return {name: number for number, name in enumerate(re.findall(r"\w+", names[1]))}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    """The emulator with `emulator_async_faults.cu` beside it."""
+    folder, cuda = tmp_path_factory.mktemp("faults"), build.source_folder()
+    made, out = folder / "faults.o", folder / "faults.so"
+    command = ["g++", *build.EMULATOR.compile_flags, "-O1", f"-I{cuda}", "-c", str(SOURCE)]
+    subprocess.run([*command, "-o", str(made)], check=True, timeout=100)
+    build.build(build.EMULATOR)
+    parts = build.objects(build.EMULATOR)
+    machine = [
+        str(part) for source, part in parts.items() if source.stem.startswith(("emu", "abi"))
+    ]
+    link = ["g++", *build.EMULATOR.link_flags, "-o", str(out), str(made), *machine]
+    subprocess.run(link, check=True, timeout=100)
+    return KernelLibrary(out)
+
+
+def is_right(library: KernelLibrary, fault: str, seed: int) -> bool:
+    """Whether the kernel's products are exact: small whole numbers."""
+    draw = torch.Generator().manual_seed(seed)
+    x, y = (torch.randint(-2, 3, (n, DIM), generator=draw).bfloat16() for n in (ROWS, KEYS))
+    out = torch.full((ROWS, DIM), float("nan"))
+    library.functions.wr_emulator_seed(ctypes.c_uint64(seed))
+    library.call("test_boxes", (x, y, out, faults()[fault]))
+    return torch.equal(out.double(), (x.double() @ y.double().T) @ y.double())
+
+
+def test_sound_code_is_right_in_every_order(faulty: KernelLibrary) -> None:
+    assert all(is_right(faulty, "SOUND", seed) for seed in SEEDS)
+
+
+@pytest.mark.parametrize(
+    "fault", ["READ_EARLY", "SHALLOW_STRIDE", "NO_VACANT_WAIT", "TOO_FEW_BYTES"]
+)
+def test_what_has_no_name_gives_wrong_numbers(faulty: KernelLibrary, fault: str) -> None:
+    found = False
+    for seed in SEEDS:
+        try:
+            found = found or not is_right(faulty, fault, seed)
+        except LaunchError:
+            found = True
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("NO_FULL_WAIT", "has not waited for: the phase barrier at offset"),
+        ("ORDINARY_LOAD", "of what was not waited for: the phase barrier at offset"),
+        ("LEFT_EARLY", "that a product in flight reads"),
+        ("OTHER_WARP_LEFT", "that a product in flight reads"),
+        ("ACCUMULATOR_WRITTEN", "an accumulator was written before its product was waited for"),
+        ("OPERAND_CHANGED", "a left operand in registers was changed before"),
+        ("NOT_BEGUN", "a product without begin_products since the last wait"),
+        ("NO_FENCE", "was stored with no fence_async since"),
+        ("NO_BARRIER_AFTER_STORE", "was stored with no barrier since"),
+        ("STORED_OVER", "that a product in flight reads"),
+        ("TOO_MANY_BYTES", "deadlock in CTA 0, 0: threads 0-127 are at the phase barrier at"),
+        ("NOT_MADE", "of a phase barrier at offset 24592 that was not made"),
+        ("NO_INIT_FENCE", "made with no fence_async since"),
+        ("MADE_LATE", "which another thread made with no barrier since"),
+        ("UNALIGNED", "not at a multiple of 128"),
+        ("BEYOND_SHARED", "shared bytes, not at a multiple of 128"),
+        ("NOT_WAITED_FOR", "a CTA ended with box copies that nobody waited for"),
+    ],
+)
+def test_faults_are_named(faulty: KernelLibrary, fault: str, says: str) -> None:
+    """For some order; what the others make of it is no result either, or the right one."""
+    said = []
+    for seed in SEEDS:
+        try:
+            is_right(faulty, fault, seed)
+        except LaunchError as error:
+            said.append(str(error))
+    assert any(says in text for text in said), said
+    assert is_right(faulty, "SOUND", 1), "the next launch is none the worse"
