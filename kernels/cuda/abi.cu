@@ -41,17 +41,29 @@ void need(bool fits, const char* name, const std::string& what) {
 
 int64_t element_bytes(int32_t dtype) { return DTYPES[dtype].bytes; }
 
-int64_t multiprocessors() {
 #ifdef __CUDACC__
-    int device, count;
+namespace {
+
+int attribute(cudaDeviceAttr name) {
+    int device, value;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-               "cudaDeviceGetAttribute");
-    return count;
-#else
-    return 3;
-#endif
+    check_cuda(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
+    return value;
 }
+
+}  // namespace
+
+int64_t multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
+
+bool is_hopper() {
+    return attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+           attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+}
+#else
+int64_t multiprocessors() { return 3; }
+
+bool is_hopper() { return false; }
+#endif
 
 void* need_tensor(const wr_tensor* tensor, const char* name, std::initializer_list<int32_t> dtypes,
                   std::initializer_list<int64_t> shape) {

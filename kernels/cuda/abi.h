@@ -84,6 +84,9 @@ int64_t element_bytes(int32_t dtype);
 // Of the current device, for grids that stay; a small number in the emulator.
 int64_t multiprocessors();
 
+// Whether the current device has compute capability 9.0; not in the emulator.
+bool is_hopper();
+
 constexpr int64_t MAX_GRID_X = 0x7FFFFFFF, MAX_GRID_Y = 65535;
 
 #ifdef __CUDACC__

@@ -1,9 +1,14 @@
-// The C entry of prefill: checks, then one launch. See `prefill.cuh` for what runs.
+// The C entries of prefill: checks, then one launch. See `prefill.cuh` for what runs, and
+// `prefill_wgmma.cuh` for what runs on Hopper.
 
 #include "prefill.cuh"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "abi.h"
 #include "paged_checks.h"
+#include "prefill_wgmma.h"
 
 namespace wr::prefill {
 namespace {
@@ -71,24 +76,53 @@ struct Call {
     }
 };
 
+// Which kernel; FITTING: that of the device, or the one that WARMROUTE_PREFILL names.
+enum class Way { FITTING, MMA, WGMMA };
+
+Way named_way() {
+    const char* name = getenv("WARMROUTE_PREFILL");
+    std::string_view way = name ? name : "";
+    need(way.empty() || way == "mma" || way == "wgmma", "WARMROUTE_PREFILL",
+         "is " + std::string(way) + ", there are mma and wgmma");
+    return way == "mma" ? Way::MMA : way == "wgmma" ? Way::WGMMA : Way::FITTING;
+}
+
+int enter(Way way, double scale, void* stream, Call call) {
+    return guarded([&] {
+        call.check(scale);
+        if (way == Way::FITTING) way = named_way();
+        if (way != Way::MMA) {
+            prefill_wgmma::Extents extents{call.tokens, call.head_dim, call.k_pages->shape[0],
+                                           call.most_items, call.q->dtype};
+            std::string unfit = prefill_wgmma::unsupported(call.params, extents);
+            need(way == Way::FITTING || unfit.empty(), "wgmma:", unfit);
+            if (unfit.empty() && (way == Way::WGMMA || is_hopper()))
+                return prefill_wgmma::run(call.params, extents, stream);
+        }
+        bool is_narrow = call.head_dim == 64;
+        auto bf16 = is_narrow ? launch_for<Bf16, 64> : launch_for<Bf16, 128>;
+        auto fp16 = is_narrow ? launch_for<Fp16, 64> : launch_for<Fp16, 128>;
+        (call.q->dtype == BF16 ? bf16 : fp16)(call.params, call.most_items, stream);
+    });
+}
+
 }  // namespace
 }  // namespace wr::prefill
+
+#define WR_PREFILL(name, way)                                                                  \
+    WR_EXPORT int name(const wr_tensor* q, const wr_tensor* k_pages, const wr_tensor* v_pages,  \
+                       const wr_tensor* page_table, const wr_tensor* item_count,               \
+                       const wr_tensor* items, double scale, const wr_tensor* out,             \
+                       const wr_tensor* lse, void* stream) {                                   \
+        return wr::prefill::enter(                                                             \
+            way, scale, stream,                                                                \
+            {q, k_pages, v_pages, page_table, item_count, items, out, lse});                   \
+    }
 
 // q [T, H, D] over pages [page, token, KH, D] by page_table [R, pages] -> out [T, H, D] and, where
 // given, lse [T, H]. The plan (item_count [1], items [N, 4]) is that of
 // `kvkernels/ops/prefill_plan.py`.
-WR_EXPORT int wr_prefill(const wr_tensor* q, const wr_tensor* k_pages, const wr_tensor* v_pages,
-                         const wr_tensor* page_table, const wr_tensor* item_count,
-                         const wr_tensor* items, double scale, const wr_tensor* out,
-                         const wr_tensor* lse, void* stream) {
-    return wr::guarded([&] {
-        using namespace wr::prefill;
-        Call call{q, k_pages, v_pages, page_table, item_count, items, out, lse};
-        call.check(scale);
-        bool is_narrow = call.head_dim == 64;
-        auto bf16 = is_narrow ? launch_for<wr::Bf16, 64> : launch_for<wr::Bf16, 128>;
-        auto fp16 = is_narrow ? launch_for<wr::Fp16, 64> : launch_for<wr::Fp16, 128>;
-        auto run = q->dtype == wr::BF16 ? bf16 : fp16;
-        run(call.params, call.most_items, stream);
-    });
-}
+WR_PREFILL(wr_prefill, wr::prefill::Way::FITTING)
+// One of the two by name, for comparisons.
+WR_PREFILL(wr_prefill_mma, wr::prefill::Way::MMA)
+WR_PREFILL(wr_prefill_wgmma, wr::prefill::Way::WGMMA)

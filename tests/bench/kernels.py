@@ -15,6 +15,7 @@ from datetime import date
 
 import torch
 
+from kvkernels.cuda.library import LaunchError, RefusedError
 from tests.bench.gpu import ours, peers
 from tests.bench.gpu.cases import Attention, Blocks, Case, Linear, all_cases
 from tests.bench.gpu.table import Result, as_json, markdown
@@ -35,6 +36,8 @@ def attention(case: Case, shape: Attention, pools: int, samples: int) -> Result:
     if case.kernel == "shared":
         plain = [ours.decode_run(batch) for batch in batches]
         result.others["plain"] = median_us(plain, samples)
+    if case.kernel == "prefill":
+        ways_of_prefill(result, batches, samples)
     for name, found in peers.runs_of(case.kernel, batches):
         try:
             if isinstance(found, str):
@@ -44,6 +47,19 @@ def attention(case: Case, shape: Attention, pools: int, samples: int) -> Result:
         except peers.FAILURES as error:
             result.notes.append(f"{name}: {type(error).__name__}: {error!s:.120}")
     return result
+
+
+def ways_of_prefill(result: Result, batches: list[ours.Batch], samples: int) -> None:
+    """Both kernels side by side, and the worst error of all."""
+    for way in ours.PREFILL_WAYS:
+        try:
+            runs = [ours.prefill_run(batch, way) for batch in batches]
+            result.others[way] = median_us(runs, samples)
+        except (RefusedError, LaunchError) as error:
+            result.notes.append(f"{way}: {error}")
+            continue
+        errors = (result.error or 0.0, ours.prefill_error(batches[0]))
+        result.error = max(errors, key=lambda error: (error != error, error))
 
 
 def other(case: Case, pools: int, samples: int) -> Result:

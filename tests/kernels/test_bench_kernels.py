@@ -64,6 +64,7 @@ def test_every_required_row_is_there() -> None:
         ("shared", "times_flashinfer", 1.3),
         ("shared", "times_plain", 1.0),
         ("prefill", "tflops", 350.0),
+        ("prefill", "tflops_wgmma", 550.0),
         ("append", "of_ceiling", 0.75),
         ("w8a16", "of_ceiling", 0.75),
         ("copy", "of_ceiling", 0.80),
@@ -93,6 +94,15 @@ def test_gains_are_shares_of_the_ideal_one() -> None:
     assert isinstance(case.shape, Attention)
     assert figures["of_ideal_gain"] == pytest.approx(6 / case.shape.ideal_gain(4e12, 8e14))
     assert result.verdicts(CEILINGS)["times_flashinfer >= 1.3"] == "MISSED"
+
+
+def test_ways_of_prefill_have_their_own_rates() -> None:
+    case = next(case for case in all_cases() if case.kernel == "prefill")
+    result = Result(case, case.flops / 4e14 * 1e6, None, {"wgmma": case.flops / 6e14 * 1e6})
+    assert result.figures(CEILINGS)["tflops_wgmma"] == pytest.approx(600)
+    assert set(result.verdicts(CEILINGS).values()) == {"met"}
+    result.others.clear()
+    assert result.verdicts(CEILINGS)["tflops_wgmma >= 550"] == "not measured"
 
 
 def test_tables_have_a_row_a_case() -> None:

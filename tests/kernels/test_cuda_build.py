@@ -24,13 +24,18 @@ GPUS = ("sm_80", "sm_90a")
 
 
 class Bounds(NamedTuple):
-    """What a kernel may use and must have, on both GPUs."""
+    """What a kernel may use and must have, on the GPUs that it is for."""
 
     registers: int
     instructions: tuple[str, ...] = ()  # regular expressions
+    gpus: tuple[str, ...] = GPUS
 
 
 MMA, ASYNC_COPY = r"HMMA\.16816\.F32", r"LDGSTS\.E\.(BYPASS\.)?(LTC128B\.)?128"
+
+# Warpgroup products, copies by tensor map, phase barriers; registers taken and given, 224 and 56.
+HOPPER = (r"HGMMA\.64x128x16\.F32", r"UTMALDG\.4D", r"SYNCS\.PHASECHK", r"SYNCS\.ARRIVE")
+SHARES = (r"USETMAXREG\.TRY_ALLOC\.CTAPOOL UP0, 0xe0 ", r"USETMAXREG\.DEALLOC\.CTAPOOL 0x38 ")
 
 # By source; registers as the CTAs per SM of its launch bounds need.
 KERNELS = {
@@ -41,6 +46,7 @@ KERNELS = {
     "shared_decode": Bounds(255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
     "copy_runs": Bounds(32, (r"LDG\.E\.(\w+\.)*128", r"STG\.E\.128")),
     "prefill": Bounds(255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
+    "prefill_wgmma": Bounds(168, (*HOPPER, *SHARES), ("sm_90a",)),
 }
 
 
@@ -124,13 +130,15 @@ def test_registers_and_spills(source: str) -> None:
 
 @needs_nvcc
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("source", KERNELS)
-def test_instructions(source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "gpu"), [(name, gpu) for name, bounds in KERNELS.items() for gpu in bounds.gpus]
+)
+def test_instructions(source: str, gpu: str) -> None:
     tools = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
     if not (tools / "cuobjdump").is_file():
         pytest.skip("nvidia-cuda-cuobjdump is not installed")
     said = subprocess.run(
-        [tools / "cuobjdump", "-sass", built()[source]],
+        [tools / "cuobjdump", "-sass", "-arch", gpu, built()[source]],
         env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -145,6 +153,15 @@ def test_instructions(source: str) -> None:
         for wanted in KERNELS[source].instructions:
             assert re.search(wanted, function), f"{name} has no {wanted}"
         assert not re.search(r"\b(LDL|STL)\b", function), f"{name} uses local memory"
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+def test_warpgroup_products_are_not_serialized() -> None:
+    """ptxas says so (C7510 and its neighbours), and where it ignores setmaxnreg (C7508)."""
+    said = build.compiler_log(built()["prefill_wgmma"])
+    assert "Compiling entry function" in said
+    assert not re.search(r"C75\d\d|serializ|setmaxnreg", said), said
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

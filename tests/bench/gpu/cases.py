@@ -198,7 +198,7 @@ def prefill_cases() -> list[Case]:
     ):
         moved = shape.requests * shape.context * shape.token_bytes + shape.query_bytes
         pool = shape.pages * shape.page * shape.token_bytes
-        bars = (Bar("tflops", 350.0),)
+        bars = (Bar("tflops", 350.0), Bar("tflops_wgmma", 550.0))
         cases.append(Case(name, "prefill", shape, moved, shape.flops, "matmul", pool, bars))
     return cases
 

@@ -16,6 +16,7 @@ from kvkernels.ops import decode as decode_op
 from kvkernels.ops import prefill as prefill_op
 from kvkernels.ops import w8a16 as w8a16_op
 from kvkernels.ops.decode_plan import plan_decode
+from kvkernels.ops.operator import cuda_library
 from kvkernels.ops.prefill_plan import plan_prefill
 from kvkernels.ops.relayout import moves, plan
 from kvkernels.ops.shared_costs import AttentionShape
@@ -127,15 +128,24 @@ def decode_error(batch: Batch) -> float:
     return error_of(batch.out[:few], wanted)
 
 
-def prefill_run(batch: Batch) -> Run:
+PREFILL_WAYS = ("mma", "wgmma")
+
+
+def prefill_run(batch: Batch, way: str = "") -> Run:
+    """By the device's kernel, or by the one of `PREFILL_WAYS`."""
     shape, device = batch.shape, batch.q.device
     spans = torch.tensor([[n * shape.new, shape.new, shape.context] for n in range(shape.requests)])
     group = shape.heads // shape.kv_heads
     made = plan_prefill(spans, len(batch.q), batch.table.cpu(), len(batch.k), shape.page, group).on(
         device
     )
-    return lambda: prefill_op.prefill(
-        batch.q, batch.k, batch.v, batch.table, made, batch.scale, batch.out
+    if not way:
+        return lambda: prefill_op.prefill(
+            batch.q, batch.k, batch.v, batch.table, made, batch.scale, batch.out
+        )
+    arguments = (batch.q, batch.k, batch.v, batch.table, *made[1:], batch.scale, batch.out, None)
+    return lambda: cuda_library().call(
+        f"prefill_{way}", arguments, torch.cuda.current_stream().cuda_stream
     )
 
 

@@ -31,6 +31,9 @@ class Result:
         found |= {"us": self.us, "of_ceiling": done / seconds / ceilings[case.ceiling]}
         found |= {"tb_s": case.bytes / seconds / 1e12, "tflops": case.flops / seconds / 1e12}
         found |= {f"times_{name}": other / self.us for name, other in self.others.items()}
+        if case.kernel == "prefill":
+            of_others = {name: us * 1e-6 for name, us in self.others.items()}
+            found |= {f"tflops_{name}": case.flops / s / 1e12 for name, s in of_others.items()}
         if "times_plain" in found:
             assert isinstance(case.shape, Attention)
             ideal = case.shape.ideal_gain(ceilings["stream"], ceilings["matmul"])

@@ -1,0 +1,69 @@
+// The launch of prefill for Hopper: three tensors described to the copy engine, one kernel.
+
+#include "prefill_wgmma.h"
+
+#include <algorithm>
+
+#include "abi.h"
+#include "prefill_wgmma_rows.cuh"
+#include "tensor_map.h"
+
+namespace wr::prefill_wgmma {
+namespace {
+
+int64_t item_tokens(const prefill::Params& params) { return ROWS / params.group; }
+
+Boxed boxed_queries(const prefill::Params& params, const Extents& extents) {
+    int64_t heads = int64_t{1} * params.kv_heads * params.group;
+    return {params.q,
+            {extents.head_dim, heads, extents.tokens, 1},
+            {1, params.q_head, params.q_token, 0},
+            {ROW_ELEMENTS, params.group, item_tokens(params), 1},
+            extents.dtype};
+}
+
+Boxed boxed_pages(const prefill::Params& params, const Extents& extents, const uint16_t* data) {
+    const Pages& pages = params.pages;
+    return {data,
+            {extents.head_dim, int64_t{1} * pages.tiles_per_page * TILE, params.kv_heads,
+             extents.pages},
+            {1, pages.token, pages.kv_head, pages.page},
+            {ROW_ELEMENTS, TILE, 1, 1},
+            extents.dtype};
+}
+
+template <class T, int D>
+void launch_for(const Params& params, int64_t ctas, void* stream) {
+    launch(kernel<T, D>, "prefill_wgmma", ctas, 1, THREADS, SHARED_BYTES<D>, stream, params);
+}
+
+}  // namespace
+
+std::string unsupported(const prefill::Params& params, const Extents& extents) {
+#ifdef __CUDACC__  // the emulator has what it needs
+    if (!is_hopper()) return "needs a device of compute capability 9.0";
+#endif
+    std::string why = unboxable(boxed_queries(params, extents));
+    if (!why.empty()) return "q " + why;
+    why = unboxable(boxed_pages(params, extents, params.pages.k));
+    if (!why.empty()) return "k_pages " + why;
+    why = unboxable(boxed_pages(params, extents, params.pages.v));
+    return why.empty() ? "" : "v_pages " + why;
+}
+
+void run(const prefill::Params& of, const Extents& extents, void* stream) {
+    if (extents.items == 0) return;
+    int64_t ctas = std::min(multiprocessors(), extents.items * of.kv_heads);
+    Params params{map_of(boxed_queries(of, extents)),
+                  map_of(boxed_pages(of, extents, of.pages.k)),
+                  map_of(boxed_pages(of, extents, of.pages.v)),
+                  of,
+                  static_cast<int32_t>(item_tokens(of)),
+                  static_cast<int32_t>(ctas)};
+    bool is_narrow = extents.head_dim == 64;
+    auto bf16 = is_narrow ? launch_for<Bf16, 64> : launch_for<Bf16, 128>;
+    auto fp16 = is_narrow ? launch_for<Fp16, 64> : launch_for<Fp16, 128>;
+    (extents.dtype == BF16 ? bf16 : fp16)(params, ctas, stream);
+}
+
+}  // namespace wr::prefill_wgmma

@@ -1,0 +1,22 @@
+// The host's side of `prefill_wgmma.cuh`, for `prefill.cu`, which has checked the arguments.
+#pragma once
+
+#include <string>
+
+#include "prefill.cuh"
+
+namespace wr::prefill_wgmma {
+
+// What the copy engine has to know beyond a CTA's parameters.
+struct Extents {
+    int64_t tokens, head_dim, pages, items;
+    int32_t dtype;
+};
+
+// Why it is not for this device or these tensors, by name; empty where it is.
+std::string unsupported(const prefill::Params& params, const Extents& extents);
+
+// One launch. Raises what `launch` does.
+void run(const prefill::Params& params, const Extents& extents, void* stream);
+
+}  // namespace wr::prefill_wgmma

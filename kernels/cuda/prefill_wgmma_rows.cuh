@@ -1,0 +1,226 @@
+// The consuming side of `prefill_wgmma.cuh`: a warpgroup's 64 rows of one item.
+#pragma once
+
+#include "prefill_wgmma.cuh"
+
+namespace wr::prefill_wgmma {
+
+// The running softmax of a warpgroup. A lane has two rows, h = 0 and 1.
+template <class T, int D>
+struct Softmax {
+    float out[D / 2] = {};
+    uint32_t weights[KEYS / 16][4];  // of the block before, as left operands
+    float largest[2] = {NEVER, NEVER}, sum[2] = {}, kept[2];
+
+    // `scores` become weights, `kept` is what older sums are to be multiplied by. Every row sees a
+    // token of the first keys, so that its largest score is one of a token that it sees.
+    WR_DEV void weigh(float (&scores)[KEYS / 2], float scale_log2) {
+        WR_UNROLL
+        for (int h = 0; h < 2; h++) {
+            float now = largest[h];
+            WR_UNROLL
+            for (int n = 0; n < KEYS / 8; n++)
+                now = larger(now, larger(scores[4 * n + 2 * h], scores[4 * n + 2 * h + 1]));
+            now = larger(now, shfl_xor(now, 1));
+            now = larger(now, shfl_xor(now, 2));
+            kept[h] = exp2_fast((largest[h] - now) * scale_log2);
+            largest[h] = now;
+            float shift = now * scale_log2, added = 0;
+            WR_UNROLL
+            for (int n = 0; n < KEYS / 8; n++)
+                WR_UNROLL
+                for (int i = 4 * n + 2 * h; i < 4 * n + 2 * h + 2; i++) {
+                    scores[i] = exp2_fast(scores[i] * scale_log2 - shift);
+                    added += scores[i];
+                }
+            sum[h] = sum[h] * kept[h] + added;
+        }
+    }
+
+    WR_DEV void rescale() {
+        WR_UNROLL
+        for (int n = 0; n < D / 8; n++)
+            WR_UNROLL
+            for (int i = 0; i < 4; i++) out[4 * n + i] *= kept[i / 2];
+    }
+
+    // Rounds `scores`, which are weights by now, into operands.
+    WR_DEV void round(const float (&scores)[KEYS / 2]) {
+        WR_UNROLL
+        for (int k = 0; k < KEYS / 16; k++)
+            WR_UNROLL
+            for (int i = 0; i < 4; i++)
+                weights[k][i] = pack<T>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+    }
+};
+
+// One warpgroup's part of an item.
+template <class T, int D>
+struct Consumer {
+    const Params& p;
+    const Shared<D>& from;
+    int number;  // of the warpgroup among the consumers
+    int q_uses = 0, kv_uses = 0, turns = 0;
+
+    WR_DEV void run() {
+        if (number == 1) pass_turn();  // the first one begins
+        for (Walk walk(p); walk.is_there(); walk.next()) {
+            Softmax<T, D> softmax;
+            from.q.wait_full(q_uses);
+            attend(walk, softmax);
+            write(walk, softmax);
+            fence_async();  // rows of results, where queries come next
+            from.q.leave(q_uses++);
+        }
+    }
+
+    // Row h of this lane, of the item's ROWS.
+    WR_DEV int row_of(int h) const {
+        int own_warp = static_cast<int>(warp()) % (WARPGROUP / 32);
+        return number * OWN_ROWS + own_warp * 16 + h * 8 + static_cast<int>(lane()) / 4;
+    }
+
+    WR_DEV void attend(const Walk& walk, Softmax<T, D>& softmax) {
+        float scores[KEYS / 2];
+        from.kv.wait_full(kv_uses);
+        begin_products(scores);
+        score(scores);
+        commit_products();
+        wait_products<0>(scores);
+        from.kv.leave(kv_uses);
+        weigh(walk, 0, scores, softmax);
+        softmax.round(scores);
+        for (int block = 1; block < walk.blocks; block++, kv_uses += 2) {
+            from.kv.wait_full(kv_uses + 2);
+            from.kv.wait_full(kv_uses + 1);
+            wait_turn();
+            begin_products(scores, softmax.out);
+            score(scores, 2);
+            commit_products();
+            mix(softmax);
+            commit_products();
+            pass_turn();
+            wait_products<1>(scores);
+            from.kv.leave(kv_uses + 2);
+            weigh(walk, block, scores, softmax);
+            wait_products<0>(softmax.out);
+            from.kv.leave(kv_uses + 1);
+            softmax.rescale();
+            softmax.round(scores);
+        }
+        from.kv.wait_full(kv_uses + 1);
+        begin_products(softmax.out);
+        mix(softmax);
+        commit_products();
+        wait_products<0>(softmax.out);
+        from.kv.leave(kv_uses + 1);
+        kv_uses += 2;
+    }
+
+    WR_DEV void wait_turn() { wait_phase(from.turn + number, turns++ % 2); }
+    WR_DEV void pass_turn() const {
+        if (lane() == 0) arrive(from.turn + (1 - number));
+    }
+
+    // Scores of the keys `ahead` uses from now.
+    WR_DEV void score(float (&scores)[KEYS / 2], int ahead = 0) const {
+        const char* queries = from.q.at(q_uses) + number * OWN_ROWS * ROW_BYTES;
+        const char* keys = from.kv.at(kv_uses + ahead);
+        WR_UNROLL
+        for (int k = 0; k < D / 16; k++) {
+            int column = k / 4, offset = k % 4 * 32;
+            uint64_t a = deep_operand(queries + column * ROWS * ROW_BYTES + offset);
+            uint64_t b = deep_operand(keys + column * KEYS * ROW_BYTES + offset);
+            multiply<T>(scores, a, b, k == 0);
+        }
+    }
+
+    WR_DEV void mix(Softmax<T, D>& softmax) const {
+        const char* values = from.kv.at(kv_uses + 1);
+        WR_UNROLL
+        for (int k = 0; k < KEYS / 16; k++) {
+            uint64_t b = wide_operand(values + k * TILE * ROW_BYTES, KEYS * ROW_BYTES);
+            multiply<T>(softmax.out, softmax.weights[k], b);
+        }
+    }
+
+    WR_DEV void weigh(const Walk& walk, int block, float (&scores)[KEYS / 2],
+                      Softmax<T, D>& softmax) const {
+        int first_token = block * KEYS, position = walk.item.position;
+        if (first_token + KEYS > position + number * OWN_ROWS / p.of.group + 1) {
+            WR_UNROLL
+            for (int h = 0; h < 2; h++) {
+                int seen = position + row_of(h) / p.of.group + 1 - first_token;
+                seen -= static_cast<int>(lane()) % 4 * 2;
+                WR_UNROLL
+                for (int n = 0; n < KEYS / 8; n++)
+                    WR_UNROLL
+                    for (int i = 0; i < 2; i++)
+                        if (8 * n + i >= seen) scores[4 * n + 2 * h + i] = NEVER;
+            }
+        }
+        softmax.weigh(scores, p.of.scale_log2);
+    }
+
+    // Normalizes and writes the rows, by way of their queries' place, so that lanes next to each
+    // other write next to each other.
+    WR_DEV void write(const Walk& walk, Softmax<T, D>& softmax) const {
+        char* own = from.q.at(q_uses);
+        int l = static_cast<int>(lane()), count = walk.item.tokens * p.of.group;
+        sync_warpgroup();  // all have done with the queries
+        WR_UNROLL
+        for (int h = 0; h < 2; h++) {
+            int row = row_of(h);
+            float sum = softmax.sum[h];
+            sum += shfl_xor(sum, 1);
+            sum += shfl_xor(sum, 2);
+            float scale = 1 / sum;
+            WR_UNROLL
+            for (int n = 0; n < D / 8; n++) {
+                const float* pair = &softmax.out[4 * n + 2 * h];
+                char* to = at_boxed(own, ROWS, row, n) + l % 4 * 4;
+                store_shared(reinterpret_cast<uint32_t*>(to),
+                             pack<T>(pair[0] * scale, pair[1] * scale));
+            }
+            if (p.of.lse != nullptr && l % 4 == 0 && row < count) {
+                float lse = softmax.largest[h] * p.of.scale_log2 + log2_fast(sum);
+                int64_t token = walk.item.token + row / p.of.group;
+                int64_t head = walk.kv_head * p.of.group + row % p.of.group;
+                store(p.of.lse + token * p.of.lse_token + head * p.of.lse_head, lse);
+            }
+        }
+        sync_warp();
+        constexpr int CHUNKS = D / 8, STEP = 32 / CHUNKS;
+        int first = row_of(0) - l / 4;
+        for (int row = first + l / CHUNKS; row < first + 16 && row < count; row += STEP) {
+            int64_t token = walk.item.token + row / p.of.group;
+            int64_t head = walk.kv_head * p.of.group + row % p.of.group;
+            const char* at = at_boxed(own, ROWS, row, l % CHUNKS);
+            uint16_t* to = p.of.out + token * p.of.out_token + head * p.of.out_head;
+            store(reinterpret_cast<Words4*>(to + l % CHUNKS * 8),
+                  load_shared(reinterpret_cast<const Words4*>(at)));
+        }
+    }
+};
+
+// Nothing on GPUs without these instructions: the host does not choose it there.
+template <class T, int D>
+WR_KERNEL(THREADS, 1) kernel(WR_PARAMS Params p) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    Shared<D> places;
+    if (thread() == 0) {
+        places.init();
+        fence_async();
+    }
+    sync_cta();
+    if (warpgroup() == 0) {
+        give_registers<FILLER_REGISTERS>();
+        if (warp() == 0) Filler<D>{p, places}.run();
+    } else {
+        take_registers<CONSUMER_REGISTERS>();
+        Consumer<T, D>{p, places, warpgroup() - 1}.run();
+    }
+#endif
+}
+
+}  // namespace wr::prefill_wgmma
