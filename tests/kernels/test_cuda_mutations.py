@@ -82,6 +82,42 @@ PREFILL = [
     ("l % 4 * 2;\n                WR_UNROLL", "l % 4;\n                WR_UNROLL"),
     ("largest[m][h] * p.scale_log2 + log2_fast(sum)", "largest[m][h] * p.scale_log2 + sum"),
 ]  # fmt: skip
+BULK = [
+    ("(use / COUNT + 1) % 2", "use / COUNT % 2"),
+    ("((chunk ^ row) % CHUNKS)", "(chunk % CHUNKS)"),
+]
+WGMMA_FILLER = [
+    ("within = page_tokens;  // beyond the page: zeros", "within = 0;"),
+    ("bool is_cut = left < KEYS && left % TILE != 0;", "bool is_cut = false;"),
+    ("if (row < left) words", "if (row <= left) words"),
+    ("        fence_async();\n        sync_warp();", "        sync_warp();"),
+    ("        to.kv.wait_vacant(kv_uses);\n        int left", "        int left"),
+    ("KV_BYTES<D> - (is_cut ? TILE * D * 2 : 0)", "KV_BYTES<D>"),
+    ("bool is_whole = !is_cut ||", "bool is_whole = true ||"),
+    ("walk.kv_head * p.of.group, walk.item.token", "walk.kv_head, walk.item.token"),
+    ("to.q.wait_vacant(q_uses);", ""),
+    ("number += p.ctas;", "number += p.ctas + 1;"),
+]
+WGMMA_ROWS = [
+    ("from.kv.wait_full(kv_uses + 2);", ""),
+    ("from.kv.wait_full(kv_uses + 1);\n            wait_turn", "wait_turn"),
+    ("wait_products<1>(scores);", "wait_products<2>(scores);"),
+    ("wait_products<0>(softmax.out);\n            from", "from"),
+    ("begin_products(scores, softmax.out);", ""),
+    ("if (8 * n + i >= seen)", "if (8 * n + i > seen)"),
+    ("+ KEYS > position + number", "+ KEYS > position + 64 + number"),
+    ("softmax.rescale();", ""),
+    ("sum[h] = sum[h] * kept[h] + added;", "sum[h] += added;"),
+    ("k % 4 * 32", "k % 4 * 16"),
+    ("column * KEYS * ROW_BYTES + offset", "column * TILE * ROW_BYTES + offset"),
+    ("k * TILE * ROW_BYTES, KEYS * ROW_BYTES", "k * TILE * ROW_BYTES, ATOM_BYTES"),
+    ("from.q.at(q_uses) + number * OWN_ROWS * ROW_BYTES", "from.q.at(q_uses)"),
+    ("if (number == 1) pass_turn();", ""),
+    ("fence_async();  // rows", "// rows"),
+    ("        sync_warp();\n        constexpr int CHUNKS", "        constexpr int CHUNKS"),
+    ("scores[8 * k + 2 * i], scores", "scores[8 * k + 2 * (3 - i)], scores"),
+    ("row < first + 16 && row < count", "row < first + 16"),
+]
 APPEND = [
     ("first * cosine - second * sine", "first * cosine + second * sine"),
     ("if (slot >= p.slots_there) return;", ""),
@@ -185,6 +221,18 @@ def prefill_is_wrong(library: KernelLibrary, seed: int) -> bool:
     return False
 
 
+def wgmma_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    # Enough items for queries' places to be used again; items that end within a tile, and blocks
+    # that no warp sees whole.
+    for pieces, group in (([(150, 41), (0, 3), (5, 60)], 5), ([(190, 2), (60, 130)], 2)):
+        made = prefill.case(pieces, group, 2, 128, seed=seed)
+        try:
+            prefill.hold(made, run=lambda *arguments: library.call("prefill_wgmma", arguments))
+        except AssertionError:
+            return True
+    return False
+
+
 def mutant(folder: Path, source: str, there: str, instead: str) -> KernelLibrary:
     sources = folder / "cuda"
     shutil.copytree(build.source_folder(), sources)
@@ -207,6 +255,9 @@ def mutant(folder: Path, source: str, there: str, instead: str) -> KernelLibrary
         *(("merge.cuh", *pair, decode_is_wrong) for pair in MERGE),
         *(("append.cuh", *pair, append_is_wrong) for pair in APPEND),
         *(("prefill.cuh", *pair, prefill_is_wrong) for pair in PREFILL),
+        *(("bulk.cuh", *pair, wgmma_is_wrong) for pair in BULK),
+        *(("prefill_wgmma.cuh", *pair, wgmma_is_wrong) for pair in WGMMA_FILLER),
+        *(("prefill_wgmma_rows.cuh", *pair, wgmma_is_wrong) for pair in WGMMA_ROWS),
         *(("decode_quantized.cuh", *pair, quantized_is_wrong) for pair in QUANTIZED),
         *(("byte_ring.cuh", *pair, quantized_is_wrong) for pair in BYTE_RING),
         *(("w8a16.cuh", *pair, w8a16_is_wrong) for pair in W8A16),
