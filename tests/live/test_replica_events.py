@@ -190,7 +190,7 @@ async def test_a_newcomer_knows_large_caches_of_several_workers_soon(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        caches = [await stack.enter_async_context(polled_engine()) for _ in range(4)]
+        caches = [await stack.enter_async_context(polled_engine()) for _ in range(8)]
         workers = [f"{cache.url},{OPTIONS}" for cache in caches]
         fleet = await stack.enter_async_context(routers(tmp_path, server.url, *workers))
         one = await fleet.start("one")
@@ -205,4 +205,4 @@ async def test_a_newcomer_knows_large_caches_of_several_workers_soon(
         for worker_id, cache in enumerate(caches):
             await until_known(two, cache.truth, worker_id)
         print(f"{time.monotonic() - begun_s:.2f} s after it was ready it knew all")
-        assert await metric_sum(two.http, two.admin, "warmroute_replicas_kv_copies_total") >= 4
+        assert await metric_sum(two.http, two.admin, "warmroute_replicas_kv_copies_total") >= 8
