@@ -27,14 +27,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """A backend, and why it is not the kernels, or not in all of it. Lifetime: worker."""
+    """A backend, and why it is not the kernels. Lifetime: worker."""
 
     backend: str = TORCH
     why: str = ""
 
     def __str__(self) -> str:
-        part = ", chunks of prompts by torch" if self.backend == KVKERNELS and self.why else ""
-        return f"{self.backend}{part}, because of {self.why}" if self.why else self.backend
+        return f"{self.backend}, because of {self.why}" if self.why else self.backend
 
 
 def choose(
@@ -60,7 +59,7 @@ def choose(
     why = _shape_lacks(config, shard, device, dtype, quantization, block_size)
     why = why or device_lacks(device, KERNELS)
     if not why:
-        return AttentionChoice(KVKERNELS, _prefill_lacks(quantization))
+        return AttentionChoice(KVKERNELS)
     if asked == KVKERNELS:
         raise ModelError(
             config.path,
@@ -105,9 +104,3 @@ def _shape_lacks(
         or decode.unsupported(*shape, block_size, wide)
         or prefill.unsupported(*shape, block_size, wide)
     )
-
-
-def _prefill_lacks(quantization: Quantization) -> str:
-    if quantization.kv == "auto":
-        return ""
-    return f"kv_dtype {quantization.kv} (prefill reads K and V as the model has them)"

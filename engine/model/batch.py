@@ -38,8 +38,7 @@ class Sizes(NamedTuple):
     """How large a batch is: tokens, requests, pages of a request's row, rows with logits.
 
     What follows is of the plan that kernels read, 0 where there is none: its length in int32, the
-    first requests, which decode, room for decode's items, and for its slots where requests share
-    pages, room for prefill's items, and 1 where requests share pages.
+    first requests, which decode, room for decode's items and slots, and for prefill's items.
     """
 
     tokens: int
@@ -51,7 +50,6 @@ class Sizes(NamedTuple):
     decode_items: int = 0
     decode_slots: int = 0
     prefill_items: int = 0
-    is_shared: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +80,6 @@ class Plan(NamedTuple):
     decode_items: int = 0
     decode_slots: int = 0
     prefill_items: int = 0
-    is_shared: int = 0
     saving: Saving = NOTHING_SAVED
 
 

@@ -8,22 +8,19 @@ a step without chunks can be captured: what changes from step to step is in the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
-from engine.model.attention import attend
 from engine.model.attention_backends import StepAttention
 from engine.model.batch import FlatBatch
-from engine.model.kernel_plan import decode_part, prefill_part, shared_part
+from engine.model.kernel_plan import prefill_part, shared_part
 from engine.model.kv_cache import LayerKv
 from engine.model.norm import HeadNorms
 from engine.model.rope import Rotary
 from kvkernels.ops import append as _append  # noqa: F401 - defines the operator
-from kvkernels.ops.decode import decode, workspace_of
+from kvkernels.ops.decode import workspace_of
 from kvkernels.ops.prefill import prefill
 from kvkernels.ops.shared_decode import shared_decode
-from kvkernels.ops.shared_plan import SharedPlan
 
 Decode = Callable[[torch.Tensor, LayerKv, torch.Tensor], None]
 
@@ -39,7 +36,6 @@ class KernelAttention:
         decodes = sizes.decodes
         run_decodes = _decode_of(batch) if decodes else None
         prefill_plan = prefill_part(batch) if sizes.prefill_items else None
-        chunks = replace(batch, spans=batch.spans[decodes:], page_table=batch.page_table[decodes:])
 
         def attention(
             q: torch.Tensor,
@@ -58,9 +54,8 @@ class KernelAttention:
                 run_decodes(turned[:decodes], layer, out[:decodes])
             if prefill_plan is not None:
                 scale = q.shape[2] ** -0.5
-                prefill(turned, layer.k, layer.v, batch.page_table, prefill_plan, scale, out)
-            elif decodes < sizes.requests:  # prefill reads no quantized pages
-                out[decodes:] = attend(turned, layer, chunks)[decodes:]
+                pages = layer.k, layer.v, batch.page_table
+                prefill(turned, *pages, prefill_plan, scale, out, scales=layer[2:])
             return out
 
         return attention
@@ -69,7 +64,7 @@ class KernelAttention:
 def _decode_of(batch: FlatBatch) -> Decode:
     """What attends for the first requests; its workspace is one for all layers."""
     table = batch.page_table[: batch.sizes.decodes]
-    plan = shared_part(batch) if batch.sizes.is_shared else decode_part(batch)
+    plan = shared_part(batch)
     workspace: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:
@@ -77,10 +72,7 @@ def _decode_of(batch: FlatBatch) -> Decode:
         if workspace is None:
             workspace = workspace_of(plan, q.shape[1], q.shape[2], q.device)
         scale = q.shape[2] ** -0.5
-        if isinstance(plan, SharedPlan):
-            shared_decode(q, layer.k, layer.v, table, plan, scale, out, workspace)
-        else:
-            scales = layer.k_scales, layer.v_scales
-            decode(q, layer.k, layer.v, table, plan, scale, out, workspace, scales)
+        pages = layer.k, layer.v, table
+        shared_decode(q, *pages, plan, scale, out, workspace, layer[2:])
 
     return run

@@ -1,9 +1,9 @@
 """What a step's kernels are to do: made on the host once for all layers, sent with the batch.
 
 The first requests of a batch that have one token each decode; everybody after them is prefill, also
-a last chunk of one token. Decodes read pages that they share once, but for quantized ones. The
-plan's words are decode's, then prefill's, each from a multiple of 16 bytes on, in the forms of
-`kvkernels.ops`: `shared_plan` or `decode_plan`, and `prefill_plan`.
+a last chunk of one token. Decodes read pages that they share once. The plan's words are decode's,
+then prefill's, each from a multiple of 16 bytes on, in the forms of `kvkernels.ops`: `shared_plan`
+and `prefill_plan`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 from torch.nn import functional
 
 from engine.model.batch import NOTHING_SAVED, FlatBatch, Plan, Saving, Sizes, Span
-from kvkernels.ops import decode_plan, prefill_plan, shared_plan
-from kvkernels.ops.decode_plan import DecodePlan, plan_decode
+from kvkernels.ops import prefill_plan, shared_plan
 from kvkernels.ops.prefill_plan import PrefillPlan, plan_prefill
 from kvkernels.ops.shared_costs import AttentionShape, Costs
 from kvkernels.ops.shared_plan import SharedPlan, SharedPlanner
@@ -35,7 +34,6 @@ class KernelPlanner:
     shape: AttentionShape
     blocks: int
     block_size: int
-    is_quantized: bool = False
     ranks: int = 1
     costs: Costs | None = None  # None: those predicted
     _shared_steps: SharedPlanner = field(init=False, repr=False, compare=False)
@@ -52,10 +50,9 @@ class KernelPlanner:
         if decodes:
             context = torch.zeros(decodes, dtype=torch.int64)  # padding attends to nothing
             context[: len(spans)] = torch.tensor([one[2] for one in spans[:decodes]])
-            plan = self._plain if self.is_quantized else self._shared
-            made = plan(context, page_table[:decodes], is_fixed)
+            made = self._shared(context, page_table[:decodes], is_fixed)
         words, prefill_items = made.words, 0
-        if decodes < requests and not self.is_quantized:
+        if decodes < requests:
             chunks = torch.tensor(spans)
             chunks[:decodes, 1] = 0
             rows = spans[-1][0] + spans[-1][1]
@@ -63,40 +60,23 @@ class KernelPlanner:
             cut = plan_prefill(chunks, rows, page_table, *terms)
             prefill_items = len(cut.items)
             words = torch.cat((words, _aligned(cut.all)))
-        if not len(words):  # chunks of a quantized cache alone
-            words = torch.zeros(ALIGNED, dtype=torch.int32)
         return made._replace(words=words, prefill_items=prefill_items)
-
-    def _plain(self, context: torch.Tensor, table: torch.Tensor, is_fixed: bool) -> Plan:
-        items = decode_plan.most_items(len(table), self._tokens(table)) if is_fixed else None
-        made = plan_decode(context, table, self.blocks, self.block_size, items)
-        return Plan(_aligned(made.all), len(table), len(made.items))
 
     def _shared(self, context: torch.Tensor, table: torch.Tensor, is_fixed: bool) -> Plan:
         room = None
         if is_fixed:
-            sizes = len(table), self._tokens(table)
+            sizes = len(table), table.numel() * self.block_size
             room = shared_plan.most_items(*sizes), shared_plan.most_slots(*sizes)
         plan, saving, _ = self._shared_steps.step(context, table, room)
         saved = NOTHING_SAVED
         if saving.shared_prefix_groups:
             saved = Saving(saving.shared_prefix_groups, saving.kv_bytes_saved * self.ranks)
         counts = len(table), len(plan.items), len(plan.merge_slots)
-        return Plan(_aligned(plan.all), *counts, is_shared=1, saving=saved)
-
-    def _tokens(self, table: torch.Tensor) -> int:
-        """At most, of all contexts."""
-        return table.numel() * self.block_size
-
-
-def decode_part(batch: FlatBatch) -> DecodePlan:
-    """The plan of the first `batch.sizes.decodes` requests, which share nothing."""
-    sizes = batch.sizes
-    return decode_plan.views(batch.plan[: _decode_words(sizes)], sizes.decodes, sizes.decode_items)
+        return Plan(_aligned(plan.all), *counts, saving=saved)
 
 
 def shared_part(batch: FlatBatch) -> SharedPlan:
-    """The same of requests that share pages."""
+    """The plan of the first `batch.sizes.decodes` requests."""
     sizes = batch.sizes
     counts = sizes.decodes, sizes.decode_items, sizes.decode_slots
     return shared_plan.views(batch.plan[: _decode_words(sizes)], *counts)
@@ -111,9 +91,7 @@ def prefill_part(batch: FlatBatch) -> PrefillPlan:
 def _decode_words(sizes: Sizes) -> int:
     if not sizes.decodes:
         return 0
-    if sizes.is_shared:
-        return shared_plan.words(sizes.decodes, sizes.decode_items, sizes.decode_slots)
-    return decode_plan.words(sizes.decodes, sizes.decode_items)
+    return shared_plan.words(sizes.decodes, sizes.decode_items, sizes.decode_slots)
 
 
 def _aligned(words: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from engine.model.kernel_library import KVKERNELS, TORCH
 from engine.model.kernel_plan import KernelPlanner
 from engine.model.kv_cache import KvCache
 from engine.model.placed import is_cuda
-from engine.model.quantization import PLAIN, Quantization
+from engine.model.quantization import PLAIN, SCALE_BYTES, Quantization
 from engine.model.shard import Shard
 from engine.model.transformer import Transformer
 from engine.request import Request
@@ -246,9 +246,10 @@ def _planner(
         return None
     heads, kv_heads = shard.part(config.heads), shard.kv_heads(config.kv_heads)
     counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start  # others have as many
-    shape = AttentionShape(*counts, config.head_dim, DTYPE_BYTES[dtype], config.layers)
+    kept = (DTYPE_BYTES[dtype], 0) if quantization.kv == "auto" else (1, SCALE_BYTES)
+    shape = AttentionShape(*counts, config.head_dim, kept[0], config.layers, kept[1])
     blocks = capacity.blocks, capacity.block_size
-    return KernelPlanner(shape, *blocks, quantization.kv != "auto", shard.tp_size, costs)
+    return KernelPlanner(shape, *blocks, shard.tp_size, costs)
 
 
 def _tokenizer(directory: Path, config: ModelConfig) -> HfTokenizer:

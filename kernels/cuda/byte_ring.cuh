@@ -20,7 +20,8 @@ struct BytePages {
 template <int D>
 constexpr int BYTE_STAGES = D == 64 ? 10 : 5;  // 21 KiB a warp either way
 template <int D>
-constexpr int BYTE_STAGE_BYTES = 2 * TILE * D + 2 * TILE * 4;  // K, V, scales of K, scales of V
+constexpr int BYTE_STAGE_BYTES = 2 * TILE * D;    // K, then V
+constexpr int SCALE_STAGE_BYTES = 2 * TILE * 4;  // of K, then of V
 
 // Where 16 bytes of a row lie. K is read two rows of four chunks at once, V eight rows of one.
 template <int D>
@@ -32,32 +33,34 @@ WR_DEV char* value_at(char* tile, int row, int chunk) {
     int turn = D == 64 ? row >> 1 & 3 : row & 7;
     return tile + TILE * D + row * D + (chunk ^ turn) * 16;
 }
-// Scales of the tile's tokens: of K, and TILE further those of V.
-template <int D>
-WR_DEV const float* scales_at(const char* tile) {
-    return reinterpret_cast<const float*>(tile + 2 * TILE * D);
-}
 
-// Every STEP-th tile of one KV head from token `begin` (a multiple of TILE) on: `count` of them.
-// K and V of tokens that are not before `end` become zeros; their scales are as the page has them.
-template <int D, int STEP>
+// Every STEP-th tile of one KV head from token `begin` (a multiple of TILE) on: `count` of them,
+// DEPTH at once, and the scales of SCALE_DEPTH. K and V of tokens that are not before `end` become
+// zeros; their scales are as the page has them, in a tile with none before it zeros.
+template <int D, int STEP, int DEPTH = BYTE_STAGES<D>, int SCALE_DEPTH = DEPTH>
 struct ByteRing {
+    static constexpr int AHEAD = DEPTH - 1;  // tiles under way while one is used
+    static constexpr int BYTES = DEPTH * BYTE_STAGE_BYTES<D> + SCALE_DEPTH * SCALE_STAGE_BYTES;
+
     const BytePages& pages;
     const int32_t* table;  // page of each `tiles_per_page` tiles of the request
     int kv_head;
-    char* stages;  // BYTE_STAGES<D> * BYTE_STAGE_BYTES<D>, of this warp alone
+    char* stages;  // BYTES, written by this warp alone
     int begin, end, count;
     uint32_t page = 0, within = 0;  // lane l: of tile window + l, and which tile of its page it is
 
     WR_DEV int token_of(int tile) const { return begin + tile * STEP * TILE; }
-    WR_DEV char* stage(int tile) const {
-        return stages + tile % BYTE_STAGES<D> * BYTE_STAGE_BYTES<D>;
+    WR_DEV char* stage(int tile) const { return stages + tile % DEPTH * BYTE_STAGE_BYTES<D>; }
+    // Of the tile's tokens: of K, and TILE further those of V.
+    WR_DEV float* scales(int tile) const {
+        return reinterpret_cast<float*>(stages + DEPTH * BYTE_STAGE_BYTES<D> +
+                                        tile % SCALE_DEPTH * SCALE_STAGE_BYTES);
     }
 
     WR_DEV void look_up(int window) {
-        int tile = window + static_cast<int>(lane());
-        if (tile >= count) return;
-        uint32_t number = static_cast<uint32_t>(token_of(tile)) / TILE;
+        int token = token_of(window + static_cast<int>(lane()));
+        if (token >= end) return;
+        uint32_t number = static_cast<uint32_t>(token) / TILE;
         uint32_t per_page = static_cast<uint32_t>(pages.tiles_per_page);
         page = static_cast<uint32_t>(load(table + number / per_page));
         within = number % per_page;
@@ -84,8 +87,8 @@ struct ByteRing {
             }
             int64_t scale = at_page * pages.scale_page + kv_head * pages.scale_kv_head + token;
             if (l < TILE / 2) {  // four lanes for K, four for V, four scales each
-                const float* scales = l < TILE / 4 ? pages.k_scales : pages.v_scales;
-                copy_async(to + 2 * TILE * D + l * 16, scales + scale + l % 4 * 4, true);
+                const float* from_scales = l < TILE / 4 ? pages.k_scales : pages.v_scales;
+                copy_async(scales(tile) + l * 4, from_scales + scale + l % 4 * 4, left > 0);
             }
         }
         commit_async();

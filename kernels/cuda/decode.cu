@@ -13,10 +13,10 @@ namespace {
 constexpr int MAX_GROUP = 16;
 
 template <class T, int D>
-void launch_plain(const Params& params, int64_t items, void* stream) {
+void launch_wide(const ParamsOver<Pages>& params, int64_t items, void* stream) {
     int64_t kv_heads = params.heads / params.group;
     auto run = params.group <= 8 ? kernel<T, D, 1> : kernel<T, D, 2>;
-    launch(run, "decode", items, kv_heads, THREADS, SHARED_BYTES<D>, stream, params);
+    launch(run, "decode", items, kv_heads, THREADS, SHARED_BYTES<WideTiles<T, D>>, stream, params);
 }
 
 template <class T, int D>
@@ -30,58 +30,16 @@ struct Call {
         *merge_slots, *out, *partial, *partial_lse, *k_scales, *v_scales;
     Params params{};
     merge::Params merging{};
-    BytePages bytes{};  // where pages are quantized
+    EitherPages pages{};
     int64_t requests = 0, head_dim = 0, most_items = 0;
 
     void check(double scale) {
         head_dim = need_head_dim(q, "requests", "decode");
         requests = q->shape[0];
         params.scale_log2 = need_scale(scale);
-        check_pages();
+        pages = need_either_pages(q, k_pages, v_pages, k_scales, v_scales, "decode");
         check_heads();
         check_plan();
-    }
-
-    bool is_quantized() const { return k_pages->dtype == I8 || k_pages->dtype == E4M3; }
-
-    void check_pages() {
-        CheckedPages pages =
-            need_pages(k_pages, v_pages, {q->dtype, I8, E4M3}, head_dim, TILE, "decode");
-        params.pages = {static_cast<const uint16_t*>(pages.k),
-                        static_cast<const uint16_t*>(pages.v),
-                        pages.page,
-                        pages.token,
-                        pages.kv_head,
-                        pages.tiles_per_page};
-        bytes.k = static_cast<const uint8_t*>(pages.k);
-        bytes.v = static_cast<const uint8_t*>(pages.v);
-        bytes.page = pages.page;
-        bytes.token = pages.token;
-        bytes.kv_head = pages.kv_head;
-        bytes.tiles_per_page = pages.tiles_per_page;
-        need(is_quantized() == (k_scales != nullptr) && is_quantized() == (v_scales != nullptr),
-             "k_scales and v_scales", "go with quantized pages, and only with them");
-        if (is_quantized()) check_scales();
-    }
-
-    void check_scales() {
-        auto scales = [&](const wr_tensor* tensor, const char* name) {
-            const int64_t* shape = k_pages->shape;
-            auto data = need_tensor(tensor, name, {F32}, {shape[0], shape[1], shape[2]});
-            const int64_t* stride = tensor->stride;
-            need(stride[1] == 1, name, "does not have a page's tokens side by side");
-            need(reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
-                     (shape[0] == 1 || stride[0] % 4 == 0) && (shape[2] == 1 || stride[2] % 4 == 0),
-                 name, "does not begin pages and heads at multiples of 16 bytes");
-            return static_cast<const float*>(data);
-        };
-        bytes.k_scales = scales(k_scales, "k_scales");
-        bytes.v_scales = scales(v_scales, "v_scales");
-        need(k_scales->stride[0] == v_scales->stride[0] &&
-                 k_scales->stride[2] == v_scales->stride[2],
-             "v_scales", "has other strides than k_scales");
-        bytes.scale_page = k_scales->stride[0];
-        bytes.scale_kv_head = k_scales->stride[2];
     }
 
     void check_heads() {
@@ -130,13 +88,13 @@ struct Call {
 
     void run(void* stream) const {
         bool is_bf16 = q->dtype == BF16, is_narrow = head_dim == 64;
-        auto bf16 = is_narrow ? launch_plain<Bf16, 64> : launch_plain<Bf16, 128>;
-        auto fp16 = is_narrow ? launch_plain<Fp16, 64> : launch_plain<Fp16, 128>;
-        if (is_quantized())
-            decode_quantized::run(is_bf16, k_pages->dtype, head_dim, most_items, {params, bytes},
-                                  stream);
+        auto bf16 = is_narrow ? launch_wide<Bf16, 64> : launch_wide<Bf16, 128>;
+        auto fp16 = is_narrow ? launch_wide<Fp16, 64> : launch_wide<Fp16, 128>;
+        if (pages.is_quantized)
+            decode_quantized::launch_stored(is_bf16, k_pages->dtype, head_dim, most_items,
+                                         {params, pages.bytes}, stream);
         else
-            (is_bf16 ? bf16 : fp16)(params, most_items, stream);
+            (is_bf16 ? bf16 : fp16)({params, pages.wide}, most_items, stream);
         auto merge_bf16 = is_narrow ? launch_merge<Bf16, 64> : launch_merge<Bf16, 128>;
         auto merge_fp16 = is_narrow ? launch_merge<Fp16, 64> : launch_merge<Fp16, 128>;
         (is_bf16 ? merge_bf16 : merge_fp16)(merging, requests, stream);

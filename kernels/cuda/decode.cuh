@@ -28,7 +28,6 @@ struct Item {  // int32[4]
 struct Params {
     const uint16_t* q;  // [request, head, D]
     int64_t q_request, q_head;
-    Pages pages;
     const int32_t* page_table;  // [request, page of the request]
     int64_t table_row;
     const int32_t* item_count;
@@ -39,9 +38,11 @@ struct Params {
     float *partial, *partial_lse;  // [slot, head, D] and [slot, head], dense
     int32_t heads, group;
 };
+template <class Pages>
+struct ParamsOver : Params {
+    Pages pages;
+};
 
-template <int D>
-constexpr int SHARED_BYTES = WARPS * STAGES<D> * STAGE_BYTES<D>;
 template <int D>
 constexpr int MERGE_ROW = D + 4;  // floats: four more, so that lanes write to different banks
 
@@ -84,56 +85,73 @@ struct Softmax {
     }
 };
 
-// Q as the right-hand operand: [16 dimensions][8 rows] fragments. `row_of` tells where a row of Q
-// is; null: zeros.
-template <int D, int COLUMNS, class RowOf>
-WR_DEV void load_q(const RowOf& row_of, uint32_t (&q)[COLUMNS][D / 16][2]) {
-    int g = static_cast<int>(lane()) / 4, t = static_cast<int>(lane()) % 4;
-    WR_UNROLL
-    for (int n = 0; n < COLUMNS; n++) {
-        const uint16_t* row = row_of(n * 8 + g);
-        WR_UNROLL
-        for (int k = 0; k < D / 16; k++)
-            WR_UNROLL
-            for (int half = 0; half < 2; half++) {
-                int at = 2 * t + 16 * k + 8 * half;
-                q[n][k][half] = row ? load(reinterpret_cast<const uint32_t*>(row + at)) : 0;
-            }
-    }
-}
+// 16-bit pages: how tiles come and what is done with one. `decode_quantized.cuh` has that of bytes.
+template <class Type, int DIM>
+struct WideTiles {
+    using T = Type;
+    static constexpr int D = DIM;
+    static constexpr bool INTERLEAVED = false;  // the output's rows
+    using Pages = wr::Pages;
+    using Tiles = Ring<D, WARPS>;
 
-template <class T, int D, int COLUMNS>
-WR_DEV void attend(char* tile, int left, float scale_log2, const uint32_t (&q)[COLUMNS][D / 16][2],
-                   Softmax<D, COLUMNS>& softmax) {
-    int l = static_cast<int>(lane());
-    float scores[COLUMNS][4] = {};
-    WR_UNROLL
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t keys[4];
-        load_matrices(keys, at_swizzled<D>(tile, l % 16, 2 * k + l / 16));
-        WR_UNROLL
-        for (int n = 0; n < COLUMNS; n++) mma<T>(scores[n], keys, q[n][k]);
+    static WR_DEV Tiles tiles(const Pages& pages, const int32_t* table, int kv_head, char* stages,
+                              int begin, int end, int count) {
+        return {pages, table, pages.kv_head * kv_head, stages, begin, end, count};
     }
-    uint32_t weights[COLUMNS][2];
-    WR_UNROLL
-    for (int n = 0; n < COLUMNS; n++) {
+
+    // Q as the right-hand operand: [16 dimensions][8 rows] fragments. `row_of` tells where a row of
+    // Q is; null: zeros.
+    template <int COLUMNS, class RowOf>
+    static WR_DEV void load_q(const RowOf& row_of, uint32_t (&q)[COLUMNS][D / 16][2]) {
+        int g = static_cast<int>(lane()) / 4, t = static_cast<int>(lane()) % 4;
         WR_UNROLL
-        for (int i = 0; i < 4; i++)
-            scores[n][i] = l / 4 + i / 2 * 8 < left ? scores[n][i] * scale_log2 : NEVER;
-        softmax.take(scores[n], n);
-        weights[n][0] = transpose(pack<T>(scores[n][0], scores[n][1]));
-        weights[n][1] = transpose(pack<T>(scores[n][2], scores[n][3]));
+        for (int n = 0; n < COLUMNS; n++) {
+            const uint16_t* row = row_of(n * 8 + g);
+            WR_UNROLL
+            for (int k = 0; k < D / 16; k++)
+                WR_UNROLL
+                for (int half = 0; half < 2; half++) {
+                    int at = 2 * t + 16 * k + 8 * half;
+                    q[n][k][half] = row ? load(reinterpret_cast<const uint32_t*>(row + at)) : 0;
+                }
+        }
     }
-    char* values_tile = tile + TILE * D * 2;
-    WR_UNROLL
-    for (int m = 0; m < D / 16; m++) {
-        uint32_t values[4];
-        char* row = at_swizzled<D>(values_tile, l % 8 + l / 16 * 8, 2 * m + l / 8 % 2);
-        load_matrices_transposed(values, row);
+
+    template <int COLUMNS>
+    static WR_DEV void attend(const Tiles& tiles, int number, float scale_log2,
+                              const uint32_t (&q)[COLUMNS][D / 16][2],
+                              Softmax<D, COLUMNS>& softmax) {
+        char* tile = tiles.stage(number);
+        int l = static_cast<int>(lane()), left = tiles.end - tiles.token_of(number);
+        float scores[COLUMNS][4] = {};
         WR_UNROLL
-        for (int n = 0; n < COLUMNS; n++) mma<T>(softmax.out[n][m], values, weights[n]);
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t keys[4];
+            load_matrices(keys, at_swizzled<D>(tile, l % 16, 2 * k + l / 16));
+            WR_UNROLL
+            for (int n = 0; n < COLUMNS; n++) mma<T>(scores[n], keys, q[n][k]);
+        }
+        uint32_t weights[COLUMNS][2];
+        WR_UNROLL
+        for (int n = 0; n < COLUMNS; n++) {
+            WR_UNROLL
+            for (int i = 0; i < 4; i++)
+                scores[n][i] = l / 4 + i / 2 * 8 < left ? scores[n][i] * scale_log2 : NEVER;
+            softmax.take(scores[n], n);
+            weights[n][0] = transpose(pack<T>(scores[n][0], scores[n][1]));
+            weights[n][1] = transpose(pack<T>(scores[n][2], scores[n][3]));
+        }
+        char* values_tile = tile + TILE * D * 2;
+        WR_UNROLL
+        for (int m = 0; m < D / 16; m++) {
+            uint32_t values[4];
+            char* row = at_swizzled<D>(values_tile, l % 8 + l / 16 * 8, 2 * m + l / 8 % 2);
+            load_matrices_transposed(values, row);
+            WR_UNROLL
+            for (int n = 0; n < COLUMNS; n++) mma<T>(softmax.out[n][m], values, weights[n]);
+        }
     }
-}
+};
 
 // Puts one warp's result into shared memory: out [head][MERGE_ROW], then largest and sum [head].
 // Rows g and g + 8 of an output tile are those dimensions, or 2g and 2g + 1 where INTERLEAVED.
@@ -218,53 +236,59 @@ WR_DEV void write_item(const Params& p, const Item& item, int kv_head, const flo
     }
 }
 
-// A warp's tiles, one after the other; the first ones have been fetched.
-template <class T, int D, int COLUMNS, class Tiles>
-WR_DEV void attend_to(Tiles& tiles, float scale_log2, const uint32_t (&q)[COLUMNS][D / 16][2],
-                      Softmax<D, COLUMNS>& softmax) {
+// Attends to tokens [begin, end) for one KV head; leaves all warps' results in shared memory.
+template <class Way, int COLUMNS, class RowOf>
+WR_DEV const float* attend(const typename Way::Pages& pages, const int32_t* table, int kv_head,
+                           int begin, int end, float scale_log2, const RowOf& row_of) {
+    constexpr int D = Way::D;
+    using Tiles = typename Way::Tiles;
+    int w = static_cast<int>(warp()), tiles_there = (end - begin + TILE - 1) / TILE;
+    Tiles tiles = Way::tiles(pages, table, kv_head, shared() + w * Tiles::BYTES, begin + w * TILE,
+                             end, (tiles_there - w + WARPS - 1) / WARPS);
+    WR_UNROLL
+    for (int tile = 0; tile < Tiles::AHEAD; tile++) tiles.fetch(tile);
+    uint32_t q[COLUMNS][D / 16][2];
+    Way::load_q(row_of, q);
+    Softmax<D, COLUMNS> softmax;
     for (int tile = 0; tile < tiles.count; tile++) {
-        wait_async<STAGES<D> - 2>();
+        wait_async<Tiles::AHEAD - 1>();
         sync_warp();  // this tile is there for all lanes, and all are done with the one before
-        tiles.fetch(tile + STAGES<D> - 1);
-        int left = tiles.end - tiles.token_of(tile);
-        attend<T, D, COLUMNS>(tiles.stage(tile), left, scale_log2, q, softmax);
+        tiles.fetch(tile + Tiles::AHEAD);
+        Way::attend(tiles, tile, scale_log2, q, softmax);
     }
     wait_async<0>();
     sync_cta();  // the rings are free for the results
+    float* all = reinterpret_cast<float*>(shared());
+    leave_for_others<D, COLUMNS, Way::INTERLEAVED>(
+        all + w * 8 * COLUMNS * (MERGE_ROW<D> + 2), softmax);
+    sync_cta();
+    return all;
 }
 
-template <class T, int D, int COLUMNS>
-WR_KERNEL(THREADS, 2) kernel(WR_PARAMS Params p) {
+template <class Way, int COLUMNS>
+WR_DEV void run(const ParamsOver<typename Way::Pages>& p) {
     // Both at once: a grid has room for all items, and what lies beyond the count is not used.
     Words4 words = load(reinterpret_cast<const Words4*>(p.items + cta_x()));
     if (static_cast<int>(cta_x()) >= load(p.item_count)) return;
     Item item{static_cast<int32_t>(words.w[0]), static_cast<int32_t>(words.w[1]),
               static_cast<int32_t>(words.w[2]), static_cast<int32_t>(words.w[3])};
-    int kv_head = static_cast<int>(cta_y()), w = static_cast<int>(warp());
-    int tiles_there = (item.end - item.begin + TILE - 1) / TILE;
-    Ring<D, WARPS> tiles{p.pages,
-                         p.page_table + item.request * p.table_row,
-                         p.pages.kv_head * kv_head,
-                         shared() + w * STAGES<D> * STAGE_BYTES<D>,
-                         item.begin + w * TILE,
-                         item.end,
-                         (tiles_there - w + WARPS - 1) / WARPS};
-    WR_UNROLL
-    for (int tile = 0; tile < STAGES<D> - 1; tile++) tiles.fetch(tile);
-    uint32_t q[COLUMNS][D / 16][2];
-    load_q<D>(
-        [&](int head) -> const uint16_t* {
+    int kv_head = static_cast<int>(cta_y());
+    const float* all = attend<Way, COLUMNS>(
+        p.pages, p.page_table + item.request * p.table_row, kv_head, item.begin, item.end,
+        p.scale_log2, [&](int head) -> const uint16_t* {
             if (head >= p.group) return nullptr;
             int64_t q_head = static_cast<int64_t>(kv_head) * p.group + head;
             return p.q + item.request * p.q_request + q_head * p.q_head;
-        },
-        q);
-    Softmax<D, COLUMNS> softmax;
-    attend_to<T, D>(tiles, p.scale_log2, q, softmax);
-    float* all = reinterpret_cast<float*>(shared());
-    leave_for_others(all + w * 8 * COLUMNS * (MERGE_ROW<D> + 2), softmax);
-    sync_cta();
-    write_item<T, D, COLUMNS>(p, item, kv_head, all);
+        });
+    write_item<typename Way::T, Way::D, COLUMNS>(p, item, kv_head, all);
+}
+
+template <class Way>
+constexpr int SHARED_BYTES = WARPS * Way::Tiles::BYTES;
+
+template <class T, int D, int COLUMNS>
+WR_KERNEL(THREADS, 2) kernel(WR_PARAMS ParamsOver<Pages> p) {
+    run<WideTiles<T, D>, COLUMNS>(p);
 }
 
 }  // namespace wr::decode

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "abi.h"
+#include "byte_ring.cuh"
 
 namespace wr {
 
@@ -55,6 +56,65 @@ inline CheckedPages need_pages(const wr_tensor* k_pages, const wr_tensor* v_page
         need(stride[d] == v_pages->stride[d], "v_pages", "has other strides than k_pages");
     auto tiles_per_page = static_cast<int32_t>(shape[1] / tile_tokens);
     return {k, v, stride[0], stride[1], stride[2], tiles_per_page};
+}
+
+// Pages of one cache: of 16 bits, or of bytes with scales. The other ones are empty.
+struct EitherPages {
+    Pages wide;
+    BytePages bytes;
+    bool is_quantized;
+};
+
+inline void need_scales(const wr_tensor* k_scales, const wr_tensor* v_scales,
+                        const int64_t* pages_shape, BytePages& pages) {
+    auto scales = [&](const wr_tensor* tensor, const char* name) {
+        auto data = need_tensor(tensor, name, {F32},
+                                {pages_shape[0], pages_shape[1], pages_shape[2]});
+        const int64_t *shape = pages_shape, *stride = tensor->stride;
+        need(stride[1] == 1, name, "does not have a page's tokens side by side");
+        need(reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
+                 (shape[0] == 1 || stride[0] % 4 == 0) && (shape[2] == 1 || stride[2] % 4 == 0),
+             name, "does not begin pages and heads at multiples of 16 bytes");
+        return static_cast<const float*>(data);
+    };
+    pages.k_scales = scales(k_scales, "k_scales");
+    pages.v_scales = scales(v_scales, "v_scales");
+    pages.scale_page = k_scales->stride[0];
+    pages.scale_kv_head = k_scales->stride[2];
+    need(pages.scale_page == v_scales->stride[0] && pages.scale_kv_head == v_scales->stride[2],
+         "v_scales", "has other strides than k_scales");
+}
+
+template <class Into>
+Into strided(const CheckedPages& checked) {
+    Into pages{};
+    pages.k = static_cast<decltype(pages.k)>(checked.k);
+    pages.v = static_cast<decltype(pages.v)>(checked.v);
+    pages.page = checked.page;
+    pages.token = checked.token;
+    pages.kv_head = checked.kv_head;
+    pages.tiles_per_page = checked.tiles_per_page;
+    return pages;
+}
+
+// Pages of q's dtype, or quantized ones with their scales.
+inline EitherPages need_either_pages(const wr_tensor* q, const wr_tensor* k_pages,
+                                     const wr_tensor* v_pages, const wr_tensor* k_scales,
+                                     const wr_tensor* v_scales, const std::string& kernel) {
+    CheckedPages checked =
+        need_pages(k_pages, v_pages, {q->dtype, I8, E4M3}, q->shape[2], TILE, kernel);
+    EitherPages found{};
+    found.is_quantized = k_pages->dtype == I8 || k_pages->dtype == E4M3;
+    need(found.is_quantized == (k_scales != nullptr) &&
+             found.is_quantized == (v_scales != nullptr),
+         "k_scales and v_scales", "go with quantized pages, and only with them");
+    if (found.is_quantized) {
+        found.bytes = strided<BytePages>(checked);
+        need_scales(k_scales, v_scales, k_pages->shape, found.bytes);
+    } else {
+        found.wide = strided<Pages>(checked);
+    }
+    return found;
 }
 
 inline CheckedHeads need_heads(const wr_tensor* q, const wr_tensor* out, int64_t kv_heads,

@@ -8,40 +8,33 @@
 
 #include "abi.h"
 #include "paged_checks.h"
+#include "prefill_quantized.cuh"
 #include "prefill_wgmma.h"
 
 namespace wr::prefill {
 namespace {
 
 template <class T, int D>
-void launch_for(const Params& params, int64_t items, void* stream) {
-    launch(kernel<T, D>, "prefill", items * params.kv_heads, 1, THREADS, SHARED_BYTES<D>, stream,
-           params);
+void launch_wide(const ParamsOver<Pages>& params, int64_t items, void* stream) {
+    launch(kernel<T, D>, "prefill", items * params.kv_heads, 1, THREADS,
+           SHARED_BYTES<WideKeys<D>>, stream, params);
 }
 
 struct Call {
-    const wr_tensor *q, *k_pages, *v_pages, *page_table, *item_count, *items, *out, *lse;
+    const wr_tensor *q, *k_pages, *v_pages, *page_table, *item_count, *items, *out, *lse,
+        *k_scales, *v_scales;
     Params params{};
+    EitherPages pages{};
     int64_t tokens = 0, head_dim = 0, most_items = 0;
 
     void check(double scale) {
         head_dim = need_head_dim(q, "tokens", "prefill");
         tokens = q->shape[0];
         params.scale_log2 = need_scale(scale);
-        check_pages();
+        pages = need_either_pages(q, k_pages, v_pages, k_scales, v_scales, "prefill");
         check_heads();
         check_plan();
         check_lse();
-    }
-
-    void check_pages() {
-        CheckedPages pages = need_pages(k_pages, v_pages, {q->dtype}, head_dim, TILE, "prefill");
-        params.pages = {static_cast<const uint16_t*>(pages.k),
-                        static_cast<const uint16_t*>(pages.v),
-                        pages.page,
-                        pages.token,
-                        pages.kv_head,
-                        pages.tiles_per_page};
     }
 
     void check_heads() {
@@ -74,6 +67,17 @@ struct Call {
         params.lse_token = lse->stride[0];
         params.lse_head = lse->stride[1];
     }
+
+    void run(void* stream) const {
+        bool is_bf16 = q->dtype == BF16, is_narrow = head_dim == 64;
+        auto bf16 = is_narrow ? launch_wide<Bf16, 64> : launch_wide<Bf16, 128>;
+        auto fp16 = is_narrow ? launch_wide<Fp16, 64> : launch_wide<Fp16, 128>;
+        if (pages.is_quantized)
+            prefill_quantized::launch_stored(is_bf16, k_pages->dtype, head_dim, most_items,
+                                          {params, pages.bytes}, stream);
+        else
+            (is_bf16 ? bf16 : fp16)({params, pages.wide}, most_items, stream);
+    }
 };
 
 // Which kernel; FITTING: that of the device, or the one that WARMROUTE_PREFILL names.
@@ -91,18 +95,15 @@ int enter(Way way, double scale, void* stream, Call call) {
     return guarded([&] {
         call.check(scale);
         if (way == Way::FITTING) way = named_way();
-        if (way != Way::MMA) {
-            prefill_wgmma::Extents extents{call.tokens, call.head_dim, call.k_pages->shape[0],
-                                           call.most_items, call.q->dtype};
-            std::string unfit = prefill_wgmma::unsupported(call.params, extents);
-            need(way == Way::FITTING || unfit.empty(), "wgmma:", unfit);
-            if (unfit.empty() && (way == Way::WGMMA || is_hopper()))
-                return prefill_wgmma::run(call.params, extents, stream);
-        }
-        bool is_narrow = call.head_dim == 64;
-        auto bf16 = is_narrow ? launch_for<Bf16, 64> : launch_for<Bf16, 128>;
-        auto fp16 = is_narrow ? launch_for<Fp16, 64> : launch_for<Fp16, 128>;
-        (call.q->dtype == BF16 ? bf16 : fp16)(call.params, call.most_items, stream);
+        if (way == Way::MMA || call.pages.is_quantized) return call.run(stream);
+        ParamsOver<Pages> params{call.params, call.pages.wide};
+        prefill_wgmma::Extents extents{call.tokens, call.head_dim, call.k_pages->shape[0],
+                                       call.most_items, call.q->dtype};
+        std::string unfit = prefill_wgmma::unsupported(params, extents);
+        need(way == Way::FITTING || unfit.empty(), "wgmma:", unfit);
+        if (unfit.empty() && (way == Way::WGMMA || is_hopper()))
+            return prefill_wgmma::run(params, extents, stream);
+        call.run(stream);
     });
 }
 
@@ -113,15 +114,17 @@ int enter(Way way, double scale, void* stream, Call call) {
     WR_EXPORT int name(const wr_tensor* q, const wr_tensor* k_pages, const wr_tensor* v_pages,  \
                        const wr_tensor* page_table, const wr_tensor* item_count,               \
                        const wr_tensor* items, double scale, const wr_tensor* out,             \
-                       const wr_tensor* lse, void* stream) {                                   \
-        return wr::prefill::enter(                                                             \
-            way, scale, stream,                                                                \
-            {q, k_pages, v_pages, page_table, item_count, items, out, lse});                   \
+                       const wr_tensor* lse, const wr_tensor* k_scales,                        \
+                       const wr_tensor* v_scales, void* stream) {                              \
+        return wr::prefill::enter(way, scale, stream,                                          \
+                                  {q, k_pages, v_pages, page_table, item_count, items, out,    \
+                                   lse, k_scales, v_scales});                                  \
     }
 
 // q [T, H, D] over pages [page, token, KH, D] by page_table [R, pages] -> out [T, H, D] and, where
 // given, lse [T, H]. The plan (item_count [1], items [N, 4]) is that of
-// `kvkernels/ops/prefill_plan.py`.
+// `kvkernels/ops/prefill_plan.py`. Scales [page, token, KH] where pages are INT8 or FP8 e4m3, which
+// have one kernel.
 WR_PREFILL(wr_prefill, wr::prefill::Way::FITTING)
 // One of the two by name, for comparisons.
 WR_PREFILL(wr_prefill_mma, wr::prefill::Way::MMA)

@@ -11,9 +11,9 @@
 namespace wr::prefill_wgmma {
 namespace {
 
-int64_t item_tokens(const prefill::Params& params) { return ROWS / params.group; }
+int64_t item_tokens(const prefill::ParamsOver<Pages>& params) { return ROWS / params.group; }
 
-Boxed boxed_queries(const prefill::Params& params, const Extents& extents) {
+Boxed boxed_queries(const prefill::ParamsOver<Pages>& params, const Extents& extents) {
     int64_t heads = int64_t{1} * params.kv_heads * params.group;
     return {params.q,
             {extents.head_dim, heads, extents.tokens, 1},
@@ -22,7 +22,8 @@ Boxed boxed_queries(const prefill::Params& params, const Extents& extents) {
             extents.dtype};
 }
 
-Boxed boxed_pages(const prefill::Params& params, const Extents& extents, const uint16_t* data) {
+Boxed boxed_pages(const prefill::ParamsOver<Pages>& params, const Extents& extents,
+                  const uint16_t* data) {
     const Pages& pages = params.pages;
     return {data,
             {extents.head_dim, int64_t{1} * pages.tiles_per_page * TILE, params.kv_heads,
@@ -39,7 +40,7 @@ void launch_for(const Params& params, int64_t ctas, void* stream) {
 
 }  // namespace
 
-std::string unsupported(const prefill::Params& params, const Extents& extents) {
+std::string unsupported(const prefill::ParamsOver<Pages>& params, const Extents& extents) {
 #ifdef __CUDACC__  // the emulator has what it needs
     if (!is_hopper()) return "needs a device of compute capability 9.0";
 #endif
@@ -51,7 +52,7 @@ std::string unsupported(const prefill::Params& params, const Extents& extents) {
     return why.empty() ? "" : "v_pages " + why;
 }
 
-void run(const prefill::Params& of, const Extents& extents, void* stream) {
+void run(const prefill::ParamsOver<Pages>& of, const Extents& extents, void* stream) {
     if (extents.items == 0) return;
     int64_t ctas = std::min(multiprocessors(), extents.items * of.kv_heads);
     Params params{map_of(boxed_queries(of, extents)),

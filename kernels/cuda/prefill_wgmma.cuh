@@ -33,7 +33,7 @@ constexpr int FILLER_REGISTERS = 56, CONSUMER_REGISTERS = 224;  // of 168 each a
 struct Params {
     TensorMap q;     // (dim, head, token, 1), a box has the rows of an item
     TensorMap k, v;  // (dim, token of page, KV head, page), a box has TILE tokens
-    prefill::Params of;
+    prefill::ParamsOver<Pages> of;
     int32_t item_tokens, ctas;
 };
 

@@ -14,9 +14,9 @@ struct Extents {
 };
 
 // Why it is not for this device or these tensors, by name; empty where it is.
-std::string unsupported(const prefill::Params& params, const Extents& extents);
+std::string unsupported(const prefill::ParamsOver<Pages>& params, const Extents& extents);
 
 // One launch. Raises what `launch` does.
-void run(const prefill::Params& params, const Extents& extents, void* stream);
+void run(const prefill::ParamsOver<Pages>& params, const Extents& extents, void* stream);
 
 }  // namespace wr::prefill_wgmma

@@ -32,10 +32,13 @@ WR_DEV char* at_swizzled(char* tile, int row, int chunk) {
 // DEPTH at once. What is not before `end` becomes zeros.
 template <int D, int STEP, int DEPTH = STAGES<D>>
 struct Ring {
+    static constexpr int AHEAD = DEPTH - 1;  // tiles under way while one is used
+    static constexpr int BYTES = DEPTH * STAGE_BYTES<D>;
+
     const Pages& pages;
     const int32_t* table;  // page of each `tiles_per_page` tiles of the request
     int64_t head;          // offset of the KV head, in elements
-    char* stages;          // DEPTH * STAGE_BYTES<D>, written by this warp alone
+    char* stages;          // BYTES, written by this warp alone
     int begin, end, count;
     int64_t ahead = 0;  // lane l: where tile (window + l) is, in elements
 

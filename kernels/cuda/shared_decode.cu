@@ -6,6 +6,7 @@
 #include "abi.h"
 #include "merge.cuh"
 #include "paged_checks.h"
+#include "shared_decode_quantized.cuh"
 
 namespace wr::shared_decode {
 namespace {
@@ -13,18 +14,23 @@ namespace {
 constexpr int MAX_GROUP = 16, CTAS_PER_SM = 2;
 
 template <class T, int D>
-void launch_for(const Params& params, const merge::Params& merging, int64_t requests,
-                void* stream) {
-    launch(kernel<T, D>, "shared_decode", params.ctas, params.heads / params.group, THREADS,
-           SHARED_BYTES<D>, stream, params);
-    int64_t rows = (params.heads + merge::WARPS - 1) / merge::WARPS;
+void launch_wide(const ParamsOver<Pages>& params, void* stream) {
+    constexpr int BYTES = SHARED_BYTES<decode::WideTiles<T, D>, prefill::WideKeys<D>>;
+    launch(kernel<T, D>, "shared_decode", params.ctas, params.heads / params.group, THREADS, BYTES,
+           stream, params);
+}
+
+template <class T, int D>
+void launch_merge(const merge::Params& merging, int64_t requests, void* stream) {
+    int64_t rows = (merging.heads + merge::WARPS - 1) / merge::WARPS;
     launch(merge::kernel<T, D>, "merge", requests, rows, merge::THREADS, 0, stream, merging);
 }
 
 struct Call {
     const wr_tensor *q, *k_pages, *v_pages, *page_table, *item_count, *items, *members,
-        *merge_starts, *merge_slots, *out, *partial, *partial_lse;
+        *merge_starts, *merge_slots, *out, *partial, *partial_lse, *k_scales, *v_scales;
     Params params{};
+    EitherPages pages{};
     merge::Params merging{};
     int64_t requests = 0, head_dim = 0;
 
@@ -32,21 +38,10 @@ struct Call {
         head_dim = need_head_dim(q, "requests", "shared_decode");
         requests = q->shape[0];
         params.scale_log2 = need_scale(scale);
-        check_pages();
+        pages = need_either_pages(q, k_pages, v_pages, k_scales, v_scales, "shared_decode");
         check_heads();
         check_plan();
         check_workspace();
-    }
-
-    void check_pages() {
-        CheckedPages pages =
-            need_pages(k_pages, v_pages, {q->dtype}, head_dim, TILE, "shared_decode");
-        params.pages = {static_cast<const uint16_t*>(pages.k),
-                        static_cast<const uint16_t*>(pages.v),
-                        pages.page,
-                        pages.token,
-                        pages.kv_head,
-                        pages.tiles_per_page};
     }
 
     void check_heads() {
@@ -99,6 +94,20 @@ struct Call {
         merging.out_head = params.out_head;
         merging.heads = params.heads;
     }
+
+    void run(void* stream) const {
+        bool is_bf16 = q->dtype == BF16, is_narrow = head_dim == 64;
+        auto bf16 = is_narrow ? launch_wide<Bf16, 64> : launch_wide<Bf16, 128>;
+        auto fp16 = is_narrow ? launch_wide<Fp16, 64> : launch_wide<Fp16, 128>;
+        if (pages.is_quantized)
+            shared_decode_quantized::launch_stored(is_bf16, k_pages->dtype, head_dim,
+                                                   {params, pages.bytes}, stream);
+        else
+            (is_bf16 ? bf16 : fp16)({params, pages.wide}, stream);
+        auto merge_bf16 = is_narrow ? launch_merge<Bf16, 64> : launch_merge<Bf16, 128>;
+        auto merge_fp16 = is_narrow ? launch_merge<Fp16, 64> : launch_merge<Fp16, 128>;
+        (is_bf16 ? merge_bf16 : merge_fp16)(merging, requests, stream);
+    }
 };
 
 }  // namespace
@@ -106,23 +115,22 @@ struct Call {
 
 // q [R, H, D] over pages [page, token, KH, D] by page_table [R, pages] -> out [R, H, D]. The plan
 // (item_count [1], items [N, 8], members [R], merge_starts [R + 1], merge_slots [S]) is that of
-// `kvkernels/ops/shared_plan.py`; partial [S, H, D] and partial_lse [S, H] are workspace.
+// `kvkernels/ops/shared_plan.py`; partial [S, H, D] and partial_lse [S, H] are workspace. Scales
+// [page, token, KH] where pages are INT8 or FP8 e4m3.
 WR_EXPORT int wr_shared_decode(const wr_tensor* q, const wr_tensor* k_pages,
                                const wr_tensor* v_pages, const wr_tensor* page_table,
                                const wr_tensor* item_count, const wr_tensor* items,
                                const wr_tensor* members, const wr_tensor* merge_starts,
                                const wr_tensor* merge_slots, double scale, const wr_tensor* out,
                                const wr_tensor* partial, const wr_tensor* partial_lse,
+                               const wr_tensor* k_scales, const wr_tensor* v_scales,
                                void* stream) {
     return wr::guarded([&] {
         using namespace wr::shared_decode;
-        Call call{q,       k_pages,      v_pages,     page_table, item_count, items,
-                  members, merge_starts, merge_slots, out,        partial,    partial_lse};
+        Call call{q,           k_pages,     v_pages,  page_table, item_count,
+                  items,       members,     merge_starts, merge_slots, out,
+                  partial,     partial_lse, k_scales, v_scales};
         call.check(scale);
-        bool is_narrow = call.head_dim == 64;
-        auto bf16 = is_narrow ? launch_for<wr::Bf16, 64> : launch_for<wr::Bf16, 128>;
-        auto fp16 = is_narrow ? launch_for<wr::Fp16, 64> : launch_for<wr::Fp16, 128>;
-        auto run = q->dtype == wr::BF16 ? bf16 : fp16;
-        run(call.params, call.merging, call.requests, stream);
+        call.run(stream);
     });
 }

@@ -16,13 +16,12 @@
 #pragma once
 
 #include "decode.cuh"
-#include "prefill.cuh"
+#include "prefill_tiles.cuh"
 
 namespace wr::shared_decode {
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int FEW_ROWS = 16, MOST_ROWS = prefill::ROWS;
-constexpr int KEYS_AT_ONCE = 32;  // half of prefill's: the walk over items needs registers, too
 static_assert(WARPS == decode::WARPS && WARPS == prefill::WARPS);
 
 struct Item {  // int32[8]
@@ -35,7 +34,6 @@ struct Item {  // int32[8]
 struct Params {
     const uint16_t* q;  // [request, head, D]
     int64_t q_request, q_head;
-    Pages pages;
     const int32_t* page_table;  // [request, page of the request]
     int64_t table_row;
     const int32_t *item_count, *members;
@@ -48,10 +46,16 @@ struct Params {
     int32_t ctas;  // for each KV head
 };
 
-template <int D>
-constexpr int SHARED_BYTES = decode::SHARED_BYTES<D> > prefill::SHARED_BYTES<D>
-                                 ? decode::SHARED_BYTES<D>
-                                 : prefill::SHARED_BYTES<D>;
+template <class Pages>
+struct ParamsOver : Params {
+    Pages pages;
+};
+
+// How pages of one kind are read: `Few` as decode does, `Many` as prefill does.
+template <class Few, class Many>
+constexpr int SHARED_BYTES = decode::SHARED_BYTES<Few> > prefill::SHARED_BYTES<Many>
+                                 ? decode::SHARED_BYTES<Few>
+                                 : prefill::SHARED_BYTES<Many>;
 
 // What an item computes for one KV head: its rows are query heads, request after request.
 struct Task {
@@ -90,27 +94,14 @@ struct Task {
     }
 };
 
-template <class T, int D, int COLUMNS>
-WR_DEV void attend_few(const Task& task) {
+template <class Few, int COLUMNS>
+WR_DEV void attend_few(const Task& task, const typename Few::Pages& pages) {
+    using T = typename Few::T;
+    constexpr int D = Few::D;
     const Params& p = task.p;
-    int w = static_cast<int>(warp());
-    int tiles_there = (task.item.end - task.item.begin + TILE - 1) / TILE;
-    Ring<D, WARPS> tiles{p.pages,
-                         task.table(),
-                         p.pages.kv_head * task.kv_head,
-                         shared() + w * STAGES<D> * STAGE_BYTES<D>,
-                         task.item.begin + w * TILE,
-                         task.item.end,
-                         (tiles_there - w + WARPS - 1) / WARPS};
-    WR_UNROLL
-    for (int tile = 0; tile < STAGES<D> - 1; tile++) tiles.fetch(tile);
-    uint32_t q[COLUMNS][D / 16][2];
-    decode::load_q<D>([&](int row) { return task.q(row); }, q);
-    decode::Softmax<D, COLUMNS> softmax;
-    decode::attend_to<T, D>(tiles, p.scale_log2, q, softmax);
-    float* all = reinterpret_cast<float*>(shared());
-    decode::leave_for_others(all + w * 8 * COLUMNS * (decode::MERGE_ROW<D> + 2), softmax);
-    sync_cta();
+    const float* all = decode::attend<Few, COLUMNS>(
+        pages, task.table(), task.kv_head, task.item.begin, task.item.end, p.scale_log2,
+        [&](int row) { return task.q(row); });
     for (int at = static_cast<int>(thread()); at < task.rows * (D / 4); at += THREADS) {
         int row = at / (D / 4), quad = at % (D / 4);
         float out[4] = {}, lse = decode::combine<D, COLUMNS>(all, row, quad, out);
@@ -180,36 +171,34 @@ WR_DEV void write_partial(const Task& task, prefill::Softmax<D>& softmax) {
         }
 }
 
-template <class T, int D>
-WR_DEV void attend_many(const Params& p, int number) {
-    using prefill::DEPTH, prefill::KEYS, prefill::RING_BYTES, prefill::WARP_ROWS;
+template <class T, class Many>
+WR_DEV void attend_many(const Params& p, const typename Many::Pages& pages, int number) {
+    using prefill::HALVES, prefill::KEYS, prefill::RING_BYTES, prefill::WARP_ROWS;
+    constexpr int D = Many::D, KEYS_AT_ONCE = Many::AT_ONCE_IN_WALK;
     Task task(p, number);
     int w = static_cast<int>(warp());
-    char *queries = shared() + w * WARP_ROWS * D * 2, *rings = shared() + prefill::Q_BYTES<D>;
-    Ring<D, WARPS, DEPTH> ring{p.pages,
-                               task.table(),
-                               p.pages.kv_head * task.kv_head,
-                               rings + w * RING_BYTES<D>,
-                               task.item.begin + w * TILE,
-                               task.item.end,
-                               (task.item.end - task.item.begin + KEYS - 1) / KEYS};
+    char* queries = shared() + w * WARP_ROWS * D * 2;
+    Many keys(pages, task.table(), task.kv_head, task.item.begin, task.item.end,
+              shared() + prefill::Q_BYTES<D>);
     fetch_q<D>(task, shared());
-    ring.fetch(0);
+    keys.fetch(0);
     bool is_idle = w * WARP_ROWS >= task.rows;
     prefill::Softmax<D> softmax;
-    for (int step = 0; step < ring.count; step++) {
+    for (int step = 0; step < keys.steps(); step++) {
         wait_async<0>();
+        keys.finish(step);
         sync_cta();  // these tiles are there for all, and all are done with the ones before
-        ring.fetch(step + 1);
+        keys.fetch(step + 1);
         if (is_idle) continue;
-        char* stage = rings + step % DEPTH * STAGE_BYTES<D>;
-        int left = ring.end - ring.token_of(step) + w * TILE;
+        int left = keys.left(step);
         for (int key = 0; key < KEYS; key += KEYS_AT_ONCE) {
-            float scores[prefill::HALVES][KEYS_AT_ONCE / 8][4] = {};
-            char* tiles = stage + key / TILE * RING_BYTES<D>;
+            float scores[HALVES][KEYS_AT_ONCE / 8][4] = {};
+            char* tiles = keys.stage(step) + key / TILE * RING_BYTES<D>;
             prefill::score<T, D>(queries, tiles, scores);
+            keys.scale_scores(scores, step, key / TILE);
             if (left - key < KEYS_AT_ONCE) hide_rest(scores, left - key);
             softmax.take(scores, p.scale_log2);
+            keys.scale_weights(scores, step, key / TILE);
             prefill::mix<T, D>(scores, tiles, softmax.out);
         }
     }
@@ -218,19 +207,24 @@ WR_DEV void attend_many(const Params& p, int number) {
     if (!is_idle) write_partial<D>(Task(p, number), softmax);
 }
 
-template <class T, int D>
-WR_KERNEL(THREADS, 2) kernel(WR_PARAMS Params p) {
+template <class Few, class Many>
+WR_DEV void run(const ParamsOver<typename Few::Pages>& p) {
     int count = load(p.item_count);
     for (int number = static_cast<int>(cta_x()); number < count; number += p.ctas) {
         Task task(p, number);
         if (task.rows <= 8)
-            attend_few<T, D, 1>(task);
+            attend_few<Few, 1>(task, p.pages);
         else if (task.rows <= FEW_ROWS)
-            attend_few<T, D, 2>(task);
+            attend_few<Few, 2>(task, p.pages);
         else
-            attend_many<T, D>(p, number);
+            attend_many<typename Few::T, Many>(p, p.pages, number);
         sync_cta();  // all are done with shared memory
     }
+}
+
+template <class T, int D>
+WR_KERNEL(THREADS, 2) kernel(WR_PARAMS ParamsOver<Pages> p) {
+    run<decode::WideTiles<T, D>, prefill::WideKeys<D>>(p);
 }
 
 }  // namespace wr::shared_decode

@@ -15,6 +15,10 @@ namespace wr {
 struct Int8 {};
 struct E4m3 {};
 
+WR_DEV uint32_t swap_middle_bytes(uint32_t word) {
+    return (word & 0xFF0000FF) | (word & 0xFF00) << 8 | (word >> 8 & 0xFF00);
+}
+
 template <class T>
 constexpr float UNIT = T::IS_BF16 ? 1.0f : 256.0f;
 
@@ -46,6 +50,12 @@ template <class T, class Stored>
 WR_DEV void widen(Stored stored, uint32_t bytes, uint32_t& even, uint32_t& odd) {
     even = widen_pair<T>(stored, bytes);
     odd = widen_pair<T>(stored, bytes >> 8);
+}
+
+// The same for bytes whose order counts: (0, 1) and (2, 3), for one byte permutation more.
+template <class T, class Stored>
+WR_DEV void widen_in_order(Stored stored, uint32_t bytes, uint32_t& first, uint32_t& second) {
+    widen<T>(stored, swap_middle_bytes(bytes), first, second);
 }
 
 // Pairs (0, 1) and (2, 3) of 16-bit values as (0, 2) and (1, 3): what meets even and odd bytes.

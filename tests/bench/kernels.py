@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from datetime import date
 
 import torch
@@ -20,8 +21,6 @@ from tests.bench.gpu import ours, peers
 from tests.bench.gpu.cases import Attention, Blocks, Case, Linear, all_cases
 from tests.bench.gpu.table import Result, as_json, markdown
 from tests.bench.gpu.timing import SAMPLES, ceilings, median_us
-
-BF16_CASE = "decode, 64 x 2k, G 4"  # what quantized pages are compared with
 
 
 def attention(case: Case, shape: Attention, pools: int, samples: int) -> Result:
@@ -96,9 +95,11 @@ def measure(cases: list[Case], samples: int) -> list[Result]:
             result = attention(case, shape, pools, samples)
         else:
             result = other(case, pools, samples)
-        plain = next((r.us for r in results if r.case.name == BF16_CASE), None)
-        if plain and isinstance(shape, Attention) and shape.stored != "bfloat16":
-            result.others["bf16"] = plain
+        if isinstance(shape, Attention) and shape.stored != "bfloat16":
+            wide = replace(shape, stored="bfloat16")
+            same = (r.us for r in results if r.case.kernel == case.kernel and r.case.shape == wide)
+            if plain := next(same, None):
+                result.others["bf16"] = plain
         results.append(result)
         print(f"{case.name}: {result.us or float('nan'):,.1f} us", file=sys.stderr, flush=True)
         torch.cuda.empty_cache()

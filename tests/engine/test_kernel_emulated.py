@@ -65,8 +65,7 @@ def test_mixed_steps_then_decodes_on_fixed_buffers(
     if kv.scales is not None:
         kv.scales.fill_(float("nan"))
     before = kv.pool[kv.blocks].view(torch.uint8).clone()
-    shape = AttentionShape(4, 2, head_dim, element_bytes=2, layers=2)
-    planner = KernelPlanner(shape, kv.blocks, PAGE, is_quantized=kv_dtype != "auto")
+    planner = KernelPlanner(AttentionShape(4, 2, head_dim, layers=2), kv.blocks, PAGE)
     prompts = [some_ids(60), some_ids(50)[7:]]
     first, second = [9, 2, 5, 7, 11], [1, 8, 0, 3]
     steps = [
@@ -82,10 +81,8 @@ def test_mixed_steps_then_decodes_on_fixed_buffers(
         model.forward(static, kv)
         static.data.copy_(fixed_batch(decodes, 4, 6, PAGE, planner=planner).data)
         logits = model.forward(static, kv)
-    wanted = ["decode"] * 6
-    if kv_dtype == "auto":
-        decode = ["shared_decode"] * 2
-        wanted = ["prefill"] * 2 + ["shared_decode", "prefill"] * 2 + ["prefill"] * 2 + decode * 2
+    decode = ["shared_decode"] * 2
+    wanted = ["prefill"] * 2 + ["shared_decode", "prefill"] * 2 + ["prefill"] * 2 + decode * 2
     assert [name for name in emulated.names if name != "append"] == wanted
     for row, prompt in enumerate(prompts):
         expected = whole(exact, prompt, kv_dtype)[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 import kvkernels.ops.prefill as _  # noqa: F401  (defines the operator)
 from kvkernels.ops.prefill_plan import plan_prefill
 from tests.kernels.emulated import NAN, emulate, poisoned, pool_of, relative_error
+from tests.kernels.quantized import as_numbers, quantized_pages
 
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 LSE_BOUND = 2e-3
@@ -28,6 +29,8 @@ class Case:
     scale: float
     out: torch.Tensor
     lse: torch.Tensor | None
+    k_scales: torch.Tensor | None = None
+    v_scales: torch.Tensor | None = None
 
     def arguments(self) -> list[Any]:
         return list(vars(self).values())
@@ -74,12 +77,24 @@ def case(
 
 def exact(made: Case) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) in float64, by the CPU implementation."""
-    wide = {name: x for name, x in vars(made).items() if name not in ("out", "lse")}
-    for name in ("q", "k_pages", "v_pages"):
-        wide[name] = wide[name].double()
-    out, lse = torch.full_like(wide["q"], NAN), torch.full(made.q.shape[:2], NAN).double()
-    torch.ops.warmroute.prefill(*Case(**wide, out=out, lse=lse).arguments())
-    return out, lse
+    q, lse = made.q.double(), torch.full(made.q.shape[:2], NAN).double()
+    wide = replace(
+        made,
+        q=q,
+        k_pages=as_numbers(made.k_pages, made.k_scales),
+        v_pages=as_numbers(made.v_pages, made.v_scales),
+        out=torch.full_like(q, NAN),
+        lse=lse,
+        k_scales=None,
+        v_scales=None,
+    )
+    torch.ops.warmroute.prefill(*wide.arguments())
+    return wide.out, lse
+
+
+def quantized(plain: Case, stored: torch.dtype) -> Case:
+    """`plain` with its pages in bytes."""
+    return replace(plain, **quantized_pages(plain.k_pages, plain.v_pages, stored))
 
 
 def hold(made: Case, seed: int = 1, bound: float | None = None, run: Any = emulate) -> None:

@@ -10,6 +10,7 @@ from kvkernels.ops.decode import workspace_of
 from kvkernels.ops.shared_costs import AttentionShape, Costs
 from kvkernels.ops.shared_plan import Step, plan_shared
 from tests.kernels.emulated import poisoned, pool_of
+from tests.kernels.quantized import as_numbers, quantized_pages
 
 ALWAYS = Costs(0.0, 1.0, 0.0, 0.0, 0.0)  # bytes are all that costs: whatever can be shared is
 NEVER = Costs(0.0, 0.0, 0.0, 1e9, 1e9)
@@ -63,6 +64,8 @@ class Case(NamedTuple):
     out: torch.Tensor
     partial: torch.Tensor
     partial_lse: torch.Tensor
+    k_scales: torch.Tensor | None = None
+    v_scales: torch.Tensor | None = None
 
 
 def case(
@@ -98,13 +101,20 @@ def exact(made: Case, context_tokens: torch.Tensor) -> torch.Tensor:
     """The output in float64, each request by itself: no plan, no operator."""
     page_tokens, kv_heads = made.k_pages.shape[1:3]
     out = torch.zeros_like(made.q, dtype=torch.float64)
+    k_pages = as_numbers(made.k_pages, made.k_scales)
+    v_pages = as_numbers(made.v_pages, made.v_scales)
     for row, length in enumerate(context_tokens.tolist()):
         pages = made.page_table[row, : -(-length // page_tokens)].long()
-        k, v = (x[pages].flatten(0, 1)[:length].double() for x in (made.k_pages, made.v_pages))
+        k, v = (x[pages].flatten(0, 1)[:length] for x in (k_pages, v_pages))
         asked = made.q[row].double().view(kv_heads, -1, made.q.shape[2]) * made.scale
         weights = torch.einsum("hgd,thd->hgt", asked, k).softmax(-1)
         out[row] = torch.einsum("hgt,thd->hgd", weights, v).flatten(0, 1)
     return out
+
+
+def quantized(plain: Case, stored: torch.dtype) -> Case:
+    """`plain` with its pages in bytes."""
+    return plain._replace(**quantized_pages(plain.k_pages, plain.v_pages, stored))
 
 
 def arguments(made: Case, **changed: Any) -> list[Any]:

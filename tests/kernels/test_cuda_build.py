@@ -32,6 +32,7 @@ class Bounds(NamedTuple):
 
 
 MMA, ASYNC_COPY = r"HMMA\.16816\.F32", r"LDGSTS\.E\.(BYPASS\.)?(LTC128B\.)?128"
+WIDENED = r"STS\.128"
 
 # Warpgroup products, copies by tensor map, phase barriers; registers taken and given, 224 and 56.
 HOPPER = (r"HGMMA\.64x128x16\.F32", r"UTMALDG\.4D", r"SYNCS\.PHASECHK", r"SYNCS\.ARRIVE")
@@ -41,12 +42,18 @@ SHARES = (r"USETMAXREG\.TRY_ALLOC\.CTAPOOL UP0, 0xe0 ", r"USETMAXREG\.DEALLOC\.C
 KERNELS = {
     "append": Bounds(64, (r"LDG\.E\.128", r"STG\.E\.128", r"SHFL\.BFLY|SHFL\.IDX")),
     "decode": Bounds(200, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
-    "decode_quantized": Bounds(210, (MMA, r"LDSM\.16\.MT88\.4", r"LDS\.128", ASYNC_COPY)),
+    "decode_quantized": Bounds(212, (MMA, r"LDSM\.16\.MT88\.4", r"LDS\.128", ASYNC_COPY)),
     "w8a16": Bounds(180, (MMA, r"LDS\.128", ASYNC_COPY)),
     "shared_decode": Bounds(255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
+    "shared_decode_quantized": Bounds(
+        255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", r"LDS\.128", WIDENED, ASYNC_COPY)
+    ),
     "copy_runs": Bounds(32, (r"LDG\.E\.(\w+\.)*128", r"STG\.E\.128")),
     "prefill": Bounds(255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
     "prefill_wgmma": Bounds(168, (*HOPPER, *SHARES), ("sm_90a",)),
+    "prefill_quantized": Bounds(
+        255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", r"LDS\.64", WIDENED, ASYNC_COPY)
+    ),
 }
 
 

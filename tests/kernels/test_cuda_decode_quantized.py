@@ -14,46 +14,23 @@ from hypothesis import strategies as st
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.decode_plan import LEAST_CHUNK
 from tests.effort import EFFORT
-from tests.kernels.emulated import emulate, needs_compiler, poisoned, relative_error
+from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
+from tests.kernels.quantized import LOSS, STORED, as_numbers, quantized_pages
 from tests.kernels.test_cuda_decode import BOUND, Case, case, exact, hold
 
 pytestmark = needs_compiler
-NAN = float("nan")
-STORED = [torch.int8, torch.float8_e4m3fn]
-# Of the numbers themselves: units of 1/127 and 1/448 of the largest, 3 bits of fraction.
-LOSS = {torch.int8: 2e-2, torch.float8_e4m3fn: 5e-2}
 
 
 def quantized(plain: Case, stored: torch.dtype) -> Case:
-    """`plain` with its pages in bytes in the engine's order; NaN rows get NaN for a scale."""
-    limit = 127.0 if stored == torch.int8 else 448.0
-    pages, page_tokens, kv_heads, dim = plain.k_pages.shape
-    pool = poisoned(pages, kv_heads, 2, page_tokens, dim, dtype=stored)
-    scales = torch.full((pages, kv_heads, 2, page_tokens), NAN)
-    for kv, kept in enumerate((plain.k_pages, plain.v_pages)):
-        wide = kept.float().transpose(1, 2)
-        scale = wide.abs().amax(-1) / limit
-        there = ~scale.isnan()
-        units = (wide[there] / scale[there][:, None]).clamp(-limit, limit)
-        units = units.round() if stored == torch.int8 else units
-        pool[:, :, kv].view(torch.uint8)[there] = units.to(stored).view(torch.uint8)
-        scales[:, :, kv] = scale
-    return replace(
-        plain,
-        k_pages=pool[:, :, 0].transpose(1, 2),
-        v_pages=pool[:, :, 1].transpose(1, 2),
-        k_scales=scales[:, :, 0].transpose(1, 2),
-        v_scales=scales[:, :, 1].transpose(1, 2),
-    )
+    """`plain` with its pages in bytes."""
+    return replace(plain, **quantized_pages(plain.k_pages, plain.v_pages, stored))
 
 
 def exact_quantized(made: Case) -> torch.Tensor:
     """Float64 attention over what the bytes stand for."""
-    pages = {}
-    for name in ("k", "v"):
-        scales = getattr(made, f"{name}_scales").double()[..., None]
-        pages[f"{name}_pages"] = getattr(made, f"{name}_pages").double() * scales
-    return exact(replace(made, **pages, k_scales=None, v_scales=None))
+    k_pages = as_numbers(made.k_pages, made.k_scales)
+    v_pages = as_numbers(made.v_pages, made.v_scales)
+    return exact(replace(made, k_pages=k_pages, v_pages=v_pages, k_scales=None, v_scales=None))
 
 
 def hold_quantized(plain: Case, stored: torch.dtype, seed: int = 1) -> None:

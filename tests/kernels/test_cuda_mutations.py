@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvkernels.cuda import build
 from kvkernels.cuda.library import KernelLibrary, LaunchError
@@ -18,6 +19,14 @@ from tests.kernels import test_cuda_decode as decode
 from tests.kernels import test_cuda_decode_quantized as quantized
 from tests.kernels import test_cuda_w8a16 as w8a16
 from tests.kernels.emulated import needs_compiler, relative_error
+from tests.kernels.quantized_slips import (
+    BYTE_RING,
+    QUANTIZED,
+    SHARED_QUANTIZED,
+    W8A16,
+    WIDEN,
+    WIDENED,
+)
 
 SEEDS = range(1, 5)
 BOUND = 1e-2
@@ -33,12 +42,12 @@ DECODE = [
     ("l % 16, 2 * k + l / 16", "l % 16, 2 * k + 1 - l / 16"),
     ("l % 8 + l / 16 * 8, 2 * m", "l % 16, 2 * m"),
     ("i / 2 * 8 < left", "i / 2 * 8 <= left"),
-    ("tiles.stage(tile), left", "tiles.stage(tile + 1), left"),
-    ("wait_async<STAGES<D> - 2>();", ""),
-    ("wait_async<STAGES<D> - 2>();", "wait_async<STAGES<D> - 1>();"),
+    ("char* tile = tiles.stage(number);", "char* tile = tiles.stage(number + 1);"),
+    ("wait_async<Tiles::AHEAD - 1>();", ""),
+    ("wait_async<Tiles::AHEAD - 1>();", "wait_async<Tiles::AHEAD>();"),
     ("sync_warp();  // this tile", "// this tile"),
     ("sync_cta();  // the rings", "// the rings"),
-    ("softmax);\n    sync_cta();", "softmax);"),
+    ("sync_cta();\n    return all;", "return all;"),
     ("out[n][m][h + 2] *= kept;", ""),
     ("weights[n][0] = transpose(pack<T>(scores[n][0], scores[n][1]))",
      "weights[n][0] = pack<T>(scores[n][0], scores[n][1])"),
@@ -53,33 +62,36 @@ MERGE = [
     ("exp2_fast(lse - largest)", "exp2_fast(largest - lse)"),
     ("mask < 32; mask *= 2) largest", "mask < 2; mask *= 2) largest"),
 ]
-PREFILL = [
+PREFILL_TILES = [
     ("16 * m + l % 16, 2 * k + l / 16", "16 * m + l % 16, 2 * k + 1 - l / 16"),
     ("l / 16 * 8 + l % 8, 2 * k + l / 8 % 2", "l % 16, 2 * k + l / 16"),
     ("at_swizzled<D>(values, l % 16, 2 * n + l / 16)",
      "at_swizzled<D>(values, l / 16 * 8 + l % 8, 2 * n + l / 8 % 2)"),
-    ("if (8 * n + i >= seen)", "if (8 * n + i > seen)"),
-    ("if (first_token + KEYS > rows.position + 1)", "if (first_token + KEYS > rows.position + 64)"),
-    ("if (step * KEYS >= rows.end) continue;", "if (step * KEYS + 1 >= rows.end) continue;"),
     ("step % DEPTH * STAGE_BYTES<D>", "(step + 1) % DEPTH * STAGE_BYTES<D>"),
-    ("        wait_async<0>();\n        sync_cta();", "        sync_cta();"),
-    ("wait_async<0>();\n        sync_cta();", "wait_async<1>();\n        sync_cta();"),
-    ("sync_cta();  // these", "// these"),
-    ("ring.fetch(step + 1);\n        if (step * KEYS >= rows.end) continue;",
-     "if (step * KEYS >= rows.end) continue;\n        ring.fetch(step + 1);"),
     ("out[m][n][2 * h + 1] *= kept;", ""),
     ("sum[m][h] = sum[m][h] * kept + added;", "sum[m][h] = sum[m][h] + added;"),
     ("now = larger(now, shfl_xor(now, 2));", ""),
-    ("sum += shfl_xor(sum, 2);", ""),
     ("&weights[m][2 * k + i / 2][i % 2 * 2]", "&weights[m][2 * k + i % 2][i / 2 * 2]"),
     ("mma<T>(out[m][2 * n + 1], a[m], second)", "mma<T>(out[m][2 * n + 1], a[m], first)"),
+    ("(end - begin + KEYS - 1) / KEYS}",
+     "(end - begin - static_cast<int>(warp()) * TILE + KEYS - 1) / KEYS}"),
+]  # fmt: skip
+PREFILL = [
+    ("if (8 * n + i >= seen)", "if (8 * n + i > seen)"),
+    ("Keys::AT_ONCE > rows.position + 1)", "Keys::AT_ONCE > rows.position + 64)"),
+    ("if (step * KEYS >= rows.end) continue;", "if (step * KEYS + 1 >= rows.end) continue;"),
+    ("        wait_async<0>();\n        keys.finish", "        keys.finish"),
+    ("wait_async<0>();\n        keys.finish", "wait_async<1>();\n        keys.finish"),
+    ("sync_cta();  // these", "// these"),
+    ("keys.fetch(step + 1);\n        if (step * KEYS >= rows.end) continue;",
+     "if (step * KEYS >= rows.end) continue;\n        keys.fetch(step + 1);"),
+    ("sum += shfl_xor(sum, 2);", ""),
     ("chunk * 8, token < item.tokens);", "chunk * 8, true);"),
     ("row / p.group, head = kv_head * p.group + row % p.group",
      "row / p.group, head = kv_head + row % p.group"),
     ("row < WARP_ROWS && row < rows.count", "row < WARP_ROWS"),
-    ("(end + KEYS - 1) / KEYS}", "(end - first + KEYS - 1) / KEYS}"),
     ("    sync_warp();\n    constexpr int CHUNKS", "    constexpr int CHUNKS"),
-    ("l % 4 * 2;\n                WR_UNROLL", "l % 4;\n                WR_UNROLL"),
+    ("l % 4 * 2;\n            WR_UNROLL", "l % 4;\n            WR_UNROLL"),
     ("largest[m][h] * p.scale_log2 + log2_fast(sum)", "largest[m][h] * p.scale_log2 + sum"),
 ]  # fmt: skip
 BULK = [
@@ -130,37 +142,14 @@ SHARED = [
     ("(item.slot + row / p.group)", "item.slot"),
     ("if (left - key < KEYS_AT_ONCE) hide_rest", "if (false) hide_rest"),
     ("8 * n + 2 * t + i % 2 >= left", "8 * n + 2 * t + i % 2 > left"),
-    ("step % DEPTH * STAGE_BYTES<D>", "(step + 1) % DEPTH * STAGE_BYTES<D>"),
-    ("stage + key / TILE * RING_BYTES<D>", "stage"),
-    ("wait_async<0>();\n        sync_cta();", "sync_cta();"),
+    ("keys.stage(step) + key / TILE * RING_BYTES<D>", "keys.stage(step)"),
+    ("keys.stage(step) + key", "keys.stage(step + 1) + key"),
+    ("wait_async<0>();\n        keys.finish", "keys.finish"),
     ("sync_cta();  // these", "// these"),
     ("sync_cta();  // all are done with shared", "// all are done with shared"),
-    ("sync_cta();\n    for (int at", "for (int at"),
     ("number += p.ctas", "number += p.ctas + 1"),
     ("sum += shfl_xor(sum, 2);", ""),
 ]
-QUANTIZED = [
-    ("wait_async<STAGES_HERE - 2>();", "wait_async<STAGES_HERE - 1>();"),
-    ("sync_warp();  // this tile", "// this tile"),
-    ("sync_cta();  // the rings", "// the rings"),
-    ("g + 8 * h < left ? load_shared", "true ? load_shared"),
-    ("value_at<D>(tile, l % 8 + l / 8 % 2 * 8, 2 * pair + l / 16)",
-     "value_at<D>(tile, l % 8 + l / 16 * 8, 2 * pair + l / 8 % 2)"),
-    ("leave_for_others<D, COLUMNS, true>", "leave_for_others<D, COLUMNS, false>"),
-    ("q[n][k][0], q[n][k][1]);", "q[n][k][1], q[n][k][0]);"),
-]  # fmt: skip
-BYTE_RING = [("l % 4 * 4, true", "l % 4 * 4, l < 4")]
-W8A16 = [
-    ("wait_async<DEPTH - 2>();", "wait_async<DEPTH - 1>();"),
-    ("sync_cta();  // the stages", "// the stages"),
-    ("    sync_cta();\n    for (int at", "    for (int at"),
-    ("int stage = run % STAGES", "int stage = (run + 1) % STAGES"),
-    ("weights[2 * m].w[word], channels[0], channels[2]);",
-     "weights[2 * m].w[word], channels[0], channels[1]);"),
-    ("bool keep = row < p.rows;", "bool keep = true;"),
-    ("+ i / 2 * 8;", "+ i % 2 * 8;"),
-    ("input < p.inputs", "true"),
-]  # fmt: skip
 
 
 def quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
@@ -170,6 +159,29 @@ def quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
     return not all(
         relative_error(got, row) < BOUND
         for got, row in zip(made.out, quantized.exact_quantized(made), strict=True)
+    )
+
+
+def widened_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    dim, dtype = ((64, torch.float16), (128, torch.bfloat16))[seed % 2]
+    plain = prefill.case([(150, 41), (0, 3)], 5, 2, dim, dtype=dtype, seed=seed)
+    made = prefill.quantized(plain, quantized.STORED[seed // 2 % 2])
+    try:
+        prefill.hold(made, run=lambda *arguments: library.call("prefill", arguments))
+    except AssertionError:
+        return True
+    return False
+
+
+def shared_quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    requests = [shared.Request("abcdef" * 2, own) for own in (3, 40, 1, 0, 33, 5)]
+    requests += [shared.Request("xy", 40), shared.Request("xy", 20), shared.Request("", 9)]
+    plain, _, context = shared.case(requests, 4, 1, 128 if seed % 2 else 64, seed=seed)
+    made = shared.quantized(plain, quantized.STORED[seed // 2 % 2])
+    library.call("shared_decode", made)
+    return not all(
+        relative_error(got, row) < BOUND
+        for got, row in zip(made.out, shared.exact(made, context), strict=True)
     )
 
 
@@ -258,8 +270,12 @@ def mutant(folder: Path, source: str, there: str, instead: str) -> KernelLibrary
         *(("bulk.cuh", *pair, wgmma_is_wrong) for pair in BULK),
         *(("prefill_wgmma.cuh", *pair, wgmma_is_wrong) for pair in WGMMA_FILLER),
         *(("prefill_wgmma_rows.cuh", *pair, wgmma_is_wrong) for pair in WGMMA_ROWS),
+        *(("prefill_tiles.cuh", *pair, prefill_is_wrong) for pair in PREFILL_TILES),
         *(("decode_quantized.cuh", *pair, quantized_is_wrong) for pair in QUANTIZED),
         *(("byte_ring.cuh", *pair, quantized_is_wrong) for pair in BYTE_RING),
+        *(("prefill_quantized.cuh", *pair, widened_is_wrong) for pair in WIDENED),
+        *(("shared_decode.cuh", *pair, shared_quantized_is_wrong) for pair in SHARED_QUANTIZED),
+        *(("widen.cuh", *pair, widened_is_wrong) for pair in WIDEN),
         *(("w8a16.cuh", *pair, w8a16_is_wrong) for pair in W8A16),
         *(("shared_decode.cuh", *pair, shared_is_wrong) for pair in SHARED),
     ],

@@ -26,6 +26,7 @@ from typing import Protocol
 import torch
 
 from kvkernels.ops.decode_plan import DecodePlan
+from kvkernels.ops.kept_pages import numbers
 from kvkernels.ops.operator import define
 from kvkernels.ops.shapes import unsupported_shape
 
@@ -117,17 +118,6 @@ def decode_on_cpu(
         asked = q[request].to(wide).view(kv_heads, group, -1) * scale
         weights = torch.einsum("hgd,thd->hgt", asked, k).softmax(-1)
         out[request] = torch.einsum("hgt,thd->hgd", weights, v).flatten(0, 1).to(out.dtype)
-
-
-def numbers(
-    kept: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, wide: torch.dtype
-) -> torch.Tensor:
-    """Pages [page, token, head, dim] as numbers in `wide`, with their scales where they have."""
-    if scales is None:
-        return kept[pages].to(wide)
-    # As bytes: torch cannot index FP8.
-    units = kept.view(torch.uint8)[pages].view(kept.dtype)
-    return units.to(wide) * scales[pages].to(wide)[..., None]
 
 
 define("decode", SCHEMA, decode_on_cpu)

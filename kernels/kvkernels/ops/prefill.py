@@ -1,13 +1,16 @@
 """Prefill: causal attention of many query tokens a request. Kernel: `cuda/prefill.cuh`.
 
-`torch.ops.warmroute.prefill(q, k_pages, v_pages, page_table, item_count, items, scale, out, lse)`:
+`torch.ops.warmroute.prefill(q, k_pages, v_pages, page_table, item_count, items, scale, out, lse,
+k_scales, v_scales)`:
 
     q, out              [tokens, heads, head_dim]
-    k_pages, v_pages    [page, token, kv_heads, head_dim] of q's dtype, with equal strides
+    k_pages, v_pages    [page, token, kv_heads, head_dim] of q's dtype, int8 or float8_e4m3fn,
+                        with equal strides
     page_table          int32[requests, pages]
     item_count, items   the plan of `prefill_plan.py`, made for this step
     scale               of scores, > 0; usually head_dim**-0.5
     lse                 float32[tokens, heads] or None: base-2 log-sum-exp of scaled scores
+    k_scales, v_scales  as decode's: float32[page, token, kv_heads] where pages are quantized
 
 Rows of q that no item has are left alone in `out` and `lse`. A row's bits depend on its own tokens
 only, not on the items, the chunk or the batch.
@@ -23,13 +26,15 @@ import math
 
 import torch
 
+from kvkernels.ops.kept_pages import numbers
 from kvkernels.ops.operator import define
 from kvkernels.ops.prefill_plan import ROWS, PrefillPlan
 from kvkernels.ops.shapes import unsupported_shape
 
 SCHEMA = (
     "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor item_count, "
-    "Tensor items, float scale, Tensor(a!) out, Tensor(b!)? lse) -> ()"
+    "Tensor items, float scale, Tensor(a!) out, Tensor(b!)? lse, "
+    "Tensor? k_scales, Tensor? v_scales) -> ()"
 )
 
 
@@ -49,10 +54,11 @@ def prefill(
     scale: float,
     out: torch.Tensor,
     lse: torch.Tensor | None = None,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> None:
-    """`torch.ops.warmroute.prefill` with a plan."""
+    """`torch.ops.warmroute.prefill` with a plan, and scales of K and V."""
     torch.ops.warmroute.prefill(
-        *(q, k_pages, v_pages, page_table, *plan[1:], float(scale), out, lse)
+        *(q, k_pages, v_pages, page_table, *plan[1:], float(scale), out, lse, *scales)
     )
 
 
@@ -66,6 +72,8 @@ def prefill_on_cpu(
     scale: float,
     out: torch.Tensor,
     lse: torch.Tensor | None,
+    k_scales: torch.Tensor | None,
+    v_scales: torch.Tensor | None,
 ) -> None:
     """In float64 where q is, else in float32."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -74,7 +82,10 @@ def prefill_on_cpu(
     for request, first, tokens, position in items[: int(item_count)].tolist():
         end = position + tokens
         pages = page_table[request, : -(-end // page_tokens)].long()
-        k, v = (x[pages].flatten(0, 1)[:end].to(wide) for x in (k_pages, v_pages))
+        k, v = (
+            numbers(x, scales, pages, wide).flatten(0, 1)[:end]
+            for x, scales in ((k_pages, k_scales), (v_pages, v_scales))
+        )
         rows = slice(first, first + tokens)
         asked = q[rows].to(wide).view(tokens, kv_heads, group, -1) * scale
         seen = torch.arange(end) <= position + torch.arange(tokens)[:, None]

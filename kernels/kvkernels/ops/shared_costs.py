@@ -24,6 +24,7 @@ class AttentionShape(NamedTuple):
     head_dim: int
     element_bytes: int = 2
     layers: int = 1
+    scale_bytes: int = 0  # of one token's K, or V, of one head
 
     @property
     def group(self) -> int:
@@ -32,7 +33,7 @@ class AttentionShape(NamedTuple):
     @property
     def token_bytes(self) -> int:
         """K and V of one token in one layer."""
-        return 2 * self.kv_heads * self.head_dim * self.element_bytes
+        return 2 * self.kv_heads * (self.head_dim * self.element_bytes + self.scale_bytes)
 
     @property
     def requests_of_item(self) -> int:

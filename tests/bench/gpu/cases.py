@@ -12,6 +12,7 @@ from kvkernels.ops.relayout import PoolLayout
 
 L2_BYTES = 60 << 20  # an H200's; a device's own is asked where there is one
 TIMES_L2, LEAST_POOLS = 10, 4
+QUANTIZED = ("int8", "float8_e4m3fn")
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def decode_cases() -> list[Case]:
         decode("decode, 1 x 1k", Attention(1, 1_019), Bar("us", at_most=8.0)),
         *(
             decode(f"decode, 64 x 2k, {stored}", replace(big, stored=stored), quantized)
-            for stored in ("int8", "float8_e4m3fn")
+            for stored in QUANTIZED
         ),
     ]
 
@@ -173,32 +174,42 @@ def decode_cases() -> list[Case]:
 def shared_cases() -> list[Case]:
     """The shapes of which the ideal gain is 7.2, 12.6, 7.7 and 19.4."""
     bars = Bar("of_ideal_gain", 0.6), Bar("times_flashinfer", 1.3), Bar("times_plain", 1.0)
-    return [
-        decode(
-            f"shared prefix {prefix}, own {own}, batch {batch}",
-            Attention(batch, prefix + own, prefix=prefix),
-            *bars,
-            kernel="shared",
-        )
-        for prefix, own, batch in (
-            (2_048, 256, 32),
-            (4_096, 256, 64),
-            (4_096, 512, 128),
-            (16_384, 512, 64),
-        )
-    ]
+    cases = []
+    for prefix, own, batch in (
+        (2_048, 256, 32),
+        (4_096, 256, 64),
+        (4_096, 512, 128),
+        (16_384, 512, 64),
+    ):
+        shape = Attention(batch, prefix + own, prefix=prefix)
+        name = f"shared prefix {prefix}, own {own}, batch {batch}"
+        cases.append(decode(name, shape, *bars, kernel="shared"))
+    # Against plain decode of the same bytes; bf16 beside it.
+    quantized = Bar("times_plain", 1.0), Bar("times_bf16", 1.3)
+    for stored in QUANTIZED:
+        shape = Attention(64, 4_096 + 256, prefix=4_096, stored=stored)
+        name = f"shared prefix 4096, own 256, batch 64, {stored}"
+        cases.append(decode(name, shape, *quantized, kernel="shared"))
+    return cases
+
+
+WIDENED = (Bar("times_bf16", 0.8),)  # products are as many, and tiles are widened
 
 
 def prefill_cases() -> list[Case]:
-    cases = []
-    for name, shape in (
-        ("prefill, 1 x 8k, G 4", Attention(1, 8_192, new=8_192)),
-        ("prefill, 4 x 2k, G 8", Attention(4, 2_048, heads=64, new=2_048)),
-        ("prefill, 2k after 14k, G 4", Attention(1, 16_384, new=2_048)),
+    cases, long = [], Attention(1, 16_384, new=2_048)
+    fast = Bar("tflops", 350.0), Bar("tflops_wgmma", 550.0)
+    for name, shape, bars in (
+        ("prefill, 1 x 8k, G 4", Attention(1, 8_192, new=8_192), fast),
+        ("prefill, 4 x 2k, G 8", Attention(4, 2_048, heads=64, new=2_048), fast),
+        ("prefill, 2k after 14k, G 4", long, fast),
+        *(
+            (f"prefill, 2k after 14k, {stored}", replace(long, stored=stored), WIDENED)
+            for stored in QUANTIZED
+        ),
     ):
         moved = shape.requests * shape.context * shape.token_bytes + shape.query_bytes
         pool = shape.pages * shape.page * shape.token_bytes
-        bars = (Bar("tflops", 350.0), Bar("tflops_wgmma", 550.0))
         cases.append(Case(name, "prefill", shape, moved, shape.flops, "matmul", pool, bars))
     return cases
 

@@ -106,11 +106,13 @@ def shared_run(batch: Batch) -> Run:
     """As the default costs plan it, the host's part left out as for `decode_run`."""
     shape, device = batch.shape, batch.q.device
     lengths = torch.full((shape.requests,), shape.context)
-    heads = AttentionShape(shape.heads, shape.kv_heads, shape.dim)
+    kept = (2, 1, 0) if shape.stored == "bfloat16" else (1, 1, 4)
+    heads = AttentionShape(shape.heads, shape.kv_heads, shape.dim, *kept)
     made = plan_shared(lengths, batch.table.cpu(), len(batch.k), shape.page, heads).plan.on(device)
     workspace = decode_op.workspace_of(made, shape.heads, shape.dim, device)
+    scales = (batch.k_scales, batch.v_scales)
     return lambda: shared_decode(
-        *(batch.q, batch.k, batch.v, batch.table, made, batch.scale, batch.out, workspace)
+        *(batch.q, batch.k, batch.v, batch.table, made, batch.scale, batch.out, workspace, scales)
     )
 
 
@@ -139,11 +141,11 @@ def prefill_run(batch: Batch, way: str = "") -> Run:
     made = plan_prefill(spans, len(batch.q), batch.table.cpu(), len(batch.k), shape.page, group).on(
         device
     )
+    given = batch.q, batch.k, batch.v, batch.table
+    scales = (batch.k_scales, batch.v_scales)
     if not way:
-        return lambda: prefill_op.prefill(
-            batch.q, batch.k, batch.v, batch.table, made, batch.scale, batch.out
-        )
-    arguments = (batch.q, batch.k, batch.v, batch.table, *made[1:], batch.scale, batch.out, None)
+        return lambda: prefill_op.prefill(*given, made, batch.scale, batch.out, scales=scales)
+    arguments = (*given, *made[1:], batch.scale, batch.out, None, *scales)
     return lambda: cuda_library().call(
         f"prefill_{way}", arguments, torch.cuda.current_stream().cuda_stream
     )

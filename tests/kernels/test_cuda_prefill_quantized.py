@@ -1,0 +1,173 @@
+"""prefill over INT8 and FP8 pages: the kernel in the emulator against float64, on the same bytes
+and against the numbers before they were quantized."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvkernels.cuda.library import RefusedError
+from kvkernels.ops.prefill_plan import plan_prefill
+from tests.effort import EFFORT
+from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
+from tests.kernels.prefill_cases import Case, case, exact, hold, quantized
+from tests.kernels.quantized import LOSS, STORED
+
+pytestmark = needs_compiler
+
+
+def hold_quantized(plain: Case, stored: torch.dtype, seed: int = 1) -> None:
+    made = quantized(plain, stored)
+    hold(made, seed)
+    before, there = exact(plain)[0], ~made.out.isnan()
+    assert relative_error(made.out[there], before[there]) < LOSS[stored]
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize(
+    ("group", "dim", "dtype"),
+    [
+        (1, 64, torch.bfloat16),
+        (4, 128, torch.bfloat16),
+        (8, 64, torch.float16),
+        (7, 128, torch.float16),
+    ],
+)
+def test_groups_and_ragged_lengths(
+    group: int, dim: int, dtype: torch.dtype, stored: torch.dtype
+) -> None:
+    """Around pages of 16, 64 keys and items of 128 / group tokens, from several offsets."""
+    step = 128 // group
+    pieces = [(0, 1), (0, 17), (63, 1), (64, 2), (5, step - 1), (127, step + 1)]
+    pieces.append((64 - 31 // group, 32))  # a warp of 32 rows sees one token of the second 64
+    hold_quantized(case(pieces, group, 1, dim, dtype=dtype, seed=group), stored, seed=group)
+
+
+@pytest.mark.parametrize("page_tokens", [32, 48, 256])
+def test_pages_of_any_size(page_tokens: int) -> None:
+    made = case([(0, 65), (130, 33), (256, 1)], 4, 2, 64, page_tokens, room=40)
+    hold_quantized(made, torch.int8, seed=page_tokens)
+
+
+def test_a_window_of_page_ids_and_more() -> None:
+    """More than 32 tiles a warp: page ids are looked up more than once."""
+    hold_quantized(case([(2100, 3)], 2, 1, seed=3), torch.float8_e4m3fn)
+
+
+@settings(max_examples=5 * EFFORT)
+@given(
+    pieces=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=3),
+    group=st.integers(1, 9),
+    page_tokens=st.sampled_from([16, 32, 80]),
+    stored=st.sampled_from(STORED),
+    seed=st.integers(0, 1 << 20),
+)
+def test_any_batch(
+    pieces: list[tuple[int, int]], group: int, page_tokens: int, stored: torch.dtype, seed: int
+) -> None:
+    hold_quantized(case(pieces, group, 1, 64, page_tokens, seed=seed), stored, seed=seed)
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_every_byte_is_its_number_in_its_place(
+    stored: torch.dtype, dtype: torch.dtype, dim: int
+) -> None:
+    """Requests of one token: its weight is 1, so the output is its V, byte by byte."""
+    requests = 256 // dim
+    made = quantized(case([(0, 1)] * requests, 1, 1, dim, dtype=dtype), stored)
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = torch.where(codes & 0x7F == 0x7F, 0, codes) if stored != torch.int8 else codes
+    assert made.v_scales is not None
+    for request, page in enumerate(made.page_table[:, 0].tolist()):
+        row = codes[request * dim : (request + 1) * dim]
+        made.v_pages.view(torch.uint8)[page, 0, 0] = row
+        made.v_scales[page, 0, 0] = 2.0**-9
+    emulate("prefill", *made.arguments())
+    got = made.out[1::2].flatten().double()  # a row of nobody's before each
+    assert torch.equal(got, codes.view(stored).double() * 2.0**-9)
+
+
+def test_a_row_is_the_same_in_any_chunk() -> None:
+    made = quantized(case([(0, 90), (40, 100)], 4, 1, 128, seed=7), torch.int8)
+    emulate("prefill", *made.arguments())
+    for first, last in ((0, 1), (30, 95)):
+        spans = torch.tensor([(1, 0, 90), (92 + first, last - first, 40 + last)])
+        plan = plan_prefill(spans, len(made.q), made.page_table, len(made.k_pages), 16, 4)
+        out = torch.full_like(made.out, NAN)
+        chunk = replace(made, item_count=plan.item_count, items=plan.items, out=out)
+        emulate("prefill", *chunk.arguments(), seed=last)
+        rows = slice(92 + first, 92 + last)
+        assert torch.equal(chunk.out[rows], made.out[rows])
+
+
+def test_small_values_keep_their_digits_in_fp16() -> None:
+    """Scales of 1e-6: weights times them would be subnormal where units were not small."""
+    for stored in STORED:
+        made = quantized(case([(8, 32)], 4, 1, dtype=torch.float16), stored)
+        assert made.v_scales is not None
+        made.v_scales *= 1e-3
+        made.lse = None
+        emulate("prefill", *made.arguments())
+        assert relative_error(made.out[1:33], exact(made)[0][1:33]) < 4e-3
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("name", ["k_scales", "v_scales"])
+def test_a_row_with_nan_shows(stored: torch.dtype, name: str) -> None:
+    """To all who see it, token 13 of the second request, and to nobody of the first."""
+    made = quantized(case([(10, 4), (10, 6)], 2, 1), stored)
+    getattr(made, name)[made.page_table[1, 0], 13, 0] = NAN
+    emulate("prefill", *made.arguments())
+    assert not made.out[1:5].isnan().any()
+    assert made.out[9:12].isnan().all()
+
+
+def test_the_cpu_implementation_reads_the_same_bytes() -> None:
+    for stored in STORED:
+        made = quantized(case([(37, 5), (0, 9)], 2, 2), stored)
+        hold(made, run=torch.ops.warmroute.prefill)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("k_scales", lambda c: None, "k_scales and v_scales go with quantized pages"),
+        ("v_scales", lambda c: c.v_scales[:, :8], "v_scales has shape [6, 8, 1], needs [6, 16, 1]"),
+        ("k_scales", lambda c: c.k_scales.half(), "k_scales is float16, needs float32"),
+        (
+            "k_scales",
+            lambda c: c.k_scales.repeat_interleave(2, 1)[:, ::2],
+            "k_scales does not have a page's tokens side by side",
+        ),
+        ("v_scales", lambda c: c.v_scales.clone(), "v_scales has other strides than k_scales"),
+        ("v_pages", lambda c: c.v_pages.bfloat16(), "v_pages is bfloat16, needs int8"),
+    ],
+)
+def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
+    made = quantized(case([(10, 10), (0, 5)], 2, 1), torch.int8)
+    with pytest.raises(RefusedError) as refused:
+        emulate("prefill", *replace(made, **{name: change(made)}).arguments())
+    assert says in str(refused.value)
+
+
+def test_plain_pages_have_no_scales() -> None:
+    made = case([(0, 20)], 2, 1)
+    with pytest.raises(RefusedError, match="go with quantized pages, and only with them"):
+        emulate("prefill", *replace(made, k_scales=made.lse).arguments())
+
+
+def test_the_operator_is_sound() -> None:
+    made = quantized(case([(5, 30)], 2, 1), torch.int8)
+    for name in ("k_pages", "v_pages", "k_scales", "v_scales"):
+        setattr(made, name, getattr(made, name).contiguous().nan_to_num())
+    made.out.zero_()  # rows of nobody stay, and NaN is no equal of itself
+    assert made.lse is not None
+    made.lse.zero_()
+    torch.library.opcheck(torch.ops.warmroute.prefill.default, tuple(made.arguments()))
