@@ -36,7 +36,7 @@ REQUESTS = st.lists(
     min_size=1,
     max_size=9,
 )
-COSTS = st.builds(Costs, *[st.sampled_from([0.0, 1.0, 233.0, 5000.0])] * 5)
+COSTS = st.builds(Costs, *[st.sampled_from([0.0, 1.0, 233.0, 5000.0])] * 5, sharing=st.just(0.0))
 
 
 def step_of(requests: list[Request], costs: Costs = ALWAYS, shape: AttentionShape = SHAPE) -> Step:

@@ -165,7 +165,7 @@ class Pool:
         async def ready() -> bool:
             async with self.http.get(f"{self.admin}/workers") as reply:
                 rows = (await reply.json())["workers"]
-            return all(row["state"] == "ready" for row in rows)
+            return all(row["state"] in ("ready", "trial") for row in rows)  # a trial: the next one
 
         await until(ready, "every worker to be ready")
 

@@ -36,6 +36,7 @@ ROUND_S = 5.0  # of load between two comparisons; whole programs are killed in i
 ROUTER = [
     *("--intervals-health-s", "0.1", "--timeouts-probe-s", "1"),
     *("--timeouts-speculative-s", "1", "--intervals-kv-state-s", "1"),
+    *("--ejection-recover-s", "0.2"),  # the same engine may be killed round after round
 ]
 TOUCHES_TURNOVER = KV_BLOCKS // TOUCHED_BLOCKS + 2
 TOUCHES_EXACT = 3
