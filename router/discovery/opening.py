@@ -9,7 +9,6 @@ from router.config.schema import Config
 from router.discovery.discovery import Discovery
 from router.discovery.dns_source import DnsSource
 from router.discovery.file_source import FileSource
-from router.discovery.redis_source import RedisSource
 from router.discovery.source import Source
 from router.discovery.spec import DnsSpec, FileSpec, KubernetesSpec, RedisSpec, SourceSpec
 from router.fleet_io.manager import FleetManager
@@ -33,9 +32,11 @@ def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
         case DnsSpec():
             return DnsSource(spec)
         case RedisSpec():
+            # Imported here, like the next: each with its client, which few need.
+            from router.discovery.redis_source import RedisSource
+
             return RedisSource(lambda: _redis_of(config()), config().replicas.fleet)
         case KubernetesSpec():
-            # Imported here: with its client, which few installations have.
             from router.discovery.kubernetes_source import KubernetesSource
 
             return KubernetesSource(spec)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from router.replicas.link import Link
 from router.replicas.membership import Membership
-from router.replicas.sharing import Sharing
+
+if TYPE_CHECKING:
+    from router.replicas.link import Link
+    from router.replicas.sharing import Sharing
 
 
 class ReplicaCollector(Collector):
