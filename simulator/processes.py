@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Protocol, Self
 
 POLL_S = 0.02  # between looks at a starting program's log
 TAIL_LINES = 15
@@ -23,12 +23,30 @@ class StartError(RuntimeError):
     """A program did not start or died: says which one and shows the end of its log."""
 
 
+class Process(Protocol):
+    """What is asked of a running program, as `asyncio.subprocess.Process` answers it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def send_signal(self, signal: int, /) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """A running program and what it said when it was ready. Lifetime: process."""
 
     name: str
-    process: asyncio.subprocess.Process
+    process: Process
     log: Path
     url: str  # where it serves
     facts: Mapping[str, str]  # the ready line's key=value pairs
@@ -50,7 +68,7 @@ class Programs:
         self.log_dir = log_dir
         self.start_s = start_s
         self.grace_s = grace_s
-        self._started: list[asyncio.subprocess.Process] = []
+        self._started: list[Process] = []
 
     async def __aenter__(self) -> Self:
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -78,23 +96,13 @@ class Programs:
         """
         log = self.log_dir / f"{name}.log"
         with log.open("wb") as sink:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                module,
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env=_environment(),
-                start_new_session=True,
-            )
+            process = await launch(module, arguments, sink)
         self._started.append(process)
         line = await self._ready_line(name, process, log)
         url, facts = parse_ready(line)
         return Program(name, process, log, url, facts)
 
-    async def _ready_line(self, name: str, process: asyncio.subprocess.Process, log: Path) -> str:
+    async def _ready_line(self, name: str, process: Process, log: Path) -> str:
         clock = asyncio.get_running_loop().time
         deadline_s = clock() + self.start_s
         while True:
@@ -121,6 +129,36 @@ class Programs:
                 _signal(process, signal.SIGKILL)
             await asyncio.wait(pending)
         self._started.clear()
+
+
+async def launch(module: str, arguments: Sequence[str], sink: IO[bytes]) -> Process:
+    """Starts `python -m module arguments` in a session of its own; what it says goes to `sink`.
+
+    The one place where programs begin, which tests exchange for a cheaper one (`tests/forks`).
+    """
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=sink,
+        stderr=sink,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+def environment() -> dict[str, str]:
+    """A program's: ours, the checkout importable, numeric libraries kept to one thread each."""
+    paths = [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTHONUNBUFFERED": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def check_port(port: int, option: str) -> None:
@@ -162,18 +200,6 @@ def _died(name: str, code: int, log: Path) -> StartError:
     return StartError(f"{name} ended with status {code}\n{log_tail(log)}")
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _signal(process: Process, number: signal.Signals) -> None:
     if process.returncode is None:
         process.send_signal(number)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the checkout importable and numeric libraries kept to one thread each."""
-    paths = [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "PYTHONUNBUFFERED": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }

@@ -6,12 +6,14 @@ programs once. Folders with long files go first, so that short ones end the run 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.effort import EFFORT
+from tests.forks.starting import forking
 
 settings.register_profile("effort", max_examples=100 * EFFORT, deadline=None)
 settings.load_profile("effort")
@@ -20,6 +22,13 @@ LONGEST_FIRST = ("kernels", "live", "grafana", "simulator", "engine", "router", 
 TESTS = Path(__file__).parent
 KERNELS = ("test_cuda_", "test_kernel_")  # files whose first test may have to build the emulator
 BUILD_S = 900
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_programs() -> Iterator[None]:
+    """Starts nothing: the first program does."""
+    with forking():
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups

@@ -13,13 +13,22 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from simulator import processes
 from simulator.outcome import Outcome
 from simulator.processes import StartError
 from simulator.scenario import run_scenario
 from simulator.stack import StackSettings
 from simulator.workload import generated_shared_prefix
+from tests.forks.starting import really_start
 
 TIMEOUT_S = 60.0
+HELPERS = re.compile(rb"multiprocessing|tests\.forks")
+
+
+@pytest.fixture(autouse=True)
+def children_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run starts is this process's own child, as for users."""
+    monkeypatch.setattr(processes, "launch", really_start)
 
 
 async def test_a_run_counts_everything_once_and_leaves_nothing(tmp_path: Path) -> None:
@@ -62,11 +71,11 @@ async def test_a_worker_that_dies_ends_the_run_with_its_name(tmp_path: Path) -> 
 def children() -> list[int]:
     """Workers and routers that this process started, oldest first.
 
-    Other tests leave helpers of Python's multiprocessing behind, which are none.
+    Helpers of Python's multiprocessing and of tests/forks, which other tests leave, are none.
     """
     pid = os.getpid()
     found = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [one for one in found if b"multiprocessing" not in command_line(one)]
+    return [one for one in found if not HELPERS.search(command_line(one))]
 
 
 def command_line(pid: int) -> bytes:

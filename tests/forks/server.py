@@ -1,0 +1,174 @@
+"""A process that has imported what routers and timed workers import, and forks to become them.
+
+`python -m tests.forks.server FD`: each order that comes over the socket FD brings a line of its own
+and a file for what is said. Over the line go the process id, then the exit status; where the other
+end closes it, the program is killed, and where FD ends, all are. So nothing outlives the tests.
+
+A fork has but one thread, and so nothing that is imported here may start one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from typing import Self
+
+IMPORTED = (
+    "encodings.idna",
+    "engine.cli",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "policies.least_requests",
+    "policies.warmset",
+    "router.cli",
+    "router.processes.supervisor",
+    "router.replicas.link",
+    "router.replicas.sharing",
+    "router.serve",
+)
+ORDER_BYTES = 1 << 17  # at most
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A program to become: `python -m module arguments`. Lifetime: one start."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str  # to run in
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        return cls(**json.loads(data))
+
+
+class Server:
+    """Lifetime: process, in the parent; in a fork, until it is the program."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._lines: dict[int, tuple[socket.socket, int]] = {}  # by file: of which program
+        self._ends: dict[int, tuple[socket.socket, int]] = {}  # by pidfd: the same
+
+    def run(self) -> Order | None:
+        """In the parent: until the tests have gone, then None. In a fork: what it is to become."""
+        while True:
+            file, _ = self._poll.poll()[0]  # what a second one is about may be gone after the first
+            if file in self._ends:
+                self._ended(file)
+            elif file in self._lines:
+                self._deserted(file)
+            else:
+                data, files, _, _ = socket.recv_fds(self._control, ORDER_BYTES, 2)
+                if not data:
+                    return self._end()
+                order = Order.decode(data)
+                if self._fork(*files):
+                    return order
+
+    def _fork(self, line_file: int, sink: int) -> bool:
+        """Whether this is the fork."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _stand_alone(sink, parent)
+            return True
+        os.close(sink)
+        line = socket.socket(fileno=line_file)
+        end = os.pidfd_open(pid)
+        self._lines[line_file] = self._ends[end] = line, pid
+        self._poll.register(line_file, select.POLLIN)
+        self._poll.register(end, select.POLLIN)
+        _say(line, pid)
+        return False
+
+    def _ended(self, end: int) -> None:
+        line, pid = self._ends.pop(end)
+        self._poll.unregister(end)
+        os.close(end)
+        _, status = os.waitpid(pid, 0)
+        if self._lines.pop(line.fileno(), None):
+            self._poll.unregister(line)
+        _say(line, os.waitstatus_to_exitcode(status))
+        line.close()
+
+    def _deserted(self, file: int) -> None:
+        """Nobody waits for it any more: it goes, and what it started with it."""
+        _, pid = self._lines.pop(file)
+        self._poll.unregister(file)
+        for kill in (os.killpg, os.kill):  # it may have no session yet
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+
+    def _end(self) -> None:
+        for file in list(self._lines):
+            self._deserted(file)
+        for end in list(self._ends):
+            self._ended(end)
+
+
+def _say(line: socket.socket, number: int) -> None:
+    with contextlib.suppress(ConnectionError):  # they have gone; `_deserted` sees to it
+        line.send(b"%d" % number)
+
+
+def _stand_alone(sink: int, parent: int) -> None:
+    """As a program that has just been started: a session, three files, nothing of the parent's."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for file, place in ((null, 0), (sink, 1), (sink, 2)):
+        os.dup2(file, place)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # which ended before it could be bound to it
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _become(order: Order) -> None:
+    """Run it as the main program, as `python -m` does."""
+    os.chdir(order.folder)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    sys.path[0] = order.folder
+    sys.argv[1:] = order.arguments
+    sys.orig_argv[1:] = ["-m", order.module, *order.arguments]
+    importlib.invalidate_caches()
+    gc.enable()
+    # A router unfreezes at its end: it would look through all that was imported, and copy it.
+    gc.freeze = gc.unfreeze = lambda: None
+    runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    gc.disable()
+    for name in IMPORTED:
+        importlib.import_module(name)
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == threading.active_count() == 1, f"a fork would lose {threads}"
+    gc.collect()
+    gc.freeze()  # so that no collection in a fork makes these pages its own
+    control = socket.socket(fileno=int(sys.argv[1]))
+    order = Server(control).run()
+    if order is not None:
+        _become(order)
+
+
+if __name__ == "__main__":
+    main()
