@@ -113,7 +113,7 @@ class Router:
         self.inference = inference(self.desk, prompts, self._in_force, keys, *kept)
         use = None if keys is None else keys.shared_use
         self.membership = Membership(config, core, self.switchboard.tell, use)
-        self._context.claim = self.membership.claim
+        self._context.claim, self._context.borrow = self.membership.claim, self.membership.borrow
         self._show_more(core, counts)
         admin = (self.switchboard, self.desk, self.fleet, self.inference, decisions, self.metrics)
         self.admin = AdminApi(*admin, self._rings.get("admin_keys_file"))

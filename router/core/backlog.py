@@ -54,6 +54,11 @@ class Backlog:
         kept = self._batches.get(batch.seq)
         return kept is not None and 0 != kept.digest == batch.digest
 
+    def digest(self, seq: int) -> int:
+        """Of this batch; 0 where it is not kept, or not known."""
+        kept = self._batches.get(seq)
+        return 0 if kept is None else kept.digest
+
     def pop(self, seq: int) -> KvEvents | None:
         """Take this batch out, if it is there."""
         batch = self._batches.pop(seq, None)

@@ -131,6 +131,14 @@ class KvState(KvStream):
         self._turnover.begin(self.blocks.stored_blocks)
         return True
 
+    def goes_on_from(self, next_seq: int, digest: int) -> bool:
+        """Whether a peer's copy before that batch, after one of `digest`, is of this life of the
+        publisher and not behind what we applied: proven by that batch, if any came to us live.
+        """
+        ours = self._backlog.digest(next_seq - 1) or self._publisher.digest(next_seq - 1)
+        is_first = not self._backlog and self._publisher.live_seq < 0
+        return next_seq >= self.next_seq and (ours == digest if ours else is_first)
+
     def take_copy(self, copy: KvCopied) -> int | None:
         """Go on from what a peer knows; batches that came meanwhile are in the backlog.
 

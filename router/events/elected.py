@@ -25,7 +25,8 @@ class ElectedFeed:
     ) -> None:
         """`opened` gives a feed that was never run: one for each time that we read."""
         self._opened, self._claim = opened, claim
-        self._context = replace(context, tell=claim.tell, keeps_payloads=True)
+        # What peers know, they know from here: nothing is to be had of them.
+        self._context = replace(context, tell=claim.tell, keeps_payloads=True, borrow=None)
         self._feed: Feed | None = None
         self._past = FeedCounters()  # of the feeds before
         self._changed = asyncio.Event()

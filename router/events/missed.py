@@ -1,7 +1,8 @@
 """What a publisher sent while we were not listening: asked for by snapshot and by replay.
 
 A snapshot serves a late joiner best, a replay a gap; where the first is not to be had, the other
-one is asked for. The core keeps live batches meanwhile and puts everything in order. It alone says
+one is asked for; then, where several routers share what they know, a copy of one of those. The
+core keeps live batches meanwhile and puts everything in order. It alone says
 whether something is missing still (`router.core.kv_state`): here is only seen to it that whoever
 has a snapshot is asked for it, again and again, while the core wants one.
 """
@@ -43,6 +44,10 @@ class _Question:
         return first_seq is not None and first_seq <= self.heard_seq <= last_seq
 
 
+async def _nobody() -> bool:
+    return False
+
+
 class Missed:
     """Asks one publisher for what was missed. Lifetime: feed."""
 
@@ -52,11 +57,15 @@ class Missed:
         teller: Teller,
         wants_snapshot: Callable[[], bool],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        borrowed: Callable[[], Awaitable[bool]] = _nobody,
     ) -> None:
-        """`wants_snapshot`: by the core; `pause` waits for so many seconds."""
+        """`wants_snapshot`: by the core; `pause` waits for so many seconds; `borrowed`: whether a
+        peer told all that it knows.
+        """
         self._publisher = asked
         self._teller = teller
         self._wants_snapshot = wants_snapshot
+        self._borrowed = borrowed
         self._pause = pause
         self._asked = asyncio.Event()  # one of the two that follow waits
         self._from_seq: int | None = None
@@ -142,7 +151,8 @@ class Missed:
 
     async def _sync(self, question: _Question) -> Answer:
         publisher, from_seq = self._publisher, question.from_seq
-        if from_seq == 0 and not question.proves and await publisher.snapshot():
+        is_whole = from_seq == 0 and not question.proves
+        if is_whole and (await publisher.snapshot() or await self._borrowed()):
             return "told"
         replayed = await publisher.replay(from_seq)
         if question.proves:
@@ -156,5 +166,7 @@ class Missed:
                 return "told" if await publisher.snapshot() else "none"
         may_mend = from_seq != 0 and not self._asked.is_set()  # else the next question is asked
         if may_mend and (replayed is None or self._lacking) and await publisher.snapshot():
+            return "told"
+        if may_mend and self._wants_snapshot() and await self._borrowed():
             return "told"
         return "none" if replayed is None else "told"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,10 @@ _TURN_S = 0.005  # of batches that wait already, before others get a turn of the
 _LARGE_BYTES = 256 << 10  # of a payload: decoded beside the event loop
 
 
+# Of a worker, with the number of its latest live batch: whether a peer told all that it holds.
+Borrow = Callable[[int, Callable[[], int]], Awaitable[bool]]
+
+
 @dataclass(frozen=True, slots=True)
 class FeedContext:
     """What the feeds of all workers are given. Lifetime: feed; `hubs` and sockets: process."""
@@ -46,6 +50,7 @@ class FeedContext:
     wants_snapshot: Callable[[], bool] = lambda: False  # whether the core lacks what a replay tells
     # For a worker's events at an address that one router alone can have; None: it is alone.
     claim: Callable[[int, str], Claim] | None = None
+    borrow: Borrow | None = None  # for what an engine cannot tell; None: there are no peers
     keeps_payloads: bool = False  # facts have live batches also as they came
     wall: Callable[[], float] = time.time  # seconds since the epoch, as batches are stamped
 

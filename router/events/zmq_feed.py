@@ -24,7 +24,8 @@ class ZmqFeed:
         self._context = context
         self._teller = Teller(worker_id, model, context)
         asked = AskedByZmq(source, self._teller, context)
-        self._missed = Missed(asked, self._teller, context.wants_snapshot)
+        wanted = context.wants_snapshot
+        self._missed = Missed(asked, self._teller, wanted, borrowed=self._borrowed)
         self._connections = 0
         self._connected = asyncio.Event()
 
@@ -60,6 +61,10 @@ class ZmqFeed:
         self._connected.set()
         if self._connections > 1:
             self._missed.note_absence()
+
+    async def _borrowed(self) -> bool:
+        borrow, teller = self._context.borrow, self._teller
+        return borrow is not None and await borrow(teller.worker_id, lambda: teller.live_seq)
 
     async def _listen(self, receive: Receive) -> None:
         turn = Turn(self._context.clock)

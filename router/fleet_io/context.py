@@ -12,6 +12,7 @@ import zmq.asyncio
 from policies.facts import KvEvents, LoadReport, Probed, ReplayEnd, WorkerChange
 from router.events.claim import Claim
 from router.events.hub import Hubs
+from router.events.telling import Borrow
 from router.fleet_io.shared import Answers
 from router.fleet_io.trust import WorkerTrust
 from router.http.relay.native import NativeRelay
@@ -59,6 +60,7 @@ class FleetContext:
     wants_snapshot: Callable[[int], bool] = lambda worker_id: False
     # For events that one router alone can have; None: this one shares nothing.
     claim: Callable[[int, str], Claim] | None = None
+    borrow: Borrow | None = None  # for events that an engine cannot tell again
 
     @property
     def scrape_interval_s(self) -> float:

@@ -232,6 +232,7 @@ class Member:
             first_seq=context.first_seq(self.worker_id),
             wants_snapshot=partial(context.wants_snapshot, self.worker_id),
             claim=context.claim,
+            borrow=context.borrow,
         )
         return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
 

@@ -133,7 +133,7 @@ def _heard(sharing: Sharing) -> Iterator[Metric]:
 
 
 def _kv(sharing: Sharing) -> Iterator[Metric]:
-    """KV events that one router alone can read."""
+    """KV events that one router alone can read, and copies of those that each reads."""
     told, heard = sharing.kv.voice.counters, sharing.kv.counters()
     sources = GaugeMetricFamily(
         "warmroute_replicas_kv_sources",
@@ -145,11 +145,14 @@ def _kv(sharing: Sharing) -> Iterator[Metric]:
     yield sources
     for name, text in (
         ("batches", "Batches of such KV events between routers"),
-        ("copies", "Times that a router told all that it knows of such a worker's cache"),
+        ("copies", "Times that a router told all that it knows of a worker's cache"),
     ):
         family = CounterMetricFamily(f"warmroute_replicas_kv_{name}", text, labels=["direction"])
         family.add_metric(["told"], getattr(told, name))
         family.add_metric(["heard"], getattr(heard, name))
+        if name == "copies":  # of workers that each router subscribes to itself
+            family.add_metric(["lent"], sharing.kv.lender.copies)
+            family.add_metric(["borrowed"], sharing.kv.borrowed)
         yield family
     trouble = CounterMetricFamily(
         "warmroute_replicas_kv_trouble",

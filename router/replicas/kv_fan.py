@@ -5,6 +5,9 @@ the same state, whatever the reader went through, and go on from there with the 
 when one of them reads next: where a reader took events along when it died, the numbers show a hole.
 What changed in another way, a gap that was given up, a snapshot, travels as a copy of all that the
 reader knows, on demand.
+
+Workers whose events each replica reads for itself are told of only to one that asks: it has begun
+just now, or missed what the engine cannot tell again.
 """
 
 from __future__ import annotations
@@ -13,14 +16,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields
 
+from kvkernels import FrozenBlocks
 from policies.facts import Fact
-from router.core.workers import WorkerTable
+from router.core.workers import Worker, WorkerTable
 from router.replicas.claim import Claim
 from router.replicas.election import Election
+from router.replicas.kv_borrower import KvBorrower
+from router.replicas.kv_credit import CopyCredit
 from router.replicas.kv_heard import Heard
-from router.replicas.kv_messages import KvSaid, KvWanted, size_of
+from router.replicas.kv_lender import KvLender
+from router.replicas.kv_messages import UNREAD, KvAsked, KvCopy, KvNone, KvSaid, KvWanted, size_of
 from router.replicas.kv_voice import Dump, KvVoice
 from router.replicas.lease import MOST_KEY_CHARS, MOST_LEASES, Leases
+from router.replicas.names import Names
 
 
 @dataclass(slots=True)
@@ -43,19 +51,28 @@ class KvFan:
 
     def __init__(
         self,
+        identity: str,
         workers: WorkerTable,
         tell: Callable[[Fact], None],
         on_news: Callable[[], None],
         dump: Dump | None = None,
     ) -> None:
-        """`tell` hands the core a fact; `on_news`: there is something to fetch again."""
-        self.voice = KvVoice(workers, on_news, dump)
+        """`identity`: what peers know us by; `tell` hands the core a fact; `on_news`: there is
+        something to fetch again.
+        """
+        dump, credit = dump or _dump_now, CopyCredit()
+        self.identity = identity
+        self.voice = KvVoice(workers, on_news, dump, credit)
+        self.lender = KvLender(self._own, credit, on_news, dump)
+        self.borrower = KvBorrower(on_news)
+        self.borrowed = 0  # copies that the core went on from
+        self.connected = False
+        self._names = Names(workers)
         self._workers, self._tell, self._on_news = workers, tell, on_news
         self._leases: Leases | None = None
         self._lease_s = 0.0
         self._claims: dict[str, Claim] = {}  # by the worker's name
         self._elections: dict[str, Election] = {}  # by address
-        self._connected = False
         self._peers: frozenset[str] = frozenset()
         self._gone = KvHeardCounters()
 
@@ -74,15 +91,17 @@ class KvFan:
 
     def joined(self, now_s: float) -> None:
         """The link is up."""
-        self._connected = True
+        self.connected = True
         self.voice.connect()
         for election in list(self._elections.values()):
             election.joined(now_s)
 
     def parted(self, now_s: float) -> None:
         """The link is down."""
-        self._connected = False
+        self.connected = False
         self.voice.disconnect()
+        self.lender.drop()
+        self.borrower.part()
         for claim in list(self._claims.values()):
             if not claim.reads:
                 claim.heard.silent(now_s)
@@ -92,6 +111,7 @@ class KvFan:
     def present(self, peers: Collection[str], now_s: float) -> None:
         """All peers that are there."""
         self._peers = frozenset(peers)
+        self.borrower.present(peers)
         self._silence(lambda reader: reader not in self._peers, now_s)
 
     def missed(self, peer: str, now_s: float) -> None:
@@ -101,32 +121,36 @@ class KvFan:
                 claim.heard.behind(now_s)
 
     def hear(self, peer: str, said: Iterable[KvSaid], now_s: float) -> None:
-        """What a peer says; of workers that we do not know, or subscribe to, in vain."""
+        """What a peer says; of workers that we do not know in vain."""
         for one in said:
-            claim = self._claims.get(one.worker)
-            if claim is None:
+            if isinstance(one, KvAsked):
+                if one.peer == self.identity:
+                    self.lender.asked(one.worker)
+            elif isinstance(one, KvNone) or (isinstance(one, KvCopy) and one.token == UNREAD):
+                self.borrower.hear(peer, one, now_s)
+            elif (claim := self._claims.get(one.worker)) is None:
                 continue
-            if type(one) is KvWanted:
+            elif isinstance(one, KvWanted):
                 self.voice.wanted(one)
-                continue
-            if not claim.reads:
-                claim.heard.hear(peer, one, now_s)  # type: ignore[arg-type]
-            claim.election.outranked(one.token)
+            else:
+                if not claim.reads:
+                    claim.heard.hear(peer, one, now_s)
+                claim.election.outranked(one.token)
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvSaid, ...]:
         """What there is to say, of about so many bytes."""
-        if not self._claims:
-            return ()
         for election in self._elections.values():
             election.consider(now_s, not self._peers, self._lease_s)
-        wanted: list[KvSaid] = []
+        wanted: list[KvSaid] = [*self.borrower.fetch(now_s, room_bytes)]
         for claim in self._claims.values():
             if room_bytes <= 0:
                 break
             if not claim.reads and (one := claim.heard.wanted(now_s)) is not None:
                 wanted.append(one)
                 room_bytes -= size_of(one)
-        return (*wanted, *self.voice.fetch(now_s, room_bytes))
+        told = self.voice.fetch(now_s, room_bytes)
+        lent = self.lender.fetch(now_s, room_bytes - sum(map(size_of, told)))
+        return (*wanted, *told, *lent)
 
     # --- for whoever looks ------------------------------------------------------------------
 
@@ -151,6 +175,11 @@ class KvFan:
 
     # --- inside -------------------------------------------------------------------------------
 
+    def _own(self, name: str) -> Worker | None:
+        """The worker of this name, where we read it for ourselves alone."""
+        worker_id = None if name in self._claims else self._names.worker_id(name)
+        return None if worker_id is None else self._workers.get(worker_id)
+
     def _silence(self, whose: Callable[[str], bool], now_s: float) -> None:
         for claim in self._claims.values():
             reader = claim.heard.reader
@@ -166,7 +195,7 @@ class KvFan:
         if election is None:
             if len(self._elections) >= MOST_LEASES or len(address) > MOST_KEY_CHARS // 2:
                 raise ValueError(f"too many addresses to be elected for, or too long: {address!r}")
-            election = Election(address, leases, leases.clock(), self._connected)
+            election = Election(address, leases, leases.clock(), self.connected)
             self._elections[address] = election
         self._claims[claim.name] = claim
         election.candidates.append(claim)
@@ -180,3 +209,7 @@ class KvFan:
         if not election.candidates:
             del self._elections[claim.address]
             election.close()
+
+
+def _dump_now(blocks: FrozenBlocks, done: Callable[[bytes], None]) -> None:
+    done(blocks.dump())

@@ -3,6 +3,9 @@
 One replica reads a worker's events; those that it applied in order are told to all others, numbered
 without a gap. Whoever misses one says so (`KvWanted`) and gets a copy of all that the reader knows.
 A token is the fencing token of the lease by which a replica reads: of two the greater one counts.
+
+Of a worker whose events each replica reads for itself, one that lacks some asks another one for a
+copy (`KvAsked`); what it gets has the token `UNREAD`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from msgspec import Meta
 PIECE_BYTES = 64 << 10
 MAX_BATCH_PIECES = 64  # what is longer is told by a copy
 MAX_COPY_PIECES = 1 << 12  # 15 million blocks
+UNREAD = 0  # a token that no lease has: nobody reads this worker for others
 
 _Name = Annotated[str, Meta(max_length=2_048)]
 _Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -77,7 +81,20 @@ class KvWanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     number: _Number
 
 
-KvSaid = KvHead | KvBatch | KvCopy | KvWanted
+class KvAsked(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """`peer`: tell all that you know of this worker, whose events each of us reads for itself."""
+
+    worker: _Name
+    peer: _Name
+
+
+class KvNone(msgspec.Struct, frozen=True, array_like=True, tag="n"):
+    """Whoever asked me for this worker: I do not know all of it."""
+
+    worker: _Name
+
+
+KvSaid = KvHead | KvBatch | KvCopy | KvWanted | KvAsked | KvNone
 
 _WORD_BYTES = 96
 

@@ -8,11 +8,9 @@ from functools import partial
 
 from kvkernels import FrozenBlocks
 from router.core.workers import WorkerTable
+from router.replicas.kv_credit import CopyCredit
 from router.replicas.kv_messages import KvBatch, KvCopy, KvSaid, KvWanted, size_of
 from router.replicas.kv_outlet import NOWHERE, Copying, Outlet, Place
-
-_COPY_BYTES_PER_S = 32 << 20  # so that copies do not crowd out all else in our stream
-_COPY_BURST_BYTES = 512 << 10
 
 Dump = Callable[[FrozenBlocks, Callable[[bytes], None]], None]  # calls back with the bytes
 
@@ -30,18 +28,17 @@ class KvVoice:
     """Lifetime: process. `dump` makes bytes of blocks: at once, or in a thread."""
 
     def __init__(
-        self, workers: WorkerTable, on_news: Callable[[], None], dump: Dump | None = None
+        self, workers: WorkerTable, on_news: Callable[[], None], dump: Dump, credit: CopyCredit
     ) -> None:
         self.counters = KvVoiceCounters()
         self._workers, self._on_news = workers, on_news
-        self._dump = dump or (lambda blocks, done: done(blocks.dump()))
+        self._dump, self._credit = dump, credit
         self._outlets: dict[str, Outlet] = {}
         self._ready: dict[str, None] = {}  # those that may have something to say, in turn
         self._asked: dict[str, None] = {}  # those of which a copy is wanted, in turn
         self._copying: Outlet | None = None  # one at a time
         self._connected = False
         self._latest = 0  # number of any outlet, so that none begins with one that was told
-        self._credit_bytes, self._credit_s = 0.0, 0.0
 
     def __len__(self) -> int:
         return len(self._outlets)
@@ -109,7 +106,7 @@ class KvVoice:
         if not (self._ready or self._asked):
             return ()
         self._begin_copy()
-        self._earn(now_s)
+        self._credit.earn(now_s)
         said: list[KvSaid] = []
         waiting: list[str] = []  # for bytes of a copy, or until it may be told
         while self._ready and room_bytes > 0:
@@ -118,7 +115,7 @@ class KvVoice:
             outlet = self._outlets[worker]
             if not outlet.ready:
                 continue
-            if outlet.copies_next and self._credit_bytes <= 0:
+            if outlet.copies_next and self._credit.is_spent:
                 waiting.append(worker)
                 continue
             one = outlet.next()
@@ -160,14 +157,9 @@ class KvVoice:
         if type(one) is KvBatch:
             self.counters.batches += one.piece == 0
         elif type(one) is KvCopy:
-            self._credit_bytes -= len(one.body)
+            self._credit.spend(len(one.body))
             if one.piece == one.pieces - 1 and self._copying is outlet:
                 self._copying = None
-
-    def _earn(self, now_s: float) -> None:
-        earned = (now_s - self._credit_s) * _COPY_BYTES_PER_S
-        self._credit_bytes = min(self._credit_bytes + earned, _COPY_BURST_BYTES)
-        self._credit_s = now_s
 
     def _news(self, worker: str) -> None:
         if self._connected:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from kvkernels import FrozenBlocks
@@ -18,6 +18,7 @@ from router.replicas.redis_url import parse_redis_url
 
 if TYPE_CHECKING:
     from router.replicas.claim import Claim
+    from router.replicas.kv_borrowing import Borrowing
     from router.replicas.link import Link
     from router.replicas.sharing import Sharing
 
@@ -38,21 +39,30 @@ class Membership:
         """`tell` hands the core a fact; `uses`: of API keys, where there are any."""
         self.sharing: Sharing | None = None
         self.link: Link | None = None
+        self.borrowing: Borrowing | None = None
         self._reading: asyncio.Task[None] | None = None
         if config.state is not None:
             # Imported here: with Redis' client, a tenth of the start that one router does without.
+            from router.replicas.kv_borrowing import Borrowing
             from router.replicas.link import Link
             from router.replicas.sharing import Sharing
 
             identity = new_identity(config.replicas.name)
             self.sharing = Sharing(identity, core, tell, uses, _dump)
             self.link = Link(config, identity, self.sharing, terms_of(config, VERSION))
+            clock = self.link.place.leases.clock
             self.sharing.kv.stand(self.link.place.leases, config.replicas.lease_s)
+            self.borrowing = Borrowing(self.sharing.kv, core.workers, tell, clock)
 
     @property
     def claim(self) -> Callable[[int, str], Claim] | None:
         """For a worker's events, at an address, that one router alone can have."""
         return None if self.sharing is None else self.sharing.kv.claim
+
+    @property
+    def borrow(self) -> Callable[[int, Callable[[], int]], Awaitable[bool]] | None:
+        """For events that an engine cannot tell again (`kv_borrowing.Borrowing.borrow`)."""
+        return None if self.borrowing is None else self.borrowing.borrow
 
     async def agree(self) -> None:
         """Raises ReplicaRefusedError where a router runs that differs in what must be alike."""

@@ -10,13 +10,13 @@ from msgspec.structs import astuple
 
 from policies.facts import Fact
 from router.core.core import RouterCore
-from router.core.workers import WorkerTable
 from router.keys.shared_use import SharedUse, Use
 from router.lines import worth_a_line
 from router.replicas.ear import Ear, EarCounters, numbers_below_zero
 from router.replicas.kv_fan import KvFan
 from router.replicas.kv_voice import Dump
 from router.replicas.messages import decoded
+from router.replicas.names import Names
 from router.replicas.voice import Voice
 
 log = logging.getLogger(__name__)
@@ -52,13 +52,13 @@ class Sharing:
         self.uses = uses or SharedUse(dict)
         self.identity = identity
         self.on_news: Callable[[], None] = lambda: None
-        self.kv = KvFan(core.workers, tell, lambda: self.on_news(), dump)
+        self.kv = KvFan(identity, core.workers, tell, lambda: self.on_news(), dump)
         self.voice = core.listener = Voice(lambda: self.on_news(), self.kv.fetch)
         self.malformed = 0
         self.connected = False
         self.stale_since_s: float | None = None  # peers are heard no more since then
         self._core, self._tell = core, tell
-        self._names = _Names(core.workers)
+        self._names = Names(core.workers)
         self._numbers = numbers_below_zero()
         self._ears: dict[str, Ear] = {}
         self._gone = EarCounters()  # of peers that are no more
@@ -150,19 +150,3 @@ class Sharing:
         if worth_a_line(self.malformed):  # a broken peer must not fill the log
             line = "replica %s said what cannot be read (%d so far): %s"
             log.warning(line, peer, self.malformed, error)
-
-
-class _Names:
-    """Workers by name, as of the table's latest version. Lifetime: process."""
-
-    def __init__(self, workers: WorkerTable) -> None:
-        self._workers = workers
-        self._version = -1
-        self._ids: dict[str, int] = {}
-
-    def worker_id(self, name: str) -> int | None:
-        """The worker of this name; None where there is none."""
-        if self._version != self._workers.version:
-            self._version = self._workers.version
-            self._ids = {worker.facts.name: worker.worker_id for worker in self._workers}
-        return self._ids.get(name)

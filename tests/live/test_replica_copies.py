@@ -1,0 +1,128 @@
+"""Routers that subscribe to engines which tell nothing twice: a newcomer is as warm as its peer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from router.kv_command import truth_of
+from simulator.processes import Program, Programs
+from tests.frozen import freeze
+from tests.live.redis_server import RedisServer, needs_redis, redis_server
+from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
+from tests.live.test_replica_events import Routers, until_known, view
+
+pytestmark = needs_redis
+BLOCK = 16
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path / "redis") as server:
+        yield server
+
+
+class Engine:
+    """A worker with events alone: no snapshot, no replay. Lifetime: test."""
+
+    def __init__(self, program: Program, http: aiohttp.ClientSession, source: str) -> None:
+        self.program, self.http = program, http
+        self.spec = f"{program.url},events={source},kind=vllm"
+        self.served = 0
+
+    async def serve(self, prompts: int, blocks: int = 20) -> None:
+        """So many prompts, each with blocks of its own."""
+        for _ in range(prompts):
+            self.served += 1
+            prompt = [self.served] * (blocks * BLOCK + 1)
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+            async with self.http.post(f"{self.program.url}/v1/completions", json=body) as reply:
+                assert reply.status == 200, await reply.text()
+
+    async def truth(self) -> list[int]:
+        """What it holds, by its own account."""
+        async with self.http.get(f"{self.program.url}/kv_snapshot") as reply:
+            _, chains = truth_of(await reply.read())
+        return sorted(int(chain) for chain in chains)
+
+
+@contextlib.asynccontextmanager
+async def engine_and_routers(folder: Path, url: str) -> AsyncIterator[tuple[Engine, Routers]]:
+    async with Programs(folder) as programs, aiohttp.ClientSession() as http:
+        arguments = engine_arguments(**{"kv-tokens": 1 << 20, "block-size": BLOCK})
+        program = await programs.start("engine", "engine", arguments)
+        async with http.get(f"{program.url}/kv_event_sources") as reply:
+            source = (await reply.json())["0"]["endpoint"]
+        engine = Engine(program, http, source)
+        yield engine, Routers(url, [engine.spec], programs, http)
+
+
+async def borrowed(stack: Stack) -> float:
+    return await metric_sum(
+        stack.http, stack.admin, 'warmroute_replicas_kv_copies_total{direction="borrowed"}'
+    )
+
+
+async def known_with(stack: Stack, engine: Engine) -> None:
+    await until_known(stack, await engine.truth())
+
+
+async def test_a_newcomer_knows_what_was_published_before_it_came(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    async with engine_and_routers(tmp_path, server.url) as (engine, routers):
+        one = await routers.start("one")
+        await engine.serve(30)
+        await known_with(one, engine)
+        two = await routers.start("two")
+        await known_with(two, engine)
+        assert (await view(two)).exact
+        assert (await borrowed(one), await borrowed(two)) == (0, 1)
+        await engine.serve(5)
+        for stack in (one, two):
+            await known_with(stack, engine)
+        one.router.process.kill()
+        three = await routers.start("three")
+        await known_with(three, engine)
+        assert await borrowed(two) == 1
+
+
+async def test_a_newcomer_under_load_misses_nothing(tmp_path: Path, server: RedisServer) -> None:
+    async with engine_and_routers(tmp_path, server.url) as (engine, routers):
+        one = await routers.start("one")
+        await engine.serve(30)
+        await known_with(one, engine)
+        load = asyncio.create_task(engine.serve(200, blocks=5))
+        two = await routers.start("two")
+        await load
+        await known_with(two, engine)
+        assert (await view(two)).exact
+
+
+async def test_a_peer_that_stands_still_is_not_waited_for(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    """A newcomer believes in what it heard itself, and in the peer's copy when there is one."""
+    async with engine_and_routers(tmp_path, server.url) as (engine, routers):
+        one = await routers.start("one")
+        await engine.serve(10)
+        await known_with(one, engine)
+        freeze(one.router.process.pid)
+        two = await routers.start("two")
+        await engine.serve(3)
+
+        async def heard() -> bool:
+            seen = await view(two)
+            return not seen.known and len(seen.chains()) == 3 * 20
+
+        await until(heard, "the newcomer to go on alone")
+        one.router.process.send_signal(signal.SIGCONT)
+        three = await routers.start("three")
+        await known_with(three, engine)
+        assert (await view(three)).exact

@@ -1,0 +1,144 @@
+"""Asking peers for a copy, and giving one: whom, in what pieces, and when there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from router.replicas.kv_borrower import Borrowed, KvBorrower
+from router.replicas.kv_credit import CopyCredit
+from router.replicas.kv_lender import KvLender
+from router.replicas.kv_messages import PIECE_BYTES, UNREAD, KvAsked, KvCopy, KvNone
+
+ROOM = 1 << 20
+
+
+def piece(at: int, pieces: int, body: bytes, number: int = 1, worker: str = "w") -> KvCopy:
+    return KvCopy(worker, UNREAD, number, 9, 8, 7, True, False, at, pieces, body)
+
+
+class Asker:
+    """A borrower of `w`. Lifetime: test."""
+
+    def __init__(self, *peers: str) -> None:
+        self.borrower = KvBorrower(lambda: None)
+        self.borrower.present(peers)
+        self.got: list[Borrowed | None] = []
+        self.wish = self.borrower.want("w", self.got.append)
+
+    def asked(self, now_s: float) -> list[str]:
+        said = self.borrower.fetch(now_s, ROOM)
+        assert all(one == KvAsked("w", one.peer) for one in said)
+        return [one.peer for one in said]
+
+
+def test_peers_are_asked_in_turn_until_none_is_left() -> None:
+    asker = Asker("a@1", "b@1", "c@1")
+    first = asker.asked(0.0)
+    assert asker.asked(0.1) == []
+    assert asker.asked(0.6) == first, "it may not have heard us yet"
+    asker.borrower.hear(first[0], KvNone("w"), 0.7)
+    second = asker.asked(0.7)
+    (third,) = asker.asked(3.0)  # of the second nothing came
+    assert sorted([*first, *second, third]) == ["a@1", "b@1", "c@1"]
+    asker.borrower.present({*first, *second})
+    assert asker.asked(3.1) == []
+    assert asker.got == [None]
+
+
+def test_only_whole_copies_of_the_one_that_is_asked_count() -> None:
+    asker = Asker("a@1", "b@1")
+    (peer,) = asker.asked(0.0)
+    other = "b@1" if peer == "a@1" else "a@1"
+    hear = asker.borrower.hear
+    hear(other, piece(0, 1, b"not asked"), 0.1)
+    hear(peer, piece(1, 3, b"late"), 0.1)
+    hear(peer, piece(0, 3, b"one,"), 0.1)
+    hear(peer, piece(1, 3, b"of another", number=2), 0.1)
+    hear(peer, piece(0, 2, b"again one,", number=3), 0.2)
+    hear(peer, piece(1, 3, b"old"), 0.2)
+    hear(other, KvNone("w"), 0.2)
+    assert asker.got == []
+    assert asker.asked(2.1) == [], "it is on its way"
+    hear(peer, piece(1, 2, b"two", number=3), 2.1)
+    assert asker.got == [Borrowed(9, 7, True, False, b"again one,two")]
+    hear(peer, piece(0, 1, b"more"), 2.2)
+    assert len(asker.got) == 1
+
+
+def test_without_peers_or_link_the_answer_is_none() -> None:
+    alone = Asker()
+    assert alone.asked(0.0) == []
+    cut = Asker("a@1")
+    cut.asked(0.0)
+    cut.borrower.part()
+    given_up = Asker("a@1")
+    given_up.borrower.drop(given_up.wish)
+    assert given_up.asked(0.0) == []
+    assert (alone.got, cut.got, given_up.got) == ([None], [None], [])
+
+
+class Known:
+    """A worker as far as a lender looks at it. Lifetime: test."""
+
+    def __init__(self, known: bool = True, digest: int = 5, next_seq: int = 4) -> None:
+        stream = SimpleNamespace(
+            next_seq=next_seq, live_seq=3, digest=digest, exact=True, turned_over=False, blocks=None
+        )
+        self.kv = SimpleNamespace(known=known, copied=lambda: stream)
+
+
+def lender_of(workers: dict[str, Any], filled: list[Any]) -> KvLender:
+    return KvLender(
+        workers.get, CopyCredit(), lambda: None, lambda blocks, done: filled.append(done)
+    )
+
+
+def test_a_copy_is_told_once_to_all_who_asked_before_it_began() -> None:
+    filled: list[Any] = []
+    lender = lender_of({"w": Known()}, filled)
+    lender.asked("w")
+    lender.asked("w")
+    assert lender.fetch(1.0, ROOM) == ()
+    lender.asked("w")  # too late for this one
+    filled.pop()(b"x" * (PIECE_BYTES + 1))
+    told = lender.fetch(1.0, ROOM)
+    assert [(one.piece, one.pieces, one.token) for one in told] == [(0, 2, UNREAD), (1, 2, UNREAD)]
+    lender.fetch(1.1, ROOM)
+    assert len(filled) == 1
+    assert lender.copies == 2
+
+
+def test_nothing_is_lent_that_is_not_known_or_cannot_be_proven() -> None:
+    filled: list[Any] = []
+    workers = {"less": Known(known=False), "unproven": Known(digest=0)}
+    lender = lender_of(workers | {"idle": Known(digest=0, next_seq=0)}, filled)
+    for name in ("less", "unproven", "strange", "idle"):
+        lender.asked(name)
+    said = lender.fetch(0.0, ROOM) + lender.fetch(0.1, ROOM)
+    assert said == (KvNone("less"), KvNone("unproven"), KvNone("strange"))
+    assert len(filled) == 1, "who never published holds nothing"
+
+
+def test_what_was_asked_before_the_link_went_is_not_told_after_it() -> None:
+    filled: list[Any] = []
+    lender = lender_of({"w": Known(), "v": Known()}, filled)
+    lender.asked("w")
+    lender.asked("v")
+    lender.fetch(0.0, ROOM)
+    lender.drop()
+    filled.pop()(b"old")
+    assert lender.fetch(1.0, ROOM) == ()
+    assert filled == []
+
+
+def test_copies_wait_for_credit() -> None:
+    filled: list[Any] = []
+    lender = lender_of({"w": Known()}, filled)
+    lender.asked("w")
+    lender.fetch(10.0, ROOM)
+    filled.pop()(b"x" * (40 * PIECE_BYTES))
+    told = lender.fetch(10.0, 1 << 30)
+    assert len(told) < 40
+    later = lender.fetch(11.0, 1 << 30)
+    assert 0 < len(later) <= 40 - len(told)
