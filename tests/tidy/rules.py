@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 OURS = ("router", "engine", "policies", "simulator", "kvkernels")
@@ -92,14 +93,17 @@ def is_mutable(value: ast.expr) -> bool:
     return isinstance(value, MUTABLE_NODES)
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+@cache  # each of a package's rules asks for them
+def imports(tree: ast.Module) -> tuple[tuple[int, str], ...]:
     """(line, dotted name) of everything imported, inside functions too."""
+    found: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+            found += ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+    return tuple(found)
 
 
 def imports_of(tree: ast.Module, banned: str) -> Iterator[str]:
