@@ -11,6 +11,9 @@ ENGINE ?= timed
 SIM_FLAGS ?=
 STUDY_FLAGS ?=
 BENCH_FLAGS ?=
+# Tests start hundreds of Pythons: where the environment lets none keep what it compiled, each would
+# compile all of this anew, and pytest all tests.
+export PYTHONDONTWRITEBYTECODE :=
 # Side by side: one more than there are cores, for many tests wait. `make test JOBS=0`: one by one.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PARALLEL = --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
