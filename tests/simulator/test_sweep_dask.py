@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,15 @@ from simulator.sweep.runs import RunOptions
 from tests.simulator import synthetic
 
 distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """A cluster leaves variables behind that are meant for its workers alone."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")
