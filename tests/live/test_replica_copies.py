@@ -45,6 +45,11 @@ class Engine:
             async with self.http.post(f"{self.program.url}/v1/completions", json=body) as reply:
                 assert reply.status == 200, await reply.text()
 
+    async def clear(self) -> None:
+        """Forget all, and publish that: whoever hears it knows exactly what is there."""
+        async with self.http.post(f"{self.program.url}/reset_prefix_cache") as reply:
+            assert reply.status == 200, await reply.text()
+
     async def truth(self) -> list[int]:
         """What it holds, by its own account."""
         async with self.http.get(f"{self.program.url}/kv_snapshot") as reply:
@@ -73,17 +78,39 @@ async def known_with(stack: Stack, engine: Engine) -> None:
     await until_known(stack, await engine.truth())
 
 
+async def until_heard_by(stack: Stack, engine: Engine) -> None:
+    """Serve until that router hears of it: what is published before a subscription takes hold
+    reaches nobody, and a router is ready without.
+    """
+    before = len((await view(stack)).chains())
+
+    async def heard() -> bool:
+        await engine.serve(1)
+        return len((await view(stack)).chains()) > before
+
+    await until(heard, "the engine's events to be heard")
+
+
+async def first_of(routers: Routers, engine: Engine, prompts: int) -> Stack:
+    """A router that knows all that the engine holds, which it serves so many prompts for."""
+    one = await routers.start("one")
+    await until_heard_by(one, engine)
+    await engine.clear()
+    await engine.serve(prompts)
+    await known_with(one, engine)
+    return one
+
+
 async def test_a_newcomer_knows_what_was_published_before_it_came(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with engine_and_routers(tmp_path, server.url) as (engine, routers):
-        one = await routers.start("one")
-        await engine.serve(30)
-        await known_with(one, engine)
+        one = await first_of(routers, engine, prompts=30)
         two = await routers.start("two")
         await known_with(two, engine)
         assert (await view(two)).exact
         assert (await borrowed(one), await borrowed(two)) == (0, 1)
+        await until_heard_by(two, engine)
         await engine.serve(5)
         for stack in (one, two):
             await known_with(stack, engine)
@@ -95,9 +122,7 @@ async def test_a_newcomer_knows_what_was_published_before_it_came(
 
 async def test_a_newcomer_under_load_misses_nothing(tmp_path: Path, server: RedisServer) -> None:
     async with engine_and_routers(tmp_path, server.url) as (engine, routers):
-        one = await routers.start("one")
-        await engine.serve(30)
-        await known_with(one, engine)
+        await first_of(routers, engine, prompts=30)
         load = asyncio.create_task(engine.serve(200, blocks=5))
         two = await routers.start("two")
         await load
@@ -110,16 +135,18 @@ async def test_a_peer_that_stands_still_is_not_waited_for(
 ) -> None:
     """A newcomer believes in what it heard itself, and in the peer's copy when there is one."""
     async with engine_and_routers(tmp_path, server.url) as (engine, routers):
-        one = await routers.start("one")
-        await engine.serve(10)
-        await known_with(one, engine)
+        one = await first_of(routers, engine, prompts=10)
         freeze(one.router.process.pid)
         two = await routers.start("two")
+        await until_heard_by(two, engine)
+        before = set(await engine.truth())
         await engine.serve(3)
+        news = set(await engine.truth()) - before
+        assert len(news) == 3 * 20
 
         async def heard() -> bool:
             seen = await view(two)
-            return not seen.known and len(seen.chains()) == 3 * 20
+            return not seen.known and news <= set(seen.chains().tolist())
 
         await until(heard, "the newcomer to go on alone")
         one.router.process.send_signal(signal.SIGCONT)
