@@ -110,10 +110,9 @@ async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Pat
         stored = ["BlockStored", [1], None, PROMPT[:SIZE], SIZE, None, "GPU", None]
         for n, events in enumerate([[stored], [stored, [*stored[:1], [2], 1, *stored[3:]]]]):
             frames = [f"engine-{n}".encode(), struct.pack(">Q", 0), pack(*events)]
-            await pub.send_multipart(frames)
-        for n in range(2):
 
-            async def reached(n: int = n) -> bool:
+            async def reached(n: int = n, frames: list[bytes] = frames) -> bool:
+                await pub.send_multipart(frames)  # again: a worker is ready before its topic is
                 return bool((await stack.row(n))["resident_blocks"] == n + 1)
 
             await until(reached, f"worker {n} to hold {n + 1} blocks")
