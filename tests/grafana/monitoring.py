@@ -230,4 +230,4 @@ def promtool() -> str:
 
 def run(command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
     """A short command with text for its input."""
-    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=20)
+    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=120)

@@ -40,8 +40,9 @@ async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
     turns, hybrid = await validated(
         WorkloadSpec(SHARED), ("round_robin", "hybrid"), stack, tmp_path
     )
-    # By turns, nothing depends on times: every request must be where the replay has it.
-    assert turns.placements.same_worker == 1.0
+    # By turns, nothing depends on times but the order of two that come at nearly the same one, which
+    # a client that waits for a core may send the other way round. Wired otherwise, half would differ.
+    assert turns.placements.same_worker > 0.9
     assert turns.placements.same_hit > 0.7
     for one in (turns, hybrid):
         figures = {metric.name: metric for metric in one.metrics}

@@ -205,7 +205,7 @@ def test_nothing_stays_behind_when_it_is_ended(
         os.killpg(program.pid, number)  # as a terminal does
     else:
         program.kill()
-    _, errors = program.communicate(timeout=30)
+    _, errors = program.communicate(timeout=120)
     assert program.returncode == (130 if number == signal.SIGINT else -number)
     assert "Traceback" not in errors
     until(lambda: not any(map(alive, pids)))
