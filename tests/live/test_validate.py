@@ -40,8 +40,8 @@ async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
     turns, hybrid = await validated(
         WorkloadSpec(SHARED), ("round_robin", "hybrid"), stack, tmp_path
     )
-    # By turns, nothing depends on times but the order of two that come at nearly the same one, which
-    # a client that waits for a core may send the other way round. Wired otherwise, half would differ.
+    # By turns, nothing depends on times but the order of two that are due at nearly the same one:
+    # a client that waits for a core may send them the other way round. Wired wrongly, half differ.
     assert turns.placements.same_worker > 0.9
     assert turns.placements.same_hit > 0.7
     for one in (turns, hybrid):
