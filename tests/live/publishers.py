@@ -39,6 +39,7 @@ class Publisher:
     batches: list[bytes] = field(default_factory=list)  # all it numbered, for replays too
     chains: list[npt.NDArray[np.uint64]] = field(default_factory=list)  # that they store
     lost: int = 0
+    asked: int = 0  # for replays
 
     def add(self, prompt: npt.NDArray[np.int32], ts_s: float = 0.0) -> None:
         """One more batch: this prompt's blocks, named by small numbers."""
@@ -69,6 +70,7 @@ class Publisher:
         """Answer replays until cancelled."""
         while True:
             identity, _, start = await self.router.recv_multipart()
+            self.asked += 1
             for number in range(int.from_bytes(start, "big"), len(self.batches)):
                 frames = [identity, b"", b"", number.to_bytes(8, "big"), self.batches[number]]
                 await self.router.send_multipart(frames)

@@ -9,6 +9,7 @@ import pytest
 from simulator.outcome import Outcome
 from simulator.replay.setup import WorkloadSpec
 from simulator.stack import StackSettings
+from simulator.validate.console import LATE_MS
 from simulator.validate.validate import MEAN_TTFT, Validation, same_ranking, validate
 from simulator.workload import opened
 
@@ -37,12 +38,15 @@ async def validated(
 async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
     """Bars are wide: this runs beside other tests, and shows that both worlds are wired alike."""
     stack = StackSettings("round_robin", workers=2, profile="llama-3.1-8b-h100")
-    turns, hybrid = await validated(
-        WorkloadSpec(SHARED), ("round_robin", "hybrid"), stack, tmp_path
-    )
-    # By turns, nothing depends on times but the order of two that are due at nearly the same one:
-    # a client that waits for a core may send them the other way round. Wired wrongly, half differ.
-    assert turns.placements.same_worker > 0.9
+    for attempt in range(3):
+        turns, hybrid = await validated(
+            WorkloadSpec(SHARED), ("round_robin", "hybrid"), stack, tmp_path / str(attempt)
+        )
+        # Of two that are due at nearly one time, a client short of a core may send the later first.
+        if turns.placements.same_worker == 1.0 or (turns.late_p99_ms or 0.0) <= LATE_MS:
+            break
+    # By turns, nothing depends on times: every request must be where the replay has it.
+    assert turns.placements.same_worker == 1.0
     assert turns.placements.same_hit > 0.7
     for one in (turns, hybrid):
         figures = {metric.name: metric for metric in one.metrics}
