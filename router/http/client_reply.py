@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -21,7 +21,9 @@ from router.http.client_request import ClientRequest
 from router.http.relay.head import end_to_end
 from router.http.relay.reply import Framing, Header, ReplyHead, UpstreamRequest
 from router.tracing.context import TRACEPARENT, TRACESTATE
-from router.tracing.trace import Traced
+
+if TYPE_CHECKING:
+    from router.tracing.trace import Traced
 
 # What the server in front needs for the relay to be right. Without cancellation a client that
 # leaves during a silent prefill goes unnoticed; with decompression bodies would change.
