@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from router import huge_pages
 from router.assembly import Router
 from router.config.rules import is_loopback
 from router.config.schema import Config
@@ -60,7 +59,6 @@ async def serve(
         server.obey()
         ticking = asyncio.create_task(router.tick(), name="tick")
         checking = asyncio.create_task(router.tokenizing.run(), name="token check")
-        gathering = asyncio.create_task(huge_pages.keep(), name="large pages")
         router.hang_watch.start()
         try:
             await server.start(before)
@@ -69,8 +67,7 @@ async def serve(
             await server.aclose()
             ticking.cancel()
             checking.cancel()
-            gathering.cancel()
-            await asyncio.wait([ticking, checking, gathering])
+            await asyncio.wait([ticking, checking])
             await router.aclose()
             router.hang_watch.stop()
             release()

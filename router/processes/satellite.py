@@ -15,7 +15,6 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from router import huge_pages
 from router.config.schema import Config
 from router.front import inference
 from router.http.client_app import client_app
@@ -177,7 +176,6 @@ async def serve_clients(seat: Seat) -> None:
     satellite.collectors.append(DoorCollector({"client": port.door}))
     beating = [
         asyncio.create_task(satellite.beat(), name="beat"),
-        asyncio.create_task(huge_pages.keep(), name="large pages"),
     ]
     if satellite.keys is not None:
         beating.append(asyncio.create_task(satellite.keys.watch(), name="keys"))
