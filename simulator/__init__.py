@@ -7,3 +7,8 @@ Never imports: router.http, router.events, router.cli, engine.server, engine.cli
 are started as processes and spoken to over HTTP, as a user would.
 Start reading at: `simulator/demo.py` (the story), then `load.py` (one run) and `summary.py`.
 """
+
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+DATA = Path(__file__).parent / "data"

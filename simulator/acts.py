@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simulator.processes import CHECKOUT
+from simulator import CHECKOUT
 from simulator.replay.setup import WorkloadSpec
 from simulator.sample import SAMPLE_PATH
 from simulator.stack import StackSettings

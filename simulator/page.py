@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from simulator import DATA
 from simulator.claims import Claim, hot_share
 from simulator.plots import WORKER_COLOURS, busy_plot, busy_scale, share_plot, ttft_plot
 from simulator.plots_over_time import hits_over_time, hits_plot, waits_over_time, waits_plot
@@ -48,7 +48,7 @@ NAMELESS = (
 Clock = Literal["model time", "wall time"]
 OURS = ("hybrid", "warmset")  # rows that stand out
 OF_MODEL_TIME = ("speed",)  # columns that say nothing of a clock on the wall
-STYLE_PATH = Path(__file__).parent / "data" / "page.css"
+STYLE_PATH = DATA / "page.css"
 
 
 def render_page(

@@ -13,23 +13,23 @@ from simulator.outcome import Outcome
 from simulator.plots import INK, POLICY_STYLES, RC, RULE, Floats, as_svg, log_steps, new_figure
 from simulator.scrape import Sample
 
-BINS = 20
+WAIT_BINS = 20
 WINDOW_SAMPLES = 6  # stretches a share of hits is taken over: one alone has too few prompts
 
 Curve = tuple[Floats, Floats]  # model seconds, values
 
 
 def waits_over_time(outcomes: Sequence[Outcome], speed: float, until_s: float) -> Curve:
-    """(middles of `BINS` bins of arrivals in model seconds, mean TTFT of each in model seconds).
+    """Middles of `WAIT_BINS` bins of arrivals, and the mean TTFT of each, in model seconds.
 
     NaN where nothing that was answered came.
     """
     told = [(o.scheduled_s * speed, o.ttft_ms * speed / 1000) for o in outcomes if o.ttft_ms]
     at_s, wait_s = np.array(told, np.float64).reshape(-1, 2).T
-    edges = np.linspace(0.0, until_s, BINS + 1)
+    edges = np.linspace(0.0, until_s, WAIT_BINS + 1)
     counts = np.histogram(at_s, edges)[0]
     sums = np.histogram(at_s, edges, weights=wait_s)[0]
-    means = np.divide(sums, counts, out=np.full(BINS, np.nan), where=counts > 0)
+    means = np.divide(sums, counts, out=np.full(WAIT_BINS, np.nan), where=counts > 0)
     return (edges[:-1] + edges[1:]) / 2, means
 
 

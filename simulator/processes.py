@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self
 
+from simulator import CHECKOUT
+
 POLL_S = 0.02  # between looks at a starting program's log
 TAIL_LINES = 15
-CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 class StartError(RuntimeError):

@@ -18,7 +18,9 @@ from random import Random
 
 import msgspec
 
-SAMPLE_PATH = Path(__file__).parent / "data" / "conversation_sample.jsonl.gz"
+from simulator import DATA
+
+SAMPLE_PATH = DATA / "conversation_sample.jsonl.gz"
 BLOCK_TOKENS = 512
 MAX_PROMPT_TOKENS = 120_000
 

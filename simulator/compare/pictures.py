@@ -13,17 +13,17 @@ from simulator.compare.saturation import MAX_TTFT_MS, Ladder
 from simulator.plots import INK, RC, RULE, as_svg, log_labels, log_steps, new_figure
 from simulator.report.pictures import styles
 
-WIDTH_IN = 5.6
-LINE_IN = 0.2
+COMPARE_WIDTH_IN = 5.6
+COMPARE_LINE_IN = 0.2
 MAX_LINES = 8  # that can be told apart
 
 
 def dots_plot(scene: SceneFigures) -> str:
     """Mean TTFT of every seed, a line of dots for each rule, the best on top; a bar: their mean."""
     rules = [rule for rule in scene.rules if rule.ttft_mean_ms]
-    height = 0.8 + LINE_IN * max(len(rules), 1)
+    height = 0.8 + COMPARE_LINE_IN * max(len(rules), 1)
     with mpl.rc_context(RC):
-        figure, axes = new_figure(WIDTH_IN, height)
+        figure, axes = new_figure(COMPARE_WIDTH_IN, height)
         values: list[float] = []
         for place, rule in enumerate(rules):
             seeds = [ms / 1000 for ms in rule.ttft_by_seed_ms if ms]
@@ -52,9 +52,9 @@ def ladder_plot(found: Ladder, scenes: Mapping[str, SceneFigures]) -> str:
     names = [rule.policy for rule in found.rules[:MAX_LINES]]
     drawn = styles(names)
     lines = math.ceil(len(names) / 2)
-    height = 2.7 + LINE_IN * lines
+    height = 2.7 + COMPARE_LINE_IN * lines
     with mpl.rc_context(RC):
-        figure, axes = new_figure(WIDTH_IN, height)
+        figure, axes = new_figure(COMPARE_WIDTH_IN, height)
         values: list[float] = [MAX_TTFT_MS / 1000]
         for name in names:
             points = _points(name, found, scenes)
@@ -73,7 +73,9 @@ def ladder_plot(found: Ladder, scenes: Mapping[str, SceneFigures]) -> str:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set(xlabel=found.load_unit, ylabel="mean time to first token, s")
         axes.grid(True, which="major", color=RULE, linewidth=0.5)
-        figure.subplots_adjust(top=1 - (0.15 + LINE_IN * lines) / height, left=0.72 / WIDTH_IN)
+        figure.subplots_adjust(
+            top=1 - (0.15 + COMPARE_LINE_IN * lines) / height, left=0.72 / COMPARE_WIDTH_IN
+        )
         figure.legend(frameon=False, loc="upper center", ncols=2, handlelength=2.6)
         return as_svg(figure)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from simulator import DATA
 from simulator.learn.journal import Generation, Journal
 from simulator.learn.lessons import Lesson, Lessons, read_lessons
 from simulator.learn.objective import Figures, score
@@ -24,7 +25,7 @@ from simulator.sweep.evaluate import evaluate as evaluate_replay
 from simulator.sweep.task import Evaluate, Keys
 
 STATE_SUFFIX = ".state.jsonl"
-HALVES = Path(__file__).with_name("halves.yaml")
+HALVES = DATA / "learn_halves.yaml"
 
 
 @dataclass(frozen=True, slots=True)

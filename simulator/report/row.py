@@ -12,7 +12,7 @@ import numpy as np
 
 from simulator.replay.result import I64, NEVER, ReplayResult, RequestTable, Verdict
 from simulator.report.spread import NS_PER_MS, Spread, ratio, spread, total
-from simulator.report.stages import StageRow, summarize_stages
+from simulator.report.stages import NS_PER_S, StageRow, summarize_stages
 from simulator.report.turns import (
     NO_SESSIONS,
     NO_TURNS,
@@ -26,7 +26,6 @@ from simulator.report.turns import (
     waits,
 )
 
-NS_PER_S = 1_000_000_000
 HASH_DIGITS = 16
 # What the machine took, not what was simulated: no part of the hash.
 MEASURED = ("wall_s", "requests_per_wall_s", "report_hash")

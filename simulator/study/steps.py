@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from simulator import DATA
 from simulator.replay.setup import Setup
 from simulator.sweep.errors import SweepError, unknown
 from simulator.sweep.sheet import parse_sheet, setups_of
 from simulator.yaml_file import YamlFileError, read_yaml
 
-HERE = Path(__file__).parent
+HERE = DATA / "study"
 LIST = HERE / "study.yaml"
 GENERATOR = "gen:"
 QUICK_REQUESTS = 150

@@ -17,8 +17,8 @@ from simulator.report.figures import Figure
 from simulator.report.pictures import styles
 from simulator.sweep.points import Point
 
-WIDTH_IN = 4.6
-LINE_IN = 0.2  # of a legend
+SWEEP_WIDTH_IN = 4.6
+SWEEP_LINE_IN = 0.2  # of a legend
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 FAINT = 0.35
 
@@ -33,9 +33,9 @@ def front_plot(
     """`second` against `first` (along the bottom) of all points; those of the front are joined."""
     names = list(dict.fromkeys(policy_name(point) for point in points))
     lines = math.ceil(len(names) / 2)
-    height = 3.0 + LINE_IN * lines
+    height = 3.0 + SWEEP_LINE_IN * lines
     with mpl.rc_context(RC):
-        figure, axes = new_figure(WIDTH_IN, height)
+        figure, axes = new_figure(SWEEP_WIDTH_IN, height)
         _joined(axes, front, first, second)
         drawn = styles(names)
         for number, name in enumerate(names):
@@ -69,10 +69,10 @@ def load_plot(
 ) -> str:
     """A figure in ms against load: a line a policy, the seeds' 95 % interval around it."""
     lines = math.ceil(len(curves) / 2)
-    height = 2.7 + LINE_IN * lines
+    height = 2.7 + SWEEP_LINE_IN * lines
     drawn = styles(list(curves))
     with mpl.rc_context(RC):
-        figure, axes = new_figure(WIDTH_IN, height)
+        figure, axes = new_figure(SWEEP_WIDTH_IN, height)
         values: list[float] = []
         for name, curve in curves.items():
             colour, dash = drawn[name]
@@ -128,9 +128,9 @@ def _log_scale(axes: Axes, values: Sequence[float]) -> None:
 
 def _legend_above(figure: mpl.figure.Figure, height: float, lines: int) -> None:
     figure.subplots_adjust(
-        top=1 - (0.15 + LINE_IN * lines) / height,
-        left=0.72 / WIDTH_IN,  # the scale's labels may have five digits
-        right=1 - 0.25 / WIDTH_IN,
+        top=1 - (0.15 + SWEEP_LINE_IN * lines) / height,
+        left=0.72 / SWEEP_WIDTH_IN,  # the scale's labels may have five digits
+        right=1 - 0.25 / SWEEP_WIDTH_IN,
     )
     figure.legend(frameon=False, loc="upper center", ncols=2, handlelength=2.6)
 

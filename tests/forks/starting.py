@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from simulator import processes
+from simulator import CHECKOUT, processes
 from tests.forks.process import NUMBER_BYTES, ForkedProcess, readable
 from tests.forks.server import ORDER_BYTES, Order
 
@@ -42,7 +42,7 @@ class ForkServer:
         with its:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.forks.server", str(its.fileno())],
-                cwd=processes.CHECKOUT,
+                cwd=CHECKOUT,
                 env=environment,
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
