@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from ipaddress import ip_network
 from pathlib import Path
 
 import aiohttp
@@ -23,30 +24,45 @@ from router.discovery.opening import discovery_of
 from router.fleet_io.context import FleetContext, WorkerFact
 from router.fleet_io.manager import FleetManager
 from router.fleet_io.trust import WorkerTrust
-from router.front import inference
 from router.http.admin_app import AdminApi
+from router.http.attempts import Attempts
 from router.http.client_app import client_app
 from router.http.decisions import DecisionLog
+from router.http.inference import Inference
 from router.http.local_desk import LocalDesk
+from router.http.migration.migrations import Migrations
+from router.http.prompts import PromptReader
 from router.http.relay.native import NativeRelay
+from router.http.tenants import Tenants
 from router.http.ui.replicas import replicas_shown
+from router.http.visits import Visits
 from router.keys.key_file import KeyFileError
 from router.keys.ring import KeyRing
 from router.keys.tenant_counts import TenantCounts
 from router.metrics.access import AccessCollector
 from router.metrics.discovery import DiscoveryCollector
 from router.metrics.held import HeldCollector
+from router.metrics.migration import MigrationMetrics
 from router.metrics.registry import RouterMetrics
 from router.metrics.replicas import ReplicaCollector
 from router.metrics.tenant import TenantCollector
 from router.metrics.tracing import TracingCollector
 from router.policy_watch import HangWatch, PolicyTrouble, thread_use
+from router.record.access_log import AccessLog
 from router.replicas.membership import Membership
 from router.state.keeper import StateKeeper
 from router.switchboard import Switchboard
-from router.terms import core_settings, fleet_terms
+from router.terms import (
+    Standing,
+    attempt_terms,
+    core_settings,
+    fleet_terms,
+    inference_terms,
+    migration_terms,
+)
 from router.tokenizing import Tokenizing
-from router.tracing.export import exporter
+from router.tracing.export import Exporter, exporter
+from router.tracing.tracer import Tracer, below_of
 from router.worker_spec import parse_worker_spec
 from router.written import access_log_of, recorder_of, request_log_of
 
@@ -107,10 +123,10 @@ class Router:
         counts = TenantCounts()
         keys = self.api_keys = self._rings.get("api_keys_file")
         told = self.metrics.migrations
-        self.access = access = self.desk.access = access_log_of(config)
+        self.access = access = access_log_of(config)
         self.traces = exporter(config.tracing)
         kept = (counts, told, access, self.traces)
-        self.inference = inference(self.desk, prompts, self._in_force, keys, *kept)
+        self.inference = _inference(self.desk, prompts, self._in_force, keys, *kept)
         use = None if keys is None else keys.shared_use
         self.membership = Membership(config, core, self.switchboard.tell, use)
         self._context.claim, self._context.borrow = self.membership.claim, self.membership.borrow
@@ -243,6 +259,39 @@ class Router:
         member = self.fleet.members.get(worker_id)
         if member is not None and member.feed is not None:
             member.feed.resync(from_seq)
+
+
+def _inference(
+    desk: LocalDesk,
+    prompts: PromptReader,
+    config: Callable[[], Config],
+    keys: KeyRing | None,
+    counts: TenantCounts,
+    told: MigrationMetrics,
+    access: AccessLog | None = None,
+    traces: Exporter | None = None,
+) -> Inference:
+    """The handler of inference paths. `config` gives the configuration of the moment, `keys` are
+    clients' API keys; what happens is counted in `counts` and `told`, and logged in `access` and
+    told to `traces`.
+    """
+    first = config()
+    peers = tuple(ip_network(peer) for peer in first.trusted_peers)
+    tenants = Tenants(keys, first.tenant_header, peers)
+    attempts = Attempts(
+        Standing(attempt_terms, config),
+        keep_authorization=not tenants.asks_keys,
+        migrations=Migrations(desk, told, Standing(migration_terms, config)),
+    )
+    tracer = None
+    if traces is not None:
+        below = Standing(lambda now: below_of(now.tracing.sample), config)
+        tracer = Tracer(traces, below, desk.clock)
+    visits = None
+    if access is not None or tracer is not None:
+        visits = Visits(access, desk.clock, None if tracer is None else tracer.end)
+    terms = Standing(inference_terms, config)
+    return Inference(desk, prompts, tenants, attempts, terms, counts, visits, tracer)
 
 
 def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:

@@ -22,7 +22,6 @@ from router.keys_command import add_keys_command, keys_command
 from router.kv_command import ABOUT as KV_ABOUT
 from router.kv_command import add_kv_command, kv_command
 from router.logs import configure
-from router.processes.seat import Seat, at_ports
 from router.replicas.redis_url import redacted
 from router.takeover.taking import take_over
 from router.top.command import ABOUT as TOP_ABOUT
@@ -88,16 +87,13 @@ class BriefParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
-def main(argv: list[str] | None = None, seat: Seat | None = None) -> int:
-    """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration).
-
-    `seat`: of this process, where the command is run by one of several.
-    """
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
     argv = sys.argv[1:] if argv is None else argv
     native_build.warn()
     args = _parser().parse_args(argv)
     run = _COMMANDS[args.command].run
-    return _serve(args, argv, seat) if run is None else run(args)
+    return _serve(args, argv) if run is None else run(args)
 
 
 def _parser() -> BriefParser:
@@ -119,10 +115,9 @@ def _parser() -> BriefParser:
     return parser
 
 
-def _serve(args: argparse.Namespace, argv: list[str], seat: Seat | None) -> int:
+def _serve(args: argparse.Namespace, argv: list[str]) -> int:
     def read() -> Config:
-        config = load_config(args, os.environ).config
-        return config if seat is None else at_ports(config, seat)
+        return load_config(args, os.environ).config
 
     try:
         config = read()
@@ -133,17 +128,13 @@ def _serve(args: argparse.Namespace, argv: list[str], seat: Seat | None) -> int:
     configure(config.log_level, config.log_format)
     try:
         before = None
-        if config.takeover is not None and seat is None:
+        if config.takeover is not None:
             before = take_over(Path(config.takeover))
-        if config.processes > 1 and seat is None:
-            from router.processes.supervisor import supervise
-
-            return supervise(config, argv, before)
         import uvloop  # only here: `warmroute config` starts faster without the server
 
         from router.serve import serve
 
-        uvloop.run(serve(config, read, seat, argv, before))
+        uvloop.run(serve(config, read, argv, before))
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

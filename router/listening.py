@@ -69,7 +69,14 @@ class Port:
         await runner.setup()
         hot = app.get(HOT, {}) if config.front == "auto" else {}
         self._site = site = DoorSite(
-            runner, self.door, host, port, tls=self.tls, sockets=sockets, hot=hot
+            runner,
+            self.door,
+            host,
+            port,
+            tls=self.tls,
+            sockets=sockets,
+            hot=hot,
+            reuse_port=config.reuse_port and not self._admin,
         )
         try:
             await site.start()

@@ -1,7 +1,7 @@
 """The router's own log: lines for people, or JSON lines with the same words, one an event.
 
-A line that concerns one request is logged with `extra=about(named)`, so that it carries the ids by
-which the access log, the spans and the client know that request.
+A line that concerns one request is logged with `extra=about(id, trace)`, so that it carries the ids
+by which the access log, the spans and the client know that request.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-
-if TYPE_CHECKING:
-    from router.http.desk import Named
 
 LogFormat = Literal["text", "json"]
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -35,16 +32,16 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     exception: str = ""  # the traceback
 
 
-def configure(level: str, form: LogFormat, anew: bool = False) -> None:
-    """Log to standard error from now on. `anew`: in place of what was configured before."""
+def configure(level: str, form: LogFormat) -> None:
+    """Log to standard error from now on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines(_TEXT))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=anew)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def about(named: Named) -> dict[str, str]:
-    """What a log call takes as `extra` for a line about one request."""
-    return {"request": named.id, "trace": named.trace}
+def about(request: str, trace: str) -> dict[str, str]:
+    """What a log call takes as `extra` for a line about one request: its id and its trace's."""
+    return {"request": request, "trace": trace}
 
 
 class TextLines(logging.Formatter):

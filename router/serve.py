@@ -10,8 +10,6 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from router.assembly import Router
 from router.config.rules import is_loopback
 from router.config.schema import Config
@@ -20,9 +18,6 @@ from router.garbage import release, settle
 from router.handover import added_by_hand, settle_in, workers_of
 from router.listening import Port
 from router.metrics.door import DoorCollector
-from router.processes.leading import Leading, lead
-from router.processes.seat import Seat
-from router.takeover.estate import Estate
 from router.takeover.handing import Handing, Left
 from router.takeover.notices import notify, notify_ready
 from router.takeover.sockets import cannot_listen, listening_at
@@ -39,14 +34,13 @@ _OPEN_FILES = 65_536  # wanted; the system may allow fewer
 async def serve(
     config: Config,
     read_config: Callable[[], Config],
-    seat: Seat | None = None,
     argv: Sequence[str] = (),
     before: Inheritance | None = None,
 ) -> None:
     """Run the router until SIGTERM or SIGINT; `read_config` reads it anew on SIGHUP.
 
-    `seat`: the leader's, of a router of several processes. `argv`: the arguments of this router's
-    command, for one that is to follow. `before`: what the router before this one left.
+    `argv`: the arguments of this router's command, for one that is to follow. `before`: what the
+    router before this one left.
 
     Raises OSError that says which address cannot be bound or which file not written, and why;
     ValueError for a bad policy or key file.
@@ -55,7 +49,7 @@ async def serve(
     trust = WorkerTrust(config.workers_tls)
     async with trust.session() as http:
         router = Router(config, http, trust)
-        server = Server(router, files, read_config, seat, Successor(argv, config.takeover))
+        server = Server(router, files, read_config, Successor(argv, config.takeover))
         server.obey()
         ticking = asyncio.create_task(router.tick(), name="tick")
         checking = asyncio.create_task(router.tokenizing.run(), name="token check")
@@ -81,19 +75,16 @@ class Server:
         router: Router,
         files: int,
         read_config: Callable[[], Config],
-        seat: Seat | None,
         successor: Successor,
     ) -> None:
         """`files`: how many may be open. Raises TlsError."""
         self.stop = asyncio.Event()
         self._router = router
         self._read_config = read_config
-        self._seat = seat
         self._successor = successor
         self._client = Port(lambda: router.config, files)
         self._admin = Port(lambda: router.config, files, admin=True)
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
-        self._leading: Leading | None = None
         self._handing: Handing | None = None
         self._listens = False  # both ports do
         self._handed = False  # another router serves in our place
@@ -110,10 +101,10 @@ class Server:
 
     async def start(self, before: Inheritance | None) -> None:
         """Know the workers, listen, say so. Raises OSError, and ReplicaRefusedError."""
-        router, config, seat = self._router, self._router.config, self._seat
+        router, config = self._router, self._router.config
         await router.membership.agree()
-        self._sockets = _sockets(config, seat, before)
-        estate = _estate(seat, before)
+        self._sockets = _sockets(config, before)
+        estate = None if before is None else before.estate
         if estate is None:
             client, admin = await self._listen()
         await router.start()
@@ -129,9 +120,6 @@ class Server:
         _warn_of_exposure(config)
         _warn_of_no_worker(config, admin)
         settle()
-        if seat is not None:
-            self._leading = await lead(router, seat, (client, admin), self.stop.set, self)
-            return
         if before is not None:
             await before.serving()
         if config.takeover is not None:
@@ -145,12 +133,6 @@ class Server:
         await self._router.save()
         added, workers = added_by_hand(self._router), workers_of(self._router)
         return Left(*self._sockets, added, workers, self._router.discovery.found())
-
-    async def leave_in(self, path: Path) -> None:
-        """The same, but for the sockets, as a file."""
-        left = await self.leave()
-        estate = Estate(0, 0, left.added, left.workers, left.found)
-        await asyncio.to_thread(path.write_bytes, msgspec.json.encode(estate))
 
     async def hand_over(self) -> None:
         """Another router serves: accept nothing more, and end when all is answered."""
@@ -166,7 +148,7 @@ class Server:
         if self._handed:
             log.info("handed over: what is connected gets %g s", shutdown_s)
             await self._client.until_left(shutdown_s)
-        elif self._seat is None:
+        else:
             notify("STOPPING=1")
         router.retire("the router stops")
         if self._listens:
@@ -178,8 +160,6 @@ class Server:
             await listening.aclose()
         if self._handing is not None:
             await self._handing.aclose()
-        if self._leading is not None:
-            await self._leading.end()
 
     async def _listen(self) -> tuple[str, str]:
         """The URLs of clients' and of the admin port."""
@@ -205,33 +185,24 @@ class Server:
 
 
 def _sockets(
-    config: Config, seat: Seat | None, before: Inheritance | None
+    config: Config, before: Inheritance | None
 ) -> tuple[list[socket.socket], list[socket.socket]]:
     """Those to listen with, of clients and admin; none: the ports make their own.
 
     Raises OSError that says which address cannot be bound.
     """
-    if seat is not None:
-        return seat.client, seat.admin
     if config.takeover is None:
         return [], []
     found = []
     inherited = ([], []) if before is None else (before.client, before.admin)
-    places = (config.host, config.port), (config.admin_host, config.admin_port)
-    for (host, port), sockets in zip(places, inherited, strict=True):
+    client = config.host, config.port, config.reuse_port
+    admin = config.admin_host, config.admin_port, False
+    for (host, port, shared), sockets in zip((client, admin), inherited, strict=True):
         try:
-            found.append(listening_at(host, port, 1, sockets)[0])
+            found.append(listening_at(host, port, sockets, shared=shared))
         except OSError as error:
             raise cannot_listen(host, port, error) from error
     return found[0], found[1]
-
-
-def _estate(seat: Seat | None, before: Inheritance | None) -> Estate | None:
-    """What a router before this one left, also where the supervisor took it over."""
-    if seat is None:
-        return None if before is None else before.estate
-    path = seat.estate
-    return msgspec.json.decode(path.read_bytes(), type=Estate) if path.exists() else None
 
 
 def allow_many_files() -> int:

@@ -22,3 +22,11 @@ def freeze(pid: int) -> None:
 def _has_stopped(task: Path) -> bool:
     state = (task / "stat").read_text().rpartition(")")[2].split()[0]
     return state in ("T", "t")
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

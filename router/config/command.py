@@ -7,8 +7,9 @@ import os
 import sys
 
 from router.config.file import ConfigError
-from router.config.keys import FILE_VARIABLE, keys_of, text_of
+from router.config.keys import FILE_VARIABLE, attribute_of, flag_of, keys_of, text_of
 from router.config.load import Loaded, effective_yaml, load_config
+from router.config.rules import REMOVED
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             action="append" if key.is_list else "store",
             help=help_text.replace("%", "%%"),
         )
+    for path in REMOVED:  # not shown; `load_config` says what to write instead
+        parser.add_argument(flag_of(path), dest=attribute_of(path), help=argparse.SUPPRESS)
 
 
 def add_config_command(parser: argparse.ArgumentParser) -> None:

@@ -31,17 +31,17 @@ class Key:
     @property
     def flag(self) -> str:
         """The command line's name of it; a list's flag takes one item and may be repeated."""
-        return _ONE_ITEM.get(self.path) or "--" + _dashed(self.path)
+        return _ONE_ITEM.get(self.path) or flag_of(self.path)
 
     @property
     def attribute(self) -> str:
         """Where argparse puts the flag."""
-        return self.path.replace(".", "_")
+        return attribute_of(self.path)
 
     @property
     def variable(self) -> str:
         """The environment's name of it."""
-        return PREFIX + self.path.replace(".", "_").upper()
+        return variable_of(self.path)
 
     @property
     def is_list(self) -> bool:
@@ -65,6 +65,21 @@ class Key:
         if isinstance(read, float) and not isfinite(read):
             raise ValueError(f"{read} is not a finite number; allowed: {self.allowed}")
         return read
+
+
+def flag_of(path: str) -> str:
+    """The command line's name of a key."""
+    return "--" + path.replace(".", "-").replace("_", "-")
+
+
+def attribute_of(path: str) -> str:
+    """Where argparse puts a key's flag."""
+    return path.replace(".", "_")
+
+
+def variable_of(path: str) -> str:
+    """The environment's name of a key."""
+    return PREFIX + attribute_of(path).upper()
 
 
 def keys_of() -> Mapping[str, Key]:
@@ -117,7 +132,3 @@ def _allowed(kind: Any, meta: msgspec.Meta) -> str:
         large = "A-Z" in meta.pattern
         return "letters, digits, dots, dashes" if large else "small letters, digits, dashes"
     return "text or none" if type(None) in get_args(kind) else "list" if kind is not str else "text"
-
-
-def _dashed(path: str) -> str:
-    return path.replace(".", "-").replace("_", "-")

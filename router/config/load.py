@@ -13,9 +13,19 @@ from typing import Any
 import msgspec
 
 from router.config.file import SECTIONS, ConfigError, Given, read_file
-from router.config.keys import FILE_VARIABLE, PREFIX, Key, keys_of, value_at
+from router.config.keys import (
+    FILE_VARIABLE,
+    PREFIX,
+    Key,
+    attribute_of,
+    flag_of,
+    keys_of,
+    value_at,
+    variable_of,
+)
 from router.config.rules import (
     FIXED,
+    REMOVED,
     STANDING,
     BadItemsError,
     check_together,
@@ -118,9 +128,9 @@ def _from_environment(keys: Mapping[str, Key], environ: Mapping[str, str]) -> di
 
 def _from_flags(keys: Mapping[str, Key], args: argparse.Namespace) -> dict[str, Given]:
     return {
-        path: Given(value, f"flag {key.flag}")
-        for path, key in keys.items()
-        if (value := getattr(args, key.attribute, None)) is not None
+        path: Given(value, f"flag {keys[path].flag if path in keys else flag_of(path)}")
+        for path in (*keys, *REMOVED)
+        if (value := getattr(args, attribute_of(path), None)) is not None
     }
 
 
@@ -139,6 +149,9 @@ def _is_link(variable: str, text: str) -> bool:
 
 
 def _unknown(path: str, source: str, keys: Mapping[str, Key]) -> str:
+    for removed, instead in REMOVED.items():
+        if path in (removed, variable_of(removed)):
+            return f"{removed}: {instead}"
     if path == source:  # a variable
         close = difflib.get_close_matches(path, [key.variable for key in keys.values()], n=1)
         return f"no such key; did you mean {close[0]}?" if close else "no such key"

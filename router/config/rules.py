@@ -28,7 +28,7 @@ _BUILT = "read once at start; restart the router"
 # Keys a reload cannot change, and why. Every other one takes effect with the next request.
 FIXED = MappingProxyType(
     {
-        **dict.fromkeys(("host", "port", "admin_host", "admin_port"), _BOUND),
+        **dict.fromkeys(("host", "port", "admin_host", "admin_port", "reuse_port"), _BOUND),
         **dict.fromkeys(
             (
                 "limits.workers",
@@ -47,7 +47,7 @@ FIXED = MappingProxyType(
                 *("tls.cert", "tls.key", "tls.client_ca", "door.head_bytes"),
                 *("admin_tls.cert", "admin_tls.key", "admin_tls.client_ca"),
                 *("workers_tls.ca", "workers_tls.cert", "workers_tls.key"),
-                *("front", "processes", "relay", "seed", "unknown_paths", "intervals.gather_s"),
+                *("front", "relay", "seed", "unknown_paths", "intervals.gather_s"),
                 "policy_fallback",
                 "policy_slow_ms",
                 "policy_hang_s",
@@ -93,6 +93,14 @@ FIXED = MappingProxyType(
     }
 )
 
+
+# Keys of earlier versions, and what to write in their place.
+REMOVED = MappingProxyType(
+    {
+        "processes": "removed; run several routers that share the port (SO_REUSEPORT: "
+        "`reuse_port: true`) and state (`state: redis://...`)",
+    }
+)
 
 # Can change, but neither from none nor to none: what goes with it is there from the start, or not.
 STANDING = MappingProxyType(
@@ -163,6 +171,8 @@ def check_together(config: Config) -> list[str]:
     problems = []
     if config.port == config.admin_port != 0 and config.host == config.admin_host:
         problems.append(f"port and admin_port are both {config.port}; they must differ")
+    if config.reuse_port and not config.port:
+        problems.append("reuse_port is true and port is 0: name the port that is to be shared")
     if not (config.admin_open or config.admin_keys_file or is_loopback(config.admin_host)):
         problems.append(
             f"admin_host {config.admin_host} is beyond loopback, where whoever reaches the admin "

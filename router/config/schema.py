@@ -112,9 +112,9 @@ class Config(_Section, frozen=True):
     admin_port: Annotated[
         int, Meta(ge=0, le=65_535, description="admin port; 0: the system chooses")
     ] = 8081
-    processes: Annotated[
-        int, Meta(ge=1, le=256, description="processes that serve the client port together")
-    ] = 1
+    reuse_port: Annotated[
+        bool, Meta(description="other routers may listen on the same client port (SO_REUSEPORT)")
+    ] = False
     workers: Annotated[
         tuple[str, ...],
         Meta(description="workers: URL,key=value,... each (in a file also as mappings)"),

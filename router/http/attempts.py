@@ -15,14 +15,16 @@ from aiohttp import web
 
 from policies.facts import Arrival
 from router.core.actions import Reject
+from router.fleet_io.member import Member
 from router.http.absent import Sieve
 from router.http.client_reply import ClientReply, upstream_request
 from router.http.client_request import ClientRequest
 from router.http.cohort import cohort
-from router.http.desk import Carrier, Case, Errand
+from router.http.desk import Errand
 from router.http.errors import error_body, error_type
 from router.http.explain_header import EXPLAIN_HEADER
 from router.http.forward_ids import with_token_ids
+from router.http.local_desk import LocalCase
 from router.http.migration.migrations import Migrations
 from router.http.migration.plan import MOVABLE
 from router.http.migration.stream import Stream
@@ -32,6 +34,7 @@ from router.http.permits import Permit
 from router.http.prompts import Prompt
 from router.http.relay.reply import Header, HeldReply, Outcome, Timeouts
 from router.http.tenants import told_on
+from router.http.visits import VisitedCase
 from router.tracing.trace import Traced
 
 _UNCHANGED_EVERY = 64  # requests: one goes as text where ids are forwarded, to be checked
@@ -77,7 +80,7 @@ class Attempts:
         self._keep_authorization = keep_authorization
         self._migrations = migrations
 
-    async def answer(self, asking: Asking, case: Case) -> web.StreamResponse:
+    async def answer(self, asking: Asking, case: LocalCase | VisitedCase) -> web.StreamResponse:
         """The answer of the first worker that gives one, or the refusal."""
         if self._migrations is None or not asking.arrival.stream:
             return await self._answer(asking, case, None)
@@ -88,7 +91,7 @@ class Attempts:
             return await self._answer(asking, case, stream)
 
     async def _answer(
-        self, asking: Asking, case: Case, stream: Stream | None
+        self, asking: Asking, case: LocalCase | VisitedCase, stream: Stream | None
     ) -> web.StreamResponse:
         held: HeldReply | None = None
         lost: Outcome | None = None  # the worker's that a begun stream leaves
@@ -128,7 +131,7 @@ class Attempts:
         asking: Asking,
         errand: Errand,
         reply: ClientReply,
-        case: Case,
+        case: LocalCase | VisitedCase,
         stream: Stream | None,
         terms: AttemptTerms,
     ) -> tuple[Outcome, int | None]:
@@ -168,7 +171,7 @@ class Attempts:
         return outcome, asking.prompt.tokens if exact else None
 
     def _refused(
-        self, asking: Asking, reject: Reject, held: HeldReply | None, case: Case
+        self, asking: Asking, reject: Reject, held: HeldReply | None, case: LocalCase | VisitedCase
     ) -> web.StreamResponse:
         """The core's refusal, explained where the client asked why."""
         if asking.permit is not None:
@@ -205,7 +208,7 @@ def _extra_headers(asking: Asking, errand: Errand) -> tuple[Header, ...]:
     return (*errand.headers, *((name.encode(), value.encode()) for name, value in left))
 
 
-def _body_for(carrier: Carrier, asking: Asking, terms: AttemptTerms) -> bytes:
+def _body_for(carrier: Member, asking: Asking, terms: AttemptTerms) -> bytes:
     """What this worker is sent: the client's body, or with ids in it instead of the text."""
     if (
         not terms.forward_token_ids

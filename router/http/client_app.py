@@ -8,16 +8,16 @@ from functools import partial
 from aiohttp import web
 
 from router.http.answers import Answering, answered, errors_as_json, json_response
-from router.http.desk import Desk
 from router.http.door.lane import HOT
 from router.http.errors import ClientError
 from router.http.inference import Inference
+from router.http.local_desk import LocalDesk
 from router.http.paths import PATHS
 from router.http.readiness import alive, ready
 
 
 def client_app(
-    inference: Inference, desk: Desk, body_bytes: int, forwards: bool = False
+    inference: Inference, desk: LocalDesk, body_bytes: int, forwards: bool = False
 ) -> web.Application:
     """The application of the client port. `body_bytes` bounds a request's body; `forwards`: also
     paths that are not known here go to workers.

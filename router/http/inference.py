@@ -13,9 +13,9 @@ from router.http.attempts import Asking, Attempts
 from router.http.client_request import ClientRequest
 from router.http.codings import refuse_codings
 from router.http.cohort import cohort
-from router.http.desk import Desk
 from router.http.errors import ClientError
 from router.http.explain_header import asked
+from router.http.local_desk import LocalCase, LocalDesk
 from router.http.paths import OTHER, PATHS, Path
 from router.http.patience import Patience
 from router.http.permits import Permit, check_model, priority_within, salt_of, with_salt
@@ -23,7 +23,7 @@ from router.http.plain_scan import Plain
 from router.http.prompts import Prompt, PromptReader
 from router.http.scan import ScanLimits, Scanned
 from router.http.tenants import Tenants
-from router.http.visits import Visit, Visits
+from router.http.visits import Visit, VisitedCase, Visits
 from router.keys.tenant_counts import TenantCounts
 from router.keys.terms import KeyTerms
 from router.tracing.trace import Traced
@@ -47,7 +47,7 @@ class Inference:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: LocalDesk,
         prompts: PromptReader,
         tenants: Tenants,
         attempts: Attempts,
@@ -102,11 +102,12 @@ class Inference:
         if deadline_s is not None:
             arrival = replace(arrival, deadline_s=deadline_s)
         explain = asked(request, arrival.request_id, terms.explain, terms.explain_every)
+        opened: LocalCase | VisitedCase
         if visit is None:
-            opened = self._desk.case(arrival, explain, permit.whose)
+            opened = self._desk.case(arrival, explain)
         else:
-            opened = self._desk.case(arrival, explain, permit.whose, visit.named())
-            opened = visit.asks(opened, arrival, len(body))
+            named_case = self._desk.case(arrival, explain, visit.named())
+            opened = visit.asks(named_case, arrival, len(body))
         with opened as case:
             case.arrive()
             asking = Asking(request, body, path, arrival, prompt, permit, traced)

@@ -1,4 +1,4 @@
-"""The desk of the process that decides: the core, and what is kept of requests, at hand."""
+"""Brings requests before the decision core, and keeps what is known of each until its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from router.http.relay.reply import Outcome, Usage
 from router.http.token_check import TokenCheck
 from router.logs import about
 from router.metrics.registry import RouterMetrics
-from router.record.access_log import AccessLog, Made
 from router.record.explanation import explanation
 from router.record.request_entry import Entry
 from router.record.request_log import RequestLog
@@ -95,7 +94,7 @@ class LocalCase:
             self._entry = self._desk.request_log.entry(self._arrival)
 
     async def next_errand(self) -> Errand | Reject:
-        """See `Case`."""
+        """Where to send the request, or how to turn it away; waits while it is held."""
         action = await self.ticket.next_action()
         return action if isinstance(action, Reject) else self.errand(action)
 
@@ -127,11 +126,15 @@ class LocalCase:
         self.ticket.progress(now_s, output_tokens)
 
     def gone(self) -> None:
-        """See `Case`."""
+        """The errand's worker is gone: nothing was sent. Another errand follows."""
         self.ticket.fail("busy", retry=True, reason="worker removed")
 
     def ended(self, outcome: Outcome, own_tokens: int | None, rest: Arrival | None = None) -> bool:
-        """See `Case`."""
+        """An errand is over; True when another one follows.
+
+        `own_tokens`: our exact count of the prompt's tokens, to be held against the worker's.
+        `rest`: what is left of the request where the outcome is resumable.
+        """
         action, desk = self._action, self._desk
         assert action is not None, f"request {self.request_id} ended before it was sent"
         desk.metrics.outcome(self._arrival, action, outcome, desk.clock())
@@ -144,7 +147,7 @@ class LocalCase:
         return self._settle(action.worker_id, outcome, rest)
 
     def why_refused(self, reject: Reject) -> str | None:
-        """See `Case`."""
+        """The explanation's line for a refusal's header; None where there is none to give."""
         if self._explain not in TO_CLIENTS or reject.code not in HELD_CODES:
             return None
         now_s = self._desk.clock()
@@ -152,7 +155,7 @@ class LocalCase:
         return refusal_line(self._arrival, now_s, choice)
 
     def refused(self, reject: Reject, status: int) -> None:
-        """See `Case`."""
+        """The client was turned away with `status`."""
         if self._entry is not None:
             self._entry.rejected(reject, status)
 
@@ -184,7 +187,7 @@ class LocalCase:
                 error.kind,
                 error.message,
                 "; asking for another worker" if outcome.retryable else "",
-                extra=about(self._named),
+                extra=about(self._named.id, self._named.trace),
             )
             ticket.fail(
                 "busy" if error.kind == "busy" else "worker",
@@ -215,7 +218,6 @@ class LocalDesk:
         self.decisions = decisions
         self.request_log = request_log
         self.check = check
-        self.access: AccessLog | None = None
         self.draining = False  # an operator wants no new requests to come
         self.retired = ""  # why this router is about to end
         self.refuses: Callable[[], bool] = lambda: False  # new ones, while it drains
@@ -225,32 +227,25 @@ class LocalDesk:
         self.block_sizes = switchboard.core.workers.block_sizes
         self.identity = switchboard.core.workers.identity
 
-    def case(
-        self, arrival: Arrival, explain: Asked, whose: bytes = b"", named: Named = NOBODY
-    ) -> LocalCase:
-        """See `Desk`."""
+    def case(self, arrival: Arrival, explain: Asked, named: Named = NOBODY) -> LocalCase:
+        """A request that was read and understood."""
         explained = explain != "no" or named.traced
         ticket = self.switchboard.ticket(arrival.request_id, explained)
         return LocalCase(self, arrival, explain, ticket, named)
 
     def ready_workers(self) -> int:
-        """See `Desk`."""
+        """How many workers take requests now."""
         return sum(w.takes_requests for w in self.switchboard.core.workers)
 
     def ready_by_model(self) -> dict[str, int]:
-        """See `Desk`."""
+        """Of each model served, sorted: how many of its workers take requests now."""
         workers = self.switchboard.core.workers
         return {m: sum(w.takes_requests for w in workers.serving(m)) for m in workers.models()}
 
     def reasons(self) -> tuple[str, ...]:
-        """See `Desk`."""
+        """Why no new requests are wanted here, whatever the workers say; none: they are."""
         drained = "the router is draining" if self.draining else ""
         return tuple(why for why in (drained, self.retired) if why)
-
-    def log_lines(self, lines: bytes) -> None:
-        """Lines that a satellite made for the access log."""
-        if self.access is not None:
-            self.access.put(Made(lines), len(lines))
 
     def drain(self, by: str) -> None:
         """Be ready no more. What comes is served, or refused where the configuration says so."""
@@ -263,7 +258,7 @@ class LocalDesk:
         self.draining = False
 
     def faulty(self, status: int) -> None:
-        """See `Desk`."""
+        """A request was refused as its client's own fault, or (500) ended by a defect of ours."""
         self.metrics.faults.faulty(status)
 
     def cards(self) -> list[dict[str, Any]]:

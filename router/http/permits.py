@@ -25,7 +25,6 @@ class Permit:
 
     def __init__(self, key: Key, counts: TenantCounts, clock: Callable[[], float]) -> None:
         self.terms = key.terms
-        self.whose = key.whose  # where the desk counts what its key uses
         self._grant = None if key.allowance is None else Grant(key.allowance)
         self._counts = counts
         self._clock = clock

@@ -11,18 +11,18 @@ from typing import Any
 from aiohttp import web
 
 from router.http.answers import json_response
-from router.http.desk import Desk
 from router.http.errors import ClientError
+from router.http.local_desk import LocalDesk
 
 _MODEL_CHARS = 1_024
 
 
-def alive(desk: Desk) -> web.Response:
+def alive(desk: LocalDesk) -> web.Response:
     """The answer to `/health`: 200, with how many workers take requests."""
     return json_response({"status": "ok", "ready_workers": desk.ready_workers()})
 
 
-def ready(desk: Desk, request: web.Request) -> web.Response:
+def ready(desk: LocalDesk, request: web.Request) -> web.Response:
     """The answer to `/ready`, or to `/ready?model=NAME`: 200 or 503, and the reasons.
 
     Raises ClientError.
@@ -34,7 +34,7 @@ def ready(desk: Desk, request: web.Request) -> web.Response:
     return json_response(shown, 200 if shown["ready"] else 503)
 
 
-def readiness(desk: Desk, model: str | None = None) -> dict[str, Any]:
+def readiness(desk: LocalDesk, model: str | None = None) -> dict[str, Any]:
     """What `/ready` says, of one model or of all."""
     reasons = list(desk.reasons())
     by_model = desk.ready_by_model()

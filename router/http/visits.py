@@ -17,8 +17,9 @@ from aiohttp import web
 from policies.facts import Arrival
 from router.core.actions import Reject
 from router.http.client_request import ClientRequest, Written
-from router.http.desk import Case, Errand, Named
+from router.http.desk import Errand, Named
 from router.http.errors import ClientError, WorkerError
+from router.http.local_desk import LocalCase
 from router.http.patience import CODE as LATE
 from router.http.relay.reply import Header, Outcome
 from router.record.access_log import AccessLine, AccessLog
@@ -107,11 +108,11 @@ class Visit:
         self.end_s = self._visits.clock()
         self._visits.end(self)
 
-    def asks(self, case: Case, arrival: Arrival, bytes_in: int) -> Case:
+    def asks(self, case: LocalCase, arrival: Arrival, bytes_in: int) -> VisitedCase:
         """It was read and understood: `case`, looked at from here."""
         self.arrival, self.bytes_in = arrival, bytes_in
         if isinstance(self.traced, Trace):
-            case = TracedCase(case, self.traced)
+            return VisitedCase(TracedCase(case, self.traced), self)
         return VisitedCase(case, self)
 
     def named(self) -> Named:
@@ -203,17 +204,13 @@ class Visit:
             total_ms=_ms(self.end_s, self.began_s) or 0.0,
         )
 
-    def made(self) -> bytes:
-        """See `record.access_log.Lines`: it is none yet."""
-        return b""
-
 
 class VisitedCase:
     """A case whose steps are noted. Lifetime: request."""
 
     __slots__ = ("_case", "_visit", "first_token", "gone", "progress", "request_id", "why_refused")
 
-    def __init__(self, case: Case, visit: Visit) -> None:
+    def __init__(self, case: LocalCase | TracedCase, visit: Visit) -> None:
         self._case, self._visit = case, visit
         self.request_id = case.request_id
         self.first_token, self.progress = case.first_token, case.progress
@@ -232,21 +229,21 @@ class VisitedCase:
         self._case.__exit__(kind, error, trace)
 
     def arrive(self) -> None:
-        """See `Case`."""
+        """See `LocalCase`."""
         self._case.arrive()
 
     async def next_errand(self) -> Errand | Reject:
-        """See `Case`."""
+        """See `LocalCase`."""
         errand = await self._case.next_errand()
         return errand if isinstance(errand, Reject) else self._visit.sent(errand)
 
     def ended(self, outcome: Outcome, own_tokens: int | None, rest: Arrival | None = None) -> bool:
-        """See `Case`."""
+        """See `LocalCase`."""
         self._visit.ended(outcome)
         return self._case.ended(outcome, own_tokens, rest)
 
     def refused(self, reject: Reject, status: int) -> None:
-        """See `Case`."""
+        """See `LocalCase`."""
         self._visit.refused(reject, status)
         self._case.refused(reject, status)
 

@@ -13,7 +13,6 @@ from hashlib import blake2b
 from pathlib import Path
 
 from router.keys.allowance import Allowance
-from router.keys.grant import Grant
 from router.keys.key_file import KeyFileError, read_keys
 from router.keys.shared_use import SharedUse
 from router.keys.terms import KeyLine, KeyTerms, hash_of
@@ -26,12 +25,11 @@ _WATCH_S = 2.0
 class Key:
     """A key or a named tenant: its terms, and what it used. Lifetime: as long as it is there."""
 
-    __slots__ = ("allowance", "terms", "whose")
+    __slots__ = ("allowance", "terms")
 
-    def __init__(self, terms: KeyTerms, allowance: Allowance | None, whose: bytes = b"") -> None:
+    def __init__(self, terms: KeyTerms, allowance: Allowance | None) -> None:
         self.terms = terms
-        self.allowance = allowance  # None: nothing of it is counted here
-        self.whose = whose  # its digest where another process counts; empty: none does
+        self.allowance = allowance  # None: it has no limits
 
 
 class KeyRing:
@@ -41,19 +39,13 @@ class KeyRing:
     of a look-up tells anything of them.
     """
 
-    def __init__(
-        self, path: Path, clock: Callable[[], float], counted_under: bytes | None = None
-    ) -> None:
-        """`counted_under`: the secret of the ring in another process, which alone counts what
-        keys use and finds them by `Key.whose`. Raises KeyFileError.
-        """
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        """Raises KeyFileError."""
         self._path = path
         self._clock = clock
-        self._counts = counted_under is None
-        self.secret = counted_under or secrets.token_bytes(32)
+        self._secret = secrets.token_bytes(32)
         self._keys: dict[bytes, Key] = {}
         self._tenants: dict[str, Key] = {}
-        self._limited: dict[bytes, Key] = {}
         self._allowances: dict[str, Allowance] = {}
         self.shared_use = SharedUse(lambda: self._allowances)
         self._stamp = self._stamped()
@@ -69,13 +61,6 @@ class KeyRing:
     def of_tenant(self, tenant: str) -> Key | None:
         """What the file says of a tenant that a trusted peer names; None: nothing."""
         return self._tenants.get(tenant)
-
-    def grant(self, whose: bytes) -> Grant | None:
-        """For a request of the key that another process's ring has under `whose`; None: no limits
-        are known of it.
-        """
-        key = self._limited.get(whose)
-        return None if key is None or key.allowance is None else Grant(key.allowance)
 
     def reload(self) -> None:
         """Read the file anew. Raises KeyFileError; nothing has changed then."""
@@ -102,24 +87,20 @@ class KeyRing:
         now_s = self._clock()
         keys: dict[bytes, Key] = {}
         tenants: dict[str, Key] = {}
-        limited: dict[bytes, Key] = {}
         allowances: dict[str, Allowance] = {}
         for line in lines:
             if line.hashed is None:
                 assert line.terms.tenant is not None, "a line without a tenant"
                 name = line.terms.tenant
-                digest = self._digest(b"-" + name.encode())
-                key = tenants[name] = self._key(self._tenants.get(name), line.terms, digest, now_s)
+                key = tenants[name] = self._key(self._tenants.get(name), line.terms, now_s)
             else:
                 digest = self._digest(line.hashed)
-                key = keys[digest] = self._key(self._keys.get(digest), line.terms, digest, now_s)
-            if not line.terms.unlimited:
-                limited[digest] = key
+                key = keys[digest] = self._key(self._keys.get(digest), line.terms, now_s)
             if key.allowance is not None:
                 shared = _shared_name(line)
                 allowances[shared] = key.allowance
                 key.allowance.on_use = partial(self.shared_use.touched, shared)
-        self._keys, self._tenants, self._limited = keys, tenants, limited
+        self._keys, self._tenants = keys, tenants
         self._allowances = allowances
         log.info("%s: %d keys", self._path, len(keys))
         if plain := sum(line.plain for line in lines):
@@ -139,14 +120,12 @@ class KeyRing:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _digest(self, hashed: bytes) -> bytes:
-        return hmac.digest(self.secret, hashed, "sha256")
+        return hmac.digest(self._secret, hashed, "sha256")
 
-    def _key(self, old: Key | None, terms: KeyTerms, digest: bytes, now_s: float) -> Key:
+    def _key(self, old: Key | None, terms: KeyTerms, now_s: float) -> Key:
         """What a key used before stays used, and its requests in flight stay counted."""
         if terms.unlimited:
             return Key(terms, None)
-        if not self._counts:
-            return Key(terms, None, digest)
         allowance = None if old is None else old.allowance
         if allowance is None:
             return Key(terms, Allowance(terms, now_s))

@@ -14,10 +14,8 @@ from router.record.access_log import AccessLog
 class AccessCollector(Collector):
     """Zero where there is no log. Lifetime: process."""
 
-    def __init__(self, log: AccessLog | None, satellite: bool = False) -> None:
-        """`satellite`: what it tells the leader is not written yet."""
+    def __init__(self, log: AccessLog | None) -> None:
         self._log = log
-        self._satellite = satellite
 
     def collect(self) -> Iterable[Metric]:
         """The one family."""
@@ -26,7 +24,7 @@ class AccessCollector(Collector):
             "Lines of the access log, written or lost for want of room",
             labels=["result"],
         )
-        written = 0 if self._log is None or self._satellite else self._log.written
+        written = 0 if self._log is None else self._log.written
         lines.add_metric(["written"], written)
         lines.add_metric(["lost"], 0 if self._log is None else self._log.lost)
         yield lines

@@ -7,7 +7,7 @@ they happen.
 from __future__ import annotations
 
 from collections import Counter as Counted
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -55,8 +55,6 @@ class RouterMetrics:
         keeper: StateKeeper | None = None,
     ) -> None:
         registry = CollectorRegistry()
-        # Adds what other processes of this router count.
-        self.others: Callable[[Iterable[Metric]], Iterable[Metric]] = lambda metrics: metrics
         self._replies: Replies = {}
         self.worker_errors = 0  # replies that failed by a worker's fault
         registry.register(_CoreCollector(core, fleet, prompts, self._replies))
@@ -128,11 +126,11 @@ class RouterMetrics:
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return generate_latest(self)
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """All families, as of now, of all processes."""
-        return self.others(self._registry.collect())
+        """All families, as of now."""
+        return self._registry.collect()
 
 
 class _CoreCollector(Collector):

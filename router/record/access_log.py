@@ -1,15 +1,14 @@
 """The access log: a JSON line for each inference request, for people and for what gathers logs.
 
 The event loop fills in a `Visit` (`router.http.visits`) and puts it into a bounded queue; a thread
-makes lines and writes them. Satellites make theirs and tell the leader, so one process has the
-file.
+makes lines and writes them.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -55,33 +54,12 @@ class AccessLine(msgspec.Struct, frozen=True):
     total_ms: float
 
 
-class Lines(Protocol):
-    """What becomes a line, or some."""
+class Told(Protocol):
+    """What becomes a line."""
 
-    def line(self, unix_offset_s: float) -> AccessLine | None:
-        """None: these are lines already."""
+    def line(self, unix_offset_s: float) -> AccessLine:
+        """In the thread of the log."""
         ...
-
-    def made(self) -> bytes:
-        """The lines, where they are."""
-        ...
-
-
-class Made:
-    """Lines that a satellite made. Lifetime: until they are written."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def line(self, unix_offset_s: float) -> None:
-        """See `Lines`."""
-        return
-
-    def made(self) -> bytes:
-        """See `Lines`."""
-        return self._data
 
 
 class AccessLog:
@@ -90,7 +68,7 @@ class AccessLog:
     def __init__(self, write: Writer, unix_offset_s: float) -> None:
         """`unix_offset_s`: what the router's clock lacks to unix time."""
         self._sink = _Sink(write, unix_offset_s)
-        self._background: Background[Lines] = Background(
+        self._background: Background[Told] = Background(
             "access log", self._sink, _WAITING, _WAITING_BYTES
         )
         self._no_room = 0
@@ -105,9 +83,9 @@ class AccessLog:
         """Lines so far, for want of room in the queue or on the disk."""
         return self._no_room + self._sink.lost
 
-    def put(self, lines: Lines, size_bytes: int = _LINE_BYTES) -> None:
+    def put(self, told: Told) -> None:
         """Hand over."""
-        if not self._background.put(lines, size_bytes):
+        if not self._background.put(told, _LINE_BYTES):
             self._no_room += 1
             if self._no_room & (self._no_room - 1) == 0:
                 log.error("access log: %d lines lost: the disk is too slow", self._no_room)
@@ -179,20 +157,6 @@ class Stdout:
         """See `Writer`."""
 
 
-class Told:
-    """Lines are told to somebody who writes them. Lifetime: process."""
-
-    def __init__(self, tell: Callable[[bytes], None]) -> None:
-        """`tell` is called in the log's thread; it raises OSError where nobody listens."""
-        self.append = tell
-
-    def reopen(self) -> None:
-        """See `Writer`."""
-
-    def close(self) -> None:
-        """See `Writer`."""
-
-
 class _Sink:
     """Makes lines and writes them, in the thread of the log. Lifetime: process."""
 
@@ -203,14 +167,10 @@ class _Sink:
         self._unix_offset_s = unix_offset_s
         self._encoder = msgspec.json.Encoder()
 
-    def write(self, items: Sequence[Lines]) -> None:
+    def write(self, items: Sequence[Told]) -> None:
         """See `Sink`."""
-        parts, count = [], 0
-        for item in items:
-            line = item.line(self._unix_offset_s)
-            part = item.made() if line is None else self._encoder.encode(line) + b"\n"
-            count += part.count(b"\n")
-            parts.append(part)
+        count, encode = len(items), self._encoder.encode
+        parts = [encode(item.line(self._unix_offset_s)) + b"\n" for item in items]
         try:
             self._writer.append(b"".join(parts))
         except OSError as error:

@@ -1,15 +1,16 @@
-"""Listening sockets: made, inherited, and shared out among processes.
+"""Listening sockets: made, or inherited from the router before.
 
-Those of several processes share a port (SO_REUSEPORT): the system spreads connections over them. A
-socket that is closed takes with it the connections that nobody has accepted yet; so where a router
-follows another one, it goes on with the very sockets of that one.
+All are made with SO_REUSEPORT; several routers may listen on one port where the configuration says
+so (`reuse_port`), and the system spreads connections over them. A socket that is closed takes with
+it the connections that nobody has accepted yet; so where a router follows another one, it goes on
+with the very sockets of that one.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 
 Place = tuple[int, str, int]  # address family, host, port
@@ -18,16 +19,16 @@ BACKLOG = 1_024  # connections that wait to be accepted, of each socket
 
 
 def listening_at(
-    host: str, port: int, seats: int, inherited: Iterable[socket.socket] = ()
-) -> list[list[socket.socket]]:
-    """For each of `seats` processes the sockets it listens with, one for each address of `host`.
+    host: str, port: int, inherited: Iterable[socket.socket] = (), *, shared: bool = False
+) -> list[socket.socket]:
+    """The sockets to listen with, at least one for each address of `host`.
 
     Of `inherited`, which may be of another address, what fits is used and the rest closed. Port 0:
-    the inherited one, else any that is free. Raises OSError where somebody else has the port, or
-    where `host` is no address of this machine.
+    the inherited one, else any that is free. `shared`: other programs may listen on the same port.
+    Raises OSError where somebody else has the port, or where `host` is no address of this machine.
     """
     left = list(inherited)
-    shares: list[list[socket.socket]] = [[] for _ in range(seats)]
+    found: list[socket.socket] = []
     made: list[socket.socket] = []
     if port == 0 and left:
         port = _place(left[0])[2]
@@ -35,41 +36,16 @@ def listening_at(
         for family, name in _addresses(host):
             ours = [one for one in left if _place(one) == (family, name, port)]
             left = [one for one in left if one not in ours]
-            more = _made((family, name, port), seats - len(ours), ours)
-            made += more
-            ours += more
+            if not ours:
+                ours = [_made((family, name, port), shared)]
+                made += ours
             port = _place(ours[0])[2]
-            for number, one in enumerate(ours):
-                shares[number % seats].append(one)
+            found += ours
     except OSError:
         close_all(made)
         raise
     close_all(left)
-    return shares
-
-
-def bound(share: Sequence[socket.socket]) -> str:
-    """HOST:PORT of a process's sockets, the first of them."""
-    _, host, port = _place(share[0])
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def number_of(share: Sequence[socket.socket]) -> int:
-    """The port's number."""
-    return _place(share[0])[2]
-
-
-def rest(share: Iterable[socket.socket]) -> None:
-    """Let nobody wait at these sockets until somebody listens with them again.
-
-    The system gives connections to others that share the port meanwhile.
-    """
-    for one in share:
-        try:
-            one.shutdown(socket.SHUT_RD)
-        except OSError as error:
-            if error.errno != errno.ENOTCONN:  # nobody has listened with it yet
-                raise
+    return found
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:
@@ -83,23 +59,17 @@ def cannot_listen(host: str, port: int, error: OSError) -> OSError:
     return OSError(f"cannot listen on {host}, port {port}: {_why(error)}")
 
 
-def _made(place: Place, count: int, beside: Sequence[socket.socket]) -> list[socket.socket]:
-    """So many more at a place, where we have those `beside`. Raises OSError."""
-    if count <= 0:
-        return []
-    if not beside:
+def _made(place: Place, shared: bool) -> socket.socket:
+    """A new one that listens. Raises OSError."""
+    if not shared:
         _check_free(place)
-    made: list[socket.socket] = []
+    one = _bound(place, share=True)
     try:
-        for _ in range(count):
-            one = _bound(place, share=True)
-            made.append(one)
-            place = _place(one)
-            one.listen(BACKLOG)
+        one.listen(BACKLOG)
     except OSError:
-        close_all(made)
+        one.close()
         raise
-    return made
+    return one
 
 
 def _addresses(host: str) -> list[tuple[int, str]]:
@@ -114,7 +84,7 @@ def _place(one: socket.socket) -> Place:
 
 
 def _check_free(place: Place) -> None:
-    """Raises OSError. Among those who share a port another router's processes would not show."""
+    """Raises OSError. With SO_REUSEPORT another router at this port would not show."""
     if place[2]:
         with closing(_bound(place, share=False)):
             pass

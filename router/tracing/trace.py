@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from types import TracebackType
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from policies.facts import Arrival
 from policies.record import record
 from router.core.actions import Reject
-from router.http.desk import Case, Errand
 from router.http.errors import ClientError, WorkerError
 from router.http.relay.reply import Header, Outcome
 from router.tracing.context import TraceContext, headers_of
+
+if TYPE_CHECKING:
+    from router.http.desk import Errand
+    from router.http.local_desk import LocalCase
 
 Traced = Union["Trace", "Passed"]  # what a request is to the tracer that began it
 
@@ -156,7 +159,7 @@ class TracedCase:
 
     __slots__ = ("_case", "_trace", "first_token", "progress", "request_id", "why_refused")
 
-    def __init__(self, case: Case, trace: Trace) -> None:
+    def __init__(self, case: LocalCase, trace: Trace) -> None:
         self._case, self._trace = case, trace
         self.request_id = case.request_id
         self.first_token, self.progress = case.first_token, case.progress
@@ -175,23 +178,23 @@ class TracedCase:
         self._case.__exit__(kind, error, trace)
 
     def arrive(self) -> None:
-        """See `Case`."""
+        """See `LocalCase`."""
         self._trace.asks()
         self._case.arrive()
 
     async def next_errand(self) -> Errand | Reject:
-        """See `Case`."""
+        """See `LocalCase`."""
         errand = await self._case.next_errand()
         self._trace.decided(errand)
         return errand
 
     def gone(self) -> None:
-        """See `Case`."""
+        """See `LocalCase`."""
         self._trace.asks()
         self._case.gone()
 
     def ended(self, outcome: Outcome, own_tokens: int | None, rest: Arrival | None = None) -> bool:
-        """See `Case`."""
+        """See `LocalCase`."""
         self._trace.ended(outcome)
         follows = self._case.ended(outcome, own_tokens, rest)
         if follows:
@@ -199,7 +202,7 @@ class TracedCase:
         return follows
 
     def refused(self, reject: Reject, status: int) -> None:
-        """See `Case`."""
+        """See `LocalCase`."""
         self._case.refused(reject, status)
 
 

@@ -31,7 +31,6 @@ IMPORTED = (
     "policies.least_requests",
     "policies.warmset",
     "router.cli",
-    "router.processes.supervisor",
     "router.replicas.link",
     "router.replicas.sharing",
     "router.serve",

@@ -17,8 +17,8 @@ from simulator.processes import launch, log_tail
 from tests.forks.process import ForkedProcess
 from tests.forks.server import Order
 from tests.forks.starting import Forks, ForkServer
+from tests.frozen import runs
 from tests.live.stack import running, until
-from tests.live.test_processes import runs
 
 WORLD = """
 import asyncio, gc, json, os, random, resource, signal, sys, threading

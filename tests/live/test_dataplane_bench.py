@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.bench.dataplane import cpu
+from tests.bench.dataplane.ledger import charged, total, until_zero
 from tests.bench.dataplane.measured import FAILED, FOREIGN, Bench, Figure, Results, Row, run, table
-from tests.bench.dataplane.processes import charged, total, until_zero
 from tests.bench.dataplane.programs import Cores, Engines, engines, run_load
 from tests.bench.dataplane.replicas import at_rate, page, pair, unheard
 from tests.bench.dataplane.routers import Subject, ours, subjects

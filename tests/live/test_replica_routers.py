@@ -120,15 +120,14 @@ async def test_without_redis_it_serves_alone_says_so_and_joins_later(
         assert await two.router.process.wait() == 0
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
 async def test_who_differs_is_refused_by_name_and_the_other_serves_on(
-    tmp_path: Path, server: RedisServer, processes: str
+    tmp_path: Path, server: RedisServer
 ) -> None:
     async with place(tmp_path) as world:
         one = await world.router(server.url, "one")
         await until_metric(one, "replicas_link_up", 1)
         arguments = world.arguments(server.url, "two", "--policy", "least_requests")
-        arguments += ["--session-header", "x-other", "--processes", processes]
+        arguments += ["--session-header", "x-other"]
         with pytest.raises(RuntimeError) as caught:
             await world.programs.start("two", "router", arguments)
         said = (tmp_path / "two.log").read_text()

@@ -6,8 +6,6 @@ import asyncio
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.live.stack import MODEL, running, until
 
 
@@ -30,13 +28,9 @@ async def test_requests_that_wait_are_turned_away_when_the_router_stops(tmp_path
         assert await stack.router.process.wait() == 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-async def test_nothing_of_the_native_code_outlives_the_router(
-    tmp_path: Path, processes: int
-) -> None:
+async def test_nothing_of_the_native_code_outlives_the_router(tmp_path: Path) -> None:
     """Its library looks for that at the end, and says so in the log."""
-    router = ["--processes", str(processes)]
-    async with running(tmp_path, workers=1, router=router) as stack:
+    async with running(tmp_path, workers=1) as stack:
         assert [(await stack.complete([n] * 40))[0] for n in range(4)] == [200] * 4
         stack.router.process.send_signal(signal.SIGTERM)
         assert await stack.router.process.wait() == 0

@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 
 from simulator.processes import Program, Programs
+from tests.frozen import runs
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, Stack, engine_arguments, until
-from tests.live.test_processes import runs
 
 TOKENS = 150  # of each stream, so that some run on over the change
 PREFIX = list(range(5_000, 5_000 + 320))
@@ -109,19 +109,21 @@ async def ready(stack: Stack) -> None:
         await stack.until_state(worker_id, "ready")
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize("shared", [False, True])
 async def test_a_router_that_follows_loses_no_request_and_cuts_no_stream(
-    tmp_path: Path, first: int, second: int
+    tmp_path: Path, shared: bool
 ) -> None:
+    flags = ["--reuse-port", "true"] if shared else []
+    ports = ["--port", str(lasting_port()), "--admin-port", "0"]
     async with stage(tmp_path, speed=4) as (routers, http):
-        before = await routers.start("before", "--processes", str(first))
+        before = await routers.start("before", *flags, ports=ports)
         stack = Stack(routers.programs, before, routers.workers, http)
         await ready(stack)
         status, answer = await stack.complete([*PREFIX, 1])
         assert status == 200
         async with loaded(before.url) as load:
             await enough(load, 60)
-            after = await routers.start("after", "--processes", str(second))
+            after = await routers.start("after", *flags, ports=ports)
             assert after.url == before.url
             assert await asyncio.wait_for(before.process.wait(), 40) == 0
             await enough(load, load.ends["ok"] + 60)
@@ -197,12 +199,9 @@ async def test_a_follower_that_cannot_start_changes_nothing(tmp_path: Path) -> N
         assert (await stack.complete([1, 2]))[0] == 200
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-async def test_sigusr2_starts_the_follower_by_the_same_command(
-    tmp_path: Path, processes: str
-) -> None:
+async def test_sigusr2_starts_the_follower_by_the_same_command(tmp_path: Path) -> None:
     async with stage(tmp_path) as (routers, http):
-        before = await routers.start("before", "--processes", processes)
+        before = await routers.start("before")
         stack = Stack(routers.programs, before, routers.workers, http)
         await ready(stack)
         before.process.send_signal(signal.SIGUSR2)

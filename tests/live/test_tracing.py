@@ -46,9 +46,7 @@ def root_of(spans: list[Seen]) -> Seen:
     return root
 
 
-@pytest.mark.parametrize(
-    "flags", [["--relay", "auto"], ["--relay", "python"], ["--processes", "2"], ["--front=aiohttp"]]
-)
+@pytest.mark.parametrize("flags", [["--relay", "auto"], ["--relay", "python"], ["--front=aiohttp"]])
 async def test_the_tree_of_a_request(tmp_path: Path, flags: list[str]) -> None:
     access = tmp_path / "access"
     async with collecting() as collector:
@@ -146,13 +144,12 @@ async def test_without_tracing_headers_pass_as_they_are(tmp_path: Path) -> None:
     assert parents(heads) == [b"", b"traceparent: 00-zz-zz-01|tracestate: V"]
 
 
-@pytest.mark.parametrize(("processes", "form"), [("1", "text"), ("1", "json"), ("2", "json")])
+@pytest.mark.parametrize("form", ["text", "json"])
 async def test_a_retry_is_another_span_and_a_line_with_the_same_ids(
-    tmp_path: Path, processes: str, form: str
+    tmp_path: Path, form: str
 ) -> None:
     async with collecting() as collector, misbehaving(BROKEN) as (url, _):
-        flags = [*collector.flags, "--policy", "round_robin"]
-        flags += ["--processes", processes, "--log-format", form]
+        flags = [*collector.flags, "--policy", "round_robin", "--log-format", form]
         async with running(tmp_path, workers=1, router=flags) as stack:
             bad = await stack.add(f"{url},kind=openai")
             for _ in range(2):
@@ -277,10 +274,9 @@ async def test_a_collector_in_trouble_costs_traces_and_nothing_else(
     assert "opentelemetry" not in said
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-async def test_what_is_exported_is_counted(tmp_path: Path, processes: str) -> None:
+async def test_what_is_exported_is_counted(tmp_path: Path) -> None:
     async with collecting() as collector:
-        flags = [*collector.flags, "--processes", processes]
+        flags = collector.flags
         async with running(tmp_path, router=flags) as stack, aiohttp.ClientSession() as other:
             for http in (stack.http, other) * 4:
                 body = {"model": MODEL, "prompt": [1], "max_tokens": 1}

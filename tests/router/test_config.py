@@ -9,9 +9,9 @@ import pytest
 
 from router.config.command import add_config_command, add_flags, check_command
 from router.config.file import ConfigError
-from router.config.keys import keys_of, text_of, value_at
+from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
 from router.config.load import Loaded, effective_yaml, load_config, reloadable
-from router.config.rules import FIXED
+from router.config.rules import FIXED, REMOVED
 from router.config.schema import Config
 from tests.router.config_values import WORKER, another_value
 
@@ -32,6 +32,25 @@ def problems_of(*flags: str, **more) -> str:
     with pytest.raises(ConfigError) as caught:
         loaded(*flags, **more)
     return str(caught.value)
+
+
+@pytest.mark.parametrize("path", REMOVED)
+def test_a_key_that_is_gone_is_refused_and_says_what_takes_its_place(path, tmp_path):
+    section, _, name = path.rpartition(".")
+    line = f"{section}:\n  {name}: 1\n" if section else f"{name}: 1\n"
+    said = [
+        problems_of(file=line, tmp_path=tmp_path),
+        problems_of(flag_of(path), "1"),
+        problems_of(env={variable_of(path): "1"}),
+    ]
+    sources = (str(tmp_path), f"flag {flag_of(path)}", variable_of(path))
+    for text, source in zip(said, sources, strict=True):
+        assert text.startswith(source)
+        assert text.endswith(f": {path}: {REMOVED[path]}")
+
+
+def test_a_shared_port_has_a_number():
+    assert "name the port" in problems_of("--reuse-port", "true", "--port", "0")
 
 
 def test_nothing_given_is_the_defaults():

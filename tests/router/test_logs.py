@@ -9,20 +9,19 @@ import sys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.http.desk import NOBODY, Named
 from router.logs import JsonLines, TextLines, about
 from tests.effort import EFFORT
 
-NAMED = Named("mine", "ab" * 16)
+NAMED = ("mine", "ab" * 16)
 
 
 def record(
-    message: str, *of: object, named: Named = NOBODY, error: bool = False
+    message: str, *of: object, named: tuple[str, str] = ("", ""), error: bool = False
 ) -> logging.LogRecord:
     exc_info = sys.exc_info() if error else None
     one = logging.LogRecord("router.x", logging.WARNING, "f", 1, message, of, exc_info)
     one.created = 1_700_000_000.25
-    for name, value in about(named).items():
+    for name, value in about(*named).items():
         setattr(one, name, value)
     return one
 

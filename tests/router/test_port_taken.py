@@ -17,7 +17,7 @@ def test_of_sockets_of_our_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="in use") as caught:
-            listening_at("127.0.0.1", port, 1, [])
+            listening_at("127.0.0.1", port)
     said = str(cannot_listen("127.0.0.1", port, caught.value))
     assert said.startswith(f"cannot listen on 127.0.0.1, port {port}: {SAYS}")
 

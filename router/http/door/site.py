@@ -30,6 +30,7 @@ class DoorSite(web.BaseSite):
         backlog: int = 1024,
         sockets: Sequence[socket.socket] = (),
         hot: Mapping[str, Answering] = MappingProxyType({}),
+        reuse_port: bool = False,
     ) -> None:
         """`sockets`: listens on these, already bound, instead of on `host` and `port`. `hot`: what
         the door serves itself, by path.
@@ -37,6 +38,7 @@ class DoorSite(web.BaseSite):
         super().__init__(runner, ssl_context=tls, backlog=backlog)
         self._door = door
         self._host, self._port = host, port
+        self._shared = reuse_port
         self._sockets = sockets
         self._hot = hot
         self._servers: list[asyncio.AbstractServer] = []
@@ -62,7 +64,9 @@ class DoorSite(web.BaseSite):
             # A handshake is the first part of what a client must get through in time.
             options |= {"ssl": self._ssl_context, "ssl_handshake_timeout": door.terms().head_s}
         loop = asyncio.get_running_loop()
-        for place in places or [{"host": self._host, "port": self._port}]:
+        for place in places or [
+            {"host": self._host, "port": self._port, "reuse_port": self._shared}
+        ]:
             self._servers.append(await loop.create_server(connection, **place, **options))
         self._server = self._servers[0]  # whose address the runner shows
         door.start()

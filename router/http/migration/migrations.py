@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from policies.facts import Arrival
-from router.http.desk import Desk
+from router.http.local_desk import LocalDesk
 from router.http.migration.plan import plan_of
 from router.http.migration.room import AnyRoom, room_of_streams
 from router.http.migration.stream import Stream
@@ -32,7 +32,7 @@ class MigrationTerms:
 class Migrations:
     """Lifetime: process."""
 
-    def __init__(self, desk: Desk, told: Told, terms: Callable[[], MigrationTerms]) -> None:
+    def __init__(self, desk: LocalDesk, told: Told, terms: Callable[[], MigrationTerms]) -> None:
         self.room: AnyRoom = room_of_streams()
         self._desk = desk
         self._told = told

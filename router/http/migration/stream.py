@@ -10,8 +10,8 @@ from engine.wire import chain_seed
 from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes
 from policies.facts import Arrival
 from router.http.client_reply import ClientReply
-from router.http.desk import Desk
 from router.http.errors import WorkerError
+from router.http.local_desk import LocalDesk
 from router.http.migration.forms import FORMS, Form
 from router.http.migration.generate import journal_of
 from router.http.migration.plan import Plan
@@ -32,7 +32,7 @@ class Stream(LendingSink):
     dechunk = True  # events are looked at, so the client's chunks are framed here
 
     def __init__(
-        self, plan: Plan, arrival: Arrival, room: AnyRoom, moves: int, told: Told, desk: Desk
+        self, plan: Plan, arrival: Arrival, room: AnyRoom, moves: int, told: Told, desk: LocalDesk
     ) -> None:
         """`moves`: how often it may go on elsewhere."""
         self.begun = False  # the client has seen a part

@@ -15,7 +15,7 @@ import math
 import signal
 import sys
 
-from tests.bench.dataplane import light, memory, processes, replicas, requests, streams
+from tests.bench.dataplane import light, memory, replicas, requests, streams
 from tests.bench.dataplane.measured import Bench, run, table
 from tests.bench.dataplane.programs import Cores
 from tests.bench.dataplane.routers import subjects
@@ -25,7 +25,6 @@ ROWS = (
     *streams.ROWS,
     *light.ROWS,
     *memory.ROWS,
-    *processes.ROWS,
     *replicas.ROWS,
 )
 

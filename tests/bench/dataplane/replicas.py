@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.bench.dataplane.ledger import total, until_zero
 from tests.bench.dataplane.measured import FAILED, FOREIGN, Bench, Figure, Figures, Row
-from tests.bench.dataplane.processes import total, until_zero
 from tests.bench.dataplane.programs import Engines, Load, engines, get, run_load
 from tests.bench.dataplane.routers import Running, Subject, ours
 from tests.live.redis_server import redis_server
