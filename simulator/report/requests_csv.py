@@ -46,8 +46,8 @@ class RequestsCsv:
     tokens` as the router saw them at the last dispatch, cost in the policy's own unit;
     `best_worker` has by its engine's true state the lowest predicted TTFT, and `loss_ms` is how
     much longer the chosen worker's is (`simulator.replay.hindsight`). `sent_ms`: from arrival to
-    the last dispatch. Regrets are against `second`, the runner-up (`router.core.regret`). Terms and
-    columns are `name=value;...` as the policy gave and saw them. What never came is empty.
+    the last dispatch. Regrets are against `second`, the runner-up (`router.core.regret`). Terms
+    and columns are `name=value;...` as the policy gave and saw them. What never came is empty.
     `hindsight=False` leaves out `best_worker` and `loss_ms`, which cost a look at every worker per
     request. Lifetime: replay.
     """

@@ -10,4 +10,4 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     return Profile(ranks=())
 
 
-ADAPTER = Adapter("openai", _recognize)
+OPENAI = Adapter("openai", _recognize)

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from router.fleet_io.engines import openai, sglang, triton, trtllm, vllm, warmroute
+from router.fleet_io.engines import sglang, triton, trtllm, vllm
+from router.fleet_io.engines.openai import OPENAI
+from router.fleet_io.engines.warmroute import WARMROUTE
 
 ADAPTERS = MappingProxyType(
     {
         adapter.kind: adapter
         for adapter in (
-            warmroute.ADAPTER,
+            WARMROUTE,
             trtllm.ADAPTER,
             vllm.ADAPTER,
             sglang.ADAPTER,
             triton.ADAPTER,
-            openai.ADAPTER,
+            OPENAI,
         )
     }
 )

@@ -17,4 +17,4 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     return profile and replace(profile, snapshot=f"{talk.spec.url}/kv_snapshot")
 
 
-ADAPTER = Adapter("warmroute", _recognize)
+WARMROUTE = Adapter("warmroute", _recognize)
