@@ -103,7 +103,7 @@ class Router:
             first_seq=core.roster.first_question,
             wants_snapshot=core.roster.wants_snapshot,
             trust=trust or WorkerTrust(config.workers_tls),
-            relay=NativeRelay.wanted(config.relay, config.intervals.gather_s),
+            relay=NativeRelay.wanted(config.relay),
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.discovery = discovery_of(self.fleet, self._in_force)

@@ -47,7 +47,7 @@ FIXED = MappingProxyType(
                 *("tls.cert", "tls.key", "tls.client_ca", "door.head_bytes"),
                 *("admin_tls.cert", "admin_tls.key", "admin_tls.client_ca"),
                 *("workers_tls.ca", "workers_tls.cert", "workers_tls.key"),
-                *("front", "relay", "seed", "unknown_paths", "intervals.gather_s"),
+                *("front", "relay", "seed", "unknown_paths"),
                 "policy_fallback",
                 "policy_slow_ms",
                 "policy_hang_s",
@@ -99,6 +99,7 @@ REMOVED = MappingProxyType(
     {
         "processes": "removed; run several routers that share the port (SO_REUSEPORT: "
         "`reuse_port: true`) and state (`state: redis://...`)",
+        "intervals.gather_s": "removed; each event is passed on at once, as with 0, its default",
     }
 )
 

@@ -79,9 +79,6 @@ class Intervals(_Section, frozen=True):
     tick_s: Annotated[
         float, Meta(ge=0.005, le=5.0, description="between expiries of held requests, seconds")
     ] = 0.05
-    gather_s: Annotated[
-        float, Meta(ge=0.0, le=0.02, description="of many streams, events wait for each other")
-    ] = 0.0
     token_recheck_s: Annotated[
         float,
         Meta(ge=1.0, le=3_600.0, description="until a model with differing tokens is checked anew"),

@@ -52,7 +52,6 @@ def another_value(path: str, folder: Path) -> object:
         "deadline_header": "x-d",
         "ejection.rate": 0.25,
         "ejection.max_share": 0.25,
-        "intervals.gather_s": 0.0005,
         "tenant_header": "x-t",
         "tracing.endpoint": "http://127.0.0.1:4318",
         "tracing.service_name": "other",

@@ -174,7 +174,7 @@ async def upstreams_to(
     *ports: int, limits: RelayLimits | None = None
 ) -> AsyncIterator[list[Upstream]]:
     """Upstreams of the path under test, one for each port."""
-    thread = NativeRelay(gather_s=0.001)
+    thread = NativeRelay()
     upstreams: list[Upstream] = []
     for port in ports:
         if PATH == "native":

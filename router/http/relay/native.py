@@ -40,17 +40,15 @@ class NativeRelay:
     Lifetime: process, within one event loop.
     """
 
-    def __init__(self, gather_s: float = 0.0) -> None:
-        """`gather_s`: how long an event may wait for others, where many streams run."""
-        self._gather_s = gather_s
+    def __init__(self) -> None:
         self._thread: kvkernels.Relay | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, Waiting] = {}
 
     @classmethod
-    def wanted(cls, how: Literal["auto", "python"], gather_s: float) -> NativeRelay | None:
+    def wanted(cls, how: Literal["auto", "python"]) -> NativeRelay | None:
         """One where `how` lets it and it was built; None: all is relayed in Python."""
-        return cls(gather_s) if how == "auto" and cls.usable() else None
+        return cls() if how == "auto" and cls.usable() else None
 
     @staticmethod
     def usable() -> bool:
@@ -60,7 +58,7 @@ class NativeRelay:
     def thread(self) -> kvkernels.Relay:
         """The thread, for those who send by it."""
         if self._thread is None:
-            self._thread = kvkernels.Relay(self._gather_s)
+            self._thread = kvkernels.Relay(0.0)
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._thread.marks_fd, self._take)
         return self._thread
