@@ -12,16 +12,16 @@ DATA_SOURCE = {
     "query": "prometheus",
     "current": {},
 }
-# Where docs/runbook.md is to be read; docs/deploy/compose.yaml puts it there.
+# Where docs/operations.md is to be read; docs/deploy/compose.yaml puts it there.
 RUNBOOK = {
     "name": "runbook",
     "label": "Runbook",
     "type": "textbox",
-    "query": "/public/warmroute/runbook.md",
+    "query": "/public/warmroute/operations.md",
     "hide": 2,
     "current": {
-        "text": "/public/warmroute/runbook.md",
-        "value": "/public/warmroute/runbook.md",
+        "text": "/public/warmroute/operations.md",
+        "value": "/public/warmroute/operations.md",
     },
 }
 

@@ -1,6 +1,6 @@
 """Warmset: new sessions start only where their caches will last; a cost in seconds chooses among.
 
-Source: this project (docs/warmset.md). The damped factor for requests lies between the
+Source: this project (docs/reference/warmset.md). The damped factor for requests lies between the
 sum of Llumnix (2026) and the product of LMetric (arXiv 2603.15202, 2026).
 """
 

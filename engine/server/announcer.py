@@ -170,7 +170,7 @@ def _meaning(error: Exception) -> str:
     if isinstance(error, exceptions.AuthenticationError):
         return "it refuses the user or password, or asks for one: correct --announce"
     if isinstance(error, exceptions.NoPermissionError):
-        return "it lets this user not write there (docs/wire.md has the keys)"
+        return "it lets this user not write there (docs/reference/wire.md has the keys)"
     if isinstance(error, OSError | exceptions.ConnectionError | exceptions.TimeoutError):
         return "no answer: does Redis run there?"
     return type(error).__name__

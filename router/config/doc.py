@@ -1,4 +1,4 @@
-"""The table of keys in docs/configuration.md: `python -m router.config.doc docs/configuration.md`.
+"""Writes the table of keys: `python -m router.config.doc docs/reference/configuration.md`.
 
 The table is generated, so that it cannot disagree with the Structs; a test keeps it current.
 """

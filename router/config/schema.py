@@ -1,7 +1,7 @@
 """The router's configuration: every key with its unit, range and default.
 
 Each key stands here once. The YAML file, the flags, the environment variables, their help texts
-and `docs/configuration.md` all follow from these Structs (`router.config.keys`).
+and `docs/reference/configuration.md` all follow from these Structs (`router.config.keys`).
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Config(_Section, frozen=True):
     ] = False
     unknown_paths: Annotated[
         Literal["refuse", "forward"],
-        Meta(description="paths not in docs/apis.md: 404, or to a worker of the model as they are"),
+        Meta(description="paths not in reference/apis.md: 404, or to a worker of the model"),
     ] = "refuse"
     explain: Annotated[
         bool, Meta(description="clients may ask x-warmroute-explain: 1, or full, for the decision")

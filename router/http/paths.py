@@ -1,7 +1,8 @@
 """What the client port serves: each path, how it is read, and what is known of engines' having it.
 
-`docs/apis.md` shows the same to people. A worker that answers that it has not got a path is not
-asked for it again (`absent.py`), so this table only has to be right in what it rules out.
+`docs/reference/apis.md` shows the same to people. A worker that answers that it has not got a
+path is not asked for it again (`absent.py`), so this table only has to be right in what it
+rules out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What replicas say to each other of workers' KV events, as parts of a message (`docs/wire.md`).
+"""What replicas say to each other of workers' KV events (`docs/reference/wire.md`).
 
 One replica reads a worker's events; those that it applied in order are told to all others, numbered
 without a gap. Whoever misses one says so (`KvWanted`) and gets a copy of all that the reader knows.

@@ -1,4 +1,4 @@
-"""What replicas say to each other, as msgpack arrays (`docs/wire.md`).
+"""What replicas say to each other, as msgpack arrays (`docs/reference/wire.md`).
 
 A message is [version, number, open requests, retelling, wanted peers, [what happened...], [what was
 used of keys...], [what is said of KV events (`kv_messages.py`)...]]. What happened is told in the

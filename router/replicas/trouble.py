@@ -37,7 +37,10 @@ _CLASSES = (
     (TimeoutError, "does not answer"),
     (redis.TimeoutError, "does not answer"),
     (redis.AuthenticationError, "refuses the user or password: correct `state`"),
-    (redis.NoPermissionError, "lets this user not do what is needed (docs/wire.md has a list)"),
+    (
+        redis.NoPermissionError,
+        "lets this user not do what is needed (docs/reference/wire.md)",
+    ),
     (redis.ReadOnlyError, "is a read-only replica: name the master, or use redis+sentinel://"),
     (redis.OutOfMemoryError, "is out of memory (maxmemory): it needs more, or not to be shared"),
     (redis.BusyLoadingError, "is loading its data"),

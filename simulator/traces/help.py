@@ -1,6 +1,6 @@
-"""What sources there are and what they can be asked, for `--help` and for docs/traces.md.
+"""What sources there are and what they can be asked, for `--help` and for docs/reference/traces.md.
 
-python -m simulator.traces.help docs/traces.md
+python -m simulator.traces.help docs/reference/traces.md
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _keys(kind: type) -> Iterator[str]:
 
 
 def markdown() -> str:
-    """The whole of docs/traces.md."""
+    """The whole of docs/reference/traces.md."""
     lines = [INTRODUCTION, "## Formats", "", "| name | what | tokens an id | key | default | |"]
     lines.append("|---|---|---:|---|---|---|")
     for form in FORMATS:

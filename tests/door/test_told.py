@@ -11,11 +11,11 @@ from router.http.door.refusals import GIVEN_UP, REFUSALS
 from router.metrics.door import DoorCollector
 from tests.door.support import LIMITS, TERMS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "server.md").read_text(encoding="utf-8")
 
 
 def test_operators_read_of_every_reason_and_header() -> None:
-    section = PAGE.partition("\n## At the door\n")[2].partition("\n## ")[0]
+    section = PAGE.partition("\n## What is refused\n")[2].partition("\n## ")[0]
     assert [reason for reason in (*REFUSALS, *GIVEN_UP) if f"`{reason}`" not in section] == []
     assert [name for name in PRIVATE if f"`{name.decode()}*`" not in section] == []
 

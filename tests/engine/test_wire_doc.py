@@ -1,4 +1,4 @@
-"""docs/wire.md says what the code does: every value, name and bound on the page."""
+"""docs/reference/wire.md says what the code does: every value, name and bound on the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kvkernels import event_fields_twin as fields
 from router.events import trtllm
 from router.fleet_io.engines import cards, interview
 
-PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
 TOKENS = np.arange(1, 10, dtype=np.int32)
 BLOCK = 4
 BASE, SALTED = 0, chain_seed("tiny", None, "blue")

@@ -1,4 +1,4 @@
-"""docs/pair.md is true: what it quotes of logs, keys and metrics exists."""
+"""docs/replicas.md and discovery.md are true: what they quote of logs, keys and metrics exists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "pair.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+PAGE = "\n".join(
+    (DOCS / name).read_text(encoding="utf-8") for name in ("reference/discovery.md", "replicas.md")
+)
 HEAD = "| what | what you see | log line | what the router does | what to do |"
 
 
@@ -24,14 +27,14 @@ def test_the_log_lines_exist() -> None:
 
 
 def test_the_keys_named_exist() -> None:
-    known = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    known = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:limits|replicas|timeouts)\.\w+|discovery\w*|drain_s)`", PAGE))
     assert len(named) > 5
     assert [key for key in named if f"| `{key}` |" not in known] == []
 
 
 def test_the_metrics_named_exist() -> None:
-    told = PAGE + (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    told = PAGE + (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(warmroute_\w+)` \|", told, re.MULTILINE))
     named = set(re.findall(r"`(warmroute_\w*[a-z])(?:\{[^`]*\})?[` ]", PAGE))
     assert len(named) > 15

@@ -1,4 +1,4 @@
-"""docs/pair.md leads from one router to a pair: its files and commands, as they stand there."""
+"""docs/replicas.md leads from one router to a pair: its files and commands, as they stand there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, Stack, engine_arguments, until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "pair.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "replicas.md").read_text(encoding="utf-8")
 WALK = PAGE.partition("\n## From one router to a pair\n")[2].partition("\n## ")[0]
 FILE = "/etc/warmroute/router.yaml"
 ROUTERS = "10.0.0.1", "10.0.0.2"

@@ -1,6 +1,6 @@
 """A pair of routers under load, as real programs: one is killed, Redis comes and goes.
 
-What the pair promises its operators (docs/pair.md), with the figures.
+What the pair promises its operators (docs/replicas.md), with the figures.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
 from tests.router.replica_support import Replica
 
 pytestmark = needs_redis
-PAGE = (Path(__file__).parents[2] / "docs" / "pair.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "replicas.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(warmroute_replicas_\w+)` \|([^|]*)\|", re.MULTILINE)
 
 

@@ -15,7 +15,7 @@ from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.router.replica_support import Replica, all_see_each_other, fleet, until
 
 pytestmark = needs_redis
-WIRE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+WIRE = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
 
 
 async def talks(*replicas: Replica) -> None:

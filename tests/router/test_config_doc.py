@@ -1,4 +1,4 @@
-"""docs/configuration.md agrees with the code."""
+"""docs/reference/configuration.md agrees with the code."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from router.config.keys import keys_of
 from router.config.rules import check_value
 from router.worker_spec import KEYS
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def test_the_table_of_keys_is_current():
     text = PAGE.read_text(encoding="utf-8")
-    assert with_table(text) == text, "run: python -m router.config.doc docs/configuration.md"
+    assert with_table(text) == text, f"run: python -m router.config.doc {PAGE}"
 
 
 def test_the_table_of_worker_keys_is_complete():

@@ -29,7 +29,7 @@ from router.http.relay.reply import RelayLimits
 from router.worker_spec import WorkerSpec, parse_worker_spec
 from tests.router.waiting import until
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "admin.md"
 URL = "http://127.0.0.1:9"
 OTHER = "http://127.0.0.1:10"
 
@@ -194,7 +194,7 @@ async def test_leaving_workers_go_when_idle() -> None:
 
 
 def lines_of_the_page() -> list[str]:
-    """Log lines of docs/operations.md on workers that come and go, as patterns."""
+    """Log lines of docs/reference/admin.md on workers that come and go, as patterns."""
     section = PAGE.read_text(encoding="utf-8").partition("| log line | when |")[2]
     lines = re.findall(r"^\| `(worker N \(URL\) [^`]+)` \|", section, re.MULTILINE)
     return [

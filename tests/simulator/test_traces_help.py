@@ -8,11 +8,11 @@ from simulator.traces.formats import FORMATS
 from simulator.traces.generators.table import GENERATORS
 from simulator.traces.help import help_lines, markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "traces.md"
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == markdown(), "run: python -m simulator.traces.help docs/traces.md"
+    assert PAGE.read_text() == markdown(), f"run: python -m simulator.traces.help {PAGE}"
 
 
 def test_help_names_everything_and_fits() -> None:

@@ -1,4 +1,4 @@
-"""Shapes of published results, on shortened workloads (docs/validation.md has the full ones).
+"""Shapes of published results, on shortened workloads (docs/notes/validation.md has the full ones).
 
 Bars are wide: they hold what a published figure says of a rule, not its digits.
 """
