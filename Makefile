@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LIVE_STAMP := $(VENV)/.installed-live
+NATIVE_STAMP := $(VENV)/.installed-native
 NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 DEMO_FLAGS ?=
 ENGINE ?= timed
@@ -16,21 +18,28 @@ BENCH_FLAGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 # Side by side: one more than there are cores, for many tests wait. `make test JOBS=0`: one by one.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST := $(BIN)/python -m pytest
 PARALLEL = --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
 BENCHES := decision life on_top sessions mirror owners tokens scheduler engine virtual traces request_log reading request_path tracing relay migration dataplane feeds replay kernels ui scrape replicas sharing
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-all check bench sim study sanitize clean
+.PHONY: help setup demo run test test-live test-native test-all check bench sim study clean
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install there
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
+	@touch $@
+
+# What only some tests need: clients and schemas, CUDA's disassemblers. Nothing of ours is built again.
+$(LIVE_STAMP) $(NATIVE_STAMP): $(VENV)/.installed-%: $(STAMP)
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['dev-$*'], sep='\n')" \
+	  | $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r /dev/stdin
 	@touch $@
 
 demo: $(STAMP) ## the hot spot, its cure, and caches that last, live, in five to ten minutes; report in build/demo
@@ -44,18 +53,25 @@ else
 	$(BIN)/warmroute-sim stack
 endif
 
-test: $(STAMP) ## all tests but the long ones
-	$(BIN)/python -m pytest -q -m "not full" --durations 20 $(PARALLEL)
+# tests/tidy is a part of `make check`, and of nothing else.
+test: $(STAMP) ## the quick tests, in 5 minutes on two cores
+	$(PYTEST) -q --tier quick --ignore tests/tidy --durations 20 $(PARALLEL)
 
-test-all: $(STAMP) ## all tests, soaks and fuzzing at full length
-	TEST_EFFORT=20 $(BIN)/python -m pytest --timeout 1800 $(PARALLEL)
+test-live: $(LIVE_STAMP) ## programs with faults, replicas, clients, Prometheus, a browser
+	$(PYTEST) -q --tier live --durations 20 $(PARALLEL)
+
+test-native: $(NATIVE_STAMP) ## sanitizers, fuzzers, the CUDA emulator, nvcc; builds stay in build/
+	$(PYTEST) -q --tier native --durations 20 $(PARALLEL)
+
+test-all: $(LIVE_STAMP) $(NATIVE_STAMP) ## all of these and soaks, chaos, planted slips, at full length
+	TEST_EFFORT=20 $(PYTEST) --timeout 1800 $(PARALLEL)
 
 check: $(STAMP) ## format, lint, types, arrows, tidy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/tidy
+	$(PYTEST) -q tests/tidy
 
 # Flags of those that print ratios of the index and the decision: BENCH_FLAGS='--json --dynamo PYTHON'
 bench: $(STAMP) ## benchmarks, as ratios within one run
@@ -69,9 +85,6 @@ sim: $(STAMP) ## which policy? a trace on virtual time: make sim TRACE=FILE SIM_
 
 study: $(STAMP) ## the sweeps behind docs/policies.md, resumed: make study STUDY_FLAGS='--full --traces DIR'
 	$(BIN)/warmroute-sim study --out build/study $(STUDY_FLAGS)
-
-sanitize: $(STAMP) ## random histories of the native code under address and undefined-behaviour sanitizers
-	$(BIN)/python -m pytest -q tests/kernels/test_sanitized.py
 
 clean: ## remove .venv and build
 	rm -rf $(VENV) build

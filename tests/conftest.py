@@ -1,7 +1,7 @@
-"""Property tests that do not say how many examples they want get a hundred, times the effort.
+"""What all tests share: tiers, how hard properties try, and what may run beside what.
 
-Run in parallel (`make test`: pytest-xdist), a file stays with one process, which makes its module's
-programs once. Folders with long files go first, so that short ones end the run together.
+Run in parallel (pytest-xdist), a file stays with one process, which makes its module's programs
+once. Folders with long files go first, so that short ones end the run together.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.forks.starting import forking
+from tests.tiers import NOT_LIVE, QUICK_TIER, TIERS, tier_of
 
-settings.register_profile("effort", max_examples=100 * EFFORT, deadline=None)
+settings.register_profile("effort", max_examples=examples(100), deadline=None)
 settings.load_profile("effort")
 
 LONGEST_FIRST = ("kernels", "live", "grafana", "simulator", "engine", "router", "policies", "door")
 TESTS = Path(__file__).parent
-KERNELS = ("test_cuda_", "test_kernel_")  # files whose first test may have to build the emulator
-BUILD_S = 900
+BUILD_S = 900  # the first native test of a kind builds what it runs
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,14 +31,34 @@ def forked_programs() -> Iterator[None]:
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=(QUICK_TIER, *TIERS), help="run this tier only")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files that a tier has no test of are not even imported."""
+    wanted = config.getoption("tier")
+    if wanted is None or collection_path.suffix != ".py":
+        return None
+    tier = tier_of(collection_path.relative_to(TESTS).as_posix()) or QUICK_TIER
+    # A quick file may have tests that say they are live.
+    return None if wanted == tier or (wanted, tier) == ("live", QUICK_TIER) else True
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A group of each file, and one of all that must not run beside each other; time to build."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tiers; a group of each file, and one of all that must not run beside each other."""
     for item in items:
-        group = "alone" if _alone(item) else str(item.path.relative_to(TESTS))
-        item.add_marker(pytest.mark.xdist_group(group))
-        if item.path.name.startswith(KERNELS):
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+        tier = _tier(item)
+        if tier is not None:
+            item.add_marker(tier)
+        if tier == "native" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(BUILD_S))
+    wanted = config.getoption("tier")
+    if wanted is not None:
+        config.hook.pytest_deselected(items=[i for i in items if not _is_of(i, wanted)])
+        items[:] = [item for item in items if _is_of(item, wanted)]
     items.sort(key=_order)  # stable: a file's tests keep their order
 
 
@@ -50,6 +70,31 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(
                 f"groups of tests are lost, of {lost[0]} and {len(lost)} in all"
             )
+
+
+def _tier(item: pytest.Item) -> str | None:
+    """What the test says itself, else what its file's path says; None: quick."""
+    said = [name for name in TIERS if item.get_closest_marker(name) is not None]
+    return said[0] if said else tier_of(_path(item))
+
+
+def _is_of(item: pytest.Item, wanted: str) -> bool:
+    """Whether a tier runs it; what only runs at full length is of none."""
+    tiers = [name for name in TIERS if item.get_closest_marker(name) is not None]
+    return tiers == ([] if wanted == QUICK_TIER else [wanted]) and not (
+        item.get_closest_marker("full")
+    )
+
+
+def _group(item: pytest.Item) -> str:
+    if _alone(item):
+        return "alone"
+    path = _path(item)
+    return "shared stack" if path in NOT_LIVE and path.startswith("live/") else path
+
+
+def _path(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).as_posix()
 
 
 def _alone(item: pytest.Item) -> bool:

@@ -1,4 +1,4 @@
-"""The door on both event loops: asyncio's, and uvloop, which the router runs on."""
+"""Which event loops the door's tests run on, and who answers in them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 import uvloop
 
 from tests.door import support
+from tests.router.conftest import relay_loops
 
 
-@pytest.fixture(params=["aiohttp", "auto"])
+@pytest.fixture(params=[pytest.param("aiohttp", marks=pytest.mark.live), "auto"])
 def both_fronts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every request goes to the server behind, then as many as can be are the door's own."""
     monkeypatch.setattr(support, "FRONT", request.param)
@@ -21,8 +22,7 @@ def both_fronts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The relay's tests run on both without TLS; with it, on that of the router."""
-    loops = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    """The router's loop; at full length asyncio's, too, where there is no TLS."""
     if item.path.name == "test_relay_over_tls.py":
-        del loops["asyncio"]
-    return loops
+        return {"uvloop": uvloop.new_event_loop}
+    return relay_loops()

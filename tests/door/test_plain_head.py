@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import kvkernels
 from kvkernels import plain_head
 from router.http.door.head import PRIVATE, RefusedError, read_head
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.live.hostile.corpus import refused, served
 
 pytestmark = pytest.mark.skipif(not kvkernels.NATIVE, reason="without the C++ build none is plain")
@@ -79,7 +79,7 @@ def check(text: bytes) -> bool:
     return True
 
 
-@settings(max_examples=1500 * EFFORT, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(heads())
 @example(LINES[0] + b"\r\nHost: x" + b"\r\na: b" * 127 + b"\r\n\r\n")
 @example(LINES[0] + b"\r\nHost: x" + b"\r\na: b" * 128 + b"\r\n\r\n")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.http.door.requests import RequestLimits, RequestReader, Whole
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.live.hostile.corpus import refused, served
 
 LIMITS = RequestLimits(head_bytes=65_536, header_bytes=32_768, body_bytes=1 << 20)
@@ -76,7 +76,7 @@ class _Paused:
     def resume_reading(self, **options: bool) -> None: ...
 
 
-@settings(max_examples=300 * EFFORT, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(cut())
 def test_how_bytes_arrive_makes_no_difference(given_bytes) -> None:
     data, pieces = given_bytes
@@ -102,7 +102,7 @@ def test_empty_lines_may_arrive_by_themselves(cuts: list[int]) -> None:
     assert not reader.in_head
 
 
-@settings(max_examples=300 * EFFORT, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(mutated())
 def test_the_server_behind_reads_just_the_requests_let_through(data: bytes) -> None:
     reader = RequestReader(LIMITS, trusted=False)

@@ -16,7 +16,7 @@ from engine.block_pool import BlockPool, Cleared, Removed, Stored
 from engine.pins import PinRefused, Pins
 from engine.retention import STANDARD, Worth
 from kvkernels import chain_hashes
-from tests.effort import EFFORT
+from tests.effort import examples
 
 SIZE = 2
 BLOCKS = 9
@@ -265,5 +265,5 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(
-    max_examples=400 * EFFORT, stateful_step_count=40, deadline=None
+    max_examples=examples(400), stateful_step_count=40, deadline=None
 )

@@ -19,7 +19,7 @@ from engine.wire.hf import HfTokenizer
 from engine.wire.memo import MemoEncoder
 from engine.wire.messages import declared, prepared
 from engine.wire.tokens import Chat
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.model_dirs import KINDS, ORDINARY, SPECIAL, TEMPLATES, write_model
 
 NOW_S = 1_700_000_000.0
@@ -75,7 +75,7 @@ kwargs = st.fixed_dictionaries({}, optional={"enable_thinking": st.booleans(), "
 
 
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from(KINDS), conversations(), tools, kwargs, st.booleans())
 def test_text_and_ids_equal_those_of_transformers(
     template: str,

@@ -19,7 +19,7 @@ from engine.model.tiny import TinySettings
 from engine.runner.graphs import DecodeGraphs, graph_rows
 from engine.runner.load import StepSettings
 from engine.sampling.params import SamplingParams
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, loaded
 from tests.engine.test_overlap import BLOCKS, Arrival, served
 from tests.engine.tiny_models import cache, some_ids, written
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("model"), TinySettings("qwen3"))
 
 
-@settings(max_examples=10 * EFFORT, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     contexts=st.lists(st.integers(1, SIZE * PAGES - 1), min_size=1, max_size=5),
     padding=st.integers(0, 3),

@@ -18,7 +18,7 @@ from engine.model.kv_cache import KvCache
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
 from kvkernels.ops.shared_costs import AttentionShape
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
 
 ARCHS = ("llama", "qwen3")
@@ -56,7 +56,7 @@ def close(made: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> boo
     return torch.allclose(made, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
-@settings(max_examples=6 * EFFORT, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(data=st.data())
 def test_logits_are_those_of_torch_in_any_steps(
     data: st.DataObject, models: dict[tuple[str, torch.dtype], Pair]
@@ -94,7 +94,7 @@ def test_logits_are_those_of_torch_in_any_steps(
         assert close(torch.cat(own), whole(plain, prompt), dtype)
 
 
-@settings(max_examples=5 * EFFORT, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     contexts=st.lists(st.integers(1, 600), min_size=1, max_size=4),
     padding=st.integers(0, 3),

@@ -20,7 +20,7 @@ from engine.wire.cuts import MIN_PIECE_CHARS, Cuts, any_of, cuts_of
 from engine.wire.hf import HfTokenizer
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, WordTokenizer
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.model_dirs import KINDS, ORDINARY, SPECIAL, tokenizer_text, write_model
 
 NOW_S = 1_700_000_000.0
@@ -41,7 +41,7 @@ texts = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_ids_equal_those_from_scratch_for_every_kind_of_tokenizer(kind: str, data: Any) -> None:
     tokenizer = tokenizer_of(kind)

@@ -14,7 +14,7 @@ from engine.model.batch import Piece, flat_batch
 from engine.model.kv_cache import KvCache
 from engine.model.tiny import ARCHS, TinySettings
 from engine.model.transformer import Transformer
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
 
 DTYPES = (torch.float32, torch.float64)
@@ -37,7 +37,7 @@ def poisoned(model: Transformer, blocks: int, block_size: int) -> KvCache:
     return kv
 
 
-@settings(max_examples=12 * EFFORT, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_bits_do_not_depend_on_batch_chunks_or_blocks(
     data: st.DataObject, models: dict[tuple[str, torch.dtype], Transformer]

@@ -18,7 +18,7 @@ from engine.model.errors import ModelError
 from engine.model.rope import attention_factor, inverse_frequencies
 from engine.model.tiny import TinySettings
 from engine.wire.hf import HfTokenizer
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.tiny_models import loaded, written
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -154,7 +154,7 @@ def test_a_corrupt_tokenizer_is_named(folder: Path) -> None:
 
 
 @settings(
-    max_examples=150 * EFFORT,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -178,7 +178,7 @@ JSON = st.recursive(
 
 
 @settings(
-    max_examples=150 * EFFORT,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

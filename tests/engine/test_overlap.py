@@ -17,7 +17,7 @@ from engine.request import Request
 from engine.runner.load import Loaded, StepSettings
 from engine.sampling.params import SamplingParams
 from engine.scheduler_types import Output, Step
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.harness import eventually
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, ids_of, loaded
 
@@ -135,7 +135,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     )
 
 
-@settings(max_examples=15 * EFFORT, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(arrivals=st.lists(ARRIVALS, min_size=1, max_size=10))
 def test_both_loops_tell_the_same(arrivals: list[Arrival], model: Loaded) -> None:
     """Whatever comes and goes, in a cache that holds few of them."""

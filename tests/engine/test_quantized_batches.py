@@ -14,7 +14,7 @@ from engine.model.kv_cache import KvCache
 from engine.model.quantization import Quantization
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
 
 DTYPES = (torch.float32, torch.float64)
@@ -47,7 +47,7 @@ def bytes_of(kv: KvCache, blocks: list[int], tokens: int) -> list[torch.Tensor]:
     return [values, kv.scales[blocks].movedim(4, 1).flatten(0, 1)[:tokens]]
 
 
-@settings(max_examples=12 * EFFORT, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_bits_do_not_depend_on_batch_chunks_or_blocks(data: st.DataObject, models: Models) -> None:
     model = models[data.draw(st.sampled_from(sorted(models, key=str)))]

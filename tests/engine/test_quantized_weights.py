@@ -21,7 +21,7 @@ from engine.model.kv_quant import dequantize, quantize
 from engine.model.linear import Linear
 from engine.model.quantization import Quantization
 from engine.model.tiny import TinySettings, make_tiny
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.real import loaded as served
 from tests.engine.tiny_models import written
 
@@ -36,7 +36,7 @@ def drawn(seed: int, *shape: int, spread: float = 1.0) -> torch.Tensor:
     return torch.randn(shape, generator=made) * sizes
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     outputs=st.integers(1, 40),
@@ -90,7 +90,7 @@ def test_products_are_off_by_the_weights_errors_at_most(
     assert bool((off > 0).any())
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     spread=st.sampled_from((0.0, 1.0, 8.0)),
@@ -122,7 +122,7 @@ def test_what_is_no_number_stays_none(broken: float, storage: torch.dtype) -> No
     assert bool(made[1].isfinite().all())
 
 
-@settings(max_examples=15 * EFFORT, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 1 << 30), tokens=st.integers(1, 150), loud=st.sampled_from((0.3, 1, 3)))
 def test_attention_over_int8_is_off_by_its_bound_at_most(
     seed: int, tokens: int, loud: float, tmp_path_factory: pytest.TempPathFactory

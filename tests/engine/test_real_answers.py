@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.runner.load import Loaded
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.harness import Running, eventually
 from tests.engine.real import Reference, computing, loaded
 
@@ -74,7 +74,7 @@ async def visit(worker: Running, one: Visit) -> list[list[int]] | None:
     return None
 
 
-@settings(max_examples=8 * EFFORT, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(visits=st.lists(VISITS, min_size=1, max_size=10))
 def test_each_is_answered_once_and_blocks_come_back(
     model: Loaded, reference: Reference, visits: list[Visit]

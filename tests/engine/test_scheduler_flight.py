@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from engine.block_pool import BlockPool
 from engine.scheduler import Request, Scheduler, SchedulerSettings
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.flying import FlyingDriver
 from tests.engine.scheduling import SIZE, Driver, alone, make, next_token, request
 from tests.engine.test_scheduler_model import BLOCKS, PolicyMachine, SchedulerMachine
@@ -53,7 +53,7 @@ TestAheadMachine = AheadMachine.TestCase
 TestAheadPolicyMachine = AheadPolicyMachine.TestCase
 TestStagesMachine = StagesMachine.TestCase
 for _case in (TestAheadMachine, TestAheadPolicyMachine, TestStagesMachine):
-    _case.settings = settings(max_examples=60 * EFFORT, stateful_step_count=40, deadline=None)
+    _case.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize(("steps", "ahead"), [(2, True), (2, False), (3, False)])

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.block_pool import Removed, Stored
 from engine.scheduler import Reason, Request, SchedulerSettings, State, Step
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.scheduling import SIZE, Driver, make, next_token, request
 
 LIMITS = {
@@ -195,11 +195,11 @@ class PolicyMachine(SchedulerMachine):
 
 TestPolicyMachine = PolicyMachine.TestCase
 TestPolicyMachine.settings = settings(
-    max_examples=150 * EFFORT, stateful_step_count=40, deadline=None
+    max_examples=examples(150), stateful_step_count=40, deadline=None
 )
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=150 * EFFORT, stateful_step_count=40, deadline=None
+    max_examples=examples(150), stateful_step_count=40, deadline=None
 )
 
 

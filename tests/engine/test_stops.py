@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.sampling.params import SamplingParams
 from engine.sampling.stops import Piece, StopText
-from tests.effort import EFFORT
+from tests.effort import examples
 
 
 def cut(text: str, stops: tuple[str, ...], included: bool) -> tuple[str, str | None]:
@@ -34,7 +34,7 @@ def told(pieces: list[str], stop_text: StopText) -> tuple[str, str | None]:
 TEXTS = st.text("abc", max_size=4)
 
 
-@settings(max_examples=400 * EFFORT, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     pieces=st.lists(TEXTS, max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=5), max_size=4),
@@ -45,7 +45,7 @@ def test_however_the_text_is_cut_into_pieces_it_ends_at_the_same_place(pieces, s
     assert got == cut("".join(pieces), tuple(stops), included)
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(pieces=st.lists(TEXTS, max_size=12), stop=st.text("abc", min_size=1, max_size=5))
 def test_only_what_may_become_a_stop_is_held_back(pieces, stop):
     """Nothing later than it must: what is held is a proper beginning of the stop string."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire.hf import HfTokenizer
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.model_dirs import KINDS, write_model
 
 
@@ -23,7 +23,7 @@ IDS = st.lists(st.integers(0, 599), min_size=1, max_size=40)
 
 
 @given(prompt=IDS, said=IDS, cut=st.integers(0, 40))
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=examples(60))
 def test_begun_where_text_ended_it_goes_on_as_it_would_have(
     tokenizer: HfTokenizer, prompt: list[int], said: list[int], cut: int
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.sampling_oracle import penalized, probabilities
 
 torch = pytest.importorskip("torch", reason="the sampler needs torch: pip install -e '.[engine]'")
@@ -61,7 +61,7 @@ def numbered(requests: list[Request]) -> list[Request]:
     return requests
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(requests=ROWS, seed=st.integers(0, 99))
 def test_every_token_is_the_one_that_the_oracle_draws(requests, seed):
     logits = some_logits(len(numbered(requests)), seed, torch.float64)
@@ -77,7 +77,7 @@ def test_every_token_is_the_one_that_the_oracle_draws(requests, seed):
             assert mass[token] - chances[token] - 1e-9 <= drawn <= mass[token] + 1e-9
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(requests=ROWS, seed=st.integers(0, 99), data=st.data())
 def test_a_row_is_the_same_whoever_is_beside_it(requests, seed, data):
     """Bit for bit in float32, ids and logprobs, alone, shuffled, and with a used sampler."""

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from engine.server import tensors
 from engine.server.errors import ApiError
 from engine.timed import continuation
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.harness import VOCAB, running
 
 MODEL = "warmroute-timed"
@@ -137,7 +137,7 @@ def read(body: bytes, header: str | None) -> tuple[int, dict[str, tuple[str, lis
         return refused.status, None
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_whatever_comes_is_read_or_refused(data: st.DataObject) -> None:
     body, header = packed(datatype=data.draw(st.sampled_from(["INT32", "BYTES", "FP32", "BOOL"])))

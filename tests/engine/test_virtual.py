@@ -14,7 +14,7 @@ import kvkernels
 from engine.step_time import StepTime
 from engine.virtual import MAX_STEP_NS
 from engine.virtual_request import own_hash
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.virtual_pair import STEP_TIME, Pair, Twin, chain_of
 
 MODEL = StepTime(*STEP_TIME)
@@ -188,7 +188,7 @@ SECONDS = st.floats(0.0, 1e-2)
 
 
 @pytest.mark.skipif(not kvkernels.NATIVE, reason="no native build of kvkernels")
-@settings(max_examples=300 * EFFORT, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     constants=st.tuples(*[SECONDS | CONSTANT] * 8, st.floats(1.0, 64.0)),
     speed=st.floats(1e-3, 1e3),

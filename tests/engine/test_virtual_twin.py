@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import kvkernels
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.engine.virtual_pair import TIGHT, Pair, Twin, chain_of
 
 pytestmark = pytest.mark.skipif(not kvkernels.NATIVE, reason="no native build of kvkernels")
@@ -106,7 +106,7 @@ class TwinMachine(RuleBasedStateMachine):
 
 TestTwinMachine = TwinMachine.TestCase
 TestTwinMachine.settings = settings(
-    max_examples=100 * EFFORT, stateful_step_count=40, deadline=None
+    max_examples=examples(100), stateful_step_count=40, deadline=None
 )
 
 

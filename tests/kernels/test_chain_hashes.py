@@ -1,8 +1,6 @@
 """The native chain hashes equal the xxhash package's, whatever the length and the buffer."""
 
 import array
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -106,16 +104,3 @@ def test_the_result_is_the_callers_own() -> None:
 def test_less_than_a_block_has_no_hash(tokens: int) -> None:
     assert len(_native.chain_hashes(tokens_of(tokens), 16)) == 0
     assert len(_native.chain_hashes(tokens_of(tokens), 2**62)) == 0
-
-
-@pytest.mark.timeout(1200)  # it may be the first to come, which builds
-def test_plain_messages_of_every_length(sanitized_replay: Path) -> None:
-    """Also the classes no block reaches (0 to 11 bytes), by the sanitized C++ program."""
-    pattern = bytes(((i * i + 7 * i) >> 3) & 0xFF for i in range(2100))
-    lines = subprocess.run(
-        ["sh", str(sanitized_replay), "hashes"], check=True, capture_output=True, text=True
-    ).stdout.splitlines()
-    assert len(lines) == len(pattern) + 1
-    for line in lines:
-        size, got = map(int, line.split())
-        assert got == xxhash.xxh3_64_intdigest(pattern[:size]), size

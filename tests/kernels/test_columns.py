@@ -11,13 +11,13 @@ from kvkernels import _native, column_twins
 from policies.median import median
 from policies.pick import pick
 from policies.pricing import missing_tokens
-from tests.effort import EFFORT
+from tests.effort import examples
 
 rows = st.integers(0, 40)
 amounts = st.floats(0.0, 1e9)
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(
     hits=st.lists(st.one_of(st.integers(0, 5_000), st.sampled_from([0, 512, 4_096])), max_size=40),
     prompt_tokens=st.integers(1, 6_000),
@@ -29,7 +29,7 @@ def test_missing_tokens_agree_to_the_last_bit(hits: list[int], prompt_tokens: in
     assert native == missing_tokens(column, prompt_tokens).tolist()
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(data=st.data(), size=rows, elapsed_s=st.floats(0.0, 1e3))
 def test_queues_drain_alike(data: st.DataObject, size: int, elapsed_s: float) -> None:
     def column(values: st.SearchStrategy[float]) -> np.ndarray:
@@ -53,7 +53,7 @@ def slots_and_columns(draw: st.DrawFn, columns: int) -> tuple[np.ndarray, list[n
     return np.array(draw(rows), dtype=np.int64), made
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(made=slots_and_columns(2), odd=st.sampled_from((0.0, np.inf, np.nan, None)))
 def test_medians_of_products_agree(
     made: tuple[np.ndarray, list[np.ndarray]], odd: float | None
@@ -66,7 +66,7 @@ def test_medians_of_products_agree(
     assert repr(native) == repr(float(median((a * b)[slots])))
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(made=slots_and_columns(4), step_tokens=st.floats(0.0, 1e4), worked=st.booleans())
 def test_loads_agree_to_the_last_bit(
     made: tuple[np.ndarray, list[np.ndarray]], step_tokens: float, worked: bool
@@ -79,7 +79,7 @@ def test_loads_agree_to_the_last_bit(
     assert native.tolist() == twin.tolist()
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(data=st.data(), block_size=st.integers(1, 512), most=st.integers(0, 100_000))
 def test_hits_agree(data: st.DataObject, block_size: int, most: int) -> None:
     blocks = data.draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=24))
@@ -94,7 +94,7 @@ def test_hits_agree(data: st.DataObject, block_size: int, most: int) -> None:
 near = st.sampled_from([1.0, 1.0 + 5e-10, 1.0 + 1e-9, 1.0 + 2e-9, -3.0, 0.0, 1e12, 1e12 + 500.0])
 
 
-@settings(max_examples=400 * EFFORT)
+@settings(max_examples=examples(400))
 @given(
     costs=st.lists(st.one_of(near, st.floats(-1e9, 1e9), st.just(np.inf)), max_size=16),
     draw=st.floats(0.0, 1.0, exclude_max=True),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.decode import unsupported, workspace_of
 from kvkernels.ops.decode_plan import LARGEST_CHUNK, LEAST_CHUNK, DecodePlan, plan_decode
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler, poisoned, pool_of, relative_error
 
 pytestmark = needs_compiler
@@ -144,7 +144,7 @@ def test_the_largest_items() -> None:
     hold(case([8 * LARGEST_CHUNK + 100], 8, 1, 64, 32, seed=4))
 
 
-@settings(max_examples=12 * EFFORT)
+@settings(max_examples=examples(12))
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=4),
     group=st.integers(1, 16),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.decode_plan import LEAST_CHUNK
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
 from tests.kernels.quantized import LOSS, STORED, as_numbers, quantized_pages
 from tests.kernels.test_cuda_decode import BOUND, Case, case, exact, hold
@@ -60,7 +60,7 @@ def test_splits(page_tokens: int) -> None:
     hold_quantized(case(lengths, 4, 2, 64, page_tokens, room=40), torch.int8, seed=page_tokens)
 
 
-@settings(max_examples=8 * EFFORT)
+@settings(max_examples=examples(8))
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=3),
     group=st.integers(1, 16),

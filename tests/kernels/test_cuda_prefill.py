@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.prefill import unsupported
 from kvkernels.ops.prefill_plan import plan_prefill
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler
 from tests.kernels.prefill_cases import Case, case, exact, hold
 
@@ -59,7 +59,7 @@ def test_large_groups(group: int) -> None:
     hold(case([(30, 4), (0, 1)], group, 1, seed=group))
 
 
-@settings(max_examples=8 * EFFORT)
+@settings(max_examples=examples(8))
 @given(
     pieces=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=3),
     group=st.integers(1, 9),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.prefill_plan import plan_prefill
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
 from tests.kernels.prefill_cases import Case, case, exact, hold, quantized
 from tests.kernels.quantized import LOSS, STORED
@@ -59,7 +59,7 @@ def test_a_window_of_page_ids_and_more() -> None:
     hold_quantized(case([(2100, 3)], 2, 1, seed=3), torch.float8_e4m3fn)
 
 
-@settings(max_examples=5 * EFFORT)
+@settings(max_examples=examples(5))
 @given(
     pieces=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=3),
     group=st.integers(1, 9),

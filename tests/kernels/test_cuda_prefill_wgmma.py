@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.prefill_plan import plan_prefill
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler
 from tests.kernels.prefill_cases import Case, case, hold
 
@@ -61,7 +61,7 @@ def test_a_long_context() -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=4 * EFFORT)
+@settings(max_examples=examples(4))
 @given(
     pieces=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), min_size=1, max_size=3),
     group=st.integers(1, 9),

@@ -14,7 +14,7 @@ from kvkernels.ops.decode import workspace_of
 from kvkernels.ops.decode_plan import plan_decode
 from kvkernels.ops.shared_costs import Costs
 from kvkernels.ops.shared_decode import shared_decode
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler, poisoned, relative_error
 from tests.kernels.shared_cases import ALWAYS, NEVER, Case, Request, arguments, case, exact
 
@@ -100,7 +100,7 @@ def test_fixed_buffers() -> None:
     hold(made, context)
 
 
-@settings(max_examples=10 * EFFORT, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     names=st.lists(st.text("ab", max_size=5), min_size=1, max_size=7),
     own=st.lists(st.integers(0, 70), min_size=7, max_size=7),

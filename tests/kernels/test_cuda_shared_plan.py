@@ -22,7 +22,7 @@ from kvkernels.ops.shared_plan import (
     words,
 )
 from kvkernels.ops.shared_runs import chunks_of
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.shared_cases import ALWAYS, NEVER, Request, Tables, tables
 
 SHAPE = AttentionShape(8, 2, 64, layers=3)
@@ -145,7 +145,7 @@ def cost_of(made: Tables, shared: tuple[tuple[int, ...], ...], costs: Costs) -> 
     return costs.of(Work(*total))
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, COSTS)
 def test_the_choice_is_the_cheapest(requests: list[Request], costs: Costs) -> None:
     """Among all subsets of prefixes; and never above what plain decode costs."""

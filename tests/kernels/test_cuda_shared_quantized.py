@@ -15,7 +15,7 @@ from kvkernels.ops.decode import workspace_of
 from kvkernels.ops.decode_plan import plan_decode
 from kvkernels.ops.shared_costs import Costs
 from kvkernels.ops.shared_decode import shared_decode
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.emulated import NAN, emulate, needs_compiler, poisoned, relative_error
 from tests.kernels.quantized import LOSS, STORED
 from tests.kernels.shared_cases import (
@@ -97,7 +97,7 @@ def test_a_grid_walks_over_many_items() -> None:
     assert int(made.item_count) * 2 > 2 * 6
 
 
-@settings(max_examples=5 * EFFORT, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     names=st.lists(st.text("ab", max_size=5), min_size=1, max_size=6),
     own=st.lists(st.integers(0, 70), min_size=6, max_size=6),

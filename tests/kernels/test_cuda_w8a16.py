@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.model.int8 import quantize_rows
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.w8a16 import unsupported
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler, poisoned, relative_error
 
 pytestmark = needs_compiler
@@ -65,7 +65,7 @@ def test_many_channels(rows: int) -> None:
     hold(case(rows, WIDE + 24, 64))
 
 
-@settings(max_examples=15 * EFFORT)
+@settings(max_examples=examples(15))
 @given(
     rows=st.integers(1, 64),
     channels=st.integers(1, 70),

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.event_pool import BLOCK_SIZE, Pool, array
 
 COUNTERS = ("stored_blocks", "removed_blocks", "clears", "orphans", "skipped_events")
@@ -129,6 +129,6 @@ def wire(event: dict[str, Any]) -> Any:
 
 
 SameHistory.TestCase.settings = settings(
-    max_examples=60 * EFFORT, stateful_step_count=40, deadline=None
+    max_examples=examples(60), stateful_step_count=40, deadline=None
 )
 TestSameHistory = SameHistory.TestCase

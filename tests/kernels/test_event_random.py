@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from engine.wire import decode_batch
 from kvkernels import EventBatch, event_twins
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.event_vectors import plain, vectors
 
 PAYLOADS = [vector.payload for vector in vectors().values()]
 
-settings.register_profile("events", max_examples=200 * EFFORT, deadline=None)
+settings.register_profile("events", max_examples=examples(200), deadline=None)
 MANY = settings.get_profile("events")
 
 

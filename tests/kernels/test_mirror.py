@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from kvkernels import Mirror, mirror_twin
-from tests.effort import EFFORT
+from tests.effort import examples
 
 # As of the prefix index: hashes that all want the table's first or last places.
 CLUSTER = 0xF1DE83E19937733D
@@ -123,7 +123,7 @@ class SameHistory(RuleBasedStateMachine):
 
 
 SameHistory.TestCase.settings = settings(
-    max_examples=60 * EFFORT, stateful_step_count=30, deadline=None
+    max_examples=examples(60), stateful_step_count=30, deadline=None
 )
 TestSameHistory = SameHistory.TestCase
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from kvkernels import PrefixIndex, twins
-from tests.effort import EFFORT
+from tests.effort import examples
 
 # Multiples of the inverse of the table's multiplier all want the first or, counted down, the
 # last slots: clusters, which deletion must shift back, across the table's end as well.
@@ -160,10 +160,10 @@ class AtTheBound(RuleBasedStateMachine):
 
 
 SameHistory.TestCase.settings = settings(
-    max_examples=50 * EFFORT, stateful_step_count=30, deadline=None
+    max_examples=examples(50), stateful_step_count=30, deadline=None
 )
 AtTheBound.TestCase.settings = settings(
-    max_examples=40 * EFFORT, stateful_step_count=25, deadline=None
+    max_examples=examples(40), stateful_step_count=25, deadline=None
 )
 TestSameHistory = SameHistory.TestCase
 TestAtTheBound = AtTheBound.TestCase

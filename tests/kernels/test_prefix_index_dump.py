@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels import _native, twins
-from tests.effort import EFFORT
+from tests.effort import examples
 
 HEADER = struct.Struct("<4sI4Q3Q")
 
@@ -96,14 +96,14 @@ DUMP = filled().dump()
 
 
 @given(cut=st.integers(0, len(DUMP) - 1))
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_a_torn_dump_is_refused(cut: int) -> None:
     with pytest.raises(ValueError, match="not a dump of a prefix index"):
         _native.PrefixIndex.load(DUMP[:cut])
 
 
 @given(at=st.integers(0, len(DUMP) - 9), value=st.integers(0, 255))
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_hostile_dump_is_refused_or_is_an_index(at: int, value: int) -> None:
     """A byte changed, the checksum right again: both refuse it, or both read the same."""
     body = bytearray(DUMP[:-8])

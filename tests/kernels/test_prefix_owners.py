@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvkernels import PrefixOwners, prefix_owners_twin
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.test_mirror import garbage, hashes, paths
 
 Either = type[PrefixOwners] | type[prefix_owners_twin.PrefixOwners]
@@ -79,14 +79,16 @@ class SameHistory(RuleBasedStateMachine):
 
 
 TestSameHistory = SameHistory.TestCase
-TestSameHistory.settings = settings(max_examples=60 * EFFORT, stateful_step_count=40, deadline=None)
+TestSameHistory.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 
 
 @given(
     max_entries=st.integers(1, 40),
     claims=st.lists(st.tuples(paths | garbage, owners), max_size=40),
 )
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_no_chain_is_told_alike(
     max_entries: int, claims: list[tuple[list[int], int]]
 ) -> None:

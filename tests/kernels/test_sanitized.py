@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from tests.effort import EFFORT
 
@@ -58,3 +59,15 @@ def test_the_relays_thread_runs_clean(sanitized_replay: Path, program: str) -> N
     command = ["sh", str(sanitized_replay), program, str(10 * EFFORT)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_hashes_of_plain_messages_of_every_length(sanitized_replay: Path) -> None:
+    """Also the classes no block reaches (0 to 11 bytes), by the sanitized C++ program."""
+    pattern = bytes(((i * i + 7 * i) >> 3) & 0xFF for i in range(2100))
+    lines = subprocess.run(
+        ["sh", str(sanitized_replay), "hashes"], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert len(lines) == len(pattern) + 1
+    for line in lines:
+        size, got = map(int, line.split())
+        assert got == xxhash.xxh3_64_intdigest(pattern[:size]), size

@@ -20,7 +20,7 @@ from kvkernels.ops.shared_plan import (
     most_slots,
     plan_shared,
 )
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.kernels.shared_cases import ALWAYS, NEVER
 
 PAGE, PAGES = 4, 1 << 20
@@ -81,7 +81,7 @@ def same(made: Step, alone: Step) -> bool:
     return meaning(made.plan) == meaning(alone.plan) and made[1:] == alone[1:]
 
 
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), costs=st.sampled_from([ALWAYS, NEVER, CLOSE, Costs()]))
 def test_a_step_does_not_depend_on_those_before(data: st.DataObject, costs: Costs) -> None:
     """Tokens come, pages fill, requests join, leave and are replaced, pages become another's."""

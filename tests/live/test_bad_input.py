@@ -7,24 +7,20 @@ import json
 from itertools import count
 
 import pytest
-import pytest_asyncio
 import zmq
 import zmq.asyncio
 
-from tests.live.stack import MODEL, misbehaving, running, until
+from tests.live.conftest import BODY_LIMIT
+from tests.live.stack import MODEL, Stack, misbehaving, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-BODY_LIMIT = 1 << 20
 OK_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory):
-    router = ["--limits-body-bytes", str(BODY_LIMIT), "--ejection-failures", "1000"]
-    async with running(tmp_path_factory.mktemp("logs"), workers=2, router=router) as stack:
-        yield stack
-        await stack.assert_idle()
+@pytest.fixture
+def stack(shared: Stack) -> Stack:
+    return shared
 
 
 @pytest.mark.parametrize(

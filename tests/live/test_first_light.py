@@ -8,19 +8,17 @@ import signal
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from tests.live.stack import MODEL, engine_arguments, metric_sum, running, until
+from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PREFIX = list(range(1000, 1000 + 640))  # 40 blocks of 16
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory):
-    async with running(tmp_path_factory.mktemp("logs"), workers=3) as stack:
-        yield stack
+@pytest.fixture
+def stack(shared: Stack) -> Stack:
+    return shared
 
 
 async def test_a_worker_given_by_url_alone_is_recognized(stack) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.hybrid import Hybrid
 from policies.pick import TIE, pick
 from policies.thresholds import reached_thresholds
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 from tests.policies.test_properties import fleets, requests
 
@@ -38,7 +38,7 @@ def plain_reached(fleet, defaults) -> np.ndarray:
     return np.zeros(len(fleet), dtype=bool) if reached.all() else reached
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(hits=st.lists(st.integers(0, 3_000), max_size=12), prompt_tokens=st.integers(1, 2_500))
 def test_missing_tokens(hits, prompt_tokens) -> None:
     fleet = fleet_of(hit_tokens=np.array(hits, dtype=np.int64))
@@ -49,7 +49,7 @@ def test_missing_tokens(hits, prompt_tokens) -> None:
 limits = st.one_of(st.none(), st.floats(1.0, 1e4))
 
 
-@settings(max_examples=150 * EFFORT)
+@settings(max_examples=examples(150))
 @given(
     request=requests,
     fleet=fleets(),
@@ -71,7 +71,7 @@ costs_lists = st.lists(
 )
 
 
-@settings(max_examples=300 * EFFORT)
+@settings(max_examples=examples(300))
 @given(costs=costs_lists, draw=st.floats(0.0, 1.0, exclude_max=True))
 def test_pick_among_ties(costs, draw) -> None:
     finite = [(cost, row) for row, cost in enumerate(costs) if cost < INF]

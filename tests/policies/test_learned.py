@@ -15,7 +15,7 @@ from policies.pick import pick
 from policies.published.choice_features import FEATURES, features
 from policies.published.learned import Learned, trained
 from policies.published.rendezvous import weights
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 
 NAN = math.nan
@@ -97,7 +97,7 @@ columns = st.integers(1, 8).flatmap(
 )
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(columns)
 def test_it_can_be_lmetric_with_queued_prefill(columns):
     fleet = fleet_of(**columns)
@@ -106,7 +106,7 @@ def test_it_can_be_lmetric_with_queued_prefill(columns):
     assert product[chosen] <= product.min() * (1 + 1e-6)
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(columns)
 def test_it_can_be_dynamos_default(columns):
     fleet = fleet_of(**columns)
@@ -153,7 +153,7 @@ def test_senseless_coefficients_are_refused(bad):
         load(f"learned?theta={bad}")
 
 
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     told=st.lists(st.sampled_from([0.0, 0.0, 0.0, -1.0, 0.7]), min_size=23, max_size=23),
     hits=st.lists(st.integers(0, 640), min_size=1, max_size=5),

@@ -15,7 +15,7 @@ from policies.contract import FleetView
 from policies.facts import Dispatched, Finish, WorkerChange
 from policies.load import LoadedPolicy, load
 from policies.pick import pick
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 
 # Those that point at a row by its place say so in their docstring.
@@ -81,7 +81,7 @@ def columns_of(fleet: FleetView) -> dict[str, np.ndarray]:
 
 
 @every_policy
-@settings(max_examples=40 * EFFORT)
+@settings(max_examples=examples(40))
 @given(request=requests, fleet=fleets())
 def test_same_view_same_costs_of_the_right_kind_and_nothing_is_touched(name, request, fleet):
     policy = load(name)
@@ -103,7 +103,7 @@ def test_same_view_same_costs_of_the_right_kind_and_nothing_is_touched(name, req
 
 
 @pytest.mark.parametrize("name", SYMMETRIC)
-@settings(max_examples=40 * EFFORT)
+@settings(max_examples=examples(40))
 @given(request=requests, fleet=fleets(), seed=st.integers(0, 2**32 - 1))
 def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
     order = np.random.default_rng(seed).permutation(len(fleet))
@@ -116,7 +116,7 @@ def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
 
 @every_policy
 @given(request=requests, fleet=fleets(rows_max=1))
-@settings(max_examples=20 * EFFORT)
+@settings(max_examples=examples(20))
 def test_a_pool_of_one_is_always_chosen(name, request, fleet):
     policy = load(name)
     assert pick(policy.costs(request, fleet, told(policy, fleet)), request.draw) == 0

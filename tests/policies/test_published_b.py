@@ -15,7 +15,7 @@ from policies.published.lmetric import LMetric
 from policies.published.lpwl import Lpwl
 from policies.published.mooncake import Mooncake
 from policies.published.ramjet import Ramjet
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 from tests.policies.published import costs_of, sent, spill_depth, state_of
 
@@ -95,7 +95,7 @@ def test_lmetric_refuses_senseless_parameters(bad):
         LMetric(**bad)
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(st.integers(1, 64), st.integers(1, 200), st.integers(0, 63), st.data())
 def test_held_blocks_are_told_without_the_block_size(size, blocks, rest, data):
     held = data.draw(st.integers(0, blocks))
@@ -106,7 +106,7 @@ def test_held_blocks_are_told_without_the_block_size(size, blocks, rest, data):
     assert hit_blocks(fact) == held - full_but_one
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=60))
 def test_hot_classes_are_those_of_the_window(events):
     classes, told = HotClasses(8, 4), []

@@ -15,13 +15,13 @@ from policies.published.head_window import HeadWindow
 from policies.published.lanes import DECAY, DECAYS_PER_S
 from policies.published.lbgr import Lbgr
 from policies.published.prequal import Prequal
-from tests.effort import EFFORT
+from tests.effort import examples
 
 NO_CHAIN = np.zeros(0, dtype=np.uint64)
 heads = st.lists(st.integers(0, 5), max_size=4)
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(st.integers(1, 6), st.lists(heads, max_size=20))
 def test_heads_are_counted_over_the_window_alone(size, requests):
     window, kept = HeadWindow(size), deque(maxlen=size)
@@ -63,7 +63,7 @@ def facts_of(history):
             yield WorkerChange(now_s, worker_id, "gone" if what == "gone" else "ready")
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(events)
 def test_prequal_counts_requests_in_flight_on_workers_that_are_there(history):
     policy = Prequal(pool_probes=5)
@@ -86,7 +86,7 @@ def test_prequal_counts_requests_in_flight_on_workers_that_are_there(history):
         assert len(state.pool) <= 5
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(events)
 def test_lbgr_holds_what_its_unfinished_requests_have_left(history):
     policy = Lbgr(slope_ms=100.0)

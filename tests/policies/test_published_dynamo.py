@@ -12,7 +12,7 @@ from policies.published.active_blocks import PIECE, ActiveBlocks
 from policies.published.dynamo import Dynamo
 from policies.published.dynamo_agentic import DynamoAgentic
 from policies.published.jsew import Jsew
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.policies.fleet import request_of
 from tests.policies.published import costs_of, sent, spill_depth, state_of
 
@@ -127,7 +127,7 @@ def tree_chains(draw):
     return [n + 1 if n < fork else 1000 * (branch + 1) + 100 * fork + n for n in range(length)]
 
 
-@settings(max_examples=150 * EFFORT)
+@settings(max_examples=examples(150))
 @given(
     st.lists(
         st.tuples(

@@ -15,7 +15,7 @@ from policies.published.homes import SessionHomes
 from policies.published.inserted import InsertedTokens
 from policies.published.order import places
 from policies.published.prefix_hash import PrefixHash
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 
 NO_CHAIN = np.zeros(0, dtype=np.uint64)
@@ -55,7 +55,7 @@ def test_sessions_of_one_name_are_two_where_their_tenants_are() -> None:
     assert homes.rows(request_of(session="s", tenant="c"), fleet) is None
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(facts=facts_told, bound=st.integers(1, 6), eligible=st.sets(st.sampled_from(WORKERS)))
 def test_homes_are_those_of_the_sessions_last_used(facts, bound, eligible) -> None:
     homes = SessionHomes(bound)
@@ -77,7 +77,7 @@ def test_homes_are_those_of_the_sessions_last_used(facts, bound, eligible) -> No
             assert rows is None
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(facts=facts_told, bound=st.sampled_from([1.0, 700.0, math.inf]))
 def test_trees_grow_by_what_was_new_and_go_with_their_worker(facts, bound) -> None:
     inserted = InsertedTokens(bound)
@@ -92,7 +92,7 @@ def test_trees_grow_by_what_was_new_and_go_with_their_worker(facts, bound) -> No
     assert inserted.sizes(fleet_of(worker_id=list(WORKERS))).tolist() == expected
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(
     rows=st.lists(
         st.tuples(st.booleans(), st.integers(-3, 3), st.floats(-2.0, 2.0).map(round)), max_size=9
@@ -106,7 +106,7 @@ def test_places_are_those_of_sorted_tuples(rows) -> None:
     assert places(flags, ints, floats).tolist() == [float(order.index(row)) for row in rows]
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=examples(60))
 @given(
     workers=st.integers(1, 9),
     load_factor=st.floats(1.0, 2.0),

@@ -16,7 +16,7 @@ from policies.published import preble_window
 from policies.published.preble import Preble
 from policies.published.preble_window import PrebleWindow
 from policies.published.window_sums import MAX_KEYS, SLICES, WindowSums
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.policies.fleet import request_of
 from tests.policies.published import costs_of, sent, spill_depth, state_of
 
@@ -148,7 +148,7 @@ def test_all_that_it_remembers_is_bounded(monkeypatch):
     assert window.median_output_tokens == statistics.median(range(1_000 - 256, 1_000))
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.sampled_from(["send", "first", "end", "fail"]), st.integers(0, 3))))
 def test_only_first_tokens_of_requests_under_way_are_timed(events):
     window, since, times = PrebleWindow(1e6), {}, []
@@ -180,7 +180,7 @@ def test_an_arrival_lets_old_work_fall_out():
     assert window.work.totals == {}
 
 
-@settings(max_examples=150 * EFFORT)
+@settings(max_examples=examples(150))
 @given(
     st.lists(
         st.tuples(st.floats(0.0, 40.0), st.integers(0, 3), st.integers(0, 9), st.integers(1, 5)),

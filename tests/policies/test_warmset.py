@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.contract import FleetView
 from policies.load import load
 from policies.parameters import PolicyError
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 
 WARMSET = load("warmset")
@@ -52,7 +52,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
     )
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(
     fleet=fleets(),
     standing=STANDINGS,

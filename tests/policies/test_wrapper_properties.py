@@ -13,7 +13,7 @@ from policies import POLICIES, WRAPPERS
 from policies.facts import Dispatched, Tick
 from policies.load import load
 from policies.pick import HOLD, pick
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 from tests.policies.test_properties import columns_of, fleets, requests
 
@@ -63,7 +63,7 @@ def test_every_wrapper_is_tried():
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-@settings(max_examples=15 * EFFORT)
+@settings(max_examples=examples(15))
 @given(stack=wrappers(), view=views())
 def test_any_stack_round_any_policy_keeps_the_contract(name, stack, view):
     request, fleet, facts = view
@@ -91,7 +91,7 @@ def test_any_stack_round_any_policy_keeps_the_contract(name, stack, view):
         assert (outer[np.isinf(inner)] == np.inf).all(), "what the policy shut stays shut"
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(stack=wrappers(), view=views(), name=st.sampled_from(["kv_prefix", "hybrid"]))
 def test_what_wrappers_added_and_the_inner_cost_make_the_cost(stack, view, name):
     request, fleet, facts = view
@@ -110,7 +110,7 @@ def test_what_wrappers_added_and_the_inner_cost_make_the_cost(stack, view, name)
     np.testing.assert_allclose(sum(added), policy.costs(request, fleet, state), rtol=1e-9)
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(stack=wrappers(), view=views(), seed=st.integers(0, 2**32 - 1))
 def test_the_order_of_rows_does_not_matter(stack, view, seed):
     request, fleet, facts = view
@@ -127,7 +127,7 @@ def test_the_order_of_rows_does_not_matter(stack, view, seed):
 
 
 @given(view=views(), stack=wrappers())
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=examples(50))
 def test_a_pool_of_one_is_never_shut(view, stack):
     request, _, _ = view
     policy = load(f"kv_prefix|{stack}")

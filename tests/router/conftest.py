@@ -1,4 +1,4 @@
-"""The relay's tests run on both event loops it may meet."""
+"""The relay's tests: which event loops they run on, and which way their bytes go."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ import pytest
 import uvloop
 
 from router.http.relay.native import NativeRelay
+from tests.effort import QUICK
 from tests.router import relay_support
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Both loops for `test_relay_*.py`, the default elsewhere."""
-    if item.path.name.startswith("test_relay"):
-        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-    return {"asyncio": asyncio.new_event_loop}
+    """uvloop for `test_relay_*.py`, as in the router, at full length asyncio's, too; else that."""
+    if not item.path.name.startswith("test_relay"):
+        return {"asyncio": asyncio.new_event_loop}
+    return relay_loops()
 
 
-@pytest.fixture(params=["python", "native"])
+def relay_loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loops of tests that relay."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    return loops if QUICK else loops | {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(params=[pytest.param("python", marks=pytest.mark.live), "native"])
 def both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every relay that a test makes goes the Python way, then by the thread."""
+    """Every relay that a test makes goes the Python way (live), then by the thread."""
     if request.param == "native" and not NativeRelay.usable():
         pytest.skip("the native relay was not built: no compiler, or no Linux")
     monkeypatch.setattr(relay_support, "PATH", request.param)

@@ -15,7 +15,7 @@ from policies.load import load
 from router.core.actions import Dispatch
 from router.core.core import RouterCore
 from router.core.settings import CoreSettings
-from tests.effort import EFFORT
+from tests.effort import examples
 
 BLOCK = 16
 SPEEDS = (2_000.0, 10_000.0, 10_000.0, 40_000.0)  # tokens/s; each worker has one of them
@@ -96,7 +96,7 @@ class BoundedWorld:
 
 
 @pytest.mark.parametrize("inner", ["kv_prefix", "hybrid", "round_robin", "least_requests"])
-@hypothesis_settings(max_examples=15 * EFFORT, deadline=None)
+@hypothesis_settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), epsilon=st.sampled_from([0.0, 0.25, 1.0]))
 def test_no_dispatch_goes_beyond_the_bound(inner, seed, epsilon):
     world = BoundedWorld(f"{inner}|bounded_load?epsilon={epsilon}", seed)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from policies.facts import Failure, Finish, FirstToken, Progress, Tick, WorkerChange
 from router.core.actions import Reject
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.core_world import World
 
 
@@ -87,5 +87,5 @@ class LedgerMachine(RuleBasedStateMachine):
         np.testing.assert_allclose(columns.charged_work, columns.drained_work)
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60 * EFFORT, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=examples(60), deadline=None)
 TestLedger = LedgerMachine.TestCase

@@ -17,7 +17,7 @@ from router.core.actions import Decision, Dispatch, Probe, Reject
 from router.core.eligible import Eligibility, Rows
 from router.core.hold_queue import Pending
 from router.core.live_fleet import LiveFleet
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.core_world import BLOCK, World, chain_of
 
 SLOTS = 8
@@ -111,7 +111,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 PoolMachine.TestCase.settings = settings(
-    max_examples=60 * EFFORT, stateful_step_count=20, deadline=None
+    max_examples=examples(60), stateful_step_count=20, deadline=None
 )
 TestPool = PoolMachine.TestCase
 

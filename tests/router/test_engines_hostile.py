@@ -15,7 +15,7 @@ from engine.wire import WireError
 from router.fleet_io.engines.adapter import UnrecognizedError
 from router.fleet_io.recognize import recognize
 from router.worker_spec import parse_worker_spec
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router import test_engines_sglang, test_engines_triton, test_engines_trtllm
 from tests.router import test_recognize as vllm
 from tests.router.engine_pages import Pages, engine
@@ -90,7 +90,7 @@ async def meet(pages: Pages) -> None:
             assert math.isnan(load.kv_usage) or 0 <= load.kv_usage <= 1
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(hostile())
 def test_one_page_gone_wrong_is_a_reason_or_no_matter(pages: Pages) -> None:
     asyncio.run(meet(pages))

@@ -15,7 +15,7 @@ from policies.facts import Failure, Finish, Tick, WorkerChange
 from router.core.actions import Action, Dispatch, Reject
 from router.core.chooser import Withheld
 from router.core.hold_queue import PASSED_S
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.core_world import BLOCK, World
 from tests.router.property_support import patient
 
@@ -168,7 +168,7 @@ def test_one_that_was_hardly_passed_keeps_nobody() -> None:
     assert large not in world.sent_s
 
 
-@settings(patient, max_examples=12 * EFFORT)
+@settings(patient, max_examples=examples(12))
 @given(
     capacities=st.lists(st.sampled_from((ROOMY, NARROW)), min_size=1, max_size=4).filter(
         lambda tokens: ROOMY in tokens

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies.facts import Cleared, Removed, ReplayEnd, Stored
 from router.core.actions import Resync
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.core_world import BLOCK, World, chain_of, removed, stored
 
 
@@ -72,7 +72,7 @@ _batch = st.tuples(
 
 
 @pytest.mark.parametrize("twin", [by_chain, by_name])
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(batches=st.lists(_batch, max_size=25), parked_blocks=st.integers(2, 12))
 def test_any_stream_gives_the_same_state_with_chains_as_with_tokens(
     twin, batches, parked_blocks

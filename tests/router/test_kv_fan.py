@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.kv_fan_world import KvReplicas, Sharer
 
 PREFIX = st.lists(st.integers(0, 2), min_size=1, max_size=4)
@@ -121,4 +121,4 @@ class KvFanMachine(RuleBasedStateMachine):
 
 
 TestKvFan = KvFanMachine.TestCase
-TestKvFan.settings = settings(max_examples=20 * EFFORT, stateful_step_count=40, deadline=None)
+TestKvFan.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)

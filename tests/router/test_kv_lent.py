@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.kv_lent_world import LentReplicas, Subscriber
 
 PREFIX = st.lists(st.integers(0, 2), min_size=1, max_size=4)
@@ -119,7 +119,9 @@ class LentMachine(RuleBasedStateMachine):
 
 
 TestLentMachine = LentMachine.TestCase
-TestLentMachine.settings = settings(max_examples=60 * EFFORT, stateful_step_count=40, deadline=None)
+TestLentMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 
 
 def test_a_newcomer_knows_what_one_that_was_there_knows() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies.facts import Cleared, KvEvents, ReplayEnd
 from router.core.actions import Resync
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.core_world import World, removed, stored
 
 BUFFER = 6  # batches a publisher can replay
@@ -114,7 +114,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=400 * EFFORT, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(steps=STEPS)
 def test_what_is_known_when_all_has_settled_is_what_the_worker_holds(steps: list) -> None:
     line = Line()

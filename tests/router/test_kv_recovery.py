@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.recovery_world import BLOCKS, BUFFER, CAPACITY_BLOCKS, Recovery
 
 WHOLE = st.just(0)
@@ -69,7 +69,7 @@ async def recovered(history: list, snapshot: bool, buffer: int) -> None:
         await one.stop()
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(history=steps(ANY))
 @example(history=GIVEN_UP)
 @example(history=OF_NO_USE)
@@ -78,13 +78,13 @@ def test_a_worker_with_a_snapshot_becomes_exact_with_the_next_batch(history: lis
     asyncio.run(recovered(history, snapshot=True, buffer=BUFFER))
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(history=steps(ANY))
 def test_a_worker_without_is_a_lower_bound_until_it_has_turned_over(history: list) -> None:
     asyncio.run(recovered(history, snapshot=False, buffer=0))
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(history=steps(WHOLE))
 def test_a_worker_whose_replays_are_whole_becomes_exact(history: list) -> None:
     asyncio.run(recovered(history, snapshot=False, buffer=10_000))

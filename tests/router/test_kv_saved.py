@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.state.saved_file import Head, Owner, Saved, SavedFile, SavedFileError, read_saved
-from tests.effort import EFFORT
+from tests.effort import examples
 
 URL = "http://127.0.0.1:9001"
 
@@ -27,7 +27,7 @@ def write(path: Path, workers: list[Saved]) -> int:
     return file.finish()
 
 
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(bodies=st.lists(st.binary(min_size=1, max_size=200), max_size=5))
 def test_what_is_written_is_read(tmp_path_factory: Any, bodies: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("saved") / "kv"
@@ -38,7 +38,7 @@ def test_what_is_written_is_read(tmp_path_factory: Any, bodies: list[bytes]) -> 
     assert [entry.name for entry in path.parent.iterdir()] == ["kv"]
 
 
-@settings(max_examples=300 * EFFORT, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     at=st.integers(0, 10**6), flip=st.integers(1, 255), cut=st.integers(0, 10**6), tail=st.binary()
 )

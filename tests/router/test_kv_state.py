@@ -10,7 +10,7 @@ from policies.facts import Cleared, KvEvents, ReplayEnd, WorkerChange
 from router.core import backlog as backlog_module
 from router.core.actions import Resync
 from router.core.wire_events import WireEvents
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.core_world import BLOCK, World, removed, stored
 
 
@@ -132,7 +132,7 @@ def test_the_backlog_is_bounded() -> None:
     assert (world.hits([8]), world.hits([9])) == ([1], [1])
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40), st.booleans()), max_size=60),
     limit=st.integers(1, 6),
@@ -182,7 +182,7 @@ _history = st.lists(
 )
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(history=_history, lost=st.sets(st.integers(0, 29)))
 def test_whatever_is_lost_a_replay_makes_it_exact(history, lost) -> None:
     """Publish a random history, lose some batches, replay: membership equals the truth."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.logs import JsonLines, TextLines, about
-from tests.effort import EFFORT
+from tests.effort import examples
 
 NAMED = ("mine", "ab" * 16)
 
@@ -66,7 +66,7 @@ def test_a_traceback_stays_in_its_line_and_is_bounded() -> None:
     assert json.loads(said)["exception"].endswith("y" * 100)
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(st.text(st.characters(), max_size=200), st.integers(0, 400))
 def test_whatever_is_said_is_one_line_that_is_read_again(text: str, times: int) -> None:
     message = text * times

@@ -16,7 +16,7 @@ from router.http.migration.generate import GenerateJournal, journal_of
 from router.http.migration.plan import Plan, plan_of
 from router.http.migration.rest import rest_of, tokens_left
 from router.http.migration.room import Room
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.migration_engines import VOCAB, texts
 from tests.router.property_support import cut
 
@@ -78,7 +78,7 @@ def said(out: bytes, mode: Mode) -> tuple[str, list[int], list[dict[str, Any]]]:
     return text, ids, metas
 
 
-@settings(max_examples=150 * EFFORT)
+@settings(max_examples=examples(150))
 @given(
     mode=st.sampled_from(MODES),
     total=st.integers(1, 40),

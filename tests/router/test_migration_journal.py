@@ -15,7 +15,7 @@ from router.http.migration.journal import Journal
 from router.http.migration.plan import Plan, plan_of
 from router.http.migration.rest import asking_for_ids, rest_of, tokens_left
 from router.http.migration.room import Room
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.migration_engines import Engine
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -98,7 +98,7 @@ POSITIONS = st.integers(0, 1 << 16)
     deaths=st.lists(POSITIONS, max_size=4),
     cuts=st.lists(POSITIONS, max_size=6),
 )
-@settings(max_examples=300 * EFFORT)
+@settings(max_examples=examples(300))
 def test_the_stream_is_the_undisturbed_one(
     chat: bool,
     kind: str,

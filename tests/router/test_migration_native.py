@@ -16,7 +16,7 @@ from router.http.migration.forms import Form
 from router.http.migration.journal import Journal
 from router.http.migration.plan import Plan, plan_of
 from router.http.migration.room import Room
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.migration_engines import Engine
 
 pytestmark = pytest.mark.skipif(kvkernels.Relay is None, reason="no relay was built")
@@ -148,7 +148,7 @@ CUTS = st.lists(st.integers(0, 1 << 12), max_size=8)
 @given(events=EVENTS, cuts=CUTS, hidden=st.sampled_from(HIDDEN))
 @example([b'data: {"choices":[{"text":"","token_ids":[1]}]}\n\n'] * 300, [], b"")
 @example([b"data: " + b"x" * (1 << 17) + b"\n\ndata: [DONE]\n\n"], [1 << 16, 99_999], b"null")
-@settings(max_examples=300 * EFFORT)
+@settings(max_examples=examples(300))
 def test_both_read_a_stream_alike(events: list[bytes], cuts: list[int], hidden: bytes) -> None:
     both = Both(hidden)
     both.feed(b"".join(events), cuts)
@@ -161,7 +161,7 @@ def test_both_read_a_stream_alike(events: list[bytes], cuts: list[int], hidden: 
     total=st.integers(1, 30),
     cuts=CUTS,
 )
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 def test_engines_streams_are_understood(kind: str, chat: bool, total: int, cuts: list[int]) -> None:
     body: dict[str, Any] = {"messages": []} if chat else {"prompt": "x"}
     body |= {"return_token_ids": True, "stream_options": {"include_usage": True}}

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from policies.facts import Failure, Finish, Probed, Tick, WorkerChange
 from router.core.actions import Action, Dispatch, Probe, PutAside, TakeBack
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.core_world import World
 
 RECOVER_S = 2.0
@@ -221,4 +221,4 @@ class Breakers(RuleBasedStateMachine):
 
 
 TestBreakers = Breakers.TestCase
-TestBreakers.settings = settings(max_examples=60 * EFFORT, stateful_step_count=60, deadline=None)
+TestBreakers.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

@@ -16,7 +16,7 @@ from router.fleet_io.manager import FleetManager
 from router.fleet_io.member import Member
 from router.http.relay.reply import RelayLimits
 from router.worker_spec import parse_worker_spec
-from tests.effort import EFFORT
+from tests.effort import examples
 
 SLOTS = 64
 RANKS = st.sampled_from([(0,), (3,), (0, 1), (2, 3), (0, 1, 2), tuple(range(6))])
@@ -72,7 +72,7 @@ async def play(steps: list[tuple[str, object, object]]) -> None:
     context.destroy(linger=0)
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(STEPS)
 def test_each_rank_is_one_worker_unless_it_was_removed(
     steps: list[tuple[str, object, object]],

@@ -13,7 +13,7 @@ from router.fleet_io.member import Member
 from router.fleet_io.reconcile import reconcile
 from router.fleet_io.wanted import Wanted, key_of
 from router.worker_spec import WorkerSpec
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.fleet_support import fleet_of
 
 SLOTS = 64
@@ -101,7 +101,7 @@ def _step(fleet: FleetManager, oracle: Oracle, what: str, value: object) -> None
         oracle.dismissed.clear()
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(STEPS)
 def test_the_fleet_is_what_is_named_and_what_was_added_by_hand(
     steps: list[tuple[str, object]],

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.record.parts import PartLimits, Parts, parts_in
-from tests.effort import EFFORT
+from tests.effort import examples
 
 HOUR_S = 3_600.0
 START_S = 1_700_000_000.0  # 13 minutes and 20 seconds past an hour
@@ -114,7 +114,7 @@ def test_the_oldest_go_and_the_log_says_so(
     assert (tmp_path / "keep.txt").exists()
 
 
-@settings(max_examples=15 * EFFORT, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     steps=st.lists(st.tuples(st.integers(10, 400), st.floats(0, 2 * HOUR_S)), max_size=40),
     count=st.integers(2, 5),

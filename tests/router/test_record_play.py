@@ -18,14 +18,14 @@ from policies.parameters import PolicyError
 from router.core.roster import TableFullError
 from router.record.facts_file import FORMAT, RecordingError, framed, records
 from router.record.player import Player
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.core_world import BLOCK, stored
 from tests.router.record_play_support import POLICIES, STEPS, Desk, Story, arrival, facts_in
 
 SECRET = 7_654_321  # a token id that must not be found in a file
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(steps=STEPS, policy=st.sampled_from(POLICIES))
 def test_any_facts_play_back_to_the_same_actions(steps: list[Any], policy: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +172,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, data: bytes, says: str)
         Player(path)
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.integers(0, 10_000))
 def test_a_damaged_recording_says_so_or_plays(at: int, byte: int, cut: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

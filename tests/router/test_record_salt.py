@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.record.salt import SALT_BYTES, Salt, salt_beside, salt_in, siphash_words
-from tests.effort import EFFORT
+from tests.effort import examples
 
 WORD = st.integers(0, (1 << 64) - 1)
 FULL = (1 << 64) - 1
@@ -58,7 +58,7 @@ def test_the_published_vector() -> None:
     )
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(WORD, max_size=8), st.binary(min_size=16, max_size=16), st.integers(1, 900))
 def test_it_is_siphash_word_by_word(words: list[int], key: bytes, times: int) -> None:
     halves = tuple(np.frombuffer(key, "<u8").tolist())

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.replica_world import Replica, Replicas
 
 HOW = st.sampled_from(["finish", "worker", "retry"])
@@ -138,4 +138,4 @@ def _sums(charges: list) -> tuple[int, int]:
 
 
 TestReplicas = ReplicasMachine.TestCase
-TestReplicas.settings = settings(max_examples=60 * EFFORT, stateful_step_count=40, deadline=None)
+TestReplicas.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

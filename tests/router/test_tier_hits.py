@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.contract import FleetView, Floats, RequestView
 from router.core.actions import Dispatch
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.core_world import BLOCK, World, chain_of, removed, stored
 
 CHAIN = [1, 2, 3, 4, 5, 6]
@@ -69,7 +69,7 @@ def test_what_a_dispatch_will_leave_on_the_gpu_counts_there() -> None:
     assert shown(world, prompt_tokens=100) == [(3 * BLOCK, BLOCK, 0)]
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     held=st.lists(st.lists(st.sampled_from([0, 1, 2]), max_size=6), min_size=3, max_size=3),
     prompt_tokens=st.integers(1, 40),

@@ -13,7 +13,7 @@ from router.config.tracing import check_endpoint, traces_url
 from router.tracing.context import headers_of, read_context
 from router.tracing.trace import Passed, Trace
 from router.tracing.tracer import Tracer, below_of
-from tests.effort import EFFORT
+from tests.effort import examples
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"
@@ -90,7 +90,7 @@ def test_what_vendors_say_is_kept_whole_or_not_at_all(states: tuple[str, ...], r
     assert context(GOOD, *states).state == read
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(st.integers(1, (1 << 128) - 1), st.integers(1, (1 << 64) - 1), st.booleans())
 def test_what_is_written_is_read_again(trace: int, span: int, sampled: bool) -> None:
     found = read_context(headers_of(trace, span, sampled, "a=1,b=2"))
@@ -101,7 +101,7 @@ def test_what_is_written_is_read_again(trace: int, span: int, sampled: bool) -> 
     )
 
 
-@settings(max_examples=300 * EFFORT)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.sampled_from([b"traceparent", b"tracestate"]), st.binary())))
 def test_no_header_breaks_it(headers: list[tuple[bytes, bytes]]) -> None:
     found = read_context(headers)
@@ -120,7 +120,7 @@ def tracer(share: float, seed: int = 1) -> Any:
     return Tracer(None, lambda: below_of(share), lambda: 0.0, random.Random(seed))
 
 
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.floats(0, 1), st.integers())
 def test_the_share_is_met_and_follows_from_the_number_alone(share: float, seed: int) -> None:
     begin, traced = tracer(share, seed).begin, 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.wire import BlockRemoved, BlockStored, WireError, encode_batch
 from kvkernels import EventBatch
 from router.events.trtllm import PolledEvent, Windows, read_answer, wire_events
-from tests.effort import EFFORT
+from tests.effort import examples
 
 
 def read(data: Any, **fields: Any) -> PolledEvent | WireError:
@@ -135,7 +135,7 @@ datas = st.one_of(
 )
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(datas, max_size=4))
 def test_whatever_comes_is_an_error_or_a_batch(several: list[Any]) -> None:
     """What is read makes a batch, unless a token is none."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvkernels import PrefixOwners
 from router.estimators.trunks import TRUNKS_MAX, PoolPace, Trunk, Trunks
-from tests.effort import EFFORT
+from tests.effort import examples
 
 BLOCK = 16
 FADE_S = 10.0
@@ -159,7 +159,7 @@ def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> No
     arrivals=st.lists(st.tuples(st.integers(0, 30), st.floats(0.0, 40.0)), max_size=120),
     rest_s=st.floats(0.0, 2_000.0),
 )
-@settings(max_examples=80 * EFFORT, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_counts_are_right_within_the_error_of_space_saving(
     heads: int, arrivals: list[tuple[int, float]], rest_s: float
 ) -> None:

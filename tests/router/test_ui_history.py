@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from router.http.ui.history import COLUMNS, KEPT, History
 from router.http.ui.sampler import quantile
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.router.crowded import crowd
 
 NUMBER = st.one_of(st.floats(width=32), st.sampled_from([0.0, math.nan, math.inf, -math.inf]))
 
 
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(NUMBER, max_size=40), st.integers(0, 900), st.integers(0, 2_000))
 def test_it_keeps_the_latest_and_gives_what_came_after_a_number(
     seen: list[float], before: int, asked: int

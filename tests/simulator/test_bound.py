@@ -24,7 +24,7 @@ from simulator.limits.work import shares
 from simulator.replay.setup import Goodput, WorkerGroup
 from simulator.traces.chain import Chainer
 from simulator.traces.job import Job
-from tests.effort import EFFORT
+from tests.effort import examples
 
 IDS = st.lists(st.integers(0, 5), min_size=0, max_size=3, unique=True)
 
@@ -47,7 +47,7 @@ def best_by_trying(
     return max(best.values())
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(IDS, st.integers(0, 3)), max_size=9), st.integers(1, 4))
 def test_most_hits_is_what_trying_all_contents_gives(
     history: list[tuple[list[int], int]], capacity: int
@@ -68,7 +68,7 @@ def named(paths: Sequence[Sequence[int]]) -> list[list[int]]:
     ]
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=examples(60))
 @given(PATHS, st.integers(1, 3), st.integers(1, 6))
 def test_no_rule_beats_the_union_of_the_caches(
     paths: list[list[int]], workers: int, capacity: int
@@ -113,7 +113,7 @@ def best_flow(releases: list[float], works: list[float], now: int = 0) -> float:
     return min(results)
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(TASKS)
 def test_shortest_remaining_work_first_is_the_least_mean_flow(tasks: list[tuple[int, int]]) -> None:
     releases, works = split(tasks)
@@ -122,7 +122,7 @@ def test_shortest_remaining_work_first_is_the_least_mean_flow(tasks: list[tuple[
     )
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=examples(60))
 @given(TASKS)
 def test_first_come_first_served_has_the_least_longest_flow(tasks: list[tuple[int, int]]) -> None:
     releases, works = split(tasks)
@@ -139,7 +139,7 @@ def test_first_come_first_served_has_the_least_longest_flow(tasks: list[tuple[in
     assert mine == min(longest(order) for order in permutations(range(len(works))))
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=9), st.integers(1, 9))
 def test_most_on_time_is_what_trying_all_choices_gives(
     tasks: list[tuple[int, int]], limit: int
@@ -197,7 +197,7 @@ def machines(draw: st.DrawFn) -> Machine:
     )
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 @given(machines(), st.data())
 def test_the_parts_of_a_step_never_exceed_it(kind: Machine, data: st.DataObject) -> None:
     decodes = data.draw(st.integers(0, kind.max_batch_size))
@@ -210,7 +210,7 @@ def test_the_parts_of_a_step_never_exceed_it(kind: Machine, data: st.DataObject)
         assert parts_s <= whole_s * (1 + 1e-9), share
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=examples(60))
 @given(machines(), st.integers(1, 150), st.integers(1, 30))
 def test_a_lone_request_takes_its_floor_and_hardly_more(
     kind: Machine, prompt_tokens: int, output_tokens: int

@@ -18,7 +18,7 @@ from simulator.replay.setup import Setup, WorkerGroup, World
 from simulator.report.row import summarize
 from simulator.traces.chain import Chainer
 from simulator.traces.job import Job
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.replays import run, setup_of
 
 POLICIES = ("round_robin", "random", "kv_prefix", "kv_load", "hybrid", "least_requests")
@@ -95,7 +95,7 @@ def check_each(result: ReplayResult, known: Known, kinds: list[Machine], network
         assert table.finish_ns[row] - table.first_token_ns[row] >= further_ns
 
 
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     policy=st.sampled_from(POLICIES),

@@ -32,7 +32,7 @@ from simulator.replay.result import ReplayResult
 from simulator.replay.setup import Setup, WorkerGroup, World
 from simulator.traces.chain import Chainer
 from simulator.traces.job import Job
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.replays import BLOCK, job, pool, run, setup_of, stream_of
 
 ASIDE = World(report_lag_ms=200.0, event_lag_ms=20.0)
@@ -59,7 +59,7 @@ def report_of(jobs: list[Job], setup: Setup, policies: list[str], **more: Any) -
 # --- Decisions replayed -------------------------------------------------------------------------
 
 
-@settings(max_examples=15 * EFFORT, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     seed=st.integers(0, 1000),
     policy=st.sampled_from(["round_robin", "kv_load", "hybrid"]),
@@ -147,7 +147,7 @@ def test_a_partition_keeps_groups_whole_and_work_even() -> None:
     assert sorted(homes.count(worker) for worker in range(4)) == [20, 20, 20, 20]
 
 
-@settings(max_examples=4 * EFFORT, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(seed=st.integers(0, 1000), policy=st.sampled_from(["round_robin", "kv_prefix", "hybrid"]))
 def test_hindsight_is_never_worse_than_what_it_starts_from(seed: int, policy: str) -> None:
     jobs = burst(14, seed)

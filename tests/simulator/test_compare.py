@@ -24,7 +24,7 @@ from simulator.report.spread import Spread
 from simulator.sweep.errors import SweepError
 from simulator.sweep.store import Store
 from simulator.sweep.task import Keys, Outcome
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.synthetic import evaluate, setup
 
 TIMES = {"lmetric": (100.0, 400.0, 200.0), "ours": (50.0, 100.0, 100.0), "slow": (900.0, 200.0)}
@@ -90,7 +90,7 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     assert (even.mean, even.low, even.high) == (1.0, 1.0, 1.0)
 
 
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), min_size=1, max_size=30))
 def test_turned_round_a_ratio_is_its_inverse(pairs: list[tuple[float, float]]) -> None:
     there, back = ratio(pairs), ratio([(b, a) for a, b in pairs])

@@ -17,7 +17,7 @@ from simulator.limits.rules import POOL_RULES
 from simulator.replay.setup import WorkloadSpec
 from simulator.traces.job import Job
 from simulator.traces.open import open_jobs
-from tests.effort import EFFORT
+from tests.effort import examples
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 SMALL = ("mooncake_conversation", "toolagent_surrogate")
@@ -96,7 +96,7 @@ def test_bad_values_are_refused(change: dict[str, object], message: str) -> None
 CHAINS = st.lists(st.integers(0, 9), min_size=0, max_size=6, unique=True)
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(0, 3), CHAINS), max_size=40),
     st.one_of(st.none(), st.integers(1, 8)),
@@ -129,7 +129,7 @@ class ListCache:
         self.ids = self.ids[: self.capacity]
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 @given(st.lists(CHAINS, max_size=30), st.one_of(st.none(), st.integers(1, 8)))
 def test_a_cache_is_least_recently_used(chains: list[list[int]], capacity: int | None) -> None:
     cache, plain = LruCache(capacity), ListCache(capacity)

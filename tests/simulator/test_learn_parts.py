@@ -16,7 +16,7 @@ from simulator.learn.journal import Generation, Journal
 from simulator.learn.objective import LOST_S, Figures, figures, score
 from simulator.learn.search import LMETRIC, PINNED, Search, spec_of
 from simulator.sweep.errors import SweepError
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator import synthetic
 
 # --- the objective ------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_what_is_worse_than_the_start_is_not_taken() -> None:
 START = [[Figures(1.0, 2.0, 0)]]
 
 
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(count=st.integers(0, 4), data=st.data())
 def test_a_torn_journal_has_the_generations_that_were_whole(
     count: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -16,7 +16,7 @@ from simulator.replay.faults import KINDS
 from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.replay.setup import Setup, World
 from simulator.traces.job import Job
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.replays import job, pool, run, setup_of
 
 WORKERS = 3
@@ -101,7 +101,7 @@ def digest(result: ReplayResult) -> bytes:
     return b"".join(column.tobytes() for column in columns)
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(JOBS, SETUPS, faults())
 def test_every_request_has_exactly_one_end(
     made: list[Job], setup: Setup, timeline: list[dict[str, Any]]
@@ -133,7 +133,7 @@ def test_every_request_has_exactly_one_end(
         assert set(result.rejections) <= {"kv_capacity", "no_worker_available", "hold_timeout"}
 
 
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(JOBS, SETUPS, faults())
 def test_again_and_with_the_plain_engine_all_is_the_same(
     made: list[Job], setup: Setup, timeline: list[dict[str, Any]]

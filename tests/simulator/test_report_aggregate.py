@@ -17,7 +17,7 @@ from simulator.report.file import Report, ReportError, encode, read_json, write_
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.stages import StageRow
 from simulator.report.turns import SessionsRow, TurnsRow, Waits
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.replayed import busy_result, rejected, result, setup
 
 
@@ -57,7 +57,7 @@ def test_student_t_leaves_five_percent_outside(freedom: int) -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8))
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 def test_an_interval_holds_its_mean_and_knows_no_order(sample: list[float]) -> None:
     told = interval(sample)
     assert told is not None

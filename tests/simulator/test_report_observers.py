@@ -19,7 +19,7 @@ from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.report.prefixes import HotPrefixes
 from simulator.report.requests_csv import CANDIDATES, COLUMNS, RequestsCsv
 from simulator.report.row import summarize
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.replays import job, pool, run, setup_of, steady
 
 
@@ -173,7 +173,7 @@ def skewed(seed: int, requests: int, prefixes: int) -> list[Hashes]:
 
 
 @given(st.integers(0, 10**6), st.integers(5, 60), st.integers(2, 100))
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=examples(50))
 def test_the_sketch_keeps_its_bounds(seed: int, counters: int, prefixes: int) -> None:
     """Space-Saving's promise, against exact counts: no prefix of more than 1/m of all requests is
     missing, no count is too low, none too high by more than that share."""

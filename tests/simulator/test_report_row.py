@@ -16,7 +16,7 @@ from simulator.replay.result import NEVER, Verdict
 from simulator.replay.setup import Goodput
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.spread import NO_SPREAD, PERCENTS, quantile, spread
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.replayed import MS, S, busy_result, rejected, result, setup, table, totals
 
 NAMES = (
@@ -155,7 +155,7 @@ def test_one_integer_of_the_table_changes_the_hash(column: str) -> None:
 
 
 @given(st.lists(st.integers(0, 10**15), min_size=1, max_size=60), st.integers(0, 100))
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 def test_quantiles_against_exact_fractions(values: list[int], percent: int) -> None:
     ordered = sorted(values)
     place = Fraction(percent * (len(values) - 1), 100)
@@ -167,7 +167,7 @@ def test_quantiles_against_exact_fractions(values: list[int], percent: int) -> N
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=60))
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=examples(200))
 def test_a_spread_rounds_once_and_knows_no_order(values: list[int]) -> None:
     told = spread(np.array(values, dtype=np.int64))
     assert told == spread(np.array(values[::-1], dtype=np.int64))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulator.replay.result import NEVER, Verdict
 from simulator.report.row import summarize
 from simulator.report.turns import NO_WAITS, new_ones
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.replayed import S, rejected, result, table
 
 LOST = {"first": 50.0, "finish": None, "verdict": Verdict.FAILED}
@@ -44,7 +44,7 @@ def test_nobody_waits_and_nothing_runs() -> None:
     assert (nothing.sessions.begun, nothing.sessions.per_hour) == (0, None)
 
 
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.integers(NEVER, 3), st.booleans()), max_size=30))
 def test_as_one_would_count_them(requests: list[tuple[int, bool]]) -> None:
     rows = [{"session": s, **({} if good else rejected())} for s, good in requests]

@@ -27,7 +27,7 @@ from simulator.sweep.run import sweep
 from simulator.sweep.runs import RunOptions, estimate_s
 from simulator.sweep.store import HEADER, Store
 from simulator.sweep.task import Keys, Outcome
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator import synthetic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +125,7 @@ def outcomes(count: int = 4) -> list[Outcome]:
     return [Outcome(keys.task(s), synthetic.evaluate(s)) for s in setups(count)]
 
 
-@settings(max_examples=30 * EFFORT)
+@settings(max_examples=examples(30))
 @given(cut=st.integers(min_value=0))
 def test_a_torn_file_loses_its_torn_line_only(
     tmp_path_factory: pytest.TempPathFactory, cut: int

@@ -15,7 +15,7 @@ from simulator.replay.setup import Setup
 from simulator.sweep.axes import axis_paths, parse_values
 from simulator.sweep.errors import SweepError
 from simulator.sweep.sheet import parse_sheet, read_sheet, setups_of
-from tests.effort import EFFORT
+from tests.effort import examples
 
 PROFILE = "qwen3-32b-h100-tp2"
 
@@ -129,7 +129,7 @@ def test_what_leaves_nothing_to_choose_is_drawn_once() -> None:
     assert len(specs) == 10
 
 
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=examples(50))
 @given(
     kind=st.sampled_from(["linear", "log", "int"]),
     low=st.integers(1, 1000),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.traces.job import Job
 from simulator.traces.open import Chainer, TraceError
-from tests.effort import EFFORT
+from tests.effort import examples
 
 
 def job(prompt_tokens: int, ids: list[int], answer: tuple[int, ...] = (), output: int = 1) -> Job:
@@ -93,7 +93,7 @@ def test_sizes_that_do_not_fit_are_refused(source: int, engine: int) -> None:
         Chainer(source, engine)
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     data=st.data(),
     source=st.sampled_from([4, 8]),

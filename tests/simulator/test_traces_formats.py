@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router.record.request_line import Best, Header, RequestLine, chain_bytes
 from simulator.replay.setup import WorkloadSpec
 from simulator.traces.open import open_jobs, sessions
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.trace_lines import (
     AZURE,
     BURSTGPT,
@@ -183,7 +183,7 @@ def test_sessions_keep_their_gaps_and_share_ids_with_their_agents_only(tmp_path:
     assert max(job.at_ns for job in read(spec, format="sessions?rate=100")) < 320_000_000_000
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.lists(
         st.tuples(

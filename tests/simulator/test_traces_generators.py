@@ -20,7 +20,7 @@ from simulator.traces.generators.table import GENERATORS, key_rows
 from simulator.traces.job import Job
 from simulator.traces.open import Chainer, JobStream, TraceError, open_jobs, sessions
 from simulator.traces.size import Size
-from tests.effort import EFFORT
+from tests.effort import examples
 
 
 def opened(source: str, seed: int = 1, **more: object) -> JobStream:
@@ -258,7 +258,7 @@ def test_sizes_are_written_as_they_are_read(text: str) -> None:
     assert str(Size.parse(text)) == text
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text("0123456789~.-*x", max_size=8))
 def test_a_size_is_read_or_refused(text: str) -> None:
     try:

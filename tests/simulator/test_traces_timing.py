@@ -18,7 +18,7 @@ from simulator.traces.lines import read_jobs
 from simulator.traces.open import TraceError, open_jobs, sessions
 from simulator.traces.session_file import SessionOptions, starts_ns
 from simulator.traces.timing import spread
-from tests.effort import EFFORT
+from tests.effort import examples
 
 
 def trace(tmp_path: Path, *times_ms: int, **more: Any) -> WorkloadSpec:
@@ -112,7 +112,7 @@ def test_bounds_of_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
         sessions(iter(jobs))
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ats=st.lists(st.integers(0, 60)), slack=st.integers(0, 20), most=st.integers(2, 9))
 def test_late_lines_are_put_in_order_or_told(ats: list[int], slack: int, most: int) -> None:
     """Against a sort of those that are no more than `slack` older than the newest before."""
@@ -150,7 +150,7 @@ def test_sessions_start_uniformly_or_at_a_rate() -> None:
     assert poisson[-1] / 1e9 == pytest.approx(500, rel=0.1)
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(ats=st.lists(st.integers(0, 30)), span=st.integers(0, 50))
 def test_spreading_keeps_order_number_and_ticks(ats: list[int], span: int) -> None:
     jobs = [Job(at, 1 + i, 1, np.zeros(0, np.uint64)) for i, at in enumerate(sorted(ats))]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from simulator.replay.setup import WorkloadSpec
 from simulator.traces.open import TraceError, open_jobs
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.trace_lines import (
     AZURE,
     GOOD,
@@ -134,7 +134,7 @@ def test_files_that_are_no_traces(tmp_path: Path, content: bytes, said: str) -> 
     assert str(path) in str(caught.value)
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(frames=st.lists(st.integers(1, 300), min_size=1, max_size=3), data=st.data())
 def test_packed_files_that_were_cut_say_so(
     tmp_path_factory: pytest.TempPathFactory, frames: list[int], data: st.DataObject
@@ -233,7 +233,7 @@ def test_formats_and_their_keys_are_checked(tmp_path: Path, format: str, said: s
         open_jobs(spec)
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     kind=st.sampled_from(sorted(GOOD)),
     garbage=st.lists(st.binary(max_size=60), max_size=4),

@@ -19,7 +19,7 @@ from simulator.summary import summarize
 from simulator.validate.compare import Metric, Placements, Unit, matched, metric, placements
 from simulator.validate.console import explained, summary, validation_table
 from simulator.validate.validate import MEAN_TTFT, Validation, compared, same_ranking
-from tests.effort import EFFORT
+from tests.effort import examples
 from tests.simulator.made_up import WORKERS, counters, outcome
 from tests.simulator.replayed import S, rejected, result, table, totals
 
@@ -97,7 +97,7 @@ def test_nothing_in_common_is_said() -> None:
 
 
 @given(st.permutations(range(5)), st.lists(st.integers(0, 4), min_size=5, max_size=60))
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 def test_renamed_workers_are_the_same(names: Sequence[int], where: list[int]) -> None:
     live = np.array(where, dtype=np.int64)
     simulated = np.array([names[worker] for worker in where], dtype=np.int64)
@@ -105,7 +105,7 @@ def test_renamed_workers_are_the_same(names: Sequence[int], where: list[int]) ->
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40))
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=examples(100))
 def test_no_renaming_agrees_more(pairs: list[tuple[int, int]]) -> None:
     simulated, live = (np.array([p[k] for p in pairs], dtype=np.int64) for k in (0, 1))
     agreed = int(np.count_nonzero(matched(simulated, live, 4) == live))
