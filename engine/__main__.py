@@ -1,7 +1,18 @@
-"""`python -m engine` is `warmroute-engine`."""
+"""`python -m engine`, the same as `warmroute-engine`."""
 
 import sys
 
-from engine.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the program; without a native build it refuses to start."""
+    try:
+        import kvkernels  # noqa: F401
+    except ImportError as error:
+        sys.exit(f"warmroute-engine: {error}")
+    from engine.cli import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

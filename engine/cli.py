@@ -23,7 +23,6 @@ from engine.server.settings import DEFAULT_VOCAB
 from engine.server.step_log import StepLogError
 from engine.server.worker import Worker
 from engine.wire.tokens import Tokenizer, WordTokenizer
-from kvkernels import native_build
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -69,7 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from engine.cli_calibrate import main as calibrate
 
         return calibrate(given[1:])
-    native_build.warn()
     if given[:1] == ["serve"]:
         # Needs this module's helpers, and most workers do without it.
         from engine.cli_serve import main as serve_model

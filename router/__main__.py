@@ -1,7 +1,18 @@
-"""`python -m router` is the command `warmroute`."""
+"""`python -m router`, the same as `warmroute`."""
 
 import sys
 
-from router.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the program; without a native build it refuses to start."""
+    try:
+        import kvkernels  # noqa: F401
+    except ImportError as error:
+        sys.exit(f"warmroute: {error}")
+    from router.cli import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

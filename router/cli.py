@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from kvkernels import native_build
 from router.config.command import add_config_command, add_flags, check_command
 from router.config.file import ConfigError
 from router.config.load import load_config
@@ -90,7 +89,6 @@ class BriefParser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
     argv = sys.argv[1:] if argv is None else argv
-    native_build.warn()
     args = _parser().parse_args(argv)
     run = _COMMANDS[args.command].run
     return _serve(args, argv) if run is None else run(args)

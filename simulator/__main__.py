@@ -2,7 +2,17 @@
 
 import sys
 
-from simulator.cli import main
+
+def main() -> int:
+    """Run the program; without a native build it refuses to start."""
+    try:
+        import kvkernels  # noqa: F401
+    except ImportError as error:
+        sys.exit(f"warmroute-sim: {error}")
+    from simulator.cli import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

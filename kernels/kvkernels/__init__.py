@@ -6,26 +6,23 @@ uses which blocks, the arithmetic over a pool's columns, what routing needs of a
 head and body, the twin of the engine on virtual time, and the relay's thread.
 Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`, `PrefixOwners`,
 `plain_head`, `scan_request`, `drain_queues`, `missing_tokens` and what else a decision asks of
-columns (see `column_twins.py`); `NATIVE` says whether the C++ build or the plain-Python twins (same
-answers, slower) are in use; `UNUSABLE` why a build that is there is not, empty else:
-`native_build.warn` tells it. `VirtualWorker` is None without the C++ build: its plain twin is
-`engine.virtual.VirtualWorker`, which drives the real scheduler. `Relay`, a thread that carries
-requests and replies, is None without the C++ build or Linux: its twin is `router.http.relay`.
+columns. `VirtualWorker` is the engine on virtual time. `Relay`, a thread that carries requests and
+replies, is None where there is no Linux: the router relays in Python there. Without a native build
+that fits, importing this package raises an ImportError that names the command that makes one.
 Never imports: anything else of this project. Torch is imported by `kvkernels.ops` alone, which
 this face leaves alone.
-Start reading at: `twins.py`, which states in Python what the C++ in `kernels/src/` does fast.
+Start reading at: `_native.pyi`; `tests/oracles` states what `kernels/src/` does in Python.
 """
-
-from kvkernels.head_twin import PlainHead
-from kvkernels.request_twin import PromptText
 
 try:
     from kvkernels._native import (
         EventBatch,
         FrozenBlocks,
         Mirror,
+        PlainHead,
         PrefixIndex,
         PrefixOwners,
+        PromptText,
         VirtualWorker,
         WorkerBlocks,
         chain_hashes,
@@ -38,28 +35,12 @@ try:
         plain_head,
         scan_request,
     )
-
-    NATIVE, UNUSABLE = True, ""
-except ImportError as error:  # no compiler at install time: the twins answer the same
-    from kvkernels.blocks_file_twin import FrozenBlocks  # type: ignore[assignment]
-    from kvkernels.column_twins import (
-        cheapest,
-        drain_queues,
-        hit_tokens,
-        load_tokens,
-        median_product,
-        missing_tokens,
-    )
-    from kvkernels.event_twins import EventBatch, WorkerBlocks  # type: ignore[assignment]
-    from kvkernels.head_twin import plain_head  # type: ignore[assignment]
-    from kvkernels.mirror_twin import Mirror  # type: ignore[assignment]
-    from kvkernels.prefix_owners_twin import PrefixOwners  # type: ignore[assignment]
-    from kvkernels.request_twin import scan_request  # type: ignore[assignment]
-    from kvkernels.twins import PrefixIndex, chain_hashes  # type: ignore[assignment]
-
-    VirtualWorker = None  # type: ignore[assignment,misc]
-    NATIVE = False
-    UNUSABLE = "" if isinstance(error, ModuleNotFoundError) else str(error)
+except ImportError as error:
+    raise ImportError(
+        f"the native build of kvkernels is missing or does not fit ({error}); make it with "
+        "`pip install -e .` in a checkout, `pip install --force-reinstall warmroute` elsewhere",
+        name=__name__,
+    ) from error
 
 try:
     from kvkernels._native import (
@@ -73,14 +54,12 @@ try:
         RelayRoom,
         RelayTimeouts,
     )
-except ImportError:  # not built, or no Linux: the router relays in Python
+except ImportError:  # no Linux: the router relays in Python
     Relay = RelayEnd = RelayPool = None  # type: ignore[assignment,misc]
     RelayGathering = RelayReply = RelayTimeouts = None  # type: ignore[assignment,misc]
     RelayJournal = RelayJournalTerms = RelayRoom = None  # type: ignore[assignment,misc]
 
 __all__ = [
-    "NATIVE",
-    "UNUSABLE",
     "EventBatch",
     "FrozenBlocks",
     "Mirror",

@@ -20,13 +20,17 @@ from kvkernels._native_relay import RelayPool as RelayPool
 from kvkernels._native_relay import RelayReply as RelayReply
 from kvkernels._native_relay import RelayRoom as RelayRoom
 from kvkernels._native_relay import RelayTimeouts as RelayTimeouts
-from kvkernels.request_twin import RequestFields
 from kvkernels.virtual_stats import WorkerStats
 
 Hashes = npt.NDArray[np.uint64]
 Hits = npt.NDArray[np.int32]
 Ids = npt.NDArray[np.int64]
 Column = npt.NDArray[np.float64]
+# model, stream, session, cache salt, priority, most output tokens, prompts, messages, tokens of all
+# prompts, tokens of the longest one, whether they came as token ids
+RequestFields = tuple[
+    str | None, bool, str | None, str | None, int, int | None, int, int, int, int, bool
+]
 Run = tuple[int | None, Hashes]
 Touch = tuple[int, int, list[tuple[int, int]]]
 Ended = tuple[list[int], list[int], list[int], list[tuple[int, int | None, Hashes]]]
@@ -50,15 +54,27 @@ def load_tokens(
     step_tokens: float,
 ) -> Column: ...
 def cheapest(costs: Column, draw: float) -> int: ...
+
+# A client's head with its empty line: the head, its method, its target, the bytes of its body, and
+# whether the connection ends after it. None: not plain, read it in another way. Takes only heads
+# of HTTP/1.1 whose target begins with "/" that `router.http.door.head` takes and does not rewrite.
 def plain_head(text: bytes) -> tuple[PlainHead, str, str, int, bool] | None: ...
+
+# What routing needs of a plain inference request's body, or None: read it in another way. The
+# numbers are the most that are allowed of messages, prompts, `n`, and bytes in the name of a model,
+# session or salt. None for what is malformed, over a limit, or rare: media, lists of lists, numbers
+# that are no integers within a chat. What it takes, `router.http.scan` reads the same.
 def scan_request(
     body: bytes, messages: int, prompts: int, choices: int, key_bytes: int
 ) -> tuple[PromptText, RequestFields] | None: ...
 
+# A head that goes on as it came; names without regard to case, values without blanks round them.
 class PlainHead:
     def get(self, name: str) -> str | None: ...
     def fields(self) -> tuple[tuple[bytes, bytes], ...]: ...
 
+# Chain hashes of the first prompt, or of the conversation, by block size: token ids start from
+# `chain_seed(model, adapter, salt)`, text from `chain_seed(adapter or model, "text", salt)`.
 class PromptText:
     def chains(
         self, block_sizes: Iterable[int], model: str, adapter: str | None, salt: str | None

@@ -15,7 +15,6 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from kvkernels import native_build
 from router.core.guard import PolicyFaultError
 from router.record.facts_file import RecordingError
 from simulator import cli_learn, cli_live, cli_replay, cli_study, cli_truth, usage
@@ -58,7 +57,6 @@ exit status: 0 it did what it should; 1 it failed, or the answer is no; 2 wrong 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 = it did what it should, 1 = it failed, 2 = wrong usage or input."""
-    native_build.warn()
     options = build_parser().parse_args(arguments)
     # Where nobody watches, lines are for a log: wide enough to stay lines.
     console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)

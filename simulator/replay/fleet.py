@@ -82,8 +82,8 @@ class FleetBuilder:
         )
 
     def _engine_class(self) -> type[VirtualWorker]:
-        """The native one where it was built, unless the plain one is asked for: equal twins."""
-        if self._setup.native and kvkernels.NATIVE:
+        """The native one, unless the plain one is asked for: equal twins."""
+        if self._setup.native:
             return cast(type[VirtualWorker], kvkernels.VirtualWorker)
         return VirtualWorker
 

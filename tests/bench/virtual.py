@@ -121,8 +121,7 @@ def main() -> None:
             )
         if len(costs) == 2:
             print(f"batch {batch:3d}: plain / native = {costs['plain'] / costs['native']:.0f}")
-    if kvkernels.VirtualWorker is not None:
-        print(f"memory: {bytes_per_block(kvkernels.VirtualWorker, setup):.1f} bytes a block")
+    print(f"memory: {bytes_per_block(kvkernels.VirtualWorker, setup):.1f} bytes a block")
 
 
 if __name__ == "__main__":

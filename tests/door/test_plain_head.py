@@ -8,13 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import kvkernels
 from kvkernels import plain_head
 from router.http.door.head import PRIVATE, RefusedError, read_head
 from tests.effort import examples
 from tests.live.hostile.corpus import refused, served
-
-pytestmark = pytest.mark.skipif(not kvkernels.NATIVE, reason="without the C++ build none is plain")
 
 NAMES = [
     *(b"Host", b"Content-Length", b"content-type", b"User-Agent", b"Authorization", b"ETag"),

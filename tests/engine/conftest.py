@@ -64,6 +64,4 @@ def make(request: pytest.FixtureRequest) -> type[Twin]:
     """The class of a virtual worker."""
     if request.param == "plain":
         return VirtualWorker
-    if not kvkernels.NATIVE:
-        pytest.skip("no native build of kvkernels")
     return cast(type[Twin], kvkernels.VirtualWorker)

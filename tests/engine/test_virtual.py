@@ -187,7 +187,6 @@ CONSTANT = st.floats(0.0, 1e300)
 SECONDS = st.floats(0.0, 1e-2)
 
 
-@pytest.mark.skipif(not kvkernels.NATIVE, reason="no native build of kvkernels")
 @settings(max_examples=examples(300), deadline=None)
 @given(
     constants=st.tuples(*[SECONDS | CONSTANT] * 8, st.floats(1.0, 64.0)),
@@ -237,8 +236,6 @@ def test_who_makes_room_starts_again_in_a_later_step(make: type[Twin]) -> None:
 
 def test_a_worker_that_broke_stays_broken() -> None:
     """Chains that name no prefixes may break the native one in the middle of a step."""
-    if not kvkernels.NATIVE:
-        pytest.skip("no native build of kvkernels")
     worker = cast(type[Twin], kvkernels.VirtualWorker)(**OPTIONS)
     worker.add(1, np.array([5, 6], dtype=np.uint64), 9, 1, 0, 0)
     run(worker)

@@ -14,7 +14,6 @@ import kvkernels
 from tests.effort import examples
 from tests.engine.virtual_pair import TIGHT, Pair, Twin, chain_of
 
-pytestmark = pytest.mark.skipif(not kvkernels.NATIVE, reason="no native build of kvkernels")
 NATIVE = cast(type[Twin], kvkernels.VirtualWorker)
 
 # Pools from one sequence's size to never full, blocks from one token on, and each rule of

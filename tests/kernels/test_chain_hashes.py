@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kvkernels import NATIVE, _native, twins
+from kvkernels import _native, twins
 
 Tokens = npt.NDArray[np.int32]
 
@@ -18,10 +18,6 @@ Tokens = npt.NDArray[np.int32]
 def tokens_of(count: int, seed: int = 1) -> Tokens:
     info = np.iinfo(np.int32)
     return np.random.default_rng(seed).integers(info.min, info.max, count, np.int32, endpoint=True)
-
-
-def test_the_extension_is_what_the_package_gives() -> None:
-    assert NATIVE
 
 
 @pytest.mark.parametrize("block_size", range(1, 601))

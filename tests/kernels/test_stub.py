@@ -12,16 +12,17 @@ from kvkernels import (
     blocks_file_twin,
     column_twins,
     event_twins,
-    head_twin,
     mirror_twin,
     prefix_owners_twin,
-    request_twin,
     twins,
 )
 
 FOLDER = Path(kvkernels.__file__).parent
 STUB = ast.parse((FOLDER / "_native.pyi").read_text())
 RELAY = ast.parse((FOLDER / "_native_relay.pyi").read_text())  # its twin is the router's relay
+
+# `router.http.scan` and `router.http.door.head` are the judges of these: they have no twin here.
+NO_TWIN = {"plain_head", "scan_request", "PlainHead", "PromptText"}
 
 Scope = ast.Module | ast.ClassDef
 
@@ -41,10 +42,6 @@ def twin_of(name: str) -> Any:
         "hit_tokens": column_twins,
         "load_tokens": column_twins,
         "median_product": column_twins,
-        "scan_request": request_twin,
-        "PromptText": request_twin,
-        "PlainHead": head_twin,
-        "plain_head": head_twin,
     }
     return getattr(others.get(name, twins), name)
 
@@ -66,6 +63,10 @@ def functions(scope: Scope) -> dict[str, ast.FunctionDef]:
 def classes(*stubs: ast.Module) -> list[ast.ClassDef]:
     bodies = [stub.body for stub in stubs or (STUB,)]
     return [node for body in bodies for node in body if isinstance(node, ast.ClassDef)]
+
+
+def twinned() -> list[ast.ClassDef]:
+    return [node for node in classes() if node.name not in NO_TWIN]
 
 
 def is_property(function: ast.FunctionDef) -> bool:
@@ -126,15 +127,15 @@ def test_the_same_signatures_as_the_module() -> None:
 
 def test_the_same_parameters_as_the_twins() -> None:
     pairs: list[tuple[Scope, Any]] = [(STUB, twins)]
-    for scope, owner in [*pairs, *((c, twin_of(c.name)) for c in classes())]:
+    for scope, owner in [*pairs, *((c, twin_of(c.name)) for c in twinned())]:
         for name, function in functions(scope).items():
-            if not is_property(function):
+            if not is_property(function) and name not in NO_TWIN:
                 twin = twin_of(name) if owner is twins else getattr(owner, name)
                 assert parameters(twin) == stub_parameters(function), name
 
 
 def test_the_twin_has_the_same_properties() -> None:
-    for node in classes():
+    for node in twinned():
         if not any(is_property(function) for function in functions(node).values()):
             continue
         twin, native = made(twin_of(node.name)), made(getattr(_native, node.name))

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvkernels import NATIVE
 from router.http import paths
 from router.http.media import TEXT_PARTS
 from router.http.plain_scan import Plain, plain_scan
@@ -26,8 +25,6 @@ PATHS = st.sampled_from([COMPLETIONS, CHAT, "/tokenize"])
 LIMITS = ScanLimits(max_messages=4, max_prompts=3, max_choices=3, max_key_chars=8)
 SIZES = (1, 4, 16)
 HI = {"role": "user", "content": "hi"}
-
-pytestmark = pytest.mark.skipif(not NATIVE, reason="without the C++ build no body is plain")
 
 
 async def check(body: bytes, path: str, limits: ScanLimits = LIMITS) -> Plain | None:
