@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-REFERENCE = ("admin", "failures", "keys", "logs", "metrics", "server", "apis", "warmset")
+REFERENCE = ("admin", "failures", "keys", "logs", "metrics", "server", "errors", "apis", "warmset")
 PAGES = ["operations.md", "deployment.md", *(f"reference/{name}.md" for name in REFERENCE)]
 PAGE = "\n".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES)
 METRIC_ROW = re.compile(r"^\| `(warmroute_\w+)` \|([^|]*)\|", re.MULTILINE)
