@@ -9,7 +9,7 @@ def main() -> int:
         import kvkernels  # noqa: F401
     except ImportError as error:
         sys.exit(f"warmroute-engine: {error}")
-    from engine.cli import main as run
+    from engine.cli.main import main as run
 
     return run()
 

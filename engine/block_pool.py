@@ -1,30 +1,333 @@
-"""All state of the paged KV cache: who holds which block, what is cached, what goes first.
+"""The paged KV cache's blocks: who holds which, what is cached, what is evicted first.
 
 A block is *free* (no content worth keeping), *held* (at least one reference) or *idle* (no
-reference, but its content is cached under a chain hash and may be hit). A held block is
-*private* until its tokens are computed, then `publish` makes it visible to later requests.
-
-Two rules keep the prefix cache free of holes without any tree:
-
-* whoever holds a block holds its whole prefix, so a parent is never released before its child;
-* `release` makes the deepest block idle first.
-
-Hence the idle queue, oldest first, always lists children before their parents: evicting from
-its head is LRU over the leaves of the prefix tree (`idle_blocks.py`, which also knows of blocks
-that are worth more than others). Residency along a chain is monotone for the same reason (a
-resident block has a resident parent), so `hit` bisects instead of walking.
+reference, but its content is cached under a chain hash). Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from engine.block_events import Changes, Cleared, PoolEvent, Removed, Stored, Tokens
-from engine.idle_blocks import IdleBlocks
-from engine.retention import STANDARD, Worth
+MAX_PRIORITY = 100
+DEFAULT_PRIORITY = 35
+MAX_RANGES = 64
+MAX_DURATION_MS = 2_592_000_000  # thirty days
+
+
+class Worth(NamedTuple):
+    """What one block is worth; the larger tuple wins where two requests share it."""
+
+    priority: int  # 0..100; the lowest goes first
+    duration_s: float = inf  # of lying idle, then it is worth no more and no less than others
+
+
+STANDARD = Worth(DEFAULT_PRIORITY)
+
+
+class InvalidRetention(ValueError):  # noqa: N818 - an answer to a client
+    """A retention config that says nothing sensible; the text names the field."""
+
+
+def _worth(priority: int, duration_ms: float | None, where: str) -> Worth:
+    """Raises InvalidRetention."""
+    if not 0 <= priority <= MAX_PRIORITY:
+        raise InvalidRetention(f"{where} must be 0..{MAX_PRIORITY}, got {priority}")
+    if duration_ms is None:
+        return Worth(priority)
+    if not 0 <= duration_ms <= MAX_DURATION_MS:
+        raise InvalidRetention(
+            f"duration_ms beside {where} must be 0..{MAX_DURATION_MS}, got {duration_ms}"
+        )
+    # A default that ends is a default that stays.
+    return STANDARD if priority == DEFAULT_PRIORITY else Worth(priority, duration_ms / 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRange:
+    """Prompt tokens from `start` on, before `end` (None: to its end). Lifetime: request."""
+
+    start: int
+    end: int | None
+    worth: Worth
+
+    @classmethod
+    def of(
+        cls, start: int, end: int | None, priority: int, duration_ms: float | None
+    ) -> TokenRange:
+        """Raises InvalidRetention."""
+        if start < 0 or (end is not None and end <= start):
+            raise InvalidRetention(
+                f"token_start must be 0 or more and below token_end, got {start} and {end}"
+            )
+        return cls(start, end, _worth(priority, duration_ms, "priority"))
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a request says of all its blocks; `decode`: of those that its answer begins.
+
+    Lifetime: request. `ranges` are in order, without overlap.
+    """
+
+    ranges: tuple[TokenRange, ...] = ()
+    decode: Worth = STANDARD
+
+    @classmethod
+    def of(
+        cls,
+        ranges: list[TokenRange],
+        decode_priority: int = DEFAULT_PRIORITY,
+        decode_duration_ms: float | None = None,
+    ) -> Retention:
+        """Raises InvalidRetention for ranges that overlap, too many, or a priority beyond."""
+        if len(ranges) > MAX_RANGES:
+            raise InvalidRetention(f"{len(ranges)} token ranges; at most {MAX_RANGES}")
+        ordered = sorted(ranges, key=lambda one: one.start)
+        for one, following in pairwise(ordered):
+            if one.end is None or one.end > following.start:
+                raise InvalidRetention(
+                    f"token ranges overlap: one ends at {one.end or 'the end of the prompt'}, "
+                    f"another starts at {following.start}"
+                )
+        decode = _worth(decode_priority, decode_duration_ms, "decode_retention_priority")
+        return cls(tuple(ordered), decode)
+
+    def worths(self, start: int, stop: int, block_size: int, prompt_tokens: int) -> list[Worth]:
+        """Of the blocks `start`..`stop` of a request."""
+        return [self._of_token(at * block_size, prompt_tokens) for at in range(start, stop)]
+
+    def _of_token(self, token: int, prompt_tokens: int) -> Worth:
+        if token >= prompt_tokens:
+            return self.decode
+        for one in self.ranges:
+            if one.start <= token and (one.end is None or token < one.end):
+                return one.worth
+        return STANDARD
+
+
+Tokens = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Consecutive blocks became visible. `tokens` is int32[len(block_hashes) * block_size]."""
+
+    block_hashes: list[int]
+    parent_hash: int | None  # chain hash before the first block; None at the start of a prompt
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Blocks were evicted, in this order (children before parents)."""
+
+    block_hashes: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Nothing computed so far is visible any more."""
+
+
+PoolEvent = Stored | Removed | Cleared
+
+
+class Changes:
+    """Events that nobody has taken yet; lifetime: worker.
+
+    More than `most` changed blocks mean that nobody drains: RuntimeError.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._events: list[PoolEvent] = []
+        self._pending = 0
+
+    def note(self, event: PoolEvent, changes: int) -> None:
+        """`changes`: blocks that it speaks of."""
+        self._pending += changes
+        if self._pending > self.most:
+            raise RuntimeError(
+                f"{self._pending} block changes were never drained: call drain_events() "
+                "after each step, or make the pool with record_events=False"
+            )
+        self._events.append(event)
+
+    def drain(self) -> list[PoolEvent]:
+        """All since the last call, in order."""
+        events, self._events = self._events, []
+        self._pending = 0
+        return events
+
+
+_Entry = tuple[float, int, int]  # what it is sorted by, stamp, block
+_SPARE = 64  # entries of a heap beyond twice the marked blocks before it is swept
+
+
+class IdleBlocks:
+    """The idle blocks of one pool in the order of their eviction; lifetime: worker."""
+
+    def __init__(self, blocks: int) -> None:
+        self.now_s = 0.0
+        self._parent: list[int | None] = [None] * blocks  # of visible blocks
+        self._children = [0] * blocks  # visible blocks right after each
+        self._plain: OrderedDict[int, int] = OrderedDict()  # stamp by block, oldest first
+        self._kept: dict[int, int] = {}  # stamp by marked block that is idle
+        self._worth: dict[int, Worth] = {}  # of visible blocks that are not STANDARD
+        self._marked: set[int] = set()  # visible blocks, held ones too
+        self._leaves: list[_Entry] = []  # by priority; some outdated
+        self._ends: list[_Entry] = []  # by the time when a worth ends; some outdated
+        self._stamp = 0
+
+    def __len__(self) -> int:
+        return len(self._plain) + len(self._kept)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._plain or block in self._kept
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._plain
+        yield from self._kept
+
+    @property
+    def has_worths(self) -> bool:
+        """Some visible block is worth more or less than others."""
+        return bool(self._worth)
+
+    def worth(self, block: int) -> Worth:
+        """Of a visible block."""
+        return self._worth.get(block, STANDARD)
+
+    def show(self, block: int, parent: int | None) -> None:
+        """`block` became visible; `parent` is the one before it in its chain."""
+        self._parent[block] = parent
+        if parent is not None:
+            self._children[parent] += 1
+
+    def rate(self, block: int, worth: Worth, is_fresh: bool) -> None:
+        """A request that holds visible `block` says what it is worth.
+
+        A fresh block is worth that; one that others used, too, what the more demanding said.
+        """
+        best = worth if is_fresh else max(worth, self.worth(block))
+        if best == STANDARD:
+            self._worth.pop(block, None)
+            return
+        self._worth[block] = best
+        at: int | None = block
+        while at is not None and at not in self._marked:
+            self._marked.add(at)
+            at = self._parent[at]
+
+    def add(self, block: int) -> None:
+        """Nobody holds `block` any more; those after it in its chain were added before."""
+        self._stamp += 1
+        if block not in self._marked:
+            self._plain[block] = self._stamp
+            return
+        self._kept[block] = self._stamp
+        self._offer(block)
+        duration_s = self.worth(block).duration_s
+        if duration_s != STANDARD.duration_s:
+            self._push(self._ends, (self.now_s + duration_s, self._stamp, block))
+
+    def remove(self, block: int) -> None:
+        """Somebody holds `block` again. Raises KeyError for one that is not idle."""
+        if self._plain.pop(block, None) is None:
+            del self._kept[block]
+
+    def pop(self) -> int:
+        """Take out the one that goes first. Raises KeyError where none is idle."""
+        leaf = self._first_leaf() if self._kept else None
+        if leaf is None or (self._plain and self._head() < leaf):
+            block, _ = self._plain.popitem(last=False)
+            return block
+        heappop(self._leaves)
+        block = leaf[2]
+        del self._kept[block]
+        return block
+
+    def forget(self, block: int) -> None:
+        """`block` is not visible any more, and has no children."""
+        self._worth.pop(block, None)
+        self._marked.discard(block)
+        parent = self._parent[block]
+        if parent is not None:
+            self._parent[block] = None
+            self._children[parent] -= 1
+            if parent in self._kept:
+                self._offer(parent)
+
+    def clear(self) -> None:
+        """No block is idle nor visible."""
+        for part in (self._plain, self._kept, self._worth, self._marked):
+            part.clear()
+        self._leaves.clear()
+        self._ends.clear()
+        self._children = [0] * len(self._children)
+        self._parent = [None] * len(self._parent)
+
+    def advance(self, now_s: float) -> None:
+        """Time has come to `now_s`: what was worth something until then is as others are."""
+        self.now_s = max(now_s, self.now_s)
+        while self._ends and self._ends[0][0] <= now_s:
+            _, stamp, block = heappop(self._ends)
+            if self._kept.get(block) == stamp:
+                del self._worth[block]
+                self._offer(block)
+
+    def check(self, parents: dict[int, int]) -> None:
+        """Raise AssertionError unless the order holds; `parents`: block to block, visible ones."""
+        counted = [0] * len(self._children)
+        for block, parent in parents.items():
+            assert self._parent[block] == parent, "a block has another parent"
+            counted[parent] += 1
+            assert block not in self._marked or parent in self._marked, "a mark ends in a chain"
+            if block in self._plain and parent in self._plain:
+                assert self._plain[block] < self._plain[parent], "a parent would go first"
+        assert counted == self._children, "children are counted wrongly"
+        assert self._marked.isdisjoint(self._plain), "a marked block stands in the queue"
+        assert self._marked.issuperset(self._kept), "a block without a mark stands in the heap"
+        assert self._marked.issuperset(self._worth), "a block with a worth has no mark"
+        offered = {entry for entry in self._leaves if self._is_current(entry)}
+        leaves = {block for block in self._kept if not counted[block]}
+        assert {block for _, _, block in offered} == leaves, "a leaf was lost"
+
+    def _offer(self, block: int) -> None:
+        if not self._children[block]:
+            self._push(self._leaves, (self.worth(block).priority, self._kept[block], block))
+
+    def _first_leaf(self) -> _Entry | None:
+        leaves = self._leaves
+        while leaves and not self._is_current(leaves[0]):
+            heappop(leaves)
+        return leaves[0] if leaves else None
+
+    def _is_current(self, entry: _Entry) -> bool:
+        priority, stamp, block = entry
+        return self._kept.get(block) == stamp and self.worth(block).priority == priority
+
+    def _head(self) -> _Entry:
+        block, stamp = next(iter(self._plain.items()))
+        return DEFAULT_PRIORITY, stamp, block
+
+    def _push(self, heap: list[_Entry], entry: _Entry) -> None:
+        """Outdated entries go before they are more than those that count."""
+        if len(heap) > 2 * len(self._kept) + _SPARE:
+            heap[:] = [one for one in heap if self._kept.get(one[2]) == one[1]]
+            heapify(heap)
+        heappush(heap, entry)
+
 
 __all__ = ["BlockPool", "Cleared", "PoolEvent", "Removed", "Stored"]
 

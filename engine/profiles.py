@@ -1,22 +1,60 @@
-"""Named engine instances: how fast they are, how much KV they hold, how far to trust that.
+"""Profiles of engine instances: step times and KV capacity, built in by name, or from a file.
 
 All rows are dense BF16 models. Figures are *derived* from public facts: model shapes, peak FLOPs
-and bandwidth of the GPUs, a model FLOPs utilization of 0.64 for matrix work, 0.45 for prefill
-attention, 0.72 of the memory bandwidth, and all-reduce times from the public kernel profiles of
-Vidur (Agrawal et al., 2024), whose linear operators on H100 show 0.60 to 0.65 and 0.70 to 0.76.
-KV capacity is 90 % of the memory less weights and 4 GB a GPU. One row was *checked* end to end:
-Qwen3-32B on two H100 against the 15,928 prefill tokens per second that llm-d published for
-8192-token chunks (ours are 2 % below). Take the others as good to 15 % until measured.
+and bandwidth of the GPUs, and a model FLOPs utilization; calibrate them before you trust them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from engine.profile import SUFFIX, Profile, read_profile
+import msgspec
+
 from engine.step_time import StepTime
+
+SUFFIX = ".json"  # by which a profile's name is known to be a file
+MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One model on one GPU type at one degree of tensor parallelism."""
+
+    name: str
+    step_time: StepTime
+    kv_capacity_tokens: int
+    kv_bytes_per_token: int  # over all GPUs of the instance; 0 where nobody has said
+    provenance: str
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile kept in `path` (JSON, as `write_profile` leaves it).
+
+    Raises ValueError for a file that cannot be read or holds something else, naming the field.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"profile {path}: cannot be read: {error.strerror or error}") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise ValueError(f"profile {path}: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        found = msgspec.json.decode(text, type=Profile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"profile {path}: {error}") from error
+    if found.kv_capacity_tokens < 1:
+        raise ValueError(f"profile {path}: kv_capacity_tokens must be at least 1")
+    return found
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Keep `profile` in `path`; raises OSError."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+
 
 _DERIVED = "derived from model shape and GPU data sheet; not measured, expect +-15 %"
 _CHECKED = "derived; prefill checked: 2 % below llm-d's published 15,928 tokens/s at 8192 a chunk"

@@ -23,7 +23,7 @@ CHUNK_TOKENS = 8192  # prefill tokens a step takes at most, where a whole prompt
 
 
 class StepLoad(Protocol):
-    """What a step costs by; `engine.scheduler.Step` is one."""
+    """What a step costs by; `engine.scheduler.scheduler.Step` is one."""
 
     @property
     def prefill_tokens(self) -> int:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from engine.request import Request, State
-from engine.scheduler import Scheduler
-from engine.scheduler_types import Output, Step, StepSplit
+from engine.scheduler.request import Request, State
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.types import Output, Step, StepSplit
 from engine.step_time import StepLoad
 from kvkernels import chain_hashes
 

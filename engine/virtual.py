@@ -1,33 +1,123 @@
 """A worker on virtual time: the real scheduler and block pool, integer nanoseconds, no tokens.
 
-This one takes every step by itself. `kvkernels.VirtualWorker` is its native twin: the same
-outputs at the same times, many times faster; tests hold the two to it.
+It takes every step by itself and is the oracle of `kvkernels.VirtualWorker`, its native twin: the
+same outputs at the same times, many times faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from operator import index
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.block_pool import BlockPool, Removed, Stored
-from engine.request import Request, State
-from engine.scheduler import Scheduler, SchedulerSettings
-from engine.scheduler_types import Refused, Step
+from engine.scheduler.request import Request, State, Tokens
+from engine.scheduler.scheduler import Scheduler, SchedulerSettings
+from engine.scheduler.types import Refused, Step
 from engine.step_time import StepTime
-from engine.virtual_checks import (
-    MAX_BLOCKS,
-    MAX_INT32,
-    MAX_INT64,
-    check_chain,
-    check_finite,
-    check_time,
-    in_range,
-)
-from engine.virtual_request import VirtualRequest
-from engine.virtual_tree import runs_of
 from kvkernels.virtual_stats import WorkerStats
+
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+MAX_BLOCKS = 2**31 - 1
+MAX_NS = 2**62  # a hundred and forty years
+
+
+def in_range(name: str, value: int, least: int, most: int) -> int:
+    """`value` as an int within both limits, or ValueError; TypeError if it is no integer."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be {least}..{most}, got {number}")
+    return number
+
+
+def check_finite(name: str, value: float) -> float:
+    """`value`, or ValueError unless it is finite and above 0."""
+    if not (isfinite(value) and value > 0.0):
+        raise ValueError(f"{name} must be finite and above 0, got {value}")
+    return value
+
+
+def check_time(now_ns: int, last_ns: int) -> int:
+    """`now_ns`, or ValueError if time went back or is out of range."""
+    in_range("now_ns", now_ns, 0, MAX_NS)
+    if now_ns < last_ns:
+        raise ValueError(f"now_ns must not go back: got {now_ns} after {last_ns}")
+    return now_ns
+
+
+def check_chain(chain: npt.NDArray[np.uint64]) -> None:
+    """TypeError or ValueError unless `chain` is a contiguous vector of uint64."""
+    if not isinstance(chain, np.ndarray) or chain.dtype != np.uint64:
+        raise TypeError("chain must be a buffer of uint64")
+    if chain.ndim != 1:
+        raise ValueError(f"chain must have 1 dimension, got {chain.ndim}")
+    if not chain.flags.c_contiguous:
+        raise ValueError("chain must be C-contiguous, got a strided view")
+
+
+NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
+_MASK = (1 << 64) - 1
+
+
+def own_hash(request_id: int, depth: int) -> int:
+    """Name of a full block that no chain was given for: nobody else's, the same in both twins.
+
+    The finalizer of splitmix64 (Steele, Lea, Flood, 2014) over request and depth.
+    """
+    mixed = (request_id * 0x9E3779B97F4A7C15 + depth + 1) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+@dataclass(slots=True, eq=False)
+class VirtualRequest(Request):
+    """Lifetime: request. `names`: chain hashes it came with, the answer's blocks perhaps too."""
+
+    names: list[int] = field(default_factory=list)
+    zeros: Tokens = field(default_factory=lambda: NO_TOKENS)  # as long as any request may be
+
+    def tokens(self, start: int, stop: int) -> Tokens:
+        """int32[stop - start] of zeros."""
+        return self.zeros[: stop - start]
+
+    def extend_chain(self, full_blocks: int, block_size: int) -> None:
+        """Name on until `chain` covers `full_blocks` blocks of prompt and output."""
+        self.chain += self.names[len(self.chain) : full_blocks]
+        self.chain += [own_hash(self.request_id, at) for at in range(len(self.chain), full_blocks)]
+
+
+def runs_of(contents: Iterable[Stored]) -> list[tuple[int | None, list[int]]]:
+    """(parent chain hash, chain hashes after it), parents before children.
+
+    Where the tree forks a run follows the smallest hash; the others start runs of their own.
+    """
+    children: dict[int | None, list[int]] = {}
+    for stored in contents:
+        parent = stored.parent_hash
+        for block_hash in stored.block_hashes:
+            children.setdefault(parent, []).append(block_hash)
+            parent = block_hash
+    runs: list[tuple[int | None, list[int]]] = []
+    starts: list[tuple[int | None, int]] = []  # the next one last
+    starts += [(None, one) for one in sorted(children.get(None, ()), reverse=True)]
+    while starts:
+        parent, first = starts.pop()
+        run = [first]
+        while following := sorted(children.get(run[-1], ())):
+            starts += [(run[-1], one) for one in reversed(following[1:])]
+            run.append(following[0])
+        runs.append((parent, run))
+    return runs
+
 
 Hashes = npt.NDArray[np.uint64]
 Change = tuple[int, int | None, Hashes]

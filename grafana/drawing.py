@@ -1,13 +1,332 @@
-"""Panels as Grafana's JSON wants them (schema 39, Grafana 10.4 and later)."""
+"""Panels, queries, variables and colours, as Grafana's JSON (schema 39, Grafana 10.4 and later).
+
+Rates are over `$__rate_interval`, which Grafana fits to the scrape interval and the zoom. With
+hundreds of workers a panel shows sums, quantiles or the `$top` highest of them, never all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from grafana.colors import BLUE, BY_DIGIT, BY_NAME, GREEN, GREY, ORANGE
-from grafana.panel import Dashboard, Panel, Row
-from grafana.variables import DATA_SOURCE, RUNBOOK, SOURCE
+Kind = Literal["timeseries", "stat", "state-timeline", "heatmap", "table"]
+ROUTER = 'instance="$router"'
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel. `queries` are (PromQL, legend).
+
+    `names`: what a label in the legend can be, where each value has a colour of its own.
+    `alert`: the alert whose runbook entry says what to do about what is seen here.
+    """
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    width: int = 8  # of 24 columns
+    kind: Kind = "timeseries"
+    names: tuple[str, ...] = ()
+    stacked: bool = False
+    maximum: float | None = None
+    alert: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """One file. `variables` come after the data source's."""
+
+    name: str
+    description: str
+    variables: tuple[dict[str, Any], ...]
+    rows: tuple[Row, ...]
+
+
+def selected(metric: str, matchers: str = "", of: str = ROUTER) -> str:
+    """The metric's series of the chosen router, or of `of`."""
+    return f"{metric}{{{of}, {matchers}}}" if matchers else f"{metric}{{{of}}}"
+
+
+def rate(metric: str, matchers: str = "", by: str = "", of: str = ROUTER) -> str:
+    """Its increase per second, summed up by some labels."""
+    grouping = f" by ({by}) " if by else ""
+    return f"sum{grouping}(rate({selected(metric, matchers, of)}[$__rate_interval]))"
+
+
+def quantiles(metric: str, of: str = ROUTER) -> tuple[tuple[str, str], ...]:
+    """Median, p90 and p99 of a histogram."""
+    buckets = rate(f"{metric}_bucket", by="le", of=of)
+    return tuple(
+        (f"histogram_quantile({q}, {buckets})", name)
+        for q, name in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
+    )
+
+
+def top(expr: str, legend: str) -> tuple[tuple[str, str], ...]:
+    """The `$top` highest series: a thousand lines tell nothing, and are slow to draw."""
+    return ((f"topk($top, {expr})", legend),)
+
+
+def per_worker(metric: str) -> tuple[tuple[str, str], ...]:
+    """One series a worker, of the chosen ones with most of it."""
+    return top(selected(metric, 'worker=~"$worker"'), "worker {{worker}}")
+
+
+def share(part: str, whole: str) -> str:
+    """The rate of one counter over that of another."""
+    return f"{rate(part)} / {rate(whole)}"
+
+
+def bands(expr: str, bounds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """How many series of `expr` are at most each bound: a heatmap's rows, counted by the server.
+
+    So few series leave Prometheus however many workers there are. The highest bound is +Inf.
+    """
+    rows = [
+        f'label_replace(count({expr} <= {bound}) or vector(0), "le", "{bound}", "", "")'
+        for bound in (*bounds, "+Inf")
+    ]
+    return ((" or ".join(rows), "{{le}}"),)
+
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+DATA_SOURCE = {
+    "name": "datasource",
+    "label": "Prometheus",
+    "type": "datasource",
+    "query": "prometheus",
+    "current": {},
+}
+# Where docs/operations.md is to be read; docs/deploy/compose.yaml puts it there.
+RUNBOOK = {
+    "name": "runbook",
+    "label": "Runbook",
+    "type": "textbox",
+    "query": "/public/warmroute/operations.md",
+    "hide": 2,
+    "current": {
+        "text": "/public/warmroute/operations.md",
+        "value": "/public/warmroute/operations.md",
+    },
+}
+
+
+def labels(name: str, label: str, query: str, several: bool = False) -> dict[str, Any]:
+    """The values of a label, asked for anew whenever the time range changes.
+
+    `several`: any number of them, all to begin with.
+    """
+    variable: dict[str, Any] = {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "sort": 3 if several else 1,
+        "current": {},
+    }
+    if several:
+        every = {"text": ["All"], "value": ["$__all"]}
+        variable |= {"multi": True, "includeAll": True, "allValue": ".*", "current": every}
+    return variable
+
+
+def choice(name: str, label: str, values: tuple[str, ...], first: str) -> dict[str, Any]:
+    """One of a few values."""
+    options = [{"text": value, "value": value, "selected": value == first} for value in values]
+    return {
+        "name": name,
+        "label": label,
+        "type": "custom",
+        "query": ",".join(values),
+        "options": options,
+        "current": {"text": first, "value": first},
+    }
+
+
+ONE_ROUTER = labels("router", "Router", "label_values(warmroute_inflight_requests, instance)")
+SOME_ROUTERS = labels(
+    "router", "Routers", "label_values(warmroute_inflight_requests, instance)", several=True
+)
+WORKER = labels(
+    "worker",
+    "Workers",
+    'label_values(warmroute_worker_state{instance="$router"}, worker)',
+    several=True,
+)
+ENGINES = labels(
+    "engine", "Engines", "label_values(vllm:num_requests_running, instance)", several=True
+)
+TOP = choice("top", "Highest", ("5", "10", "20", "50"), "10")
+# Bounds of the router's buckets, as `le` says them: between two of them nothing is known.
+TTFT = choice("ttft", "First token, s", ("0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0"), "1.0")
+TPOT = choice("tpot", "Between tokens, s", ("0.01", "0.02", "0.03", "0.05", "0.1", "0.25"), "0.05")
+OBJECTIVE = choice("objective", "Objective", ("0.9", "0.95", "0.99", "0.999"), "0.99")
+
+
+# Told apart with every common kind of colour blindness: Okabe and Ito (2008), grey for their
+# black, which vanishes on a dark page; wine and teal of Paul Tol's schemes (2021).
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
+WINE, TEAL = "#882255", "#44AA99"
+BY_DIGIT = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY, WINE, TEAL)
+# The same thing has the same colour in every panel; warm colours are trouble.
+BY_NAME = {
+    ": policy": BLUE,
+    ": only_worker": GREY,
+    ": retry": ORANGE,
+    ": held": PURPLE,
+    ": fallback": RED,
+    "p50": SKY,
+    "p90": BLUE,
+    "p99": PURPLE,
+    "prompt": GREY,
+    "expected hits": SKY,
+    "reported hits": GREEN,
+    "prompt of those that report": WINE,
+    "ready": GREEN,
+    "joining": SKY,
+    "draining": GREY,
+    "ejected": ORANGE,
+    "trial": YELLOW,
+    "down": RED,
+    "in flight": BLUE,
+    "active": BLUE,
+    "idle": GREY,
+    "new": ORANGE,
+    "cold": PURPLE,
+    "warm": GREEN,
+    "forgotten blocks": GREY,
+    "shared": GREY,
+    "hot": RED,
+    "given way": ORANGE,
+    "held": ORANGE,
+    "holds": GREY,
+    "retries": ORANGE,
+    "retries refused": WINE,
+    "ejections": RED,
+    "ejections withheld": GREY,
+    "computed again": ORANGE,
+    "kept": BLUE,
+    "no_worker_available": RED,
+    "hold_queue_full": ORANGE,
+    "hold_timeout": YELLOW,
+    "router_full": WINE,
+    "displaced": GREEN,
+    "oldest": ORANGE,
+    "predicted": BLUE,
+    "worker_error": PURPLE,
+    "model_not_found": SKY,
+    "context_length_exceeded": BLUE,
+    "policy_failed": TEAL,
+    "raised": RED,
+    "nan": PURPLE,
+    "shape": WINE,
+    "slow": YELLOW,
+    "terms": GREY,
+    "suspended": BLUE,
+    "template refusals": ORANGE,
+    "failed_syncs": PURPLE,
+    "overflows": RED,
+    "gaps": RED,
+    "malformed_frames": PURPLE,
+    "dropped_batches": WINE,
+    "dropped_frames": ORANGE,
+    "failed_polls": YELLOW,
+    "waiting": ORANGE,
+    "parked": GREY,
+    "restarts": ORANGE,
+    "replays": BLUE,
+    "snapshots": SKY,
+    "skipped_events": YELLOW,
+    "orphans": GREY,
+    "duplicates": TEAL,
+    "clears": GREEN,
+    "batches": GREY,
+    "stored_blocks": GREEN,
+    "removed_blocks": ORANGE,
+    "distinct": BLUE,
+    "gpu": GREEN,
+    "host": SKY,
+    "disk": GREY,
+    "mirrored": PURPLE,
+    "index": BLUE,
+    "names": SKY,
+    "mirrors": PURPLE,
+    "token ids": GREY,
+    "fewer": ORANGE,
+    "more": SKY,
+    "encoded": BLUE,
+    "reused": GREEN,
+    "link": GREEN,
+    "stale": ORANGE,
+    "peers": GREEN,
+    "leases": BLUE,
+    "told": BLUE,
+    "heard": GREEN,
+    "miscounted": ORANGE,
+    "strange": YELLOW,
+    "beyond": WINE,
+    "malformed": PURPLE,
+    "lost": BLUE,
+    "foreign": GREY,
+    "joined": GREEN,
+    "left": GREY,
+    "flaps": ORANGE,
+    "cut short": RED,
+    "refused entries": ORANGE,
+    "conflicts": RED,
+    "seconds of silence": GREY,
+    "answers": ORANGE,
+    "fullest": ORANGE,
+    "mean": BLUE,
+    "emptiest": GREY,
+    "in the batch": GREEN,
+    "at most": GREY,
+    "schedule": ORANGE,
+    "compute": BLUE,
+    "complete": SKY,
+    "answer": GREEN,
+    "prefill": ORANGE,
+    "decode": BLUE,
+    "budget": GREY,
+    "overrun": RED,
+    "padded rows": GREY,
+    "kv_blocks": RED,
+    "token_budget": BLUE,
+    "max_batch_size": ORANGE,
+    "priority": PURPLE,
+    "prefix_in_flight": GREEN,
+    "reserve_policy": YELLOW,
+    "tenant_share": WINE,
+    "queue_delay": GREY,
+    "no HTTP": WINE,
+    "preempted": ORANGE,
+    "cached": BLUE,
+    "pinned": GREY,
+    "first token": SKY,
+    "between tokens": BLUE,
+    "both": GREEN,
+    "client": GREY,
+    "worker": ORANGE,
+    "capacity": PURPLE,
+    "router": RED,
+    "5 minutes": RED,
+    "1 hour": ORANGE,
+    "6 hours": GREY,
+}
+
 
 COLUMNS = 24
 HEIGHTS = {"stat": 4, "timeseries": 8, "state-timeline": 8, "heatmap": 8, "table": 8}

@@ -10,19 +10,24 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grafana import variables
-from grafana.drawing import drawn
-from grafana.panel import Dashboard
-from grafana.panels import DECISIONS, GLANCE, IMBALANCE, LATENCY
+from grafana import drawing as variables
+from grafana.drawing import Dashboard, drawn
 from grafana.panels_engine import BATCH, CACHE, ENGINES, SPEED, WAITING
 from grafana.panels_fleet import GLANCE as FLEET
-from grafana.panels_fleet import LOAD, SPREAD, STATE, TOLD
-from grafana.panels_kv import KV, TOKENS
-from grafana.panels_replicas import REPLICAS
-from grafana.panels_sessions import SESSIONS
-from grafana.panels_slo import BLAME, BUDGET, GOODPUT, LATENCIES
-from grafana.panels_sources import SOURCES
-from grafana.panels_trouble import DOOR, QUEUE, STREAMS, TENANTS, WORKERS
+from grafana.panels_fleet import LOAD, SOURCES, SPREAD, STATE, TOLD
+from grafana.panels_kv import KV, REPLICAS, TOKENS
+from grafana.panels_router import DECISIONS, GLANCE, IMBALANCE, LATENCY, SESSIONS
+from grafana.panels_slo import (
+    BLAME,
+    BUDGET,
+    DOOR,
+    GOODPUT,
+    LATENCIES,
+    QUEUE,
+    STREAMS,
+    TENANTS,
+    WORKERS,
+)
 
 FOLDER = Path(__file__).parent
 LINE = 160  # characters of a line in the file

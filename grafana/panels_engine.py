@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.panel import Panel, Row, quantiles, rate, selected, top
+from grafana.drawing import Panel, Row, quantiles, rate, selected, top
 
 ENGINE = 'instance=~"$engine"'
 REASONS = (

@@ -1,9 +1,9 @@
-"""The workers of one router: as it sees them, and as they tell of themselves."""
+"""Panels of the workers of one router and of the sources that name them."""
 
 from __future__ import annotations
 
-from grafana.panel import Panel, Row, bands, per_worker, rate, selected, top
-from grafana.panels import QUEUE_S, READY, REPLIES_BY_WORKER
+from grafana.drawing import Panel, Row, bands, per_worker, rate, selected, top
+from grafana.panels_router import QUEUE_S, READY, REPLIES_BY_WORKER
 
 STATES = ("ready", "joining", "draining", "ejected", "trial", "down")
 _STATE = selected("warmroute_worker_state")
@@ -264,6 +264,55 @@ TOLD = Row(
             "How long ago the worker last told its load; the router believes its own count then.",
             "s",
             per_worker("warmroute_worker_load_age_seconds"),
+            6,
+        ),
+    ),
+)
+
+
+SOURCES = Row(
+    "Sources of workers",
+    (
+        Panel(
+            "Workers by source",
+            "Workers that a source is believed to have. Empty where none is configured.",
+            "short",
+            ((selected("warmroute_discovery_workers"), "{{source}}"),),
+            6,
+            alert="WarmrouteDiscoveryDown",
+        ),
+        Panel(
+            "Sources that can be read",
+            "1: the source is read and has no trouble. 0: it cannot be read, or names nobody "
+            "although it did; its workers are kept.",
+            "short",
+            ((selected("warmroute_discovery_up"), "{{source}}"),),
+            6,
+            maximum=1.0,
+            alert="WarmrouteDiscoveryDown",
+        ),
+        Panel(
+            "Comings and goings",
+            "Workers that joined or left by a source; flaps: back soon after they were lost. Cut "
+            "short: removed with requests, at the end of drain_s.",
+            "suffix: per s",
+            (
+                (rate("warmroute_discovery_changes_total", by="change"), "{{change}}"),
+                (rate("warmroute_drains_cut_short_total"), "cut short"),
+            ),
+            6,
+            names=("joined", "left", "flaps", "cut short"),
+        ),
+        Panel(
+            "What cannot be used",
+            "Entries of sources that are no workers, workers that two sources name differently, "
+            "and for how many seconds a source has been silent.",
+            "short",
+            (
+                (f"sum({selected('warmroute_discovery_refused_entries')})", "refused entries"),
+                (selected("warmroute_discovery_conflicts"), "conflicts"),
+                (f"max({selected('warmroute_discovery_silent_seconds')})", "seconds of silence"),
+            ),
             6,
         ),
     ),

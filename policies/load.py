@@ -1,32 +1,232 @@
-"""Load a policy by its specification: a policy, then the wrappers round it, in order.
-
-    NAME?key=value&key=value|WRAPPER?key=value|...
-
-Each name is a built-in's, an installed entry point's, or `package.module:attr`. Names and values
-are percent-decoded, so `|` inside one is written %7C, `&` %26, `?` %3F, `%` %25.
-"""
+"""Loads a policy by its specification; name, parameters, wrappers, checks of its answers."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import entry_points
+from typing import Any, get_type_hints
 from urllib.parse import quote, unquote
 
 import numpy as np
 
-from policies.answers import WrapperFailedError, checked, checked_numbers
+from policies import POLICIES, WRAPPERS
 from policies.contract import FleetView, Floats, Policy, RequestView, Wrapper
-from policies.naming import POLICY, RAISABLE, WRAPPER, Kind
-from policies.parameters import (
-    Parameter,
-    PolicyError,
-    Value,
-    coerce_all,
-    parameters_of,
-    text_of,
+from policies.pick import lowest
+
+Value = float | int | bool | str | None
+_TRUTH = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+_CONVERTIBLE = (float, int, bool, str)
+
+
+class PolicyError(ValueError):
+    """A policy's name, parameter or answer is wrong; the message says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter: its kind, whether it may be none, its default. Lifetime: process."""
+
+    name: str
+    kind: type  # float, int, bool or str
+    optional: bool  # `float | None` and the like: the word "none" gives None
+    default: Value
+
+    def __str__(self) -> str:
+        kind = self.kind.__name__ + (" or none" if self.optional else "")
+        return f"{self.name} ({kind}, default {text_of(self.default)})"
+
+    def coerce(self, text: str) -> Value:
+        """The value that `text` spells. Raises ValueError when it spells none of this kind."""
+        if self.optional and text.lower() == "none":
+            return None
+        if self.kind is bool:
+            if text.lower() not in _TRUTH:
+                raise ValueError(f"{text!r} is neither true nor false")
+            return _TRUTH[text.lower()]
+        value: Value = self.kind(text)
+        return value
+
+
+def parameters_of(who: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
+    """The parameters of a class (all of its constructor's) or function (keyword-only).
+
+    `who`, for messages: "policy hybrid", "wrapper thresholds".
+
+    Raises PolicyError for one without a default or of a type that text cannot spell.
+    """
+    hints = get_type_hints(attr.__init__ if inspect.isclass(attr) else attr)
+    found = {}
+    for parameter in inspect.signature(attr).parameters.values():
+        if not inspect.isclass(attr) and parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        kinds = _kinds(hints.get(parameter.name))
+        kind = next((k for k in kinds if k in _CONVERTIBLE), None)
+        if parameter.default is parameter.empty or kind is None or len(kinds - {kind}) > 1:
+            raise PolicyError(
+                f"{who}: parameter {parameter.name} needs a default and one of the "
+                "types float, int, bool, str, or one of these with None"
+            )
+        optional = type(None) in kinds
+        found[parameter.name] = Parameter(parameter.name, kind, optional, parameter.default)
+    return found
+
+
+def coerce_all(
+    who: str, valid: Mapping[str, Parameter], given: Mapping[str, str]
+) -> dict[str, Value]:
+    """Every parameter's value: `given` text coerced, defaults for the rest.
+
+    Raises PolicyError naming `who`, the parameter and the valid ones.
+    """
+    names = ", ".join(str(p) for p in valid.values()) or "none"
+    values = {p.name: p.default for p in valid.values()}
+    for name, text in given.items():
+        if name not in valid:
+            raise PolicyError(f"{who} has no parameter {name!r}; valid: {names}")
+        try:
+            values[name] = valid[name].coerce(text)
+        except ValueError as error:
+            raise PolicyError(f"{who}: {name}: {error}; valid: {names}") from error
+    return values
+
+
+def text_of(value: Value) -> str:
+    """A value as it is written in a specification."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _kinds(hint: Any) -> set[Any]:
+    if isinstance(hint, type):
+        return {hint}
+    return set(getattr(hint, "__args__", ()))
+
+
+# What somebody's code may raise. The rest (a keyboard's interrupt, a cancelled task) is not its.
+RAISABLE = (Exception, SystemExit)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a name may stand for: a policy, or a wrapper round one. Lifetime: process."""
+
+    word: str  # for people: "policy" or "wrapper"
+    built_in: Mapping[str, str]  # name -> module:attr
+    entry_points: str  # group
+    method: str  # of a class, or what a function stands for
+    arguments: tuple[str, ...]  # of either, without self and what is keyword-only
+
+    def names(self) -> list[str]:
+        """Names that `find` knows: the built-ins, then the installed entry points."""
+        others = {entry.name for entry in entry_points(group=self.entry_points)}
+        return [*self.built_in, *sorted(others - self.built_in.keys())]
+
+    def find(self, name: str) -> Callable[..., Any]:
+        """The class or function behind a name. An entry point cannot shadow a built-in.
+
+        Raises PolicyError for an unknown name, with the valid ones, and for what is none.
+        """
+        who = f"{self.word} {name}"
+        attr = _import(who, self.built_in.get(name) or self._target(name))
+        if inspect.isclass(attr) and callable(getattr(attr, self.method, None)):
+            return attr
+        if inspect.isfunction(attr) and _asked_with(attr) == self.arguments:
+            return attr
+        asked = f"{self.method}({', '.join(self.arguments)}"
+        raise PolicyError(
+            f"{who} is a {type(attr).__name__}; it must be a class with a method "
+            f"{asked}), or a function {asked}, *, ...)"
+        )
+
+    def _target(self, name: str) -> str:
+        if ":" in name:
+            return name
+        found = [e.value for e in entry_points(group=self.entry_points) if e.name == name]
+        if found:
+            return found[0]
+        if "." in name:
+            raise PolicyError(
+                f"{self.word} {name}: `:attr` is missing; name a class or function of the "
+                f"module, as in {name}:My{self.word.capitalize()}"
+            )
+        known, other = self.names(), WRAPPER if self is POLICY else POLICY
+        if name in other.built_in:
+            where = "alone or first" if other is POLICY else "behind a policy and a |"
+            raise PolicyError(
+                f"no {self.word} {name!r}: it is a {other.word}, which stands {where}"
+            )
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        valid = ", ".join(known)
+        raise PolicyError(f"no {self.word} {name!r}{hint}; valid: {valid}, or package.module:attr")
+
+
+POLICY = Kind("policy", POLICIES, "warmroute.policies", "costs", ("request", "fleet", "state"))
+WRAPPER = Kind(
+    *("wrapper", WRAPPERS, "warmroute.wrappers", "adjust"),
+    ("costs", "request", "fleet", "state"),
 )
+
+
+def _import(who: str, target: str) -> Any:
+    module_name, _, attr_name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attr_name)
+    except ModuleNotFoundError as error:
+        raise PolicyError(
+            f"{who}: cannot import {target}: {error}; install it, or name the folder it is in by "
+            "PYTHONPATH"
+        ) from error
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise PolicyError(f"{who}: cannot import {target}: {error}") from error
+    except RAISABLE as error:
+        told = f"{type(error).__name__}: {error}"
+        raise PolicyError(f"{who}: cannot import {target}: it raised {told}") from error
+
+
+def _asked_with(function: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
+
+class NotACostError(PolicyError):
+    """A cost is NaN or -inf; the message names the policy or wrapper and the row."""
+
+
+class WrapperFailedError(PolicyError):
+    """A wrapper's own code raised; the message names it and what it raised."""
+
+
+def checked(kind: str, name: str, costs: Any, rows: int) -> Floats:
+    """`costs`, when they are float64[rows]. For messages: whose, as in "policy", "hybrid".
+
+    Raises PolicyError for another type or shape. That they are numbers, `pick` looks at.
+    """
+    if not isinstance(costs, np.ndarray) or costs.dtype.char != "d":
+        told = costs.dtype if isinstance(costs, np.ndarray) else type(costs).__name__
+        raise PolicyError(f"{kind} {name} returned {told}; return a float64 array")
+    if costs.shape != (rows,):
+        raise PolicyError(
+            f"{kind} {name} returned shape {costs.shape} for {rows} workers; "
+            f"return one cost for each: ({rows},)"
+        )
+    return costs
+
+
+def checked_numbers(kind: str, name: str, costs: Any, rows: int) -> Floats:
+    """The same, where somebody goes on with them. Raises NotACostError for NaN or -inf, too."""
+    numbers = checked(kind, name, costs, rows)
+    try:
+        lowest(numbers)
+    except ValueError as error:
+        raise NotACostError(f"{kind} {name}: {error}") from error
+    return numbers
+
 
 # Every policy takes it, because `pick` uses it and not the formula.
 TEMPERATURE = Parameter("temperature", float, optional=False, default=0.0)

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.contract import Bools, FleetView, Floats, RequestView
-from policies.median import median
+from policies.contract import Bools, FleetView, Floats, RequestView, median
 
 _FULL = 0.9  # share of a cache beyond which what comes pushes something out
 _REDO = 0.9  # a worker that can redo all its sessions in this share of their cycle needs no cache

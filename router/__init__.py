@@ -2,6 +2,6 @@
 
 Owns: the decision core and its shells (HTTP, KV events, the fleet), configuration, metrics.
 Gives: the command `warmroute` (`cli.py`), and `router.core` to whoever simulates.
-Never imports: simulator, torch, engine.scheduler, engine.block_pool, engine.server.
-Start reading at: `switchboard.py`, then `core/core.py`.
+Never imports: simulator, torch, engine.scheduler.scheduler, engine.block_pool, engine.server.
+Start reading at: `assembly.py`, then `core/core.py`.
 """

@@ -9,7 +9,7 @@ def main() -> int:
         import kvkernels  # noqa: F401
     except ImportError as error:
         sys.exit(f"warmroute: {error}")
-    from router.cli import main as run
+    from router.cli.main import main as run
 
     return run()
 

@@ -17,41 +17,39 @@ from aiohttp import web
 
 from policies.facts import Tick, WorkerChange
 from policies.load import load
+from router.admin.app import AdminApi
+from router.admin.ui.state import replicas_shown
+from router.cli.process import HangWatch, PolicyTrouble, thread_use
 from router.config.load import reloadable, without
 from router.config.schema import Config
+from router.config.worker_spec import parse_worker_spec
 from router.core.core import RouterCore
-from router.discovery.opening import discovery_of
-from router.fleet_io.context import FleetContext, WorkerFact
-from router.fleet_io.manager import FleetManager
-from router.fleet_io.trust import WorkerTrust
-from router.http.admin_app import AdminApi
-from router.http.attempts import Attempts
-from router.http.client_app import client_app
-from router.http.decisions import DecisionLog
-from router.http.inference import Inference
-from router.http.local_desk import LocalDesk
-from router.http.migration.migrations import Migrations
-from router.http.prompts import PromptReader
-from router.http.relay.native import NativeRelay
-from router.http.tenants import Tenants
-from router.http.ui.replicas import replicas_shown
-from router.http.visits import Visits
+from router.discovery.discovery import discovery_of
+from router.fleet.context import FleetContext, WorkerFact
+from router.fleet.manager import FleetManager
+from router.fleet.upstreams import WorkerTrust
 from router.keys.key_file import KeyFileError
-from router.keys.ring import KeyRing
+from router.keys.key_ring import KeyRing
 from router.keys.tenant_counts import TenantCounts
-from router.metrics.access import AccessCollector
-from router.metrics.discovery import DiscoveryCollector
-from router.metrics.held import HeldCollector
-from router.metrics.migration import MigrationMetrics
 from router.metrics.registry import RouterMetrics
 from router.metrics.replicas import ReplicaCollector
-from router.metrics.tenant import TenantCollector
-from router.metrics.tracing import TracingCollector
-from router.policy_watch import HangWatch, PolicyTrouble, thread_use
+from router.metrics.requests import AccessCollector, MigrationMetrics, TracingCollector
+from router.metrics.tenants import HeldCollector, TenantCollector
+from router.metrics.workers import DiscoveryCollector
 from router.record.access_log import AccessLog
+from router.record.setup import access_log_of, recorder_of, request_log_of
 from router.replicas.membership import Membership
-from router.state.keeper import StateKeeper
-from router.switchboard import Switchboard
+from router.request.attempts import Attempts
+from router.request.decisions import DecisionLog
+from router.request.desk import LocalDesk
+from router.request.inference import Inference
+from router.request.prompts import PromptReader
+from router.request.quotas import Tenants
+from router.request.switchboard import Switchboard
+from router.request.tokenizing import Tokenizing
+from router.request.visits import Visits
+from router.restart.saved_caches import StateKeeper
+from router.server.client_port import client_app
 from router.terms import (
     Standing,
     attempt_terms,
@@ -60,11 +58,9 @@ from router.terms import (
     inference_terms,
     migration_terms,
 )
-from router.tokenizing import Tokenizing
-from router.tracing.export import Exporter, exporter
-from router.tracing.tracer import Tracer, below_of
-from router.worker_spec import parse_worker_spec
-from router.written import access_log_of, recorder_of, request_log_of
+from router.tracing.export import Exporter, Tracer, below_of, exporter
+from router.upstream.migration.stream import Migrations
+from router.upstream.native import NativeRelay
 
 log = logging.getLogger(__name__)
 

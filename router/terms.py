@@ -7,13 +7,13 @@ from typing import Generic, TypeVar
 
 from router.config.schema import Config
 from router.core.settings import CoreSettings
-from router.fleet_io.context import FleetTerms
-from router.http.attempts import AttemptTerms
-from router.http.inference import InferenceTerms
-from router.http.migration.migrations import MigrationTerms
-from router.http.patience import Patience
-from router.http.relay.reply import RelayLimits, Timeouts
-from router.http.scan import ScanLimits
+from router.fleet.context import FleetTerms
+from router.request.attempts import AttemptTerms
+from router.request.deadlines import Patience
+from router.request.inference import InferenceTerms
+from router.request.scan import ScanLimits
+from router.upstream.migration.stream import MigrationTerms
+from router.upstream.reply import RelayLimits, Timeouts
 
 T = TypeVar("T")
 

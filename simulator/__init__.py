@@ -2,11 +2,11 @@
 
 Owns: trace files and generated workloads, the prompts made of them, the load generator, the
 outcome rows and what is computed from them, the programs it starts for a measurement.
-Gives: `warmroute-sim` (`simulator.cli`), `simulator.load.run_load`,
-`simulator.summary.summarize`.
-Never imports: router.http, router.events, router.cli, engine.server, engine.cli, torch. Programs
+Gives: `warmroute-sim` (`simulator.cli`), `simulator.live.load.run_load`,
+`simulator.live.outcome.summarize`.
+Never imports: router.server, router.events, router.cli, engine.server, engine.cli, torch. Programs
 are started as processes and spoken to over HTTP, as a user would.
-Start reading at: `simulator/demo.py` (the story), then `load.py` (one run) and `summary.py`.
+Start reading at: `simulator/live/demo.py` (the story), then `load.py` (one run) and `summary.py`.
 """
 
 from pathlib import Path

@@ -1,21 +1,20 @@
-"""Paged attention in plain torch: the path of CPUs, and what kernels are held against.
+"""Paged attention in plain torch: the path of CPUs, and the reference of the kernels' tests.
 
-Scores are made in tiles of KEYS keys from the first token on, whatever the block size; the
-tiles' sums are added in order. Tiles beyond a row's own token add exact zeros, so that a row's
-bits depend on its request alone, not on the batch, the chunk or the blocks it is computed in.
+Scores are made in tiles of KEYS keys from the first token on, whatever the block size; the tiles'
+sums are added in order.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch.nn import functional
 
-from engine.model.batch import FlatBatch
-from engine.model.kv_cache import LayerKv
-from engine.model.kv_quant import dequantize, quantize
-from engine.model.linear import is_exact
-from engine.model.placed import placed
-from engine.model.tiles import WIDTHS, attention_widths, cuts
+from engine.model.batch import FlatBatch, placed
+from engine.model.kv_cache import LayerKv, dequantize, quantize
+from engine.model.layers import WIDTHS, HeadNorms, attention_widths, cuts, is_exact, rms_norm
+from engine.model.rope import Rotary, rotate
 
 KEYS = 64  # keys of a tile
 MAX_GATHERED = 1 << 24  # elements of K that are gathered at once
@@ -181,3 +180,50 @@ def _tiles(
         out += mixed[:, :, :, tile]
     out /= total[..., None]
     return out.view(many, kv_heads, chunks * width, head_dim)[:, :, :count]
+
+
+class StepAttention(Protocol):
+    """One step's attention, for all layers. Lifetime: step; of a captured step: worker."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        norms: HeadNorms,
+        layer: LayerKv,
+    ) -> torch.Tensor:
+        """q [T, heads, head_dim], k and v [T, kv heads, head_dim], as projected -> q's shape.
+
+        Norms and rotates q and k, keeps K and V in `layer`, attends. Padding's rows mean nothing.
+        """
+        ...
+
+
+class Attention(Protocol):
+    """A way to compute attention. Lifetime: model."""
+
+    def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
+        """What `batch`, on the model's device, is computed with; waits for nothing there."""
+        ...
+
+
+class TorchAttention:
+    """Plain torch: the path of CPUs, exact there in float32 and float64."""
+
+    def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
+        cos, sin = rotary.rows(batch.positions)
+
+        def attention(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            norms: HeadNorms,
+            layer: LayerKv,
+        ) -> torch.Tensor:
+            if norms.q is not None and norms.k is not None:
+                q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
+            write(rotate(k, cos, sin), v, layer, batch.slots)
+            return attend(rotate(q, cos, sin), layer, batch)
+
+        return attention

@@ -9,16 +9,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.model.config import ModelConfig
-from engine.model.errors import ModelError
-from engine.model.kernel_library import BACKENDS, KVKERNELS, TORCH, device_lacks
-from engine.model.quantization import Quantization
-from engine.model.shard import Shard
+from engine.model.config import ModelConfig, ModelError, Quantization, Shard
+from engine.model.kernel_choice import BACKENDS, KVKERNELS, TORCH, device_lacks
 
 if TYPE_CHECKING:
     import torch
 
-    from engine.model.attention_backends import Attention
+    from engine.model.attention import Attention
 
 KERNELS = ("append", "decode", "prefill", "shared_decode")
 
@@ -72,7 +69,7 @@ def choose(
 
 def attention_of(backend: str) -> Attention:
     """The backend of that name."""
-    from engine.model.attention_backends import TorchAttention
+    from engine.model.attention import TorchAttention
     from engine.model.kernel_attention import KernelAttention
 
     return KernelAttention() if backend == KVKERNELS else TorchAttention()
@@ -91,7 +88,7 @@ def _shape_lacks(
         return ""
     import torch
 
-    from engine.model.kv_quant import kv_storage
+    from engine.model.kv_cache import kv_storage
     from kvkernels.ops import append, decode, prefill
 
     wide: torch.dtype = getattr(torch, dtype)

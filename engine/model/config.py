@@ -1,21 +1,346 @@
-"""What a model is: `config.json` and `generation_config.json` read, checked, or refused by name.
+"""What a model is, without torch: its configuration checked, its shards, its quantization.
 
-Both schemas are read: transformers 5 writes `rope_parameters` and `dtype`, older folders have
-`rope_theta`, `rope_scaling` and `torch_dtype`. Defaults are those of transformers 5.23.
+`config.json` and `generation_config.json` are read and checked; what the model does not
+implement is refused by name. Both schemas are read: transformers 5 writes `rope_parameters`
+and `dtype`, older folders have `rope_theta`, `rope_scaling` and `torch_dtype`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from engine.model.errors import ModelError
-from engine.model.json_file import AGAIN, Fields, read_object
-from engine.model.quantization import PLAIN, Quantization
-from engine.model.refusals import refuse_what_is_not_built
-from engine.model.rope_config import RopeConfig, read_rope
-from engine.model.shard import Shard
+import msgspec
+
+
+class ModelError(ValueError):
+    """A model cannot be served: which file, what in it, and what to do."""
+
+    def __init__(self, path: Path, what: str, remedy: str) -> None:
+        super().__init__(f"{path}: {what}; {remedy}")
+        self.path = path
+
+
+AGAIN = "fetch the model again, or point to another folder"
+
+
+def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in `path`; raises ModelError where there is none of at most `max_bytes`."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ModelError(path, f"cannot be read: {error.strerror or error}", AGAIN) from error
+    if len(text) > max_bytes:
+        raise ModelError(path, f"larger than {max_bytes} bytes", AGAIN)
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(path, f"is no JSON object: {error}", AGAIN) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """An object of a file, whose fields are read with type and range checked; null is absent.
+
+    Every reader raises ModelError naming file and field.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    prefix: str = ""  # of the names in errors, for objects within objects
+
+    def refuse(self, name: str, what: str, remedy: str) -> ModelError:
+        """The error about the field `name`."""
+        return ModelError(self.path, f"{self.prefix}{name} {what}", remedy)
+
+    def has(self, name: str) -> bool:
+        """Whether it is there and not null."""
+        return self.values.get(name) is not None
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """An int in low..high; must be there where there is no default."""
+        value = self.values.get(name)
+        if value is None:
+            if default is None:
+                raise self.refuse(name, "is missing", AGAIN)
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.refuse(name, f"must be an int in {low}..{high}, is {value!r:.80}", AGAIN)
+        return value
+
+    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
+        """A float in low..high; must be there where there is no default."""
+        value = self.values.get(name)
+        if value is None:
+            if default is None:
+                raise self.refuse(name, "is missing", AGAIN)
+            return default
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
+        ):
+            raise self.refuse(
+                name, f"must be a number in {low:g}..{high:g}, is {value!r:.80}", AGAIN
+            )
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A bool."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.refuse(name, f"must be true or false, is {value!r:.80}", AGAIN)
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.refuse(name, f"must be a string, is {value!r:.80}", AGAIN)
+        return value
+
+    def within(self, name: str) -> Fields:
+        """The object in the field `name`; an empty one where it is absent."""
+        value = self.values.get(name)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.refuse(name, f"must be an object, is {value!r:.80}", AGAIN)
+        return Fields(self.path, value, f"{self.prefix}{name}.")
+
+    def ids(self, name: str, vocab: int) -> tuple[int, ...]:
+        """Token ids, written as one int or a list of at most 256."""
+        value = self.values.get(name)
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        for item in listed:
+            if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < vocab:
+                raise self.refuse(name, f"must be ids in 0..{vocab - 1}, is {value!r:.80}", AGAIN)
+        if len(listed) > 256:
+            raise self.refuse(name, f"has {len(listed)} ids, at most 256 are read", AGAIN)
+        return tuple(listed)
+
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+OTHER = "serve a model without it, or another engine"
+
+
+def refuse_what_is_not_built(fields: Fields, arch: str) -> None:
+    """Raise ModelError for quantized weights, experts, sliding windows, other activations."""
+    if fields.has("quantization_config"):
+        method = fields.within("quantization_config").text("quant_method", "unknown")
+        raise fields.refuse(
+            "quantization_config", f"asks for {method} weights", "serve the unquantized checkpoint"
+        )
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if fields.has(name):
+            raise fields.refuse(name, "asks for a mixture of experts", OTHER)
+    activation = fields.text("hidden_act", "silu")
+    if activation != "silu":
+        raise fields.refuse("hidden_act", f"is {activation!r:.40}, only silu is built", OTHER)
+    _refuse_sliding(fields, arch)
+
+
+def _refuse_sliding(fields: Fields, arch: str) -> None:
+    """Sliding layers as transformers 5.23 finds them: by name, else behind `max_window_layers`."""
+    listed = fields.values.get("layer_types")
+    if listed is not None:
+        if not isinstance(listed, list) or set(map(str, listed)) - {"full_attention"}:
+            raise fields.refuse("layer_types", "names other than full_attention", OTHER)
+        return
+    if arch == "llama":
+        is_sliding = fields.has("sliding_window")
+    else:
+        layers = fields.integer("num_hidden_layers", 1, 1 << 20)
+        first = fields.integer("max_window_layers", 0, 1 << 20, 28)
+        is_sliding = (
+            fields.flag("use_sliding_window", False)
+            and fields.has("sliding_window")
+            and first < layers
+        )
+    if is_sliding:
+        raise fields.refuse("sliding_window", "asks for sliding-window attention", OTHER)
+
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+MAX_FACTOR = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary settings; names as in transformers. What a kind has no use for keeps its default."""
+
+    kind: str  # one of KINDS
+    theta: float
+    factor: float = 1.0
+    original_positions: int = 0  # positions that the model was trained with
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+
+def read_rope(fields: Fields, max_positions: int, head_dim: int) -> RopeConfig:
+    """The settings of either schema; raises ModelError for kinds that are not built."""
+    if fields.has("rope_parameters"):
+        rope = fields.within("rope_parameters")
+        theta = rope if rope.has("rope_theta") else fields
+    else:
+        rope = fields.within("rope_scaling")
+        theta = fields if fields.has("rope_theta") else rope
+    if any(isinstance(value, dict) for value in rope.values.values()):
+        raise fields.refuse("rope_parameters", "differs by layer type", "serve another model")
+    name = "rope_type" if rope.has("rope_type") else "type"
+    kind = rope.text(name, "default")
+    if kind not in KINDS:
+        raise rope.refuse(name, f"{kind!r:.40} is not built", f"built are {', '.join(KINDS)}")
+    for holder in (rope, fields):
+        if holder.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+            raise holder.refuse(
+                "partial_rotary_factor", "below 1 is not built", "serve another model"
+            )
+    base = theta.number("rope_theta", 2.0, 1e12, 10000.0)
+    if kind == "default":
+        return RopeConfig("default", base, original_positions=max_positions)
+    number = rope.number
+    # Dynamic scaling counts from max_position_embeddings, whatever else is written there.
+    trained = max_positions if kind in ("dynamic", "linear") else rope.integer(
+        "original_max_position_embeddings", 1, 1 << 27, max_positions
+    )  # fmt: skip
+    config = RopeConfig(
+        kind=kind,
+        theta=base,
+        factor=number("factor", 1.0, MAX_FACTOR),
+        original_positions=trained,
+        low_freq_factor=number("low_freq_factor", 1e-3, MAX_FACTOR, 1.0),
+        high_freq_factor=number("high_freq_factor", 1e-3, MAX_FACTOR, 4.0),
+        beta_fast=number("beta_fast", 1e-3, MAX_FACTOR, 32.0),
+        beta_slow=number("beta_slow", 1e-3, MAX_FACTOR, 1.0),
+        attention_factor=(
+            number("attention_factor", 1e-3, MAX_FACTOR) if rope.has("attention_factor") else None
+        ),
+        mscale=number("mscale", 0.0, MAX_FACTOR, 0.0),
+        mscale_all_dim=number("mscale_all_dim", 0.0, MAX_FACTOR, 0.0),
+        truncate=rope.flag("truncate", True),
+    )
+    if kind == "llama3" and config.high_freq_factor <= config.low_freq_factor:
+        raise rope.refuse("high_freq_factor", "must be above low_freq_factor", AGAIN)
+    if kind == "dynamic" and head_dim < 4:
+        raise rope.refuse("rope_type", f"dynamic needs a head_dim above 2, not {head_dim}", AGAIN)
+    return config
+
+
+WEIGHTS = ("none", "int8", "int8-all")
+KV_DTYPES = ("auto", "int8", "fp8")
+KV_ALIGNMENT_BYTES = 16  # a token's row of a head begins there: what kernels read at once
+SCALE_BYTES = 4  # float32, of weights and of KV
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What to quantize when a model loads. Lifetime: worker.
+
+    `weights` int8: the matrices of the layers; int8-all: the embedding and the last layer, too.
+    `kv` auto: the model's own dtype. Raises ValueError naming the setting.
+    """
+
+    weights: str = "none"
+    kv: str = "auto"
+
+    def __post_init__(self) -> None:
+        for setting, value, known in (
+            ("quantize", self.weights, WEIGHTS),
+            ("kv_dtype", self.kv, KV_DTYPES),
+        ):
+            if value not in known:
+                raise ValueError(f"{setting} must be one of {', '.join(known)}, not {value!r:.40}")
+
+    def covers(self, name: str) -> bool:
+        """Whether the tensor `name` is kept as INT8."""
+        if self.weights == "none":
+            return False
+        if name in (EMBEDDING, HEAD):
+            return self.weights == "int8-all"
+        return name.endswith("_proj.weight")
+
+    def weight_bytes(self, name: str, shape: tuple[int, ...], dtype_bytes: int) -> int:
+        """Bytes of the tensor `name`, scales included, in a model of `dtype_bytes` an element."""
+        elements = 1
+        for size in shape:
+            elements *= size
+        if not self.covers(name):
+            return elements * dtype_bytes
+        return elements + shape[0] * SCALE_BYTES
+
+    def head_bytes(self, head_dim: int, dtype_bytes: int) -> int:
+        """Bytes of one token's K, or V, of one head, its scale included."""
+        return head_dim * dtype_bytes if self.kv == "auto" else head_dim + SCALE_BYTES
+
+
+PLAIN = Quantization()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Rank `tp_rank` of `tp_size` in every layer, stage `pp_rank` of `pp_size` of the layers.
+
+    Raises ValueError for ranks outside their sizes.
+    """
+
+    tp_rank: int = 0
+    tp_size: int = 1
+    pp_rank: int = 0
+    pp_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name, rank, size in (
+            ("tensor", self.tp_rank, self.tp_size),
+            ("pipeline", self.pp_rank, self.pp_size),
+        ):
+            if not 0 <= rank < size:
+                raise ValueError(f"{name}-parallel rank {rank} is outside 0..{size - 1}")
+
+    def layers(self, total: int) -> range:
+        """The layers of this stage, of `total`: runs of equal length, or one layer more."""
+        return range(
+            total * self.pp_rank // self.pp_size, total * (self.pp_rank + 1) // self.pp_size
+        )
+
+    def part(self, total: int) -> slice:
+        """This rank's equal part of 0..`total`, which `tp_size` divides."""
+        share = total // self.tp_size
+        return slice(self.tp_rank * share, (self.tp_rank + 1) * share)
+
+    def kv_heads(self, total: int) -> slice:
+        """This rank's KV heads, of `total`; ranks share a head where there are more of them."""
+        if total >= self.tp_size:
+            return self.part(total)
+        head = self.tp_rank * total // self.tp_size
+        return slice(head, head + 1)
+
+    @property
+    def is_first(self) -> bool:
+        """Its stage embeds the tokens."""
+        return self.pp_rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Its stage gives the logits."""
+        return self.pp_rank == self.pp_size - 1
+
 
 MAX_FILE_BYTES = 1 << 20
 FILE, GENERATION_FILE = "config.json", "generation_config.json"

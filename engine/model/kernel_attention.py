@@ -1,26 +1,107 @@
-"""Attention by the kernels' operators: norm, rotation and write fused, decodes, chunks.
+"""Attention by the kernels' operators, and the plans that the host makes for them in each step.
 
-On CUDA these are kernels, on CPUs the operators' plain implementations: the same plans, buffers and
-padding, so that all but the kernels is tried without a GPU. Nothing here waits for the device, and
-a step without chunks can be captured: what changes from step to step is in the batch's buffer.
+On CUDA these are kernels, on CPUs the operators' plain implementations: with the same plans,
+buffers and padding, so that everything but the kernels is tried on CPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
+from torch.nn import functional
 
-from engine.model.attention_backends import StepAttention
-from engine.model.batch import FlatBatch
-from engine.model.kernel_plan import prefill_part, shared_part
+from engine.model.attention import StepAttention
+from engine.model.batch import NOTHING_SAVED, FlatBatch, Plan, Saving, Sizes, Span
 from engine.model.kv_cache import LayerKv
-from engine.model.norm import HeadNorms
+from engine.model.layers import HeadNorms
 from engine.model.rope import Rotary
-from kvkernels.ops import append as _append  # noqa: F401 - defines the operator
+from kvkernels.ops import prefill as prefill_plan
+from kvkernels.ops import shared_decode as shared_plan
 from kvkernels.ops.decode import workspace_of
-from kvkernels.ops.prefill import prefill
-from kvkernels.ops.shared_decode import shared_decode
+from kvkernels.ops.prefill import PrefillPlan, plan_prefill, prefill
+from kvkernels.ops.shared_costs import AttentionShape, Costs
+from kvkernels.ops.shared_decode import SharedPlan, SharedPlanner, shared_decode
+
+ALIGNED = 4  # words
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlanner:
+    """Plans steps over `blocks` blocks of `block_size` tokens. Lifetime: worker.
+
+    `shape`: of each rank, with the model's layers; `ranks`: that each have a part of every layer.
+    """
+
+    shape: AttentionShape
+    blocks: int
+    block_size: int
+    ranks: int = 1
+    costs: Costs | None = None  # None: those predicted
+    _shared_steps: SharedPlanner = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        steps = SharedPlanner(self.blocks, self.block_size, self.shape, self.costs)
+        object.__setattr__(self, "_shared_steps", steps)
+
+    def __call__(self, spans: Sequence[Span], page_table: torch.Tensor, is_fixed: bool) -> Plan:
+        """Raises ValueError for a table with blocks that there are not."""
+        requests = len(page_table)
+        decodes = requests if is_fixed else len(list(takewhile(lambda one: one[1] == 1, spans)))
+        made = Plan(torch.empty(0, dtype=torch.int32))
+        if decodes:
+            context = torch.zeros(decodes, dtype=torch.int64)  # padding attends to nothing
+            context[: len(spans)] = torch.tensor([one[2] for one in spans[:decodes]])
+            made = self._shared(context, page_table[:decodes], is_fixed)
+        words, prefill_items = made.words, 0
+        if decodes < requests:
+            chunks = torch.tensor(spans)
+            chunks[:decodes, 1] = 0
+            rows = spans[-1][0] + spans[-1][1]
+            terms = self.blocks, self.block_size, self.shape.group
+            cut = plan_prefill(chunks, rows, page_table, *terms)
+            prefill_items = len(cut.items)
+            words = torch.cat((words, _aligned(cut.all)))
+        return made._replace(words=words, prefill_items=prefill_items)
+
+    def _shared(self, context: torch.Tensor, table: torch.Tensor, is_fixed: bool) -> Plan:
+        room = None
+        if is_fixed:
+            sizes = len(table), table.numel() * self.block_size
+            room = shared_plan.most_items(*sizes), shared_plan.most_slots(*sizes)
+        plan, saving, _ = self._shared_steps.step(context, table, room)
+        saved = NOTHING_SAVED
+        if saving.shared_prefix_groups:
+            saved = Saving(saving.shared_prefix_groups, saving.kv_bytes_saved * self.ranks)
+        counts = len(table), len(plan.items), len(plan.merge_slots)
+        return Plan(_aligned(plan.all), *counts, saving=saved)
+
+
+def shared_part(batch: FlatBatch) -> SharedPlan:
+    """The plan of the first `batch.sizes.decodes` requests."""
+    sizes = batch.sizes
+    counts = sizes.decodes, sizes.decode_items, sizes.decode_slots
+    return shared_plan.views(batch.plan[: _decode_words(sizes)], *counts)
+
+
+def prefill_part(batch: FlatBatch) -> PrefillPlan:
+    """The plan of the others."""
+    first = -(-_decode_words(batch.sizes) // ALIGNED) * ALIGNED
+    return prefill_plan.views(batch.plan[first : first + 4 + 4 * batch.sizes.prefill_items])
+
+
+def _decode_words(sizes: Sizes) -> int:
+    if not sizes.decodes:
+        return 0
+    return shared_plan.words(sizes.decodes, sizes.decode_items, sizes.decode_slots)
+
+
+def _aligned(words: torch.Tensor) -> torch.Tensor:
+    beyond = -len(words) % ALIGNED
+    return functional.pad(words, (0, beyond)) if beyond else words
+
 
 Decode = Callable[[torch.Tensor, LayerKv, torch.Tensor], None]
 

@@ -1,8 +1,7 @@
-"""The paged KV cache of one worker: one tensor, reached through strides.
+"""The paged KV cache of one worker: one tensor, reached through strides, quantized or not.
 
 Physical order is (block, head, layer, K or V, token, dim): one block of one head is one run of
 bytes over all layers, so that a transfer to a worker with other shards copies whole runs.
-A quantized cache has the same order in bytes, and its scales in a side array of that order.
 """
 
 from __future__ import annotations
@@ -11,9 +10,64 @@ from typing import NamedTuple
 
 import torch
 
-from engine.model.config import ModelConfig
-from engine.model.kv_quant import SCALES, kv_storage
-from engine.model.shard import Shard
+from engine.model.config import KV_ALIGNMENT_BYTES, ModelConfig, ModelError, Shard
+
+SCALES = torch.float32
+FP8 = torch.float8_e4m3fn
+
+
+def kv_storage(config: ModelConfig, kv: str, device: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the pool for the setting `kv` in a model of `dtype`.
+
+    Raises ModelError for a head_dim whose rows are not aligned, and for fp8 where torch cannot
+    convert to it on `device`.
+    """
+    if kv == "auto":
+        return dtype
+    if config.head_dim % KV_ALIGNMENT_BYTES:
+        raise ModelError(
+            config.path,
+            f"head_dim {config.head_dim} is no multiple of {KV_ALIGNMENT_BYTES}, which "
+            f"kv_dtype {kv} needs",
+            "serve it with kv_dtype auto",
+        )
+    if kv == "int8":
+        return torch.int8
+    if kv != "fp8":
+        raise ValueError(f"kv_dtype {kv!r:.40} is unknown")
+    try:
+        torch.ones(1, device=device).to(FP8).float()
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise ModelError(
+            config.path,
+            f"kv_dtype fp8: torch has no {FP8} on {device} ({error!s:.120})",
+            "serve it with kv_dtype int8 or auto",
+        ) from error
+    return FP8
+
+
+def largest(storage: torch.dtype) -> float:
+    """The value that a row's absmax becomes: 127 or 448."""
+    return 127.0 if storage == torch.int8 else float(torch.finfo(storage).max)
+
+
+def quantize(x: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., dim] -> `storage` of the same shape, float32 scales [...]; NaN stays NaN by scale.
+
+    Errors: at most scale / 2 in INT8; in FP8 at most |x| / 16, or scale * 2**-10 near zero.
+    """
+    wide = x if x.dtype == torch.float64 else x.float()
+    limit = largest(storage)
+    scales = (wide.abs().amax(-1) / limit).to(SCALES)
+    # A row of zeros has a scale that zeros can be divided by.
+    scales = scales.clamp_min(torch.finfo(SCALES).tiny)
+    units = (wide / scales.to(wide.dtype).unsqueeze(-1)).clamp(-limit, limit)
+    return (units.round() if storage == torch.int8 else units).to(storage), scales
+
+
+def dequantize(values: torch.Tensor, scales: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    """values [..., dim] and scales [...] -> numbers in `wide`."""
+    return values.to(wide) * scales.to(wide).unsqueeze(-1)
 
 
 class LayerKv(NamedTuple):

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from engine.model.rope_config import RopeConfig
+from engine.model.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_tokens: int) -> torch.Tensor:

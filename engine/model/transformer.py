@@ -9,18 +9,13 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from engine.model.attention_backends import Attention, StepAttention, TorchAttention
+from engine.model.attention import Attention, StepAttention, TorchAttention
 from engine.model.batch import FlatBatch
-from engine.model.checkpoint import Checkpoint
-from engine.model.config import ModelConfig
+from engine.model.checkpoint import Checkpoint, Weights, part_of, rows_of
+from engine.model.config import EMBEDDING, HEAD, NORM, PLAIN, ModelConfig, Quantization, Shard
 from engine.model.kv_cache import KvCache, LayerKv
-from engine.model.linear import Alone, Linear, Ranks, RowParallel, is_exact
-from engine.model.names import EMBEDDING, HEAD, NORM
-from engine.model.norm import HeadNorms, rms_norm
-from engine.model.quantization import PLAIN, Quantization
+from engine.model.layers import Alone, HeadNorms, Linear, Ranks, RowParallel, is_exact, rms_norm
 from engine.model.rope import Rotary
-from engine.model.shard import Shard
-from engine.model.weights import Weights, part_of, rows_of
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:

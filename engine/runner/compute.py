@@ -1,27 +1,24 @@
-"""Steps on a device, in order: batch, logits, tokens, and those left where the next one looks.
+"""Steps on a device, in order: batch, logits, tokens; whole models, and models in stages.
 
-On a GPU nothing here waits for what was launched, so that a step is launched while the one before
-it computes; `Launched.wait` is for another thread.
+On a GPU nothing here waits for what was launched, so that a step is launched while the one
+before it computes; only `wait` of a launched step waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.model.batch import FlatBatch, Planner, flat_batch
-from engine.model.int8_choice import Int8Choice
-from engine.model.placed import is_cuda
-from engine.request import Request
-from engine.runner.block_rows import BlockRows
+from engine.model.batch import FlatBatch, Planner, flat_batch, is_cuda
+from engine.model.kernel_choice import Int8Choice
 from engine.runner.graphs import DecodeGraphs
-from engine.runner.token_pool import TokenPool
-from engine.runner.work import LaidOut, work_of
+from engine.runner.work import BlockRows, LaidOut, TokenPool, Work, work_of
 from engine.sampling.torch_sampler import NOTHING, Sampled, Sampler, TokenLogprobs
-from engine.scheduler_types import Step
+from engine.scheduler.request import Request
+from engine.scheduler.types import Step
 
 
 class Chosen(NamedTuple):
@@ -137,3 +134,73 @@ class Compute:
         batch = batch.on(self._device)
         self._pool.fill(batch)
         return self._model.logits(batch)
+
+
+class Staged(Protocol):
+    """A model in stages, seen from its first."""
+
+    def begin(self, batch: FlatBatch) -> Callable[[], torch.Tensor]:
+        """Compute the first stage; what waits for the last one and gives the logits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step that the later stages compute. Lifetime: step."""
+
+    work: Work
+    sampler: Sampler
+    end: Callable[[], torch.Tensor]
+    stream: torch.cuda.Stream | None
+
+    def wait(self) -> list[Chosen]:
+        """Waits, and samples; beside the first stage's next step, so on a stream of its own."""
+        with torch.cuda.stream(self.stream):
+            logits, work = self.end(), self.work
+            if not work.sampled:
+                return []
+            made = self.sampler.sample(logits, work.sampled, work.positions)
+            return Launched(work.sampled, made).wait()
+
+
+class StagedCompute:
+    """As `compute.Compute`, for a model in stages. Lifetime: worker."""
+
+    is_later = True  # what is launched is waited for in another thread
+
+    def __init__(
+        self,
+        model: Staged,
+        sampler: Sampler,
+        rows: int,
+        block_size: int,
+        device: str = "cpu",
+        planner: Planner | None = None,
+        int8: Int8Choice | None = None,
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._pool = TokenPool(rows)  # never read
+        self._blocks = BlockRows(rows)
+        self._block_size = block_size
+        self._device = device
+        self._planner, self._int8 = planner, int8
+        self._stream: torch.cuda.Stream | None = None
+        if is_cuda(device):
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def enter(self) -> None:
+        """First in each of the threads."""
+        if is_cuda(self._device):
+            torch.cuda.set_device(self._device)
+
+    def lay_out(self, step: Step) -> LaidOut:
+        """`step`, just scheduled, as the model takes it."""
+        work = work_of(step, self._pool, self._blocks)
+        batch = flat_batch(work.pieces, self._block_size, self._device, self._planner)
+        return LaidOut(work, batch, int8=self._int8)
+
+    def launch(self, step: LaidOut) -> Begun:
+        """Compute the first stage after all steps before it. Raises what the model raises."""
+        end = self._model.begin(step.batch.on(self._device))
+        return Begun(step.work, self._sampler, end, self._stream)

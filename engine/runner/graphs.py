@@ -15,8 +15,7 @@ from typing import Literal
 
 import torch
 
-from engine.model.batch import FlatBatch, Piece, Planner, fixed_batch, pages_of
-from engine.model.placed import is_cuda
+from engine.model.batch import FlatBatch, Piece, Planner, fixed_batch, is_cuda, pages_of
 
 # Of context. Torch reads as much for every row; kernels do not, but their buffers are that large.
 GRAPH_TOKENS, KERNEL_GRAPH_TOKENS = 2048, 8192

@@ -2,16 +2,19 @@
 
 Batches go down the ranks' standard inputs: a rank that waits there waits as long as it must, and
 sees at once when rank 0 is gone. A rank that ends, or does nothing for `RankSpec.step_s`, ends the
-group: every step after that fails, and the engine with it (`runner.py`, exit code 3).
+group: every step after that fails, and the engine with it (exit code 3).
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -21,9 +24,39 @@ import msgspec
 import torch
 
 from engine.model.batch import FlatBatch
-from engine.runner.pipes import RankStuck, give, line_of
-from engine.runner.ranks import RankModel, RankSpec
-from engine.runner.wire import batch_bytes
+from engine.runner.ranks import RankModel, RankSpec, batch_bytes
+
+
+class RankStuck(RuntimeError):  # noqa: N818 - what happened, not a kind of mistake
+    """A rank lives and does nothing: stopped, or it hangs."""
+
+
+def give(process: subprocess.Popen[bytes], data: bytes, limit_s: float) -> None:
+    """Write `data` to the process's standard input, within `limit_s`.
+
+    Raises RankStuck where it does not take them, OSError where it is gone.
+    """
+    assert process.stdin is not None
+    pipe = process.stdin.fileno()
+    os.set_blocking(pipe, False)
+    poll, left = select.poll(), memoryview(data)
+    poll.register(pipe, select.POLLOUT)
+    until_s = time.monotonic() + limit_s
+    while left:
+        if not poll.poll(max(0.0, until_s - time.monotonic()) * 1e3):
+            raise RankStuck(f"took no batch for {limit_s:g} s: it is stopped, or hangs")
+        left = left[os.write(pipe, left) :]
+
+
+def line_of(process: subprocess.Popen[bytes], limit_s: float) -> bytes:
+    """A line of its standard output; what there is of it where that ends. RankStuck: none came."""
+    assert process.stdout is not None
+    poll = select.poll()
+    poll.register(process.stdout.fileno(), select.POLLIN)
+    if not poll.poll(limit_s * 1e3):
+        raise RankStuck(f"did not say that it has loaded for {limit_s:g} s")
+    return process.stdout.readline()
+
 
 READY = b"ready\n"
 END_S = 10.0  # for ranks to end by themselves

@@ -12,30 +12,33 @@ import torch
 from engine.block_pool import BlockPool
 from engine.capacity import Capacity, Limits, fit
 from engine.model.attention_choice import AttentionChoice, attention_of
-from engine.model.batch import FlatBatch, Planner
+from engine.model.batch import FlatBatch, Planner, is_cuda
 from engine.model.checkpoint import Checkpoint
-from engine.model.config import DTYPE_BYTES, ModelConfig, read_config
-from engine.model.errors import ModelError
-from engine.model.int8_choice import Int8Choice
-from engine.model.kernel_library import KVKERNELS, TORCH
-from engine.model.kernel_plan import KernelPlanner
+from engine.model.config import (
+    DTYPE_BYTES,
+    PLAIN,
+    SCALE_BYTES,
+    ModelConfig,
+    ModelError,
+    Quantization,
+    Shard,
+    read_config,
+)
+from engine.model.kernel_attention import KernelPlanner
+from engine.model.kernel_choice import KVKERNELS, TORCH, Int8Choice
 from engine.model.kv_cache import KvCache
-from engine.model.placed import is_cuda
-from engine.model.quantization import PLAIN, SCALE_BYTES, Quantization
-from engine.model.shard import Shard
 from engine.model.transformer import Transformer
-from engine.request import Request
-from engine.runner.compute import Compute
+from engine.runner.compute import Compute, StagedCompute
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.group import Group
 from engine.runner.kernel_costs import read_costs
 from engine.runner.needs import Needs, needs_of
 from engine.runner.ranks import RankSpec
 from engine.runner.runner import RealRunner
-from engine.runner.stages import StagedCompute
 from engine.sampling.torch_sampler import Sampler
-from engine.scheduler import Scheduler
-from engine.scheduler_types import Output, SchedulerSettings, Step
+from engine.scheduler.request import Request
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.types import Output, SchedulerSettings, Step
 from engine.timed import LoopClock
 from engine.wire.hf import HfTokenizer
 from kvkernels.ops.shared_costs import AttentionShape, Costs

@@ -14,20 +14,22 @@ import torch
 
 from engine.capacity import Footprint, Limits
 from engine.model.attention_choice import AttentionChoice, choose
-from engine.model.checkpoint import Checkpoint
-from engine.model.config import DTYPE_BYTES, ModelConfig
-from engine.model.errors import ModelError
-from engine.model.int8_choice import Int8Choice, choose_int8
-from engine.model.kernel_library import KVKERNELS
-from engine.model.kv_quant import kv_storage
-from engine.model.linear import MAX_WIDENED
-from engine.model.names import EMBEDDING
-from engine.model.quantization import PLAIN, Quantization
-from engine.model.shard import Shard
-from engine.model.weights import expected
+from engine.model.checkpoint import Checkpoint, expected
+from engine.model.config import (
+    DTYPE_BYTES,
+    EMBEDDING,
+    PLAIN,
+    ModelConfig,
+    ModelError,
+    Quantization,
+    Shard,
+)
+from engine.model.kernel_choice import KVKERNELS, Int8Choice, choose_int8
+from engine.model.kv_cache import kv_storage
+from engine.model.layers import MAX_WIDENED
 from engine.runner.graphs import graph_pages
 from kvkernels.ops.decode import workspace_bytes
-from kvkernels.ops.shared_plan import most_slots
+from kvkernels.ops.shared_decode import most_slots
 
 CPU_KV_TOKENS = 65_536  # unless told otherwise: a machine's memory is not the engine's alone
 SAMPLING_COPIES = 4  # of the logits that filters and draws work on

@@ -11,11 +11,10 @@ from threading import Thread
 import msgspec
 
 from engine.model.batch import FlatBatch
-from engine.model.errors import ModelError
+from engine.model.config import ModelError
 from engine.runner.group import READY
-from engine.runner.ranks import RankModel, RankSpec
-from engine.runner.wire import read_batch
-from engine.scheduler_flight import MAX_STEPS_IN_FLIGHT
+from engine.runner.ranks import RankModel, RankSpec, read_batch
+from engine.scheduler.scheduler import MAX_STEPS_IN_FLIGHT
 
 
 def main() -> int:

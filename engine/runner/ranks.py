@@ -1,9 +1,7 @@
-"""One rank of a model that several processes have together, by torch.distributed.
+"""One rank of a model that several processes share, by torch.distributed, and the batches it gets.
 
 Rank r of the group is tensor-parallel rank r % tp_size of stage r // tp_size. Every step each rank
-gets the same batch, over a pipe from rank 0, and computes its part: ranks of a stage add up and
-gather, stages hand hidden states on, the last one gives the logits to rank 0. What goes forth and
-what comes back has a group each: else a send could stand before the receive that it waits for.
+gets the same batch, over a pipe from rank 0.
 """
 
 from __future__ import annotations
@@ -12,20 +10,55 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import distributed
 
 from engine.model.attention_choice import attention_of
-from engine.model.batch import FlatBatch
+from engine.model.batch import FlatBatch, Sizes
 from engine.model.checkpoint import Checkpoint
-from engine.model.config import read_config
-from engine.model.kernel_library import KVKERNELS, TORCH
+from engine.model.config import Quantization, Shard, read_config
+from engine.model.kernel_choice import KVKERNELS, TORCH
 from engine.model.kv_cache import KvCache
-from engine.model.quantization import Quantization
-from engine.model.shard import Shard
 from engine.model.transformer import Transformer
+
+_MAGIC = 0x57_52_42_33
+_HEAD = 8 * (len(Sizes._fields) + 1)
+
+
+def batch_bytes(batch: FlatBatch) -> bytes:
+    """`batch`, framed. It must know its tokens: rows of the token pool are rank 0's."""
+    head = np.array([*batch.sizes, _MAGIC], dtype="<i8")
+    spans = np.array(batch.spans, dtype="<i8")
+    return head.tobytes() + spans.tobytes() + batch.data.cpu().numpy().tobytes()
+
+
+def read_batch(pipe: IO[bytes], device: str) -> FlatBatch | None:
+    """The next batch, on `device`; None at the end. Raises EOFError for a part of one."""
+    head = pipe.read(_HEAD)
+    if not head:
+        return None
+    *counts, magic = np.frombuffer(_whole(head, _HEAD), "<i8").tolist()
+    if magic != _MAGIC:
+        raise EOFError("the batches of rank 0 do not begin where they should")
+    sizes = Sizes(*counts)
+    spans_size = 3 * 8 * sizes.requests
+    size = spans_size + sizes.nbytes
+    body = bytearray(_whole(pipe.read(size), size))
+    spans = np.frombuffer(body, "<i8", 3 * sizes.requests).reshape(-1, 3)
+    data = torch.frombuffer(body, dtype=torch.uint8, offset=spans_size)
+    return FlatBatch.over(data, sizes, tuple((int(a), int(b), int(c)) for a, b, c in spans)).on(
+        device
+    )
+
+
+def _whole(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise EOFError(f"rank 0 ended within a batch: {len(data)} of {size} bytes")
+    return data
+
 
 STEP_S = 120.0
 MEET_S = 120.0  # for the processes to start

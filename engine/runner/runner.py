@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.request import Request, State
 from engine.runner.compute import Chosen
 from engine.runner.work import LaidOut
 from engine.sampling.torch_sampler import TokenLogprobs
-from engine.scheduler import Scheduler
-from engine.scheduler_types import Output, Step, StepSplit
+from engine.scheduler.request import Request, State
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.types import Output, Step, StepSplit
 from engine.timed import DEADLINE_PASSED, Clock, rest
 
 MAX_FAILED_STEPS = 3  # in a row: what is broken then is more than a batch

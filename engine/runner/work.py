@@ -1,15 +1,77 @@
-"""A step as it goes to the model: laid out on the event loop, where requests stand still."""
+"""A step as the model gets it: tokens and block ids laid out on the event loop's thread."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.model.batch import FlatBatch, Piece
-from engine.model.int8_choice import Int8Choice
-from engine.request import Request
-from engine.runner.block_rows import BlockRows
-from engine.runner.token_pool import TokenPool
-from engine.scheduler_types import Step
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.model.batch import FlatBatch, Piece, placed
+from engine.model.kernel_choice import Int8Choice
+from engine.scheduler.request import Request, State
+from engine.scheduler.types import Step
+
+LEAST_BLOCKS = 64  # of a row
+
+
+class BlockRows:
+    """`rows` requests at once; the event loop's. Lifetime: worker."""
+
+    def __init__(self, rows: int) -> None:
+        self._cells = np.zeros((rows, LEAST_BLOCKS), dtype=np.int32)
+        self._lists: list[list[int]] = [[] for _ in range(rows)]  # what each row was copied from
+        self._final = [0] * rows  # leading ids that stay: those of published blocks
+
+    def of(self, request: Request, row: int) -> NDArray[np.int32]:
+        """The ids of `request`, which has `row` to itself; true until the next call for it."""
+        ids = request.block_ids
+        if len(ids) > self._cells.shape[1]:
+            wider = np.zeros((len(self._cells), 2 * len(ids)), dtype=np.int32)
+            wider[:, : self._cells.shape[1]] = self._cells
+            self._cells = wider
+        known = self._final[row] if ids is self._lists[row] else 0
+        self._cells[row, known : len(ids)] = ids[known:]
+        self._lists[row], self._final[row] = ids, request.visible_blocks
+        return self._cells[row, : len(ids)]
+
+
+class TokenPool:
+    """`rows` tokens on `device`. Lifetime: worker.
+
+    `row` is the event loop's, `fill` and `keep` are the model's thread's.
+    """
+
+    def __init__(self, rows: int, device: str = "cpu") -> None:
+        self.latest = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._free = list(range(rows))
+        self._owners: dict[int, tuple[Request, int]] = {}  # by request id
+
+    def row(self, request: Request) -> int:
+        """The row of a running request; there is one for as many as may run at once."""
+        owner, row = self._owners.get(request.request_id, (None, 0))
+        if owner is request:
+            return row
+        if not self._free:
+            for request_id, (one, old) in list(self._owners.items()):
+                if one.state is not State.RUNNING:
+                    del self._owners[request_id]
+                    self._free.append(old)
+        row = self._free.pop()
+        self._owners[request.request_id] = (request, row)
+        return row
+
+    def fill(self, batch: FlatBatch) -> None:
+        """Put the tokens that `batch` lacks into it."""
+        rows = batch.pool_rows
+        kept = self.latest[rows.clamp(min=0)]
+        batch.token_ids.copy_(torch.where(rows < 0, batch.token_ids, kept))
+
+    def keep(self, rows: Sequence[int], ids: torch.Tensor) -> None:
+        """`ids` int64[len(rows)] are the latest tokens now; -1, which is none, as token 0."""
+        self.latest[placed(rows, torch.int64, self.latest.device)] = ids.clamp(min=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 
-from engine.server import bodies, pinning, triton
+from engine.server import admin as pinning
+from engine.server import bodies, triton
+from engine.server.admin import debug_steps, explain_request, health, json_response, metrics
 from engine.server.errors import ApiError
-from engine.server.insight import debug_steps, explain_request, health, json_response, metrics
 from engine.server.openai import WORKER, chat_completions, check_model, completions
 from engine.server.worker import Worker
 from engine.wire import PromptError
@@ -160,7 +161,7 @@ async def kv_event_sources(http: web.Request) -> web.Response:
 
 
 async def kv_snapshot(http: web.Request) -> web.Response:
-    """GET /kv_snapshot: the whole prefix cache as of one batch (engine.wire.snapshot)."""
+    """GET /kv_snapshot: the whole prefix cache as of one batch (engine.wire.events)."""
     body = http.app[WORKER].snapshot()
     return web.Response(body=body, content_type="application/msgpack")
 

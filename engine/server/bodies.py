@@ -1,19 +1,140 @@
-"""Request bodies of the OpenAI endpoints: what we read of them, and how they are checked.
+"""Request bodies and headers of the inference endpoints: read, checked, turned into parameters.
 
-Fields that we do not know are ignored, as vLLM does. Those that ask for another answer than the
-model gives here are refused by a worker that computes (`asked.py`).
+Unknown fields are ignored, as vLLM does. Fields that ask for another answer than the model gives
+here are refused by a worker that computes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from engine.block_pool import DEFAULT_PRIORITY, InvalidRetention, Retention, TokenRange
+from engine.sampling.params import InvalidParam, SamplingParams
 from engine.server.errors import ApiError
-from engine.server.retained import RetentionBody
 from engine.wire.tokens import Chat, Message
+
+FIELD = "kv_cache_retention_config"
+_RANGES = "retention_token_range_"
+# Each tensor: its datatype, the field, and whether it is one of a range's.
+TENSORS = (
+    (f"{_RANGES}starts", "INT32", "token_start", True),
+    (f"{_RANGES}ends", "INT32", "token_end", True),
+    (f"{_RANGES}priorities", "INT32", "priority", True),
+    (f"{_RANGES}durations_ms", "INT32", "duration_ms", True),
+    ("retention_decode_priority", "INT32", "decode_retention_priority", False),
+    ("retention_decode_duration_ms", "INT32", "decode_duration_ms", False),
+)
+_NONE = -1  # in a tensor of ends or durations: there is none
+
+
+class RangeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of `token_range_retention_configs`."""
+
+    token_start: int
+    priority: int
+    token_end: int | None = None
+    duration_ms: float | None = None
+
+
+class RetentionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole field. Lifetime: request."""
+
+    token_range_retention_configs: list[RangeBody] = []
+    decode_retention_priority: int = DEFAULT_PRIORITY
+    decode_duration_ms: float | None = None
+
+
+def retention_of(body: RetentionBody | None) -> Retention | None:
+    """What it says. Raises ApiError 400."""
+    if body is None:
+        return None
+    try:
+        ranges = [
+            TokenRange.of(one.token_start, one.token_end, one.priority, one.duration_ms)
+            for one in body.token_range_retention_configs
+        ]
+        return Retention.of(ranges, body.decode_retention_priority, body.decode_duration_ms)
+    except InvalidRetention as error:
+        raise ApiError(400, f"{FIELD}: {error}", FIELD) from error
+
+
+def from_tensors(fields: dict[str, Any]) -> dict[str, Any]:
+    """`fields` with the tensors among them as the one field that they stand for.
+
+    Raises ApiError 400 unless all of the ranges' have one value a range.
+    """
+    found = {name: fields[name] for name, *_ in TENSORS if name in fields}
+    if not found:
+        return fields
+    left = {name: value for name, value in fields.items() if name not in found}
+    columns: dict[str, list[Any]] = {}
+    config: dict[str, Any] = {}
+    for name, _, field, is_range in TENSORS:
+        value = found.get(name)
+        if value is None:
+            continue
+        if not is_range:
+            config[field] = value
+            continue
+        values = value if isinstance(value, list) else [value]
+        if field in ("token_end", "duration_ms"):
+            values = [None if one == _NONE else one for one in values]
+        columns[field] = values
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) > 1:
+        message = f"{_RANGES}starts, ends, priorities and durations_ms must be of one length"
+        raise ApiError(400, message, f"{_RANGES}starts")
+    ranges = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return left | {FIELD: config | {"token_range_retention_configs": ranges}}
+
+
+DEADLINE_HEADER = "x-request-timeout-ms"
+MAX_TIMEOUT_MS = 86_400_000
+MAX_TENANT_CHARS = 1_024
+# A router that passed on what is left ends the request first, and blames no worker for it.
+GRACE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Lifetime: request."""
+
+    output_tokens: int  # to give at most
+    priority: int = 0
+    salt: str | None = None
+    timeout_s: float = float("inf")  # from now; then nobody waits for the answer any more
+    tenant: str = ""
+    retention: Retention | None = None  # what its blocks are worth
+
+
+def timeout_s(headers: Mapping[str, str]) -> float:
+    """Seconds until the deadline that the headers tell, GRACE_S included; infinity without one.
+
+    Raises ApiError.
+    """
+    text = headers.get(DEADLINE_HEADER)
+    if text is None:
+        return float("inf")
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 12
+    if not is_number or int(text) > MAX_TIMEOUT_MS:
+        message = f"{DEADLINE_HEADER} must be milliseconds, 0..{MAX_TIMEOUT_MS}; 0: no deadline"
+        raise ApiError(400, message, DEADLINE_HEADER)
+    return int(text) / 1e3 + GRACE_S if int(text) else float("inf")
+
+
+def tenant_of(headers: Mapping[str, str], name: str) -> str:
+    """Whom the header `name` says the request is for; "" without one. Raises ApiError."""
+    tenant = headers.get(name, "")
+    if len(tenant) > MAX_TENANT_CHARS:
+        raise ApiError(400, f"{name} must have at most {MAX_TENANT_CHARS} characters", name)
+    return tenant
+
 
 MAX_PROMPTS = 64  # prompts in one completions request; each becomes a sequence of its own
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default
@@ -194,3 +315,68 @@ def prompts_of(raw: msgspec.Raw) -> list[str] | list[list[int]]:
     if not all(prompts):
         raise ApiError(400, "prompt must not be empty", "prompt")
     return prompts
+
+
+_SAME = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "n", "ignore_eos", "min_tokens", "include_stop_str_in_output"),
+)
+
+
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+# By field: values that ask for nothing.
+_UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "response_format": (*_NOTHING, {"type": "text"}),
+        "tool_choice": (*_NOTHING, "auto", "none"),
+        "prompt_logprobs": (None,),  # 0 asks for those of the prompt's own tokens
+        **dict.fromkeys(
+            (
+                *("logit_bias", "structured_outputs", "guided_json", "guided_regex"),
+                *("guided_choice", "guided_grammar", "bad_words", "use_beam_search"),
+                *("suffix", "chat_template"),
+            ),
+            _NOTHING,
+        ),
+    }
+)
+
+
+def refuse_unserved(body: CompletionBody | ChatBody) -> None:
+    """Raise ApiError 400 for what asks for another answer than the model gives here: tokens that
+    pass it over would look like that answer."""
+    for name, nothing in _UNSERVED.items():
+        if getattr(body, name, None) not in nothing:
+            raise ApiError(400, f"{name} is not served here; leave it out", name)
+
+
+def sampling_of(
+    body: CompletionBody | ChatBody, output_tokens: int, defaults: Mapping[str, float], vocab: int
+) -> SamplingParams:
+    """What `body` asks, its silence filled by `defaults`. Raises ApiError 400 naming the field."""
+    fields: dict[str, Any] = dict(defaults)
+    fields |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    stop = body.stop
+    if stop:
+        fields["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    if body.stop_token_ids:
+        fields["stop_token_ids"] = frozenset(body.stop_token_ids)
+    fields["logprobs"] = _logprobs(body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(400, "best_of must be n: answers are not ranked here", "best_of")
+    if isinstance(body, CompletionBody) and body.echo:
+        raise ApiError(400, "echo is not served: the prompt is yours already", "echo")
+    try:
+        params = SamplingParams(**fields)
+        params.check_against(output_tokens, vocab)
+    except InvalidParam as error:
+        raise ApiError(400, str(error), error.field) from error
+    return params
+
+
+def _logprobs(body: CompletionBody | ChatBody) -> int | None:
+    if isinstance(body, CompletionBody):
+        return body.logprobs
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None

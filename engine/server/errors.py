@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from engine.scheduler_types import Refused
+from engine.scheduler.types import Refused
 
 RETRY_AFTER_S = 1
 _TYPES = {

@@ -1,15 +1,18 @@
-"""What the worker counts, in vLLM's names where vLLM has one.
+"""What the worker measures: counters in vLLM's names, the latest steps, and a log of steps as CSV.
 
 Counters are plain numbers and histograms plain lists, since a token passes here every few
-microseconds; prometheus-client turns them into text when somebody asks.
+microseconds; prometheus-client turns them into text when they are scraped.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,10 +23,162 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from engine.scheduler import Scheduler
-from engine.server.runners import NO_BACKENDS, Backends, Runner
-from engine.server.step_records import StepRecords
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.types import Step, StepSplit
+from engine.server.settings import NO_BACKENDS, Backends, Runner
+from engine.step_time import StepLoad
 from engine.wire import metrics as names
+
+HEADER = "prefill_tokens,prefill_seqs,decode_seqs,decode_ctx_tokens,attention_pairs,seconds\n"
+BUFFER_BYTES = 1 << 16
+MAX_BYTES = 1 << 30  # then it stops: a log that nobody looks at must not fill the disk
+
+log = logging.getLogger(__name__)
+
+
+class StepLogError(Exception):
+    """The file cannot be made: says which, and why."""
+
+
+class StepLog:
+    """An open file, new each time. Lifetime: process. Raises `StepLogError`."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._path = path
+        self._left_bytes = max_bytes - len(HEADER)
+        try:
+            self._file = path.open("w", encoding="ascii", buffering=BUFFER_BYTES)
+        except OSError as error:
+            raise StepLogError(f"step log {path}: {error.strerror or error}") from error
+        self._file.write(HEADER)
+
+    def note(self, load: StepLoad, seconds: float) -> None:
+        """Add a step. A full disk or a full log ends the logging, not the worker."""
+        if self._file.closed:
+            return
+        line = (
+            f"{load.prefill_tokens},{load.prefill_seqs},{load.decode_seqs},"
+            f"{load.decode_ctx_tokens},{load.attention_pairs:.1f},{seconds:.9f}\n"
+        )
+        self._left_bytes -= len(line)
+        if self._left_bytes < 0:
+            log.warning("step log %s is full: no further steps are written", self._path)
+            self.close()
+            return
+        try:
+            self._file.write(line)
+        except OSError as error:
+            log.warning("step log %s: %s: no further steps are written", self._path, error)
+            self.close()
+
+    def close(self) -> None:
+        """Write what is buffered; a second time does nothing."""
+        try:
+            self._file.close()
+        except OSError as error:  # the last lines did not fit the disk
+            log.warning("step log %s: %s: it may lack its last lines", self._path, error)
+
+
+KEPT_STEPS = 1000
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One step as `/debug/steps` shows it."""
+
+    number: int
+    ended_at_s: float  # seconds since the epoch
+    batch_size: int  # requests that it computed something for
+    decode_tokens: int
+    prefill_tokens: int
+    prefill_requests: int
+    budget_tokens: int  # it might have computed so many
+    budget_used: float  # share of them, 0..1
+    schedule_ms: float
+    compute_ms: float
+    complete_ms: float
+    answer_ms: float  # events and bytes to clients
+    modelled_ms: float | None
+    graph: str | None  # hit, or why the step was none of a graph: chunks, graph_limit
+    padded_rows: int
+    int8: str | None  # what multiplied the layers' INT8 weights: torch, kvkernels
+    shared_prefix_groups: int  # runs of tokens whose KV several decodes read once
+    kv_bytes_saved: int  # by that, in all layers
+    preemptions: int
+    recomputed_tokens: int
+    running: int  # when it had ended
+    waiting: int
+    kv_used_blocks: int
+    kv_blocks: int
+    waiting_by_reason: dict[str, int]  # during this step; reasons that nobody had are left out
+
+
+class StepRecords:
+    """The ring. Lifetime: worker."""
+
+    def __init__(self, scheduler: Scheduler, kept: int = KEPT_STEPS) -> None:
+        self._scheduler = scheduler
+        self._ring: deque[StepRecord] = deque(maxlen=kept)
+        self._reasons = dict(scheduler.not_scheduled_total)
+        self._recomputed_tokens = scheduler.recomputed_tokens_total
+        # Of all steps since the start.
+        self.phase_s = {"schedule": 0.0, "compute": 0.0, "complete": 0.0, "answer": 0.0}
+        self.tokens = {"prefill": 0, "decode": 0}
+
+    def note(self, step: Step, split: StepSplit, answer_s: float, at_s: float) -> None:
+        """Keep a step that has just ended; call it for each, or its counts go to the next one."""
+        scheduler = self._scheduler
+        totals = scheduler.not_scheduled_total
+        reasons = {
+            reason.value: count - self._reasons.get(reason, 0)
+            for reason, count in totals.items()
+            if count != self._reasons.get(reason, 0)
+        }
+        self._reasons = dict(totals)
+        recomputed_tokens = scheduler.recomputed_tokens_total - self._recomputed_tokens
+        self._recomputed_tokens = scheduler.recomputed_tokens_total
+        self.phase_s["schedule"] += split.schedule_s
+        self.phase_s["compute"] += split.compute_s
+        self.phase_s["complete"] += split.complete_s
+        self.phase_s["answer"] += answer_s
+        self.tokens["prefill"] += step.prefill_tokens
+        self.tokens["decode"] += step.decode_seqs
+        budget_tokens = scheduler.settings.max_num_tokens
+        modelled_s = split.modelled_s
+        self._ring.append(
+            StepRecord(
+                number=step.number,
+                ended_at_s=at_s,
+                batch_size=step.decode_seqs + step.prefill_seqs,
+                decode_tokens=step.decode_seqs,
+                prefill_tokens=step.prefill_tokens,
+                prefill_requests=step.prefill_seqs,
+                budget_tokens=budget_tokens,
+                budget_used=(step.decode_seqs + step.prefill_tokens) / budget_tokens,
+                schedule_ms=split.schedule_s * 1e3,
+                compute_ms=split.compute_s * 1e3,
+                complete_ms=split.complete_s * 1e3,
+                answer_ms=answer_s * 1e3,
+                modelled_ms=None if modelled_s is None else modelled_s * 1e3,
+                graph=split.graph,
+                padded_rows=split.padded_rows,
+                int8=split.int8,
+                shared_prefix_groups=split.shared_prefix_groups,
+                kv_bytes_saved=split.kv_bytes_saved,
+                preemptions=len(step.preempted),
+                recomputed_tokens=recomputed_tokens,
+                running=scheduler.running,
+                waiting=scheduler.waiting,
+                kv_used_blocks=scheduler.kv_used_blocks,
+                kv_blocks=scheduler.pool.blocks,
+                waiting_by_reason=reasons,
+            )
+        )
+
+    def last(self, count: int) -> list[StepRecord]:
+        """The latest `count` records, oldest first."""
+        start = max(0, len(self._ring) - count)
+        return [self._ring[place] for place in range(start, len(self._ring))]
+
 
 # Bucket bounds in seconds: vLLM's, up to a few minutes.
 _UPPER_S = (0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)

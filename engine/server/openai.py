@@ -10,15 +10,20 @@ from typing import TypeVar
 import numpy as np
 from aiohttp import web
 
-from engine.scheduler_types import Refused
+from engine.scheduler.types import Refused
 from engine.server import bodies
-from engine.server.answers import Answer, Kind
-from engine.server.asked import refuse_unserved, sampling_of
-from engine.server.bodies import ChatBody, CompletionBody
+from engine.server.answers import Answer, Kind, StreamAnswer
+from engine.server.bodies import (
+    ChatBody,
+    CompletionBody,
+    Terms,
+    refuse_unserved,
+    retention_of,
+    sampling_of,
+    tenant_of,
+    timeout_s,
+)
 from engine.server.errors import ApiError, from_refusal
-from engine.server.retained import retention_of
-from engine.server.streams import StreamAnswer
-from engine.server.terms import Terms, tenant_of, timeout_s
 from engine.server.worker import Tokens, Worker
 from engine.wire.tokens import Chat
 

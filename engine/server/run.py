@@ -14,8 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from engine.server.announcer import Announce, announcing
 from engine.server.app import make_app
-from engine.server.runners import Served
-from engine.server.settings import WorkerSettings
+from engine.server.settings import Served, WorkerSettings
 from engine.server.worker import Worker
 from engine.wire.tokens import Tokenizer
 

@@ -1,27 +1,292 @@
 """Triton's HTTP beside OpenAI's: `generate`, `generate_stream`, KServe v2 `infer`, and readiness.
 
-After triton-inference-server/server (`docs/protocol`, extensions generate and binary data).
-`infer` gives one answer; what streams is `generate_stream`.
+After triton-inference-server/server (`docs/protocol`, extensions generate and binary data): the
+header Inference-Header-Content-Length says where the JSON ends and binary tensors begin. Inputs
+have the names of Triton's TensorRT-LLM backend (`text_input`, `input_ids`, `request_output_len`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from math import isfinite, prod
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from aiohttp import web
 
-from engine.server import bodies, tensors
-from engine.server.answers import Answer, Choice
-from engine.server.bodies import CompletionBody
+from engine.server import bodies
+from engine.server.admin import json_response
+from engine.server.answers import Answer, Choice, StreamAnswer
+from engine.server.bodies import TENSORS, CompletionBody, from_tensors
 from engine.server.errors import ApiError
-from engine.server.insight import json_response
 from engine.server.openai import WORKER, admit, begin, check_model, stream, tokens_of
-from engine.server.retained import from_tensors
-from engine.server.runners import Logprobs
-from engine.server.streams import StreamAnswer
-from engine.server.triton_model import INPUTS, OUTPUTS, VERSION, config, described, fields_of
+from engine.server.settings import Logprobs
 from engine.server.worker import Tokens, Worker
+
+MAX_TENSORS = 64
+MAX_RANK = 8
+_NUMPY = (
+    ("BOOL", "?"),
+    ("INT32", "<i4"),
+    ("INT64", "<i8"),
+    ("UINT32", "<u4"),
+    ("UINT64", "<u8"),
+    ("FP32", "<f4"),
+    ("BYTES", "O"),
+)
+Values = list[Any]
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One input as it stands in the JSON. Lifetime: request."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: Any = None
+    parameters: dict[str, Any] = {}
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """One output that the client asks for. Lifetime: request."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferBody(msgspec.Struct, frozen=True):
+    """The JSON of an `infer` request. Lifetime: request."""
+
+    inputs: list[Tensor]
+    id: str = ""
+    outputs: list[Wanted] | None = None
+    parameters: dict[str, Any] = {}
+
+
+_BODY = msgspec.json.Decoder(InferBody)
+
+
+def read(body: bytes, header: str | None) -> tuple[InferBody, dict[str, tuple[str, Values]]]:
+    """The request and its inputs by name: datatype and values, flat.
+
+    `header`: Inference-Header-Content-Length. Raises ApiError 400 naming the input that is wrong.
+    """
+    end = len(body)
+    if header is not None:
+        if not (header.isascii() and header.isdigit() and len(header) < 12 and int(header) <= end):
+            raise ApiError(400, "Inference-Header-Content-Length must be a length within the body")
+        end = int(header)
+    try:
+        told = _BODY.decode(body[:end])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"request body: {error}") from error
+    if len(told.inputs) > MAX_TENSORS:
+        raise ApiError(400, f"{len(told.inputs)} inputs; at most {MAX_TENSORS}", "inputs")
+    found: dict[str, tuple[str, Values]] = {}
+    for one in told.inputs:
+        if one.name in found:
+            raise _wrong(one, "is given twice")
+        size = one.parameters.get("binary_data_size")
+        if size is None:
+            values = _listed(one)
+        elif type(size) is int and 0 <= size <= len(body) - end:
+            values = _unpacked(one, body[end : end + size])
+            end += size
+        else:
+            raise _wrong(one, f"has binary_data_size {size!r}; {len(body) - end} bytes are left")
+        if len(one.shape) > MAX_RANK or any(size < 0 for size in one.shape):
+            raise _wrong(one, f"must have 0..{MAX_RANK} dimensions of 0 or more")
+        if prod(one.shape) != len(values):
+            raise _wrong(one, f"has {len(values)} values for the shape {one.shape}")
+        found[one.name] = one.datatype, values
+    if end != len(body):
+        raise ApiError(400, f"{len(body) - end} bytes follow the last input", "inputs")
+    return told, found
+
+
+def _wrong(tensor: Tensor, why: str) -> ApiError:
+    name = tensor.name[:128]
+    return ApiError(400, f"input {name!r} {why}", name)
+
+
+def _kind(tensor: Tensor) -> np.dtype[Any]:
+    kind = dict(_NUMPY).get(tensor.datatype)
+    if kind is None:
+        known = ", ".join(name for name, _ in _NUMPY)
+        raise _wrong(tensor, f"has datatype {tensor.datatype[:32]!r}; known are {known}")
+    return np.dtype(kind)
+
+
+def _listed(tensor: Tensor) -> Values:
+    """The values of `data`, nested as the shape is or flat."""
+    kind = _kind(tensor)
+    values: Values = tensor.data if isinstance(tensor.data, list) else [tensor.data]
+    for _ in range(MAX_RANK):
+        if not any(isinstance(value, list) for value in values):
+            break
+        values = [
+            inner for value in values for inner in (value if isinstance(value, list) else [value])
+        ]
+    if not all(_is_of(kind, value) for value in values):
+        raise _wrong(tensor, f"has data that is not {tensor.datatype}")
+    return values
+
+
+def _is_of(kind: np.dtype[Any], value: Any) -> bool:
+    if kind.kind == "O":
+        return isinstance(value, str)
+    if kind.kind == "b":
+        return isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if kind.kind == "f":
+        return abs(value) <= float(np.finfo(kind).max)
+    return isinstance(value, int) and np.iinfo(kind).min <= value <= np.iinfo(kind).max
+
+
+def _unpacked(tensor: Tensor, data: bytes) -> Values:
+    kind = _kind(tensor)
+    if kind.kind == "O":
+        return _texts(tensor, data)
+    if len(data) % kind.itemsize:
+        raise _wrong(tensor, f"has {len(data)} bytes, no whole number of {tensor.datatype}")
+    values: Values = np.frombuffer(data, dtype=kind).tolist()
+    if kind.kind == "f" and not all(map(isfinite, values)):
+        raise _wrong(tensor, "must be finite")
+    return values
+
+
+def _texts(tensor: Tensor, data: bytes) -> Values:
+    found: Values = []
+    at = 0
+    while at < len(data):
+        start = at + 4
+        at = start + int.from_bytes(data[at:start], "little")
+        if start > len(data) or at > len(data):
+            raise _wrong(tensor, "has a text that is cut short")
+        try:
+            found.append(data[start:at].decode())
+        except UnicodeDecodeError as error:
+            raise _wrong(tensor, "has a text that is not UTF-8") from error
+    return found
+
+
+def written(
+    head: dict[str, Any], outputs: dict[str, tuple[str, Values]], binary: frozenset[str]
+) -> tuple[bytes, int | None]:
+    """An answer's body, and the length of its JSON where tensors follow it in binary.
+
+    `outputs`: datatype and values of each vector, by name; `binary`: those to pack.
+    """
+    parts: list[bytes] = []
+    rows: list[dict[str, Any]] = []
+    for name, (datatype, values) in outputs.items():
+        row: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [len(values)]}
+        if name in binary:
+            parts.append(_packed(datatype, values))
+            row["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            row["data"] = values
+        rows.append(row)
+    text = msgspec.json.encode(head | {"outputs": rows})
+    return b"".join([text, *parts]), len(text) if parts else None
+
+
+def _packed(datatype: str, values: Values) -> bytes:
+    if datatype != "BYTES":
+        return np.array(values, dtype=dict(_NUMPY)[datatype]).tobytes()
+    texts = [str(value).encode() for value in values]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+VERSION = "1"
+PLATFORM = "warmroute"
+
+
+class Input(NamedTuple):
+    """One input: its datatype, the body's field, and whether it has several values."""
+
+    datatype: str
+    field: str
+    several: bool = False
+
+
+INPUTS = (
+    ("text_input", Input("BYTES", "prompt")),
+    ("input_ids", Input("INT32", "prompt", several=True)),
+    ("max_tokens", Input("INT32", "max_tokens")),
+    ("request_output_len", Input("INT32", "max_tokens")),
+    ("temperature", Input("FP32", "temperature")),
+    ("top_k", Input("INT32", "top_k")),
+    ("top_p", Input("FP32", "top_p")),
+    ("min_p", Input("FP32", "min_p")),
+    ("repetition_penalty", Input("FP32", "repetition_penalty")),
+    ("presence_penalty", Input("FP32", "presence_penalty")),
+    ("frequency_penalty", Input("FP32", "frequency_penalty")),
+    ("random_seed", Input("UINT64", "seed")),
+    ("min_tokens", Input("INT32", "min_tokens")),
+    ("stop_words", Input("BYTES", "stop", several=True)),
+    ("ignore_eos", Input("BOOL", "ignore_eos")),
+    *((name, Input(datatype, name, several)) for name, datatype, _, several in TENSORS),
+)
+OUTPUTS = (("text_output", "BYTES"), ("output_ids", "INT32"), ("sequence_length", "INT32"))
+
+
+def fields_of(tensors: dict[str, tuple[str, list[Any]]]) -> dict[str, Any]:
+    """The body's fields that the tensors of an `infer` stand for. Raises ApiError by name."""
+    known = dict(INPUTS)
+    found: dict[str, Any] = {}
+    for name, (datatype, values) in tensors.items():
+        one = known.get(name)
+        if one is None:
+            raise ApiError(400, f"there is no input {name[:128]!r}; known are {', '.join(known)}")
+        if datatype != one.datatype:
+            raise ApiError(400, f"input {name!r} is {one.datatype}, got {datatype[:32]}", name)
+        if not one.several and len(values) != 1:
+            raise ApiError(400, f"input {name!r} has one value, got {len(values)}", name)
+        if one.field in found:
+            raise ApiError(400, f"input {name!r} says the same as one before it", name)
+        found[one.field] = values if one.several else values[0]
+    if "prompt" not in found:
+        raise ApiError(400, "give the input text_input or input_ids", "text_input")
+    return found
+
+
+def described(worker: Worker) -> dict[str, Any]:
+    """The answer to GET /v2/models/{m}; -1 stands for any length."""
+    inputs = [
+        {"name": name, "datatype": one.datatype, "shape": [-1 if one.several else 1]}
+        for name, one in INPUTS
+    ]
+    outputs = [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in OUTPUTS]
+    known = {"name": worker.model, "versions": [VERSION], "platform": PLATFORM}
+    return known | {"inputs": inputs, "outputs": outputs}
+
+
+def config(worker: Worker) -> dict[str, Any]:
+    """The answer to GET /v2/models/{m}/config: what a config.pbtxt would say."""
+    told = described(worker)
+    settings = worker.runner.scheduler.settings
+    names = ("batch_scheduler_policy", "max_queue_delay_microseconds", "max_num_tokens")
+    parameters = {
+        name: {"string_value": str(getattr(settings, name))} for name in (*names, "max_batch_size")
+    }
+    return {
+        "name": worker.model,
+        "platform": "",
+        "backend": PLATFORM,
+        "max_batch_size": 0,
+        "input": [_typed(one) for one in told["inputs"]],
+        "output": [_typed(one) for one in told["outputs"]],
+        "model_transaction_policy": {"decoupled": True},
+        "parameters": parameters,
+    }
+
+
+def _typed(tensor: dict[str, Any]) -> dict[str, Any]:
+    name = "STRING" if tensor["datatype"] == "BYTES" else tensor["datatype"]
+    return {"name": tensor["name"], "data_type": f"TYPE_{name}", "dims": tensor["shape"]}
+
 
 _LENGTH_HEADER = "Inference-Header-Content-Length"
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -127,7 +392,7 @@ async def generate_stream(http: web.Request) -> web.StreamResponse:
 async def infer(http: web.Request) -> web.Response:
     """POST /v2/models/{m}/infer: tensors in, tensors out."""
     worker = _named(http)
-    told, inputs = tensors.read(await http.read(), http.headers.get(_LENGTH_HEADER))
+    told, inputs = read(await http.read(), http.headers.get(_LENGTH_HEADER))
     known = [name for name, _ in OUTPUTS]
     wanted = known if told.outputs is None else [one.name for one in told.outputs]
     for name in wanted:
@@ -150,11 +415,11 @@ async def infer(http: web.Request) -> web.Response:
     everything = told.parameters.get("binary_data_output") is True
     binary = frozenset(
         one.name
-        for one in (told.outputs or [tensors.Wanted(name) for name in known])
+        for one in (told.outputs or [Wanted(name) for name in known])
         if one.parameters.get("binary_data", everything) is True
     )
     head = ({"id": told.id} if told.id else {}) | _head(worker.model)
-    data, length = tensors.written(head, made, binary)
+    data, length = written(head, made, binary)
     if length is None:
         return web.Response(body=data, content_type="application/json")
     headers = {_LENGTH_HEADER: str(length), "Content-Type": "application/octet-stream"}

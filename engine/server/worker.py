@@ -16,20 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.block_pool import BlockPool
-from engine.explain import Explanation, explain
-from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.sampling.stops import StopText
-from engine.scheduler_types import Output, Refused, Step
+from engine.scheduler.explain import Explanation, explain
+from engine.scheduler.request import Request
+from engine.scheduler.types import Output, Refused, Step
 from engine.server.answers import Answer, Choice
-from engine.server.event_log import EventLog
-from engine.server.events import KvPublisher
-from engine.server.metrics import Exposition, Tallies, WorkerCollector
-from engine.server.runners import Served, timed
-from engine.server.settings import WorkerSettings
-from engine.server.step_log import StepLog
-from engine.server.step_records import StepRecords
-from engine.server.terms import Terms
+from engine.server.bodies import Terms
+from engine.server.events import EventLog, KvPublisher
+from engine.server.metrics import Exposition, StepLog, StepRecords, Tallies, WorkerCollector
+from engine.server.settings import Served, WorkerSettings, timed
 from engine.wire import chain_seed
 from engine.wire.tokens import Tokenizer
 

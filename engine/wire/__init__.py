@@ -16,11 +16,12 @@ from engine.wire.events import (
     BlockRemoved,
     BlockStored,
     Event,
-    decode_batch,
-    encode_batch,
-)
-from engine.wire.frames import (
     Live,
+    Snapshot,
+    decode_batch,
+    decode_snapshot,
+    encode_batch,
+    encode_snapshot,
     live_frames,
     parse_live,
     parse_replay,
@@ -31,7 +32,6 @@ from engine.wire.frames import (
 )
 from engine.wire.metrics import EngineLoad, parse_load, parse_loads
 from engine.wire.seeds import chain_seed
-from engine.wire.snapshot import Snapshot, decode_snapshot, encode_snapshot
 
 __all__ = [
     "AllBlocksCleared",

@@ -1,15 +1,16 @@
-"""KV cache events as vLLM, SGLang and our engine publish them: one msgpack batch per step.
+"""KV events on the wire: msgpack batches as vLLM and SGLang have them, ZMQ framing, snapshots.
 
 The envelope is an array `[ts, events, rank]`. Each event is an array `[tag, fields...]` (vLLM to
-0.23, SGLang to 0.5.18) or a map with the key `type` (later ones); that is decided per event,
-since envelopes stayed arrays when events became maps. Missing trailing fields or absent keys
-mean the default, unknown ones are ignored. Format: vLLM `distributed/kv_events.py`, 0.9 to 0.33.
+0.23, SGLang to 0.5.18) or a map with the tag under `type` (later). Live (PUB): `[topic, seq,
+payload]`. Replay (ROUTER; ask with a DEALER, since a REQ socket receives the first reply only).
+A snapshot is a worker's whole prefix cache as of one batch, for consumers that join late; vLLM has
+none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, field
@@ -255,3 +256,138 @@ _OPTIONAL_STORED = (
     "cache_salt",
     "session_id",
 )
+
+
+END_SEQ = (1 << 64) - 1  # -1 as unsigned: the replay is over
+MAX_SEQ = (1 << 63) - 1  # nobody gets there by counting, and one more still is a number
+MAX_TOPIC_BYTES = 1024
+
+
+_END = END_SEQ.to_bytes(8, "big")
+
+
+class Live(NamedTuple):
+    """A live message taken apart."""
+
+    topic: str
+    seq: int
+    payload: bytes
+
+
+def live_frames(topic: str, seq: int, payload: bytes) -> list[bytes]:
+    """The three frames of a live message."""
+    return [topic.encode(), seq.to_bytes(8, "big"), payload]
+
+
+def parse_live(frames: Sequence[bytes]) -> Live:
+    """The live message in `frames`; raises WireError."""
+    if len(frames) != 3:
+        raise WireError(f"live message of {len(frames)} frames; expected topic, seq, payload")
+    return Live(_topic(frames[0]), _seq(frames[1]), frames[2])
+
+
+def replay_request(start_seq: int) -> list[bytes]:
+    """What a DEALER sends to get every buffered batch from `start_seq` on."""
+    return [b"", start_seq.to_bytes(8, "big")]
+
+
+def parse_replay_request(frames: Sequence[bytes]) -> tuple[bytes, int]:
+    """(identity, start_seq) as a ROUTER receives them; raises WireError."""
+    if len(frames) != 3 or frames[1] != b"":
+        raise WireError("replay request must be three frames: identity, empty, start_seq")
+    return frames[0], _seq(frames[2])
+
+
+def replay_frames(identity: bytes, topic: str, seq: int, payload: bytes) -> list[bytes]:
+    """One reply of a ROUTER."""
+    return [identity, b"", topic.encode(), seq.to_bytes(8, "big"), payload]
+
+
+def replay_end(identity: bytes) -> list[bytes]:
+    """The end marker of a ROUTER."""
+    return [identity, b"", b"", END_SEQ.to_bytes(8, "big"), b""]
+
+
+def parse_replay(frames: Sequence[bytes]) -> Live | None:
+    """One reply as a DEALER receives it, old form or new; None at the end marker."""
+    if len(frames) not in (3, 4) or frames[0] != b"":
+        raise WireError(f"replay reply of {len(frames)} frames; expected an empty one and 2 or 3")
+    if frames[-2] == _END:
+        return None
+    return Live(_topic(frames[1]) if len(frames) == 4 else "", _seq(frames[-2]), frames[-1])
+
+
+def _seq(frame: bytes) -> int:
+    if len(frame) != 8:
+        raise WireError(f"sequence number of {len(frame)} bytes; expected 8")
+    seq = int.from_bytes(frame, "big")
+    if seq > MAX_SEQ:
+        raise WireError(f"sequence number {seq}; at most {MAX_SEQ}")
+    return seq
+
+
+def _topic(frame: bytes) -> str:
+    if len(frame) > MAX_TOPIC_BYTES:
+        raise WireError(f"topic of {len(frame)} bytes; at most {MAX_TOPIC_BYTES}")
+    try:
+        return frame.decode()
+    except UnicodeDecodeError as error:
+        raise WireError(f"topic is not UTF-8: {error}") from error
+
+
+VERSION = 1
+MAX_SNAPSHOT_BYTES = 256 << 20
+_BLOCKS_PER_BATCH = 1 << 15  # keeps every batch far below events.MAX_PAYLOAD_BYTES
+
+
+class _Body(msgspec.Struct, frozen=True):
+    version: int
+    seq: int
+    batches: list[bytes]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What a cache held after the batch numbered `seq`; live batches from `seq + 1` continue."""
+
+    seq: int
+    batches: tuple[Batch, ...]
+
+
+_decoder = msgspec.msgpack.Decoder(_Body)
+
+
+def encode_snapshot(seq: int, ts_s: float, events: Iterable[BlockStored]) -> bytes:
+    """Body of the answer. `events` come parents first."""
+    batches: list[bytes] = []
+    part: list[BlockStored] = []
+    blocks = 0
+    for event in events:
+        part.append(event)
+        blocks += len(event.hashes)
+        if blocks >= _BLOCKS_PER_BATCH:
+            batches.append(encode_batch(ts_s, part))
+            part, blocks = [], 0
+    if part:
+        batches.append(encode_batch(ts_s, part))
+    return msgspec.msgpack.encode(_Body(VERSION, seq, batches))
+
+
+def decode_snapshot(body: bytes) -> Snapshot:
+    """The snapshot in `body`; raises WireError."""
+    seq, payloads = snapshot_payloads(body)
+    return Snapshot(seq, tuple(decode_batch(payload) for payload in payloads))
+
+
+def snapshot_payloads(body: bytes) -> tuple[int, list[bytes]]:
+    """(number of the last batch it includes, its batches undecoded); raises WireError."""
+    if len(body) > MAX_SNAPSHOT_BYTES:
+        raise WireError(f"snapshot of {len(body)} bytes; at most {MAX_SNAPSHOT_BYTES}")
+    try:
+        parts = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"snapshot: {error}") from error
+    if parts.version != VERSION:
+        raise WireError(f"snapshot of version {parts.version}; this program reads {VERSION}")
+    if not -1 <= parts.seq < 1 << 63:
+        raise WireError(f"snapshot as of batch {parts.seq}")
+    return parts.seq, parts.batches

@@ -1,26 +1,205 @@
-"""Chat templates, rendered as transformers and vLLM render them.
+"""Chat templates, rendered as transformers and vLLM render them, from messages prepared as they
+do.
 
 The environment's settings are those of transformers 5 (`utils/chat_template_utils.py`); which
-variables a template sees is vLLM 0.33's (`renderers/hf.py`). Each of them changes tokens.
+variables a template sees, and what is done to messages and tools before, is vLLM 0.33's
+(`renderers/hf.py`, `renderers/chat_utils`, `openai/chat_completion/protocol.py`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, NoReturn
 
 import jinja2
 import jinja2.ext
+import msgspec
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.wire.content_shape import loops_over_content
 from engine.wire.errors import PromptError
-from engine.wire.messages import declared, developer_as_system, prepared
-from engine.wire.tokens import Chat, Message, checked
+from engine.wire.tokens import Chat, Message, checked, message_text, part_text
+
+
+def loops_over_content(tree: nodes.Template) -> bool:
+    """Whether the template in `tree` iterates over the content of a message."""
+    messages = _names_of(tree, {"messages"})
+    one = {
+        loop.target.name
+        for loop in tree.find_all(nodes.For)
+        if isinstance(loop.target, nodes.Name) and _is_name(loop.iter, messages)
+    }
+    message = _names_of(tree, one)
+    inside: set[int] = set()
+    for macro in tree.find_all(nodes.Macro):
+        given = _parameters_given_content(tree, macro, message)
+        for loop in macro.find_all(nodes.For):
+            inside.add(id(loop))
+            if isinstance(loop.iter, nodes.Name) and loop.iter.name in given:
+                return True
+    return any(
+        _is_content(loop.iter, message)
+        or (_is_plain(loop.iter, "content") and id(loop) not in inside)
+        for loop in tree.find_all(nodes.For)
+    )
+
+
+def _names_of(tree: nodes.Template, names: set[str]) -> set[str]:
+    """`names`, and those that are assigned one of them, or a slice or filtering of it."""
+    known = set(names)
+    assignments = list(tree.find_all(nodes.Assign))
+    grew = True
+    while grew:
+        grew = False
+        for assignment in assignments:
+            target = assignment.target
+            if not isinstance(target, nodes.Name) or target.name in known:
+                continue
+            if _is_name(assignment.node, known):
+                known.add(target.name)
+                grew = True
+    return known
+
+
+def _parameters_given_content(
+    tree: nodes.Template, macro: nodes.Macro, message: set[str]
+) -> set[str]:
+    """The parameters of `macro` that some call passes a message's content for."""
+    names = [argument.name for argument in macro.args]
+    given = set()
+    for call in tree.find_all(nodes.Call):
+        if not _is_plain(call.node, macro.name):
+            continue
+        passed = zip(names, call.args, strict=False)
+        named = ((keyword.key, keyword.value) for keyword in call.kwargs)
+        given |= {name for name, value in (*passed, *named) if _is_content(value, message)}
+    return given
+
+
+def _unwrapped(node: nodes.Node | None) -> nodes.Node | None:
+    """What filters, tests and slices are applied to."""
+    while True:
+        sliced = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+        if isinstance(node, nodes.Filter | nodes.Test) or sliced:
+            node = node.node  # type: ignore[union-attr]
+        else:
+            return node
+
+
+def _is_name(node: nodes.Node | None, names: set[str]) -> bool:
+    node = _unwrapped(node)
+    return isinstance(node, nodes.Name) and node.ctx == "load" and node.name in names
+
+
+def _is_plain(node: nodes.Node, name: str) -> bool:
+    return isinstance(node, nodes.Name) and node.name == name
+
+
+def _is_content(node: nodes.Node | None, message: set[str]) -> bool:
+    """`message.content` or `message['content']`, perhaps filtered or sliced."""
+    node = _unwrapped(node)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content" and _is_name(node.node, message)
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+        return node.arg.value == "content" and _is_name(node.node, message)
+    return False
+
+
+_REASONING = ("reasoning", "reasoning_content")  # the second is the older name
+
+
+def prepared(messages: Iterable[Message], wants_parts: bool) -> list[Message]:
+    """The messages as a template gets them, which `wants_parts` or one text as content.
+
+    Raises PromptError for tool calls of an unknown shape.
+    """
+    return [_prepared(message, wants_parts) for message in messages]
+
+
+def _prepared(message: Message, wants_parts: bool) -> Message:
+    role = message["role"]
+    content = message.get("content")
+    if not wants_parts or role == "tool":  # tool templates rarely know parts
+        ready: Message = {"role": role, "content": message_text(message)}
+    elif isinstance(content, str):
+        ready = {"role": role, "content": [{"type": "text", "text": content}]}
+    else:
+        texts = [part_text(part) for part in content or ()]
+        parts = [{"type": "text", "text": text} for text in texts if text is not None]
+        ready = {"role": role, "content": parts}
+    if role == "assistant":
+        if message.get("tool_calls"):
+            ready["tool_calls"] = _parsed_calls(message["tool_calls"])
+        reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+        if reasoning is not None:
+            # Under all names: which one a template reads depends on its model.
+            ready |= dict.fromkeys((*_REASONING, "thinking"), reasoning)
+    elif role == "tool" and message.get("tool_call_id") is not None:
+        ready["tool_call_id"] = message["tool_call_id"]
+    elif role == "developer" and message.get("tools") is not None:
+        ready["tools"] = message["tools"]
+    if isinstance(message.get("name"), str):
+        ready["name"] = message["name"]
+    return ready
+
+
+def _parsed_calls(calls: object) -> list[Any]:
+    """Tool calls with their arguments as objects: clients send them as JSON text.
+
+    What is no object becomes an empty one, so that a model's broken call does not end its chat.
+    """
+    if not isinstance(calls, list):
+        raise PromptError("tool_calls must be an array", "messages")
+    parsed = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise PromptError("each tool call must be an object with a function", "messages")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = msgspec.json.decode(arguments)
+            except (msgspec.DecodeError, RecursionError, UnicodeError):
+                arguments = None
+        usable = arguments if isinstance(arguments, dict) else {}
+        parsed.append({**call, "function": {**function, "arguments": usable}})
+    return parsed
+
+
+def developer_as_system(messages: list[Message]) -> list[Message]:
+    """For templates that do not know `developer`: it is `system`, of which there is one, first."""
+    if all(message["role"] != "developer" for message in messages):
+        return messages
+    renamed = [_as_system(message) for message in messages]
+    if all(message["role"] != "system" for message in renamed[1:]):
+        return renamed
+    texts = [message_text(message) for message in renamed if message["role"] == "system"]
+    merged = {"role": "system", "content": "\n\n".join(filter(None, texts))}
+    return [merged, *(message for message in renamed if message["role"] != "system")]
+
+
+def _as_system(message: Message) -> Message:
+    if message["role"] != "developer":
+        return message
+    kept = {key: value for key, value in message.items() if key != "tools"}
+    return kept | {"role": "system"}
+
+
+def declared(tools: Iterable[Any] | None) -> list[Any] | None:
+    """Tools as vLLM's data model writes them, whatever the order of the client's keys."""
+    return None if tools is None else [_declared(tool) for tool in tools]
+
+
+def _declared(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        return tool
+    fields = {"name": function.get("name"), "description": None, "parameters": None}
+    return {"type": tool.get("type", "function"), "function": fields | function}
+
 
 ContentFormat = Literal["auto", "string", "openai"]
 

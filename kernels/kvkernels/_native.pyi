@@ -57,13 +57,13 @@ def cheapest(costs: Column, draw: float) -> int: ...
 
 # A client's head with its empty line: the head, its method, its target, the bytes of its body, and
 # whether the connection ends after it. None: not plain, read it in another way. Takes only heads
-# of HTTP/1.1 whose target begins with "/" that `router.http.door.head` takes and does not rewrite.
+# of HTTP/1.1 whose target begins with "/" that `router.server.parser` takes and does not rewrite.
 def plain_head(text: bytes) -> tuple[PlainHead, str, str, int, bool] | None: ...
 
 # What routing needs of a plain inference request's body, or None: read it in another way. The
 # numbers are the most that are allowed of messages, prompts, `n`, and bytes in the name of a model,
 # session or salt. None for what is malformed, over a limit, or rare: media, lists of lists, numbers
-# that are no integers within a chat. What it takes, `router.http.scan` reads the same.
+# that are no integers within a chat. What it takes, `router.request.scan` reads the same.
 def scan_request(
     body: bytes, messages: int, prompts: int, choices: int, key_bytes: int
 ) -> tuple[PromptText, RequestFields] | None: ...

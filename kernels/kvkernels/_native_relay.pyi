@@ -1,4 +1,4 @@
-"""The relay's part of `_native.pyi`; no module of its own. `router.http.relay` is its twin."""
+"""The relay's part of `_native.pyi`; no module of its own. `router.upstream` is its twin."""
 
 class RelayPool:
     def __init__(
@@ -29,7 +29,7 @@ class RelayTimeouts:
 
 class RelayEnd:
     @property
-    def fault(self) -> str: ...  # as `router/http/errors.py` names them; "cancelled"; "": none
+    def fault(self) -> str: ...  # as `router/request/errors.py` names them; "cancelled"; "": none
     @property
     def message(self) -> str: ...
     @property
@@ -66,7 +66,7 @@ class RelayEnd:
     def journal(self) -> RelayJournal | None: ...  # of a reply that went by events
 
 class RelayRoom:
-    """`router.http.migration.room` is its twin; for any thread."""
+    """`router.upstream.migration.journal` is its twin; for any thread."""
 
     stream_tokens: int
     tokens: int
@@ -85,8 +85,8 @@ class RelayJournalTerms:
     def __init__(self, room: RelayRoom, hidden: bytes, migratable_line: bytes) -> None: ...
 
 class RelayJournal:
-    """One stream's first worker; `router.http.migration.journal` is its twin. Gives the room of its
-    ids back at its end, but for what `leave_room` leaves to the caller.
+    """One stream's first worker; `router.upstream.migration.journal` is its twin. Gives the room of
+    its ids back at its end, but for what `leave_room` leaves to the caller.
     """
 
     def __init__(self, terms: RelayJournalTerms) -> None: ...

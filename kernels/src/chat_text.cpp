@@ -9,7 +9,7 @@ namespace {
 constexpr std::size_t kKeys = 64;  // of one object; each new one is compared with all of them
 constexpr std::size_t kDigits = 18;  // of an integer without its sign: each parser holds it exactly
 
-// Parts whose content is text; `router/http/media.py` has the same list.
+// Parts whose content is text; `router/request/prompts.py` has the same list.
 constexpr std::array<std::string_view, 5> kTextParts = {
     "\"text\"", "\"input_text\"", "\"output_text\"", "\"refusal\"", "\"thinking\""};
 

@@ -1,5 +1,5 @@
 // A chat's messages and tools as compact JSON, the text that stands for its tokens where there is
-// no tokenizer; what `router/http/prompts.py` makes of them by way of Python's objects.
+// no tokenizer; what `router/request/prompts.py` makes of them by way of Python's objects.
 #pragma once
 
 #include <cstddef>

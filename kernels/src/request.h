@@ -18,7 +18,7 @@ inline std::uint64_t own_hash(std::int64_t request_id, std::size_t depth) {
   return mixed ^ (mixed >> 31);
 }
 
-// Fields as in engine/request.py. Lifetime: request.
+// Fields as in engine/scheduler/request.py. Lifetime: request.
 struct Request {
   std::int64_t id = 0;
   std::int64_t prompt_tokens = 0;

@@ -1,4 +1,4 @@
-// A request's blocks from admission to release, as engine/scheduler_blocks.py has them.
+// A request's blocks from admission to release, as engine/scheduler/blocks.py has them.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// In-flight batching: engine/scheduler.py without its counters of reasons. Steps can be skipped
-// while nothing can happen but one more token for each running request.
+// In-flight batching: engine/scheduler/scheduler.py without its counters of reasons. Steps can be
+// skipped while nothing can happen but one more token for each running request.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@ import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Fact
-from policies.published.inserted import InsertedTokens
+from policies.published.homes import InsertedTokens
 from policies.published.order import places
 
 

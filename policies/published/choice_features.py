@@ -10,7 +10,7 @@ from math import log
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
-from policies.published.rendezvous import weights
+from policies.published.hashing import weights
 
 T = 8192.0  # tokens of a full prefill batch: the unit of tokens
 REQUESTS = 32.0  # the unit of unfinished requests

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
+from policies.published.hashing import distances
 from policies.published.prefix_hash import check_ring
-from policies.published.ring import distances
 
 
 @dataclass(frozen=True, slots=True)

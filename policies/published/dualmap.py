@@ -9,8 +9,8 @@ import numpy as np
 
 from policies.contract import FleetView, Floats, Hashes, RequestView
 from policies.facts import Arrival
-from policies.published.head_window import HeadWindow
-from policies.published.rendezvous import weights
+from policies.published.hashing import weights
+from policies.published.recent import HeadWindow
 
 DOUBLED_LEVELS = 8  # 4, 8, ... 512 blocks, as in Dynamo's port
 EVEN_LEVELS = 256  # 4, 8, 12, ... 1,024 blocks

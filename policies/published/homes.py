@@ -1,4 +1,4 @@
-"""Which worker served a session last: a bounded memory, the longest unused forgotten first."""
+"""Where sessions went before, and how much of a prefix tree is each worker's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from policies.contract import Bools, FleetView, RequestView
-from policies.facts import Dispatched, Fact
+from policies.contract import Bools, FleetView, Floats, RequestView
+from policies.facts import Dispatched, Fact, WorkerChange
 
 
 class SessionHomes:
@@ -52,3 +52,30 @@ def check_max_sessions(max_sessions: int) -> None:
     """Raise ValueError unless it is 1 or more."""
     if max_sessions < 1:
         raise ValueError(f"max_sessions is {max_sessions}; it must be 1 or more")
+
+
+class InsertedTokens:
+    """Worker id -> tokens added to its part of the tree by our dispatches. Lifetime: process.
+
+    Routers without KV events keep a tree of the prompts they sent and take its size for what a
+    worker's cache holds. With an exact index the growth is known without the tree: the uncached
+    tokens of each dispatch. At most `max_tokens` a worker, as such trees drop the least recently
+    used beyond a size. One entry for each worker that got a request and is not gone.
+    """
+
+    def __init__(self, max_tokens: float) -> None:
+        self._max_tokens = max_tokens
+        self._tokens: dict[int, float] = {}
+
+    def observe(self, fact: Fact) -> None:
+        """Count a dispatch; forget a worker that is gone."""
+        if type(fact) is Dispatched:
+            tokens = self._tokens.get(fact.worker_id, 0.0) + fact.uncached_tokens
+            self._tokens[fact.worker_id] = min(tokens, self._max_tokens)
+        elif type(fact) is WorkerChange and fact.state == "gone":
+            self._tokens.pop(fact.worker_id, None)
+
+    def sizes(self, fleet: FleetView) -> Floats:
+        """float64[rows]: tokens of each worker's part; 0 for one that never got a request."""
+        known = self._tokens
+        return np.array([known.get(worker, 0.0) for worker in fleet.worker_id.tolist()])

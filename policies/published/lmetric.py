@@ -13,7 +13,7 @@ import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.facts import Dispatched
-from policies.published.hot_classes import HotClasses, class_of
+from policies.published.recent import HotClasses, class_of
 
 
 @dataclass(frozen=True, slots=True)

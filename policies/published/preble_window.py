@@ -8,7 +8,7 @@ from typing import Any
 
 from policies.contract import Hashes
 from policies.facts import Arrival, Dispatched, Failure, Finish, FirstToken
-from policies.published.hot_classes import hit_blocks
+from policies.published.recent import hit_blocks
 from policies.published.window_sums import WindowSums
 
 MAX_NODES = 64  # places where prompts part, the latest ones used

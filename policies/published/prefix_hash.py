@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
-from policies.published.ring import distances
+from policies.published.hashing import distances
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Dispatched, Failure, Finish, WorkerChange
+from policies.published.hashing import weights
 from policies.published.probes import Probes
-from policies.published.rendezvous import weights
 
 
 @dataclass(frozen=True, slots=True)

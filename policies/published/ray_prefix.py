@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Fact
 from policies.power_of_two import PowerOfTwo
-from policies.published.inserted import InsertedTokens
+from policies.published.homes import InsertedTokens
 from policies.published.order import places
 
 

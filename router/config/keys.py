@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -11,7 +12,25 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from router.config.schema import Config
-from router.json_words import json_words
+
+_QUOTED = re.compile(r"`[^`]*`")
+_NAME = re.compile(r"\b(?:bool|str|int|float)\b")
+_IN_JSON = {"bool": "boolean", "str": "string", "int": "integer", "float": "number"}
+
+
+def json_words(complaint: str) -> str:
+    """msgspec's "Expected `bool | null`, got `str`" as "expected boolean or null, got string".
+
+    Only what stands in backticks is a type there; all else stays as it is.
+    """
+    spoken = _QUOTED.sub(_spoken, complaint)
+    return f"{spoken[:1].lower()}{spoken[1:]}"
+
+
+def _spoken(quoted: re.Match[str]) -> str:
+    types = quoted[0].strip("`").replace(" | ", " or ")
+    return _NAME.sub(lambda name: _IN_JSON[name[0]], types)
+
 
 PREFIX = "WARMROUTE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"

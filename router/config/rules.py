@@ -14,12 +14,11 @@ import msgspec
 from policies import POLICIES
 from policies.load import load
 from router.config.keys import Key
-from router.config.schema import Config
-from router.config.tracing import check_endpoint
-from router.discovery.spec import parse_source
+from router.config.schema import Config, check_endpoint
+from router.config.worker_spec import WorkerSpecError, taken, worker_spec_of
+from router.discovery.source import parse_source
 from router.record.access_log import STDOUT
 from router.replicas.redis_url import parse_redis_url
-from router.worker_spec import WorkerSpecError, taken, worker_spec_of
 
 _BOUND = "the socket is bound at start; restart the router"
 _SIZED = "sized at start; restart the router"

@@ -1,23 +1,258 @@
 """The router's configuration: every key with its unit, range and default.
 
 Each key stands here once. The YAML file, the flags, the environment variables, their help texts
-and `docs/reference/configuration.md` all follow from these Structs (`router.config.keys`).
+and `docs/configuration.md` all follow from these Structs (`router.config.keys`).
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, field
 
-from router.config.door import Door, Tls, WorkerTls
-from router.config.failure import Ejection, Retries
-from router.config.limits import Limits
-from router.config.migration import Migration
-from router.config.recording import Recording
-from router.config.replicas import Replicas
-from router.config.tracing import Tracing
+
+class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Bounds of what clients may do before they are a request. Lifetime: until the next reload."""
+
+    connections: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="connections at a port at the same time")
+    ] = 16_384
+    connections_per_address: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="of these from one address; 0: any number")
+    ] = 0
+    head_bytes: Annotated[
+        int, Meta(ge=1_024, le=1 << 22, description="a request's whole head, bytes")
+    ] = 64 << 10
+    arriving_bytes: Annotated[
+        int, Meta(ge=1 << 16, le=1 << 44, description="requests still arriving, in all, bytes")
+    ] = 1 << 30
+    head_s: Annotated[
+        float, Meta(ge=0.1, le=3_600.0, description="TLS, then a head, to be whole, seconds each")
+    ] = 20.0
+    body_s: Annotated[
+        float, Meta(ge=0.1, le=3_600.0, description="a request's body, to be whole, seconds")
+    ] = 60.0
+
+
+class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Files of one port's TLS; read anew on reload. Lifetime: until the next reload."""
+
+    cert: Annotated[
+        str | None, Meta(description="PEM file, own certificate and chain; none: no TLS")
+    ] = None
+    key: Annotated[str | None, Meta(description="PEM file of the certificate's key")] = None
+    client_ca: Annotated[
+        str | None, Meta(description="PEM file; clients must show a certificate of one of these")
+    ] = None
+
+
+class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How https workers are believed. Lifetime: until the next reload."""
+
+    ca: Annotated[
+        str | None, Meta(description="PEM file that workers' certificates go back to; none: system")
+    ] = None
+    cert: Annotated[
+        str | None, Meta(description="PEM file, certificate shown to workers; none: none shown")
+    ] = None
+    key: Annotated[str | None, Meta(description="PEM file of that certificate's key")] = None
+
+
+class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a failing worker is put aside. Lifetime: until the next reload."""
+
+    failures: Annotated[
+        int, Meta(ge=1, le=1_000, description="failures in a row that put a worker aside")
+    ] = 3
+    rate: Annotated[
+        float, Meta(ge=0.01, le=1.0, description="or this share of failures within the window")
+    ] = 0.5
+    requests: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="least answers and failures for the share")
+    ] = 20
+    window_s: Annotated[
+        float, Meta(ge=0.1, le=600.0, description="the window of the share, seconds")
+    ] = 5.0
+    max_share: Annotated[
+        float, Meta(ge=0.0, le=1.0, description="of a pool aside at once; one always may be")
+    ] = 0.5
+    recover_s: Annotated[
+        float, Meta(ge=0.1, le=3_600.0, description="shortest time aside, seconds; grows")
+    ] = 2.0
+
+
+class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a failed request goes to another worker. Lifetime: until the next reload."""
+
+    attempts: Annotated[
+        int, Meta(ge=1, le=100, description="workers that may fail one request; unreached: no")
+    ] = 3
+    backoff_s: Annotated[
+        float, Meta(ge=0.0, le=60.0, description="most a first retry waits; doubles, seconds")
+    ] = 0.025
+    backoff_max_s: Annotated[
+        float, Meta(ge=0.0, le=60.0, description="most that any retry waits, seconds")
+    ] = 0.25
+    budget_share: Annotated[
+        float, Meta(ge=0.0, le=10.0, description="retries per request over ten seconds")
+    ] = 0.2
+    budget_per_s: Annotated[
+        float, Meta(ge=0.0, le=1e6, description="retries allowed besides, per second")
+    ] = 10.0
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Bounds of everything that could grow."""
+
+    body_bytes: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="largest request body, bytes")
+    ] = 16 << 20
+    messages: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="messages of one chat request")
+    ] = 20_000
+    header_bytes: Annotated[
+        int, Meta(ge=1_024, le=1 << 20, description="largest header of a request or reply, bytes")
+    ] = 32 << 10
+    inflight_requests: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="requests dispatched and held together")
+    ] = 16_384
+    queued_tokens: Annotated[
+        int, Meta(ge=1, le=1 << 50, description="prompt tokens to be computed, sent and held ones")
+    ] = 1 << 40
+    worker_requests: Annotated[
+        int, Meta(ge=1, le=1 << 50, description="unfinished requests of one worker; others wait")
+    ] = 1 << 40
+    worker_queued_tokens: Annotated[
+        int, Meta(ge=1, le=1 << 50, description="prompt tokens sent to one worker, not computed")
+    ] = 1 << 40
+    hold_requests: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="requests that wait at the router for a worker")
+    ] = 1_024
+    hold_s: Annotated[
+        float, Meta(ge=0.0, le=3_600.0, description="longest wait at the router, seconds")
+    ] = 300.0
+    sessions: Annotated[
+        int,
+        Meta(ge=256, le=1 << 24, description="sessions followed, and no fewer than requests"),
+    ] = 1 << 17
+    session_blocks: Annotated[
+        int,
+        Meta(ge=1_024, le=1 << 28, description="blocks of their prompts that tell them apart"),
+    ] = 1 << 20
+    client_buffer_bytes: Annotated[
+        int, Meta(ge=4_096, le=1 << 30, description="answer bytes kept for a slow client, bytes")
+    ] = 262_144
+    workers: Annotated[
+        int, Meta(ge=1, le=4_096, description="workers at the same time, leaving ones included")
+    ] = 256
+    index_entries: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="distinct blocks the prefix index remembers")
+    ] = 1 << 21
+    index_bytes: Annotated[
+        int, Meta(ge=1 << 20, le=1 << 44, description="memory of the prefix index, bytes")
+    ] = 1 << 30
+    speculative_entries: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="distinct blocks expected from own dispatches")
+    ] = 1 << 20
+    mirrored_blocks: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="blocks remembered of workers without events")
+    ] = 1 << 22
+    token_memo_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="ids of known beginnings of chats, bytes; 0: none")
+    ] = 64 << 20
+    events_backlog_batches: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="event batches of a worker kept during a replay")
+    ] = 10_000
+
+
+class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Streamed answers whose worker is lost. Lifetime: until the next reload."""
+
+    moves: Annotated[
+        int, Meta(ge=0, le=16, description="times a begun stream may go on elsewhere; 0: never")
+    ] = 0
+    stream_tokens: Annotated[
+        int, Meta(ge=1, le=1 << 24, description="prompt and answer kept of a stream, tokens")
+    ] = 1 << 17
+    tokens: Annotated[
+        int, Meta(ge=1, le=1 << 32, description="kept of all streams, tokens of 4 bytes")
+    ] = 1 << 25
+
+
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How much of the traffic the folder `record` keeps."""
+
+    part_bytes: Annotated[
+        int, Meta(ge=4_096, le=1 << 40, description="beyond this a part is packed, bytes")
+    ] = 64 << 20
+    part_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0, description="of unix time, that a part is of, seconds")
+    ] = 3_600.0
+    parts: Annotated[
+        int, Meta(ge=2, le=100_000, description="parts kept; the oldest goes first")
+    ] = 1_000
+    total_bytes: Annotated[
+        int, Meta(ge=8_192, le=1 << 50, description="of all parts; the oldest goes first, bytes")
+    ] = 8 << 30
+
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Several routers of the same workers, joined by `state`. Lifetime: process."""
+
+    name: Annotated[
+        str,
+        Meta(pattern=f"{_NAME}|^$", description="this router among them; empty: the host's name"),
+    ] = ""
+    fleet: Annotated[
+        str, Meta(pattern=_NAME, description="those of one fleet share; others know nothing of it")
+    ] = "default"
+    flush_s: Annotated[
+        float, Meta(ge=0.001, le=0.25, description="what is new waits so long to be told, seconds")
+    ] = 0.01
+    lease_s: Annotated[
+        float, Meta(ge=1.0, le=60.0, description="unheard for so long a replica is gone, seconds")
+    ] = 3.0
+
+
+class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Spans of requests, told to a collector."""
+
+    endpoint: Annotated[
+        str | None, Meta(description="OTLP/HTTP collector, http://HOST:4318/v1/traces; none: off")
+    ] = None
+    sample: Annotated[
+        float, Meta(ge=0.0, le=1.0, description="share traced where the caller does not decide")
+    ] = 0.01
+    service_name: Annotated[
+        str, Meta(min_length=1, max_length=255, description="what spans are said to be of")
+    ] = "warmroute"
+
+
+def check_endpoint(url: str) -> None:
+    """Raises ValueError that says what is wrong with a collector's address, or missing for it."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url} is no http(s) URL; give one such as http://127.0.0.1:4318")
+    try:
+        found = find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ValueError("OpenTelemetry is not installed: pip install 'warmroute[otel]'")
+
+
+def traces_url(endpoint: str) -> str:
+    """Where traces are posted: `endpoint`, with OTLP's own path where it has none."""
+    parts = urlsplit(endpoint)
+    path = parts.path if parts.path.strip("/") else "/v1/traces"
+    return parts._replace(path=path).geturl()
+
 
 _HEADER = r"^[a-z0-9][a-z0-9-]{0,63}$"
 

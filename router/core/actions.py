@@ -1,15 +1,114 @@
-"""What the decision core asks its shell to do."""
+"""What the core asks its shell to do, and what each decision saw and cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
-from policies.contract import Floats, Ints
+import numpy as np
+
+from policies.contract import FleetView, Floats, Ints, RequestView, record
 from policies.facts import Role
 from policies.pick import ranked
-from policies.record import record
-from router.core.details import Details
+
+SHOWN_WORKERS = 8  # of a thousand
+MAX_TERMS = 16  # of one policy
+_NAME_CHARS = 64  # of a term
+_OF_REQUEST = (
+    *("prompt_tokens", "trunk_tokens", "private_tokens", "standing", "home_id", "held_s"),
+    *("priority", "draw", "serial", "approximate"),
+)
+_DERIVED = ("requests", "queued_prefill_s", "kv_fraction")  # columns made of others
+_COLUMNS = (*(f.name for f in fields(FleetView) if f.name != "worker_id"), *_DERIVED)
+
+
+@record
+class SeenWorker:
+    """One worker as the policy saw it. A signal that nobody gave is NaN."""
+
+    worker_id: int
+    cost: float  # +inf: not this one
+    columns: Mapping[str, float]
+    terms: Mapping[str, float]
+
+
+@record
+class Details:
+    """What one decision saw: the request, the pool, and its best eight workers.
+
+    The chosen one is first, then by cost; those that cost +inf come last, by their hit tokens.
+    """
+
+    request: Mapping[str, Any]
+    pool: Mapping[str, float]  # figures that are no worker's own
+    workers: int  # that were considered
+    seen: tuple[SeenWorker, ...]
+
+
+class TermsError(ValueError):
+    """What a policy gave as its terms cannot be shown; the text says why."""
+
+
+def details_of(
+    request: RequestView, fleet: FleetView, costs: Floats, chosen: int, terms: Mapping[str, Floats]
+) -> Details:
+    """`costs` and `terms` are of the rows of `fleet`; `chosen` is -1 where nobody was."""
+    rows = _best(costs, fleet.hit_tokens, chosen)
+    columns: dict[str, list[float]] = {}
+    pool: dict[str, float] = {}
+    for name in _COLUMNS:
+        value = getattr(fleet, name)
+        if isinstance(value, np.ndarray):
+            columns[name] = value[rows].tolist()
+        else:
+            pool[name] = float(value)
+    parts = {name: term[rows].tolist() for name, term in terms.items()}
+    ids, paid = fleet.worker_id[rows].tolist(), costs[rows].tolist()
+    return Details(
+        request={name: getattr(request, name) for name in _OF_REQUEST},
+        pool=pool,
+        workers=len(fleet),
+        seen=tuple(
+            SeenWorker(
+                ids[at],
+                paid[at],
+                {name: column[at] for name, column in columns.items()},
+                {name: part[at] for name, part in parts.items()},
+            )
+            for at in range(len(rows))
+        ),
+    )
+
+
+def checked_terms(terms: Any, rows: int) -> dict[str, Floats]:
+    """`terms` as a policy gave them. Raises TermsError for anything but numbers of each row."""
+    if not isinstance(terms, Mapping) or len(terms) > MAX_TERMS:
+        raise TermsError(f"terms must be a mapping of at most {MAX_TERMS} names to arrays")
+    checked = {}
+    for name, term in terms.items():
+        if not isinstance(name, str) or len(name) > _NAME_CHARS or not name.isprintable():
+            raise TermsError(f"a term's name must be text of at most {_NAME_CHARS} characters")
+        values = np.asarray(term)
+        if values.shape != (rows,) or values.dtype.kind not in "fiub":
+            raise TermsError(
+                f"term {name} is {values.dtype} of shape {values.shape}; give a number for each "
+                f"of the {rows} workers"
+            )
+        checked[name] = values.astype(np.float64)
+    return checked
+
+
+def _best(costs: Floats, hit_tokens: Ints, chosen: int) -> Ints:
+    rows = ranked(costs, SHOWN_WORKERS + 1).tolist()
+    if chosen >= 0:
+        rows = [chosen, *(row for row in rows if row != chosen)]
+    if len(rows) < SHOWN_WORKERS:
+        known = set(rows)
+        by_hits = np.argsort(-hit_tokens, kind="stable")[: 2 * SHOWN_WORKERS].tolist()
+        rows += [row for row in by_hits if row not in known]
+    return np.array(rows[:SHOWN_WORKERS], dtype=np.int64)
+
 
 _EXPLAINED = 3  # candidates named in a decision
 
@@ -159,7 +258,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class PutAside:
+class Ejected:
     """Tell people that a worker failed too often and gets no new requests for a while."""
 
     worker_id: int
@@ -168,7 +267,7 @@ class PutAside:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBack:
+class Reinstated:
     """Tell people that a worker which was put aside has answered and gets requests as before."""
 
     worker_id: int
@@ -182,4 +281,35 @@ class Probe:
     within_s: float | None = None  # how long it may take; None: as long as any probe
 
 
-Action = Dispatch | Hold | Reject | Resync | Cancel | PutAside | TakeBack | Probe
+Action = Dispatch | Hold | Reject | Resync | Cancel | Ejected | Reinstated | Probe
+
+
+SECONDS = "s"  # the unit of policies whose costs are the seconds until the first token
+
+
+def runner_up(decision: Decision) -> Candidate | None:
+    """The cheapest other worker; None where no other could take the request."""
+    return decision.candidates[1] if len(decision.candidates) > 1 else None
+
+
+def regret_s(decision: Decision, first_token_s: float | None) -> float | None:
+    """Seconds from dispatch to the first token beyond the runner-up's cost.
+
+    Above 0: by the decision's own estimate the runner-up would have been faster than the chosen
+    one really was. None where the policy's unit is not seconds, or either is unknown.
+    """
+    other = runner_up(decision)
+    if decision.unit != SECONDS or other is None or first_token_s is None:
+        return None
+    return first_token_s - other.cost
+
+
+def regret_hit_tokens(decision: Decision, cached_tokens: int | None) -> int | None:
+    """Tokens that the runner-up was expected to hold beyond those really cached; 0 or more.
+
+    None where it is not known, or the prompt was read as text: the worker counts other tokens then.
+    """
+    other = runner_up(decision)
+    if other is None or cached_tokens is None or decision.approximate:
+        return None
+    return max(other.hit_tokens - cached_tokens, 0)

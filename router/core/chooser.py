@@ -1,28 +1,77 @@
-"""One decision: who may take the request, what each would cost by the policy, who takes it."""
+"""One decision; the eligible workers, their costs by the policy, and the one that is chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from policies.contract import FleetView, RequestView
+import numpy as np
+
+from kvkernels import PrefixIndex
+from policies.contract import FleetView, Hashes, Ints, RequestView, record
 from policies.facts import Arrival
-from policies.record import record
-from router.core.actions import Decision, Ranking, Reject
+from router.core.actions import Decision, Details, Ranking, Reject, details_of
 from router.core.columns import WorkerColumns
-from router.core.details import Details, details_of
 from router.core.eligible import Eligibility, Rows
-from router.core.following import Following
 from router.core.guard import Answer, PolicyGuard
 from router.core.hold_queue import Pending
-from router.core.kept import KeptWorkers
 from router.core.live_fleet import LiveFleet
+from router.core.reservations import Reservations
 from router.core.roster import Roster
-from router.core.settings import CoreSettings
-from router.core.tier_hits import tier_hits
-from router.core.worker_limits import WorkerLimits
+from router.core.session_tracking import SessionTracking
+from router.core.settings import NO_LIMIT, CoreSettings
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
+
+
+def tier_hits(
+    index: PrefixIndex,
+    rows: Rows,
+    chains: Mapping[int, Hashes],
+    prompt_tokens: int,
+    hit_tokens: Ints,
+) -> tuple[Ints, Ints]:
+    """(host, disk), each int64[rows]: further leading prompt tokens, beyond `hit_tokens`.
+
+    A block counts in the highest tier that holds all before it too: host tokens go on where the
+    GPU's end, disk tokens where those end. At least one token of the prompt is left to compute.
+    """
+    reach = np.zeros((2, len(rows)), dtype=np.int64)  # up to where host, and disk, would do
+    own_sizes = np.array(rows.block_sizes)
+    for size in rows.distinct_block_sizes:
+        blocks = index.longest_prefix_tiers(chains[size])[1:, rows.slots]
+        np.multiply(blocks, size, out=reach, where=own_sizes == size, dtype=np.int64)
+    np.minimum(reach, max(prompt_tokens - 1, 0), out=reach)
+    host = np.maximum(reach[0] - hit_tokens, 0)
+    disk = np.maximum(reach[1] - np.maximum(reach[0], hit_tokens), 0)
+    return host, disk
+
+
+class WorkerLimits:
+    """Lifetime: process."""
+
+    def __init__(self, settings: CoreSettings, columns: WorkerColumns) -> None:
+        self._requests = settings.worker_requests
+        self._queued_tokens = settings.worker_queued_tokens
+        self._columns = columns
+        self._any = min(self._requests, self._queued_tokens) < NO_LIMIT
+        self._latest: tuple[Rows, bytes, Rows | None] | None = None  # asked for, full, answered
+
+    def rows(self, rows: Rows) -> Rows | None:
+        """Those of `rows` that are below both limits; None: nobody is."""
+        if not self._any:
+            return rows
+        slots, columns = rows.slots, self._columns
+        full = columns.requests[slots] >= self._requests
+        if self._queued_tokens < NO_LIMIT:
+            full |= columns.queued_tokens(slots) >= self._queued_tokens
+        if not full.any():
+            return rows
+        key, latest = np.packbits(full).tobytes(), self._latest
+        if latest is None or latest[0] is not rows or latest[1] != key:
+            left = [rows.workers[place] for place in np.flatnonzero(~full).tolist()]
+            latest = self._latest = rows, key, Rows.of(left) if left else None
+        return latest[2]
 
 
 @record
@@ -52,7 +101,7 @@ class Chooser:
         workers: WorkerTable,
         roster: Roster,
         arrivals: ArrivalEstimator,
-        following: Following,
+        following: SessionTracking,
     ) -> None:
         self._guard = guard
         self._settings = settings
@@ -63,7 +112,7 @@ class Chooser:
         self._arrivals = arrivals
         self.wants_details: Callable[[Arrival], bool] | None = None  # whose decision is read
         self._following = following
-        self.kept = KeptWorkers(columns)
+        self.kept = Reservations(columns)
         self._limits = WorkerLimits(settings, columns)
 
     def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:

@@ -1,25 +1,39 @@
-"""The decision core: one object, facts in, actions out.
-
-Each `on_*` takes one fact of `policies.facts` and returns what the shell must do. Time comes
-with the facts and chance from the seed, so the same facts and the same seed give the same
-actions, in the router as in the simulator. Choosing a worker and charging it are one step.
-"""
+"""The decision core; one object, facts in, actions out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from policies import facts
+from policies.facts import (
+    Arrival,
+    Fact,
+    Failure,
+    Finish,
+    FirstToken,
+    KvCopied,
+    KvEvents,
+    KvHeard,
+    LoadReport,
+    PeerDispatched,
+    PeerEnded,
+    PeerFirstToken,
+    PeerProgress,
+    Probed,
+    Progress,
+    ReplayEnd,
+    Tick,
+    WorkerChange,
+)
 from policies.load import LoadedPolicy, load
-from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Stage
+from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Resync, Stage
 from router.core.admission import DISPLACED, Admission, Told
-from router.core.chooser import Choice, Chooser
+from router.core.chooser import Choice, Chooser, Withheld
 from router.core.columns import WorkerColumns
 from router.core.counters import CoreCounters
-from router.core.draws import draw_of
-from router.core.explaining import Explaining
-from router.core.following import Following
 from router.core.guard import FallbackError, PolicyFaultError, PolicyGuard, no_time, raising
 from router.core.health import Health
 from router.core.hold_queue import REFUSED_MAX, Pending
@@ -27,12 +41,111 @@ from router.core.ledger import Ledger
 from router.core.peer_requests import PeerRequests
 from router.core.retries import Retries
 from router.core.roster import Roster
-from router.core.settings import CoreSettings
-from router.core.telling import Listener, Nobody
-from router.core.worker_reports import WorkerReports
+from router.core.session_tracking import SessionTracking
+from router.core.settings import CoreSettings, draw_of
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 from router.estimators.speed import SpeedEstimator
+
+
+class RequestListener(Protocol):
+    """Told in the order of time; must neither raise nor wait."""
+
+    def dispatched(self, pending: Pending, worker: Worker, uncached_tokens: int) -> None:
+        """A request was charged to a worker."""
+        ...
+
+    def first_token(self, request_id: int) -> None:
+        """Its prefill is over."""
+        ...
+
+    def progress(self, request_id: int, output_tokens: int) -> None:
+        """Its answer has grown to so many tokens."""
+        ...
+
+    def ended(self, request_id: int, finish: Finish | None) -> None:
+        """It is at its worker no more; with a `finish` where it was answered."""
+        ...
+
+
+class NoListener:
+    """There are no peers. Lifetime: process."""
+
+    def dispatched(self, pending: Pending, worker: Worker, uncached_tokens: int) -> None:
+        """Nobody listens."""
+
+    def first_token(self, request_id: int) -> None:
+        """Nobody listens."""
+
+    def progress(self, request_id: int, output_tokens: int) -> None:
+        """Nobody listens."""
+
+    def ended(self, request_id: int, finish: Finish | None) -> None:
+        """Nobody listens."""
+
+
+class Explaining:
+    """The part of the core that answers them. Lifetime: process."""
+
+    chooser: Chooser
+    following: SessionTracking
+    _seed: int
+    _serial: int
+    _pending: dict[int, Pending]
+
+    def explain(self, fact: facts.Arrival) -> Choice | Withheld | Reject:
+        """What would be decided for this request, by loads as of the last fact; all stays as it is.
+
+        Not even the queues drain: in one step more they end in other digits, and a recording of
+        the facts would not repeat what was decided.
+        """
+        pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
+        self.following.look(pending)
+        return self.chooser.explain(pending, fact.now_s, "policy")
+
+    def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
+        """Why this request waits, as of now; None where it does not."""
+        pending = self._pending.get(request_id)
+        if pending is None or not pending.held:
+            return None
+        return self.chooser.explain(pending, now_s, "held")
+
+
+class WorkerReports:
+    """The part of the core that takes these facts. Lifetime: process."""
+
+    ledger: Ledger
+    roster: Roster
+    _observe: Callable[[facts.Fact], None]
+
+    def on_load_report(self, fact: facts.LoadReport) -> list[Action]:
+        """A worker told its load: what we did not send it is others' load."""
+        self._observe(fact)
+        self.ledger.advance(fact.now_s)
+        self.roster.report(fact, self.ledger)
+        return []
+
+    def on_kv_events(self, fact: facts.KvEvents) -> list[Action]:
+        """A worker's cache changed."""
+        self._observe(fact)
+        from_seq = self.roster.kv_events(fact)
+        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+
+    def on_replay_end(self, fact: facts.ReplayEnd) -> list[Action]:
+        """A replay is over; what it left out is asked for once more, or its hits are unknown."""
+        self._observe(fact)
+        from_seq = self.roster.replay_end(fact)
+        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+
+    def on_kv_copied(self, fact: facts.KvCopied) -> list[Action]:
+        """A peer told all that it knows of a worker's cache."""
+        from_seq = self.roster.kv_copied(fact)
+        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+
+    def on_kv_heard(self, fact: facts.KvHeard) -> list[Action]:
+        """A worker's events reach us through a peer, or do no more."""
+        self.roster.kv_heard(fact)
+        return []
 
 
 class RouterCore(WorkerReports, Explaining):
@@ -60,7 +173,7 @@ class RouterCore(WorkerReports, Explaining):
         self._speed = SpeedEstimator(self.columns)
         fallback = load(settings.policy_fallback)
         self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s)
-        self.following = Following(self.columns, settings, self.ledger, self.workers, policy)
+        self.following = SessionTracking(self.columns, settings, self.ledger, self.workers, policy)
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.following)
         self.chooser = Chooser(self.guard, settings, *pool)
         self._observe = self.guard.observe
@@ -73,7 +186,7 @@ class RouterCore(WorkerReports, Explaining):
         self.held = self.admission.held
         known = (self.workers, self.ledger, self.roster, self.arrivals, self.following)
         self.peer_requests = PeerRequests(*known, self.admission, self.guard)
-        self.listener: Listener = Nobody()
+        self.listener: RequestListener = NoListener()
 
     @property
     def policy(self) -> LoadedPolicy:
@@ -298,3 +411,35 @@ class RouterCore(WorkerReports, Explaining):
     def _give_up(self, pending: Pending, now_s: float, told: Told) -> Reject:
         self._drop(pending, now_s)
         return self.admission.refuse(pending.arrival, now_s, told)
+
+
+# Each kind of fact and what is told of it: looked up, for facts come by the thousand a second.
+_TOLD: Mapping[type, Callable[[RouterCore, Any], list[Action]]] = MappingProxyType(
+    {
+        Arrival: RouterCore.on_arrival,
+        FirstToken: RouterCore.on_first_token,
+        Progress: RouterCore.on_progress,
+        Finish: RouterCore.on_finish,
+        Failure: RouterCore.on_failure,
+        LoadReport: RouterCore.on_load_report,
+        KvEvents: RouterCore.on_kv_events,
+        ReplayEnd: RouterCore.on_replay_end,
+        KvCopied: RouterCore.on_kv_copied,
+        KvHeard: RouterCore.on_kv_heard,
+        WorkerChange: RouterCore.on_worker,
+        Probed: RouterCore.on_probed,
+        PeerDispatched: RouterCore.on_peer,
+        PeerFirstToken: RouterCore.on_peer,
+        PeerProgress: RouterCore.on_peer,
+        PeerEnded: RouterCore.on_peer,
+        Tick: RouterCore.on_tick,
+    }
+)
+
+
+def take(core: RouterCore, fact: Fact) -> list[Action]:
+    """The core's answer to `fact`. Raises TypeError for what it is never told from outside."""
+    told = _TOLD.get(type(fact))
+    if told is None:
+        raise TypeError(f"not a fact the core takes from outside: {fact!r}")
+    return told(core, fact)

@@ -1,9 +1,4 @@
-"""A policy may be anybody's code: it is asked, watched, and put aside while it keeps failing.
-
-Whatever the policy in use raises or answers, the request is decided: by the fallback, a built-in
-without memory. Where the policy keeps failing it is neither asked nor told anything for a while
-(`suspension.py`); its memory begins anew when it is tried again.
-"""
+"""Runs a policy, which may be anybody's code, and suspends it while it keeps failing."""
 
 from __future__ import annotations
 
@@ -13,15 +8,64 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from kvkernels import cheapest
-from policies.answers import NotACostError, WrapperFailedError
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Fact
-from policies.load import LoadedPolicy
-from policies.naming import RAISABLE
-from policies.parameters import PolicyError
+from policies.load import RAISABLE, LoadedPolicy, NotACostError, PolicyError, WrapperFailedError
 from policies.pick import pick
-from router.core.details import checked_terms
-from router.core.suspension import Suspension
+from router.core.actions import checked_terms
+
+BACKOFF_S = 10.0  # the first suspension
+BACKOFF_MAX_S = 600.0  # it doubles up to here
+TRIAL_DECISIONS = 20  # after a suspension: one fault is too many; without one all is forgiven
+_IN_A_ROW = 0b11111  # faulty decisions that are too many
+_RECENT = (1 << 20) - 1
+_RECENT_FAULTS = 10  # more of the recent ones are too many
+
+
+class Suspension:
+    """One policy's record of faulty decisions. Lifetime: until another policy is set.
+
+    Five in a row, or more than half of the last twenty, suspend it. After that it is tried again,
+    where one fault suspends it for twice as long. Several faults between two decisions are one.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self.until_s = -math.inf  # of the latest suspension
+        self.backoff_s = BACKOFF_S  # of the latest suspension, or of the next one
+        self._recent = 0  # a bit for each decision, the latest lowest: 1 is faulty
+        self._trial = 0  # decisions left of it, and one more: it is over when that one comes
+
+    def decided(self) -> None:
+        """A decision begins, good until `fault`."""
+        self._recent = self._recent << 1 & _RECENT
+        if self._trial:
+            self._trial -= 1
+            if not self._trial:
+                self.backoff_s = BACKOFF_S
+
+    def fault(self, now_s: float) -> bool:
+        """The latest decision is faulty, or what followed on it; True when that suspends."""
+        if self.active:
+            return False
+        self._recent |= 1
+        in_a_row = self._recent & _IN_A_ROW == _IN_A_ROW
+        if not (self._trial or in_a_row or self._recent.bit_count() > _RECENT_FAULTS):
+            return False
+        if self._trial:
+            self.backoff_s = min(self.backoff_s * 2, BACKOFF_MAX_S)
+        self.active = True
+        self.until_s = now_s + self.backoff_s
+        return True
+
+    def end(self, now_s: float) -> bool:
+        """End the suspension where its time is over: the trial begins. False: it goes on."""
+        if now_s < self.until_s:
+            return False
+        self.active = False
+        self._recent, self._trial = 0, TRIAL_DECISIONS + 1
+        return True
+
 
 FaultKind = Literal["raised", "nan", "shape", "slow", "terms"]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)

@@ -1,15 +1,264 @@
-"""What the core makes of how requests fare at their workers: whom to leave alone, whom to ask."""
+"""Health of workers; ejection of failing ones, probes, reinstatement, slow start of new ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from policies.contract import Ints
 from policies.facts import Failure, Finish, Probed
-from router.core.actions import Action, Probe
+from router.core.actions import Action, Ejected, Probe, Reinstated
 from router.core.counters import CoreCounters
+from router.core.eligible import Rows
 from router.core.hold_queue import Pending
-from router.core.outliers import Outliers
 from router.core.settings import CoreSettings
-from router.core.silence import Silence
 from router.core.workers import Worker, WorkerTable
+
+
+class StallDetection:
+    """When workers with running streams were last heard. Lifetime: process.
+
+    `stall_s`: silence of all streams of a worker that makes it suspect.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._streams: dict[int, set[int]] = {}  # worker -> requests past their first token
+        self._heard_s: dict[int, float] = {}  # worker -> the latest byte, or question
+        self._asked_s: dict[int, float] = {}  # worker -> when it was asked, until it is heard
+
+    def heard(self, worker_id: int, request_id: int, now_s: float) -> None:
+        """A stream of this worker began or grew."""
+        streams = self._streams.get(worker_id)
+        if streams is None:
+            streams = self._streams[worker_id] = set()
+        streams.add(request_id)
+        self._heard_s[worker_id] = now_s
+        self._asked_s.pop(worker_id, None)
+
+    def over(self, worker_id: int, request_id: int) -> None:
+        """A request is there no more."""
+        streams = self._streams.get(worker_id)
+        if streams is not None:
+            streams.discard(request_id)
+            if not streams:
+                del self._streams[worker_id], self._heard_s[worker_id]
+                self._asked_s.pop(worker_id, None)
+
+    def suspects(self, now_s: float) -> list[int]:
+        """Workers to ask now; each once in `stall_s` for as long as it stays silent."""
+        limit_s = now_s - self._stall_s
+        suspects = [worker_id for worker_id, at_s in self._heard_s.items() if at_s <= limit_s]
+        for worker_id in suspects:
+            self._heard_s[worker_id] = self._asked_s[worker_id] = now_s
+        return suspects
+
+    def still(self, worker_id: int) -> bool:
+        """Whether nothing was heard of it since it was asked, though streams run there."""
+        return worker_id in self._asked_s
+
+
+STALLED = "stalled"  # the cause: all its streams stand still, and a probe goes unanswered
+_BACKOFF_MAX = 16.0  # the time aside grows to at most this many times `recover_s`
+_ASK_AGAIN_S = 5.0  # where nobody told a probe's answer
+
+
+class OutlierDetection:
+    """Whom to leave alone for a while. Lifetime: process.
+
+    Only what comes of a request that was sent since a worker was put aside says anything new of
+    it: those from before fail by the dozen when a worker dies.
+    """
+
+    def __init__(
+        self, settings: CoreSettings, workers: WorkerTable, counters: CoreCounters
+    ) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._counters = counters
+        self._away: set[int] = set()  # those that are not "in"
+
+    def dispatched(self, worker: Worker, request_id: int) -> None:
+        """A request is sent there; while it is on trial, no other is until this one's end."""
+        repute = worker.repute
+        if repute.place == "trial" and repute.trial is None:
+            repute.trial = request_id
+            self._workers.changed()
+
+    def released(self, worker: Worker, request_id: int) -> None:
+        """A request is there no more, however it ended: another may be tried."""
+        if worker.repute.trial == request_id:
+            worker.repute.trial = None
+            self._workers.changed()
+
+    def succeeded(self, worker: Worker, sent_s: float, now_s: float) -> list[Action]:
+        """It answered a request sent at `sent_s`."""
+        repute = worker.repute
+        repute.recent.add(now_s, 1, 0)
+        if repute.place == "in":
+            repute.failures = 0
+            if repute.asides and now_s >= repute.until_s:
+                repute.asides = 0  # it has served well for a while: all is forgiven
+            return []
+        if sent_s < repute.since_s:
+            return []
+        return self._take_back(worker, now_s)
+
+    def failed(self, worker: Worker, sent_s: float, cause: str, now_s: float) -> list[Action]:
+        """It failed a request sent at `sent_s`."""
+        repute = worker.repute
+        repute.blamed(cause)
+        if repute.place != "in":
+            on_trial = repute.place == "trial" and sent_s >= repute.since_s
+            return self._put_aside(worker, cause, now_s) if on_trial else []
+        repute.failures += 1
+        repute.recent.add(now_s, 0, 1)
+        if repute.failures < self._settings.ejection_failures and not self._too_often(
+            worker, now_s
+        ):
+            return []
+        return self._put_aside(worker, cause, now_s)
+
+    def silent(self, worker: Worker, now_s: float) -> list[Action]:
+        """All its streams stand still, and it does not answer a probe."""
+        worker.repute.blamed(STALLED)
+        return self._put_aside(worker, STALLED, now_s) if worker.repute.place == "in" else []
+
+    def due(self, now_s: float) -> list[Action]:
+        """Probes of those whose time aside is over."""
+        actions: list[Action] = []
+        for worker_id in sorted(self._away):
+            worker = self._workers.get(worker_id)
+            if worker is None or worker.repute.place == "in":  # gone, or back from being down
+                self._away.discard(worker_id)
+                continue
+            repute = worker.repute
+            waits = repute.place in ("aside", "asked") and worker.state == "ready"
+            if waits and now_s >= repute.until_s:
+                repute.place = "asked"
+                repute.until_s = now_s + _ASK_AGAIN_S
+                actions.append(Probe(worker_id))
+        return actions
+
+    def probed(self, worker: Worker, well: bool, now_s: float) -> list[Action]:
+        """The answer to the probe of one whose time aside was over."""
+        if worker.repute.place != "asked":
+            return []
+        if not well:
+            worker.repute.blamed("probe")
+            return self._put_aside(worker, "probe", now_s)
+        worker.repute.place = "trial"
+        self._workers.changed()
+        return []
+
+    def _too_often(self, worker: Worker, now_s: float) -> bool:
+        answers, failures = worker.repute.recent.sums(now_s)
+        both = answers + failures
+        least = self._settings.ejection_requests
+        return both >= least and failures >= self._settings.ejection_rate * both
+
+    def _put_aside(self, worker: Worker, cause: str, now_s: float) -> list[Action]:
+        repute = worker.repute
+        if repute.place == "in":
+            if not self._may_spare(worker):
+                self._counters.ejections_withheld += 1
+                return []
+            self._counters.ejections += 1
+            self._away.add(worker.worker_id)
+        aside_s = self._settings.recover_s * min(2.0**repute.asides, _BACKOFF_MAX)
+        repute.place = "aside"
+        repute.asides += 1
+        repute.failures = 0
+        repute.since_s = now_s
+        repute.until_s = now_s + aside_s
+        repute.trial = None
+        repute.recent.clear()
+        self._workers.changed()
+        return [Ejected(worker.worker_id, aside_s, cause)]
+
+    def _may_spare(self, worker: Worker) -> bool:
+        """Whether enough of its pool takes requests without it."""
+        pool = [w for w in self._workers.serving(worker.facts.models[0]) if w.state == "ready"]
+        away = sum(w.repute.place != "in" for w in pool if w is not worker)
+        most = max(int(self._settings.ejection_max_share * len(pool)), 1)
+        return away + 1 <= most and away + 1 < len(pool)
+
+    def _take_back(self, worker: Worker, now_s: float) -> list[Action]:
+        repute = worker.repute
+        repute.place = "in"
+        repute.until_s = now_s + self._settings.ejection_window_s
+        repute.failures = 0
+        repute.trial = None
+        repute.recent.clear()
+        self._away.discard(worker.worker_id)
+        self._workers.changed()
+        return [Reinstated(worker.worker_id)]
+
+
+_GOLDEN = 0.6180339887498949  # of two requests in a row, the places are as far apart as can be
+_BETWEEN = 0.7548776662466927  # of two workers: they are not left out by the same requests
+_KNOWN_MAX = 64
+
+
+class SlowStart:
+    """Lifetime: process."""
+
+    def __init__(self, ramp_s: float) -> None:
+        self._ramp_s = ramp_s
+        self._since: dict[int, float] = {}  # by worker: when it joined
+        self._rows: Rows | None = None  # whose selections are known
+        self._known: dict[tuple[int, ...], Rows] = {}  # by those left out
+
+    def __len__(self) -> int:
+        """How many ramp, but for those whose end was not noticed yet."""
+        return len(self._since)
+
+    def joined(self, worker: Worker, others: Iterable[Worker], now_s: float) -> None:
+        """It ramps where its pool has had a worker that serves for as long as a ramp takes."""
+        models = set(worker.facts.models)
+        settled_s = now_s - self._ramp_s
+        if self._ramp_s > 0.0 and any(
+            one.is_in and one.joined_s <= settled_s and models.intersection(one.facts.models)
+            for one in others
+        ):
+            self._since[worker.worker_id] = now_s
+
+    def left(self, worker_id: int) -> None:
+        """It is gone."""
+        self._since.pop(worker_id, None)
+
+    def share(self, worker_id: int, now_s: float) -> float:
+        """Of new work that may go there, 0..1; 1 for one that does not ramp."""
+        since_s = self._since.get(worker_id)
+        return 1.0 if since_s is None else min(max((now_s - since_s) / self._ramp_s, 0.0), 1.0)
+
+    def rows(self, serial: int, rows: Rows, hits: Ints, now_s: float) -> Rows:
+        """`rows` without those whose share this request is not of; `hits`: int64[rows], its own.
+
+        `rows` itself where nobody is left out, or nobody would be left.
+        """
+        ramping = [(row, w) for row, w in enumerate(rows.worker_ids) if w in self._since]
+        if not ramping or len(ramping) == len(rows):
+            return rows
+        out: list[int] = []
+        inside = {row for row, _ in ramping}
+        best = max(int(hits[row]) for row in range(len(rows)) if row not in inside)
+        for row, worker_id in ramping:
+            share = self.share(worker_id, now_s)
+            if share >= 1.0:
+                del self._since[worker_id]
+            elif (serial * _GOLDEN + worker_id * _BETWEEN) % 1.0 >= share and hits[row] <= best:
+                out.append(row)
+        return self._without(rows, tuple(out)) if out else rows
+
+    def _without(self, rows: Rows, out: tuple[int, ...]) -> Rows:
+        if self._rows is not rows or len(self._known) >= _KNOWN_MAX:
+            self._rows = rows
+            self._known.clear()
+        known = self._known.get(out)
+        if known is None:
+            left = [worker for row, worker in enumerate(rows.workers) if row not in out]
+            known = self._known[out] = Rows.of(left)
+        return known
 
 
 class Health:
@@ -19,8 +268,8 @@ class Health:
         self, settings: CoreSettings, workers: WorkerTable, counters: CoreCounters
     ) -> None:
         self._workers = workers
-        self._outliers = Outliers(settings, workers, counters)
-        self._silence = Silence(settings.stall_s)
+        self._outliers = OutlierDetection(settings, workers, counters)
+        self._silence = StallDetection(settings.stall_s)
         self._stall_s = settings.stall_s
 
     def sent(self, worker: Worker, pending: Pending, now_s: float) -> None:

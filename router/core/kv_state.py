@@ -1,6 +1,6 @@
-"""One worker's KV events in order: what is missing, what is late, what began anew.
+"""One worker's KV events in order, what is missing of them, and how well its cache is known.
 
-The stream of a worker is numbered from 0. Here alone it is decided what is missing of it; a feed
+The stream of a worker is numbered from 0. Only `KvState` decides what is missing of it; a feed
 carries out what is asked, and asks for a snapshot while one is wanted:
 
 - *exact*: all before `next_seq` was seen, and nothing that is known to exist lies behind it.
@@ -10,21 +10,360 @@ carries out what is asked, and asks for a snapshot while one is wanted:
   rebuilt from what follows. A snapshot, the stream's batch 0 or a cleared cache makes it exact.
 - *turned over*, when as many blocks were stored since as it holds: known, not exact.
 
-A number says which batch it is only within one life of its publisher; the payload's digest says
-it for good. A replay is therefore asked for from one batch before the first missing one: where
-that comes with another digest, the publisher began anew unseen. Where digests are not told, the
-numbers alone decide.
+A number identifies a batch only within one life of its publisher; the payload's digest
+identifies it for good. A replay is therefore asked for from one batch before the first missing
+one: where that comes with another digest, the publisher restarted unseen. Where digests are not
+given, the numbers alone decide.
 
 Where another router reads the events, a copy of what it knows comes first, and then the batches
-that it applied, in order (`router.replicas.kv_fan`). While these are not heard it is *unheard*.
+that it applied, in order (`router.replicas.kv_events`). While these do not arrive it is *unheard*.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from kvkernels import FrozenBlocks, PrefixIndex, WorkerBlocks
+from policies.contract import Hashes
 from policies.facts import KvCopied, KvEvents, SavedStream
-from router.core.apply_events import apply_events
-from router.core.frozen import FrozenStream
-from router.core.kv_stream import KvStream
+from router.core.kv_events import WireEvents, apply_events
+
+
+@dataclass(slots=True)
+class KvCounters:
+    """What happened to a worker's events, for metrics. Lifetime: worker."""
+
+    batches: int = 0
+    stored_blocks: int = 0  # on the GPU
+    removed_blocks: int = 0
+    clears: int = 0
+    gaps: int = 0
+    restarts: int = 0
+    duplicates: int = 0
+    orphans: int = 0  # stored blocks that waited for their parent
+    dropped_batches: int = 0  # beyond the backlog while a gap was open
+    overflows: int = 0  # more blocks stored than any cache holds: evictions must have been missed
+    refused_copies: int = 0  # of a peer's account of the cache: damaged, or of another model
+    skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
+
+    def with_blocks(self, blocks: WorkerBlocks, skipped_facts: int) -> KvCounters:
+        """These, with what the record of the worker's blocks counts itself."""
+        self.stored_blocks = blocks.stored_blocks
+        self.removed_blocks = blocks.removed_blocks
+        self.orphans = blocks.orphans
+        self.skipped_events = skipped_facts + blocks.skipped_events
+        return self
+
+
+class Turnover:
+    """Counts what one worker stored since its cache was known last. Lifetime: worker.
+
+    What was missed is gone by then, but for blocks that hits kept alive all along.
+    """
+
+    def __init__(self, capacity_blocks: float) -> None:
+        self.over = False
+        self._capacity_blocks = capacity_blocks
+        self._stored_at_loss = 0
+
+    def begin(self, stored_blocks: int, over: bool = False) -> None:
+        """Nothing is known from now on, unless it is `over`; so many blocks were ever stored."""
+        self.over = over
+        self._stored_at_loss = stored_blocks
+
+    def stored(self, stored_blocks: int) -> None:
+        """So many blocks were ever stored."""
+        self.over |= stored_blocks - self._stored_at_loss >= self._capacity_blocks
+
+
+_DIGESTS = 512  # of the latest batches
+
+
+class Publisher:
+    """What a worker's stream has shown of its publisher. Lifetime: worker."""
+
+    def __init__(self) -> None:
+        self._digests: dict[int, int] = {}  # by number, of the latest batches applied, oldest first
+        self.live_seq = -1  # the highest number of this life that came live
+        self.last_seq = -1  # ... or any other way
+        self._replayed_seq = -1  # of the replay that is being told
+        self._outdated_seq = -1  # a publisher that is gone had replayed up to here
+
+    def heard(self, batch: KvEvents) -> None:
+        """A batch of this life came, or a snapshot."""
+        self.last_seq = max(self.last_seq, batch.seq)
+        if batch.source == "live":
+            self.live_seq = max(self.live_seq, batch.seq)
+        elif batch.source == "replay":
+            self._replayed_seq = batch.seq
+
+    def applied(self, seq: int, digest: int) -> None:
+        """This batch is behind us; 0: its digest is not known."""
+        if not digest:
+            return
+        if len(self._digests) >= _DIGESTS:
+            del self._digests[next(iter(self._digests))]
+        self._digests[seq] = digest
+
+    def digest(self, seq: int) -> int:
+        """Of a batch that was applied lately; 0 where it is not known."""
+        return self._digests.get(seq, 0)
+
+    def is_known(self, batch: KvEvents) -> bool:
+        """Whether this very batch was applied."""
+        return 0 != self.digest(batch.seq) == batch.digest
+
+    def began_anew(self, batch: KvEvents, kept: bool) -> bool:
+        """Whether a batch can only be of another life; `kept`: it came before and waits."""
+        if batch.source == "live" and batch.seq <= self.live_seq:
+            return not (kept or self.is_known(batch))
+        return bool(self.digest(batch.seq) and batch.digest) and not self.is_known(batch)
+
+    def is_outdated(self, seq: int) -> bool:
+        """Whether a replayed batch is of a life that is over.
+
+        A restart seen live does not end a replay that the predecessor gave: what follows in it
+        has higher numbers, until another one begins lower.
+        """
+        if seq > self._outdated_seq >= 0:
+            self._outdated_seq = seq
+            return True
+        self._outdated_seq = -1
+        return False
+
+    def go_on(self, next_seq: int, live_seq: int, digest: int, waiting_seq: int) -> None:
+        """As somebody else heard it, with `next_seq` to come; -1, or live up to `waiting_seq`
+        came to us, too.
+        """
+        self.begin_anew()
+        self.live_seq = max(live_seq, waiting_seq)
+        self.last_seq = max(next_seq - 1, waiting_seq)
+        self.applied(next_seq - 1, digest)
+
+    def disown(self) -> None:
+        """What was applied may be of another life: its digests prove nothing."""
+        self._digests.clear()
+
+    def replay_ended(self) -> None:
+        """No more comes of the replay that was told."""
+        self._replayed_seq = self._outdated_seq = -1
+
+    def begin_anew(self, batch: KvEvents | None = None) -> None:
+        """Another life begins, with `batch` where that showed it."""
+        seen_live = batch is not None and batch.source == "live"
+        self._outdated_seq = self._replayed_seq if seen_live else -1
+        self.live_seq = self.last_seq = self._replayed_seq = -1
+        self._digests.clear()
+
+
+MAX_BYTES = 64 << 20  # on the wire; as much as our engine keeps for replays
+
+
+class Backlog:
+    """At most `limit` batches of one worker, and `MAX_BYTES`, by number. Lifetime: worker."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._batches: dict[int, KvEvents] = {}
+        self._seqs: list[int] = []  # a heap of their numbers, and of some that were taken out
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def first_seq(self) -> int:
+        """The lowest number; there must be one."""
+        while self._seqs[0] not in self._batches:
+            heappop(self._seqs)
+        return self._seqs[0]
+
+    @property
+    def last_seq(self) -> int:
+        """The highest number; -1: there is none."""
+        return max(self._batches, default=-1)
+
+    def keep(self, batch: KvEvents) -> int:
+        """Keep a batch; returns how many were dropped for want of room: the oldest go first."""
+        before = self._batches.get(batch.seq)
+        if before is None:
+            heappush(self._seqs, batch.seq)
+        else:
+            self._bytes -= _size_bytes(before)
+        self._batches[batch.seq] = batch
+        self._bytes += _size_bytes(batch)
+        dropped = 0
+        while len(self) > self._limit or (self._bytes > MAX_BYTES and len(self) > 1):
+            self.pop(self.first_seq)
+            dropped += 1
+        return dropped
+
+    def has(self, batch: KvEvents) -> bool:
+        """Whether this very batch is kept, by its number and its digest."""
+        kept = self._batches.get(batch.seq)
+        return kept is not None and 0 != kept.digest == batch.digest
+
+    def digest(self, seq: int) -> int:
+        """Of this batch; 0 where it is not kept, or not known."""
+        kept = self._batches.get(seq)
+        return 0 if kept is None else kept.digest
+
+    def pop(self, seq: int) -> KvEvents | None:
+        """Take this batch out, if it is there."""
+        batch = self._batches.pop(seq, None)
+        if batch is not None:
+            self._bytes -= _size_bytes(batch)
+        while self._seqs and self._seqs[0] not in self._batches:
+            heappop(self._seqs)
+        return batch
+
+    def drop_before(self, seq: int) -> None:
+        """Forget all below this number."""
+        while self._batches and self.first_seq < seq:
+            self.pop(self.first_seq)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._bytes = 0
+        self._batches.clear()
+        self._seqs.clear()
+
+
+def _size_bytes(batch: KvEvents) -> int:
+    return batch.events.size_bytes if isinstance(batch.events, WireEvents) else 0
+
+
+class FrozenStream(NamedTuple):
+    """All that the next router needs to go on from here. Lifetime: until it is saved."""
+
+    next_seq: int  # number of the first batch that is not in `blocks`
+    digest: int  # of the batch before it
+    known: bool
+    blocks: FrozenBlocks
+
+    def saved(self) -> SavedStream:
+        """With its blocks as bytes. For a thread: it takes a while."""
+        return SavedStream(self.next_seq, self.digest, self.known, self.blocks.dump())
+
+
+class CopiedStream(NamedTuple):
+    """All that a peer needs to go on from here. Lifetime: until it is told."""
+
+    next_seq: int
+    live_seq: int
+    digest: int
+    exact: bool
+    turned_over: bool
+    blocks: FrozenBlocks
+
+
+class KvStream:
+    """What stands of it; `kv_state.KvState` changes it. Lifetime: worker."""
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        slot: int,
+        block_size: int,
+        model: str,
+        capacity_blocks: float,
+        parked_blocks: int,
+        backlog_batches: int,
+        resident_blocks: int,
+    ) -> None:
+        self.blocks = WorkerBlocks(index, slot, block_size, model, parked_blocks)
+        self._block_size = block_size
+        self._resident_blocks_max = resident_blocks
+        self._counters = KvCounters()
+        self.resyncing = False  # a replay was asked for and has not ended
+        self._exact = False  # all before `next_seq` was seen
+        self._turnover = Turnover(capacity_blocks)  # since it was not
+        self._doubtful = False  # what we hold was saved by another router, and is unproven
+        self._overflowed = False  # it holds more than we may keep of one worker
+        self.unheard = False  # what a peer reads for us does not reach us; set from outside
+        self.next_seq = 0  # number of the batch that continues what was applied
+        self._progressed = False  # the replay brought something new
+        self._skipped_facts = 0
+        self._backlog = Backlog(backlog_batches)
+        self._publisher = Publisher()
+
+    @property
+    def known(self) -> bool:
+        """Whether the index tells all that this worker holds; else it tells a lower bound."""
+        known = self._exact or self._turnover.over
+        return known and not (self._lacking or self.resyncing or self.unheard)
+
+    @property
+    def exact(self) -> bool:
+        """Known from events alone, not because as much was stored as the worker holds.
+
+        Such a turnover takes for gone what was missed; what hits kept alive all along is not.
+        """
+        return self._exact and self.known
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether it takes a snapshot to make it exact, for all that was replayed until now."""
+        gap = self._lacking and not self._progressed
+        return (gap or self._doubtful or not self._exact) and not self._overflowed
+
+    @property
+    def _lacking(self) -> bool:
+        """Whether batches that are known to exist were not applied."""
+        return bool(self._backlog) or self.next_seq <= self._publisher.last_seq
+
+    @property
+    def counters(self) -> KvCounters:
+        """What happened until now."""
+        return self._counters.with_blocks(self.blocks, self._skipped_facts)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is asked for, waits or is in doubt: the batch `next_seq` is the next one."""
+        return not (self._lacking or self.resyncing or self._doubtful)
+
+    @property
+    def emptied(self) -> int:
+        """How often the worker's cache began anew."""
+        return self._counters.restarts + self._counters.clears
+
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks the worker is known to hold, in any tier."""
+        return len(self.blocks)
+
+    @property
+    def parked_blocks(self) -> int:
+        """Blocks waiting for their parent."""
+        return self.blocks.parked
+
+    @property
+    def backlog_batches(self) -> int:
+        """Batches that wait for the ones missing before them."""
+        return len(self._backlog)
+
+    def chains(self, tier: int = 0) -> Hashes:
+        """Chain hashes of the blocks it is known to hold in a tier, in no order."""
+        return self.blocks.chains(tier)
+
+    def mark(self) -> tuple[int, ...]:
+        """`next_seq` first, `settled` last; another one after all that changes what is known, but
+        for a batch that only brings one block for another, or a snapshot.
+        """
+        counters, blocks = self._counters, self.blocks
+        counts = self.next_seq, self.emptied, counters.overflows, len(blocks)
+        return (*counts, self._exact, self._turnover.over, self._doubtful, self.settled)
+
+    def copied(self) -> CopiedStream | None:
+        """All that a peer needs to go on from here; None while something is asked for."""
+        if not self.settled:
+            return None
+        next_seq, publisher = self.next_seq, self._publisher
+        digest, blocks = publisher.digest(next_seq - 1), self.blocks.frozen()
+        over = self._turnover.over
+        return CopiedStream(next_seq, publisher.live_seq, digest, self._exact, over, blocks)
 
 
 class KvState(KvStream):

@@ -16,7 +16,7 @@ from kvkernels import load_tokens, median_product, missing_tokens
 from policies.contract import Bools, FleetView, Floats, Ints
 from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
-from router.core.session_view import SessionView
+from router.core.session_tracking import SessionView
 from router.estimators.arrivals import ArrivalEstimator
 
 if TYPE_CHECKING:

@@ -1,19 +1,4 @@
-"""What a worker holds where no events tell: engines that publish none, and prompts read as text.
-
-Each such worker is mirrored as what its cache is, an LRU of blocks of the size it told; see
-`kvkernels.mirror_twin` for what that leaves out. Answers take room there, too: as many blocks as
-they filled stand in for theirs. Still the size may be told wrong, or others use the worker. So its
-answers are held against what was expected at dispatch, by two facts of every LRU cache:
-
-* a block that was found gone took all that was used before it along: that is dropped, and the
-  room shrinks half way to what is left;
-* a block that was found resident, though believed gone, proves the same of all that was used
-  after it: that is believed again, and the room grows to hold it, at most to twice what was told.
-
-Half way, because one odd answer (another router's traffic, a reset cache) is no proof of a small
-cache; and it grows again by itself, by a 64th of what comes in, since a worker of which little is
-expected may be sent too little to prove more.
-"""
+"""What workers hold that publish no events, and blocks expected from our own dispatches."""
 
 from __future__ import annotations
 
@@ -21,11 +6,65 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from kvkernels import Mirror, chain_hashes
+from kvkernels import Mirror, PrefixIndex, chain_hashes
 from policies.contract import Hashes
 from policies.facts import Arrival, Finish
-from router.core.expected import Blocks
+
+Blocks = npt.NDArray[np.int32]
+
+
+class ExpectedBlocks:
+    """Two generations of an index: a block is believed between `ttl_s` / 2 and `ttl_s`.
+
+    Expiry by dropping a generation whole costs nothing per block, so a dispatch stays one native
+    call however long its prompt. Lifetime: process.
+    """
+
+    def __init__(self, slots: int, max_entries: int, ttl_s: float) -> None:
+        self._slots = slots
+        self._max_entries = max_entries
+        self._half_s = ttl_s / 2
+        self._young = PrefixIndex(slots, max_entries=max_entries)
+        self._old = PrefixIndex(slots, max_entries=max_entries)
+        self._turned_s = float("-inf")
+        # Whether anything was ever put there: where no worker's events tell, nothing is.
+        self._has_young = self._has_old = False
+
+    def expect(self, slot: int, chain: Hashes, now_s: float) -> None:
+        """The worker in `slot` will soon hold this chain."""
+        self.expire(now_s)
+        self._young.store(slot, chain)
+        self._has_young = True
+
+    def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
+        """Raise `blocks`, int32[slots], to the leading blocks expected on each worker."""
+        if self._has_young:
+            self._young.raise_prefix(chain, blocks)
+        if self._has_old:
+            self._old.raise_prefix(chain, blocks)
+
+    def clear_worker(self, slot: int) -> None:
+        """Expect nothing of this worker any more."""
+        self._young.clear_worker(slot)
+        self._old.clear_worker(slot)
+
+    def expire(self, now_s: float) -> None:
+        """Forget what is too old. Called with the time of every tick and dispatch."""
+        if now_s - self._turned_s < self._half_s:
+            return
+        if now_s - self._turned_s >= 2 * self._half_s:  # both generations have outlived it
+            self._young = PrefixIndex(self._slots, max_entries=self._max_entries)
+            self._has_young = False
+        self._old, self._has_old = self._young, self._has_young
+        self._young = PrefixIndex(self._slots, max_entries=self._max_entries)
+        self._has_young = False
+        self._turned_s = now_s
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
 
 BLOCKS_UNTOLD = 16_384  # room of a worker that does not tell: 262,144 tokens in blocks of 16
 

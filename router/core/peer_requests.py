@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 from policies import facts
 from router.core.admission import Admission
-from router.core.following import Following
 from router.core.guard import PolicyGuard
 from router.core.hold_queue import Pending
 from router.core.ledger import Ledger
 from router.core.roster import Roster
+from router.core.session_tracking import SessionTracking
 from router.core.workers import WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 
@@ -32,7 +32,7 @@ class PeerRequests:
         ledger: Ledger,
         roster: Roster,
         arrivals: ArrivalEstimator,
-        following: Following,
+        following: SessionTracking,
         admission: Admission,
         guard: PolicyGuard,
     ) -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.core.counters import CoreCounters
-from router.core.draws import draw_of
+from router.core.counters import CoreCounters, Window
 from router.core.hold_queue import Pending
-from router.core.settings import CoreSettings
-from router.core.window import Window
+from router.core.settings import CoreSettings, draw_of
 from router.core.workers import Worker
 
 _BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in

@@ -22,17 +22,15 @@ from policies.facts import (
 )
 from router.core.actions import Action
 from router.core.columns import Cells, WorkerColumns
+from router.core.counters import Window
 from router.core.eligible import Rows
-from router.core.expected import Blocks, ExpectedBlocks
+from router.core.health import SlowStart
 from router.core.hold_queue import Pending
 from router.core.kv_state import KvState
 from router.core.ledger import Charge, Ledger
-from router.core.mirror import Mirrors, Prediction, answer_blocks, found_by
-from router.core.ramp import Ramps
-from router.core.repute import Repute
+from router.core.mirror import Blocks, ExpectedBlocks, Mirrors, Prediction, answer_blocks, found_by
 from router.core.settings import CoreSettings
-from router.core.window import Window
-from router.core.workers import Worker, WorkerTable
+from router.core.workers import Worker, WorkerHealth, WorkerTable
 
 
 class TableFullError(Exception):
@@ -52,7 +50,7 @@ class Roster:
         slots, entries = settings.max_workers, settings.speculative_entries
         self.index = PrefixIndex(slots, settings.index_entries, settings.index_bytes)
         self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
-        self.ramps = Ramps(settings.ramp_s)
+        self.ramps = SlowStart(settings.ramp_s)
         self.others_s = -math.inf  # when a worker last reported load that we did not send it
         # Blocks that no events will ever tell of: text blocks, and workers without events.
         self.mirrors = Mirrors(slots, settings.mirrored_blocks)
@@ -90,7 +88,7 @@ class Roster:
         kv = self._kv_state(slot, facts)
         if fact.saved is not None and facts.has_events:
             kv.take_over(fact.saved)
-        repute = Repute(Window(self._settings.ejection_window_s))
+        repute = WorkerHealth(Window(self._settings.ejection_window_s))
         state, now_s = fact.state, fact.now_s
         worker = Worker(fact.worker_id, slot, facts, kv, repute, state, now_s)
         self.ramps.joined(worker, self._workers, now_s)

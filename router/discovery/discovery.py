@@ -1,21 +1,188 @@
-"""The fleet follows all that names workers: the configuration and its sources."""
+"""The fleet follows the configuration and all sources of workers, as far as each is trusted."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from router.discovery.believed import Believed
-from router.discovery.source import Report, Seen, Source
-from router.discovery.spec import SourceSpec, parse_source
-from router.discovery.union import union
-from router.fleet_io.manager import FleetManager
-from router.fleet_io.reconcile import reconcile
-from router.worker_spec import WorkerSpec, WorkerSpecError, parse_worker_spec
+from router.config.schema import Config
+from router.config.worker_spec import WorkerSpec, WorkerSpecError, parse_worker_spec
+from router.discovery.dns_source import DnsSource
+from router.discovery.file_source import FileSource
+from router.discovery.source import (
+    DnsSpec,
+    FileSpec,
+    KubernetesSpec,
+    RedisSpec,
+    Report,
+    ReportedWorker,
+    Source,
+    SourceSpec,
+    parse_source,
+)
+from router.fleet.manager import FleetManager, reconcile
+from router.fleet.wanted import CONFIGURATION, Key, WantedWorker, key_of
+from router.replicas.redis_url import RedisUrl, parse_redis_url
+
+FLAP_S = 60.0  # gone and back within so long: it flaps
+STEADY_S = 300.0  # in without a break for so long: it flaps no more
+LINGER_MAX_S = 60.0
+_PASTS_MAX = 8_192
+
+Answers = Callable[[WorkerSpec], bool]
+
+
+@dataclass(slots=True)
+class _Past:
+    """How a worker came and went lately."""
+
+    came_s: float
+    lost_s: float = 0.0
+    flaps: int = 0
+
+
+class SourceTrust:
+    """Lifetime: as long as its source is named."""
+
+    def __init__(self) -> None:
+        self.heard = False  # it has said something, if only that it cannot be asked
+        self.trouble = ""
+        self.refused: tuple[str, ...] = ()
+        self.joined = self.left = self.flaps = 0  # counted since the start
+        self._seen: dict[Key, ReportedWorker] = {}
+        self._silent_s: float | None = None  # since when it names nobody
+        self._lingering: dict[Key, tuple[ReportedWorker, float]] = {}  # vanished, kept until then
+        self._past: dict[Key, _Past] = {}
+
+    @property
+    def moves(self) -> bool:
+        """Whether time alone can change what is believed."""
+        return self._silent_s is not None or bool(self._lingering)
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long it has named nobody although it did before."""
+        return 0.0 if self._silent_s is None else now_s - self._silent_s
+
+    def take(self, report: Report, now_s: float) -> None:
+        """It says this."""
+        self.heard = True
+        self.trouble = report.trouble
+        if report.workers is None:
+            self._fall_silent(now_s)
+            return
+        self.refused = report.refused
+        seen = {key_of(one.spec): one for one in report.workers}
+        if not seen and any(not one.stopping for one in self._seen.values()):
+            self.trouble = self.trouble or "it names no worker any more"
+            self._fall_silent(now_s)
+            return
+        self._silent_s = None
+        for key, one in self._seen.items():
+            if key not in seen:
+                self._lose(key, one, now_s)
+        for key in seen.keys() - self._seen.keys():
+            self._gain(key, now_s)
+        self._seen = seen
+
+    def remember(self, seen: tuple[ReportedWorker, ...], now_s: float) -> None:
+        """It said this to the router before this one; what it says itself has yet to come."""
+        self.take(Report(seen), now_s)
+        self.heard = False
+
+    def workers(self, now_s: float, grace_s: float, answers: Answers) -> list[ReportedWorker]:
+        """Who is there, as far as it is believed; `answers`: whether a worker does, to probes."""
+        if self._silent_s is not None and now_s - self._silent_s >= grace_s:
+            for key in [k for k, one in self._seen.items() if not answers(one.spec)]:
+                del self._seen[key]
+                self.left += 1
+            if not self._seen:
+                self._silent_s = None
+        for key in [k for k, (_, until_s) in self._lingering.items() if until_s <= now_s]:
+            del self._lingering[key]
+            self.left += 1
+        return [*self._seen.values(), *(one for one, _ in self._lingering.values())]
+
+    @property
+    def lingering(self) -> list[str]:
+        """Names of those that vanished and are kept for a while."""
+        return [one.spec.name for one, _ in self._lingering.values()]
+
+    def _fall_silent(self, now_s: float) -> None:
+        if self._silent_s is None and self._seen:
+            self._silent_s = now_s
+
+    def _lose(self, key: Key, one: ReportedWorker, now_s: float) -> None:
+        past = self._past.get(key)
+        if one.stopping or past is None:  # it said so, or nobody remembers it
+            self.left += 1
+            return
+        if now_s - past.came_s >= STEADY_S:
+            past.flaps = 0
+        past.lost_s = now_s
+        if past.flaps:
+            linger_s = min(2.0**past.flaps, LINGER_MAX_S)
+            self._lingering[key] = one, now_s + linger_s
+        else:
+            self.left += 1
+
+    def _gain(self, key: Key, now_s: float) -> None:
+        past = self._past.pop(key, None)
+        back = past is not None and past.lost_s > 0.0 and now_s - past.lost_s < FLAP_S
+        if past is None or not back:
+            past = _Past(now_s)
+        else:
+            past.came_s = now_s
+            past.lost_s = 0.0
+            past.flaps = min(past.flaps + 1, 16)
+            self.flaps += 1
+        if len(self._past) >= _PASTS_MAX:
+            del self._past[next(iter(self._past))]  # who came first of all that are known
+        self._past[key] = past
+        if self._lingering.pop(key, None) is None:
+            self.joined += 1
+
+
+def union(
+    configured: Iterable[WorkerSpec], sources: Sequence[tuple[str, Iterable[ReportedWorker]]]
+) -> tuple[list[WantedWorker], list[str]]:
+    """Each worker once, and what was passed over for another's sake.
+
+    The configuration comes first, then the sources in their order: the first that names a worker
+    says how it is, and whether it stops. An engine as a whole and one of its ranks exclude each
+    other.
+    """
+    wanted: dict[str, dict[int | None, WantedWorker]] = {}
+    stopping: set[tuple[str, int | None]] = set()
+    passed_over: list[str] = []
+
+    def name(one: WantedWorker) -> bool:
+        at_url = wanted.setdefault(one.spec.url, {})
+        first = at_url.get(one.spec.rank) or at_url.get(None)
+        if first is None and one.spec.rank is None:
+            first = next(iter(at_url.values()), None)
+        if first is None:
+            at_url[one.spec.rank] = one
+            return True
+        if first.spec != one.spec:
+            passed_over.append(
+                f"{one.by} names {one.spec}, which {first.by} names as {first.spec}: that counts"
+            )
+        return False
+
+    for spec in configured:
+        name(WantedWorker(spec, CONFIGURATION))
+    for by, workers in sources:
+        for seen in workers:
+            if name(WantedWorker(seen.spec, by)) and seen.stopping:
+                stopping.add((seen.spec.url, seen.spec.rank))
+    all_of_them = [one for at_url in wanted.values() for one in at_url.values()]
+    return [one for one in all_of_them if one.key not in stopping], passed_over
+
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +198,7 @@ class _Followed:
     """A source and what is believed of it. Lifetime: as long as it is named."""
 
     name: str
-    believed: Believed = field(default_factory=Believed)
+    believed: SourceTrust = field(default_factory=SourceTrust)
     task: asyncio.Task[None] | None = None
 
 
@@ -69,10 +236,10 @@ class Discovery:
         """
         self._configured = tuple(configured)
         self._follow(sources)
-        before: dict[str, list[Seen]] = {}
+        before: dict[str, list[ReportedWorker]] = {}
         for name, text in found:
             try:
-                before.setdefault(name, []).append(Seen(parse_worker_spec(text)))
+                before.setdefault(name, []).append(ReportedWorker(parse_worker_spec(text)))
             except WorkerSpecError as error:  # of another version
                 log.warning("source %s: %s of the router before this one: %s", name, text, error)
         for name in before.keys() & self._followed.keys():
@@ -115,7 +282,7 @@ class Discovery:
         )
 
     @property
-    def sources(self) -> Mapping[str, Believed]:
+    def sources(self) -> Mapping[str, SourceTrust]:
         """What is believed of each source."""
         return {name: one.believed for name, one in self._followed.items()}
 
@@ -134,7 +301,7 @@ class Discovery:
             for name, believed in self.sources.items()
         ]
 
-    def count(self, believed: Believed) -> int:
+    def count(self, believed: SourceTrust) -> int:
         """Workers that a source is believed to have."""
         return len(self._believed(believed, self._fleet.now_s))
 
@@ -211,7 +378,7 @@ class Discovery:
         self._refused, self._told = refused, {*refused, *passed_over}
         return refused
 
-    def _believed(self, believed: Believed, now_s: float) -> list[Seen]:
+    def _believed(self, believed: SourceTrust, now_s: float) -> list[ReportedWorker]:
         return believed.workers(now_s, self._grace_s(), self._answers)
 
     def _answers(self, spec: WorkerSpec) -> bool:
@@ -221,3 +388,36 @@ class Discovery:
 
     def _all_heard(self) -> bool:
         return all(one.believed.heard for one in self._followed.values())
+
+
+def discovery_of(fleet: FleetManager, config: Callable[[], Config]) -> Discovery:
+    """What follows the sources of the configuration in force."""
+
+    def opened(spec: SourceSpec) -> Source:
+        return open_source(spec, config)
+
+    return Discovery(fleet, opened, lambda: config().discovery_grace_s)
+
+
+def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
+    """The source; `config`: that in force. Raises ValueError where it has not what is needed."""
+    match spec:
+        case FileSpec(path):
+            return FileSource(Path(path))
+        case DnsSpec():
+            return DnsSource(spec)
+        case RedisSpec():
+            # Imported here, like the next: each with its client, which few need.
+            from router.discovery.redis_source import RedisSource
+
+            return RedisSource(lambda: _redis_of(config()), config().replicas.fleet)
+        case KubernetesSpec():
+            from router.discovery.kubernetes_source import KubernetesSource
+
+            return KubernetesSource(spec)
+
+
+def _redis_of(config: Config) -> RedisUrl:
+    if config.state is None:
+        raise ValueError("the source redis needs `state`")
+    return parse_redis_url(config.state)

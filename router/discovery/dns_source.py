@@ -6,9 +6,8 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 
-from router.discovery.source import Report, Seen, bounded
-from router.discovery.spec import DnsSpec
-from router.worker_spec import WorkerSpecError
+from router.config.worker_spec import WorkerSpecError
+from router.discovery.source import DnsSpec, Report, ReportedWorker, bounded
 
 ANSWER_S = 5.0  # after this the name does not resolve, for now
 
@@ -44,7 +43,7 @@ class DnsSource:
             found = await loop.getaddrinfo(spec.name, spec.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             return Report(None, f"{spec.name} does not resolve: {error}")
-        seen: dict[str, Seen] = {}
+        seen: dict[str, ReportedWorker] = {}
         refused: list[str] = []
         for address in sorted({str(entry[4][0]) for entry in found}):
             try:
@@ -52,5 +51,5 @@ class DnsSource:
             except WorkerSpecError as error:
                 refused.append(f"{address}: {error}")
             else:
-                seen[worker.url] = Seen(worker)
+                seen[worker.url] = ReportedWorker(worker)
         return bounded(list(seen.values()), refused)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from router.discovery.source import MAX_SEEN, Report, Seen
-from router.worker_spec import WorkerSpecError, worker_spec_of
+from router.config.worker_spec import WorkerSpecError, worker_spec_of
+from router.discovery.source import MAX_SEEN, Report, ReportedWorker
 
 LOOK_S = 0.25
 MAX_BYTES = 1 << 20
@@ -30,7 +30,7 @@ class FileSource:
     def __init__(self, path: Path, look_s: float = LOOK_S) -> None:
         self._path = path
         self._look_s = look_s
-        self._good: tuple[Seen, ...] | None = None
+        self._good: tuple[ReportedWorker, ...] | None = None
 
     async def reports(self) -> AsyncIterator[Report]:
         """At once, and after each change."""
@@ -60,7 +60,7 @@ def _mark(path: Path) -> _Mark:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _workers_in(path: Path) -> tuple[Seen, ...]:
+def _workers_in(path: Path) -> tuple[ReportedWorker, ...]:
     """Raises ValueError."""
     try:
         with path.open("rb") as file:
@@ -74,13 +74,13 @@ def _workers_in(path: Path) -> tuple[Seen, ...]:
     items = _items(path.suffix, data)
     if len(items) > MAX_SEEN:
         raise ValueError(f"{len(items)} workers; allowed: {MAX_SEEN}")
-    found: dict[tuple[str, int | None], Seen] = {}
+    found: dict[tuple[str, int | None], ReportedWorker] = {}
     for place, item in items:
         try:
             spec = worker_spec_of(item)
         except WorkerSpecError as error:
             raise ValueError(f"{place}: {error}") from error
-        if found.setdefault((spec.url, spec.rank), one := Seen(spec)) is not one:
+        if found.setdefault((spec.url, spec.rank), one := ReportedWorker(spec)) is not one:
             raise ValueError(f"{place}: {spec.name} is given twice")
     return tuple(found.values())
 

@@ -16,11 +16,10 @@ from engine.wire.announcement import (
     names_key,
 )
 from engine.wire.errors import WireError
-from router.discovery.source import MAX_SEEN, Report, Seen, bounded
+from router.config.worker_spec import WorkerSpecError, worker_spec_of
+from router.discovery.source import MAX_SEEN, Report, ReportedWorker, bounded
+from router.replicas.redis_connection import ANSWER_S, Wire, checked, open_wire, reason_of
 from router.replicas.redis_url import RedisUrl
-from router.replicas.redis_wire import ANSWER_S, Wire, checked, open_wire
-from router.replicas.trouble import reason_of
-from router.worker_spec import WorkerSpecError, worker_spec_of
 
 LOOK_S = 0.5
 MAX_NAMES = 2 * MAX_SEEN  # of which half may have expired
@@ -103,7 +102,7 @@ class RedisSource:
 
 def read(entries: Mapping[bytes, Any]) -> Report:
     """Names with what Redis answers for their entries: bytes (none: expired), or an error."""
-    seen: list[Seen] = []
+    seen: list[ReportedWorker] = []
     refused: list[str] = []
     for name, entry in entries.items():
         if entry == b"":
@@ -115,7 +114,7 @@ def read(entries: Mapping[bytes, Any]) -> Report:
     return bounded(seen, refused)
 
 
-def _seen(name: bytes, entry: Any) -> Seen:
+def _seen(name: bytes, entry: Any) -> ReportedWorker:
     """Raises WireError, WorkerSpecError."""
     if isinstance(entry, ResponseError):
         raise WireError(f"the entry cannot be read: it {reason_of(entry)}")
@@ -128,4 +127,4 @@ def _seen(name: bytes, entry: Any) -> Seen:
         raise WireError("url and rank are no options of an entry")
     sizes = {"kv_tokens": one.kv_tokens, "block_size": one.block_size}
     spec = worker_spec_of({"url": one.url, **sizes, **one.options})
-    return Seen(spec, one.state == "stopping")
+    return ReportedWorker(spec, one.state == "stopping")

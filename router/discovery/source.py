@@ -1,19 +1,176 @@
-"""What every source of workers is: it tells, again and again, all the workers that it knows."""
+"""A source of workers as an operator names it (`KIND:WHERE,key=value,...`), and what it reports."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
-from router.worker_spec import WorkerSpec
+from router.config.worker_spec import POLL, WorkerSpec, WorkerSpecError, worker_spec_of
+
+FORMS = (
+    "file:PATH, dns:NAME:PORT[,every=5][,scheme=https], redis, "
+    "kubernetes:NAMESPACE/SERVICE[:PORTNAME]"
+)
+SCHEMES = ("http", "https")
+MAX_CHARACTERS = 4_096
+EVERY_S = (0.1, 3_600.0)
+_EXAMPLE = "worker.invalid"  # stands for the workers in what all of them are given
+_OF_ONE = ("url", "rank", "replay", "topic", "metrics", "server_name")  # never of all
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_DNS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+
+
+class SourceSpecError(ValueError):
+    """A source cannot be used; the text says why, and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What all workers of one source have in common."""
+
+    spec: WorkerSpec
+
+    def at(self, host: str, port: int, name: str | None = None) -> WorkerSpec:
+        """The worker at an address; `name`: what its certificate has. Raises WorkerSpecError."""
+        scheme = self.spec.url.partition(":")[0]
+        shown = f"[{host}]" if ":" in host else host
+        named = name if scheme == "https" and not self.spec.insecure else None
+        return replace(self.spec, url=f"{scheme}://{shown}:{port}", server_name=named)
+
+    @property
+    def options(self) -> str:
+        """As they are written behind a source."""
+        url, _, options = str(self.spec).partition(",")
+        scheme = [] if url.startswith("http:") else ["scheme=https"]
+        return ",".join(["", *scheme, *([options] if options else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpec:
+    """A file of workers, read anew whenever it changes."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"file:{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class DnsSpec:
+    """A name with several addresses, each a worker."""
+
+    name: str
+    port: int  # 1..65535
+    every_s: float  # between two questions
+    template: Template
+
+    def __str__(self) -> str:
+        return f"dns:{self.name}:{self.port},every={self.every_s:g}{self.template.options}"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSpec:
+    """Workers that announce themselves in the Redis of `state`."""
+
+    def __str__(self) -> str:
+        return "redis"
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSpec:
+    """The endpoints of a service."""
+
+    namespace: str
+    service: str
+    port: str | None  # by name; None: the only one there is
+    template: Template
+
+    def __str__(self) -> str:
+        port = f":{self.port}" if self.port else ""
+        return f"kubernetes:{self.namespace}/{self.service}{port}{self.template.options}"
+
+
+SourceSpec = FileSpec | DnsSpec | RedisSpec | KubernetesSpec
+
+
+def parse_source(text: str) -> SourceSpec:
+    """A source; `str` of it is read back as the same. Raises SourceSpecError."""
+    if len(text) > MAX_CHARACTERS:
+        raise SourceSpecError(f"longer than {MAX_CHARACTERS} characters")
+    kind, colon, where = text.partition(":")
+    if kind == "file" and where:
+        return FileSpec(where)
+    if text == "redis":
+        return RedisSpec()
+    if kind == "dns" and colon:
+        return _dns(where)
+    if kind == "kubernetes" and colon:
+        return _kubernetes(where)
+    raise SourceSpecError(f"{text[:80]!r} is no source of workers; allowed: {FORMS}")
+
+
+def _dns(where: str) -> DnsSpec:
+    place, options = _options(where)
+    name, colon, port = place.rpartition(":")
+    if not colon or not _DNS.fullmatch(name):
+        raise SourceSpecError(f"dns:{place} is not of the form dns:NAME:PORT")
+    if not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= 65_535):
+        raise SourceSpecError(f"dns:{place}: the port is {port[:20]!r}; allowed: 1..65535")
+    every = options.pop("every", "5")
+    try:
+        every_s = float(every)
+    except ValueError:
+        every_s = -1.0
+    if not EVERY_S[0] <= every_s <= EVERY_S[1]:
+        raise SourceSpecError(f"every is {every[:20]!r}; allowed: 0.1..3600 seconds")
+    return DnsSpec(name, int(port), every_s, _template(options))
+
+
+def _kubernetes(where: str) -> KubernetesSpec:
+    place, options = _options(where)
+    namespace, slash, rest = place.partition("/")
+    service, colon, port = rest.partition(":")
+    names = [namespace, service, *([port] if colon else [])]
+    if not slash or not all(_LABEL.fullmatch(name) for name in names):
+        raise SourceSpecError(
+            f"kubernetes:{place} is not of the form kubernetes:NAMESPACE/SERVICE[:PORTNAME]"
+        )
+    return KubernetesSpec(namespace, service, port or None, _template(options))
+
+
+def _options(where: str) -> tuple[str, dict[str, str]]:
+    place, *given = (part.strip() for part in where.split(","))
+    options: dict[str, str] = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not equals or key in options:
+            raise SourceSpecError(f"{one!r} {'is given twice' if equals else 'is not key=value'}")
+        options[key] = value
+    return place, options
+
+
+def _template(options: dict[str, str]) -> Template:
+    scheme = options.pop("scheme", "http")
+    if scheme not in SCHEMES:
+        raise SourceSpecError(f"scheme is {scheme[:20]!r}; allowed: {', '.join(SCHEMES)}")
+    for key in options:
+        if key in _OF_ONE or (key == "events" and options[key] not in ("none", POLL)):
+            raise SourceSpecError(f"{key}={options[key]} is of one worker; a source has several")
+    try:
+        return Template(worker_spec_of({"url": f"{scheme}://{_EXAMPLE}", **options}))
+    except WorkerSpecError as error:
+        own = ", ".join(e.name for e in fields(WorkerSpec) if e.name not in _OF_ONE)
+        raise SourceSpecError(f"{error}; options: every, scheme, {own}") from error
+
 
 MAX_SEEN = 4_096  # workers of one source, the most that a router can have
 _REFUSED_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReportedWorker:
     """One worker as a source knows it."""
 
     spec: WorkerSpec
@@ -24,7 +181,9 @@ class Seen:
 class Report:
     """All that a source knows now."""
 
-    workers: tuple[Seen, ...] | None  # None: it could not be asked, what it said before stands
+    workers: (
+        tuple[ReportedWorker, ...] | None
+    )  # None: it could not be asked, what it said before stands
     trouble: str = ""  # what is wrong with it, for people
     refused: tuple[str, ...] = ()  # entries that cannot be used, and why
 
@@ -40,7 +199,7 @@ class Source(Protocol):
         ...
 
 
-def bounded(seen: list[Seen], refused: list[str], trouble: str = "") -> Report:
+def bounded(seen: list[ReportedWorker], refused: list[str], trouble: str = "") -> Report:
     """A report of no more than `MAX_SEEN` workers; what does not fit is named."""
     if len(seen) > MAX_SEEN:
         first = seen[MAX_SEEN].spec.name

@@ -1,11 +1,4 @@
-"""Sessions: who a request belongs to, where its cache is at home, and whether it comes back.
-
-A session is known by its id, or else by its prompt: it goes on from what only one session sent
-before. Source of the idea to count the working set of live sessions, and of the horizon: the
-five-minute rule (Gray and Putzolu, 1987) on KV blocks. Holding F of a worker's C tokens for T
-seconds costs T * F / C of a worker that memory limits, and saves p * w seconds of prefill, so a
-session is worth its memory while it is expected back within T = w * C / F.
-"""
+"""Sessions; whose a request is, where its cache is at home, and whether it comes back."""
 
 from __future__ import annotations
 
@@ -16,14 +9,67 @@ import numpy as np
 from policies.contract import Floats, Hashes, Ints
 from policies.facts import Arrival
 from router.core.columns import WorkerColumns
-from router.estimators.cycle import Cycle
-from router.estimators.pool_pace import PaceKeeper
-from router.estimators.return_hazard import ReturnHazard, bins_of
-from router.estimators.session_finder import SessionFinder
-from router.estimators.session_rows import SessionRows
-from router.estimators.strangers import Strangers
-from router.estimators.trunks import Trunks
+from router.estimators.return_hazard import ReturnHazard, UnownedBlocks, bins_of
+from router.estimators.session_rows import SessionFinder, SessionRows
+from router.estimators.trunks import PaceKeeper, Trunks
 from router.estimators.working_sets import WorkingSets
+
+_WEIGHT = 0.02  # of a new sample
+_CALM = 1.3  # a step may take so many times the worker's quickest and still count as calm
+_FORGET_S = 600.0  # in which a quickest step that is not seen again grows e-fold
+
+
+class Cycle:
+    """Smoothed pause and answer length. Lifetime: process."""
+
+    def __init__(self, columns: WorkerColumns) -> None:
+        self._columns = columns
+        self._pause_s: float | None = None
+        self._output_tokens: float | None = None
+        self._quickest_s = np.full(len(columns.step_s), np.inf)  # steps lately, by worker slot
+        self._ticked_s: float | None = None
+
+    def returned(self, away_s: float) -> None:
+        """A session sent its next request so long after its last answer."""
+        self._pause_s = _smooth(self._pause_s, away_s)
+
+    def answered(self, output_tokens: int) -> None:
+        """An answer had so many tokens."""
+        self._output_tokens = _smooth(self._output_tokens, float(output_tokens))
+
+    @property
+    def output_tokens(self) -> float:
+        """Tokens of an answer; 0 before the first."""
+        return self._output_tokens or 0.0
+
+    def tick(self, now_s: float) -> None:
+        """Time passed: see how quick steps are."""
+        elapsed_s = 0.0 if self._ticked_s is None else max(now_s - self._ticked_s, 0.0)
+        self._ticked_s = now_s
+        self._quickest_s *= 1.0 + elapsed_s / _FORGET_S
+        np.minimum(self._quickest_s, self._columns.step_s, out=self._quickest_s)
+        self._quickest_s[self._columns.worker_id < 0] = np.inf  # nobody's step
+
+    def worker_lost(self, slot: int) -> None:
+        """Another worker may come into its slot."""
+        self._quickest_s[slot] = np.inf
+
+    def seconds(self, slots: slice | np.ndarray) -> float:
+        """Pause plus decode at a calm step time; 0 while nobody has come back yet.
+
+        The mean over these workers. The step time of now would not do: in a clogged pool it is
+        long, a cycle looks long, and then keeping caches warm looks as if it did not pay.
+        """
+        if self._pause_s is None or self._output_tokens is None:
+            return 0.0
+        calm_s: Floats = self._quickest_s[slots] * _CALM
+        np.minimum(calm_s, self._columns.step_s[slots], out=calm_s)
+        return self._pause_s + self._output_tokens * (float(np.add.reduce(calm_s)) / len(calm_s))
+
+
+def _smooth(known: float | None, sample: float) -> float:
+    return sample if known is None else known + _WEIGHT * (sample - known)
+
 
 _LEAST_CHANCE = 0.02  # of a return within its horizon: below it a session is over
 _IDLE_S = 900.0  # longest time to remember one that does not return
@@ -33,7 +79,7 @@ _ROWS_PER_S = 100_000.0
 
 
 @dataclass(slots=True)
-class Visit:
+class SessionRequest:
     """One request of a session. Lifetime: request."""
 
     row: int  # of its session; -1: one that is only looked at, and whose session is not known
@@ -56,7 +102,7 @@ class Sessions:
         self.owners = self._finder.owners
         self._refreshed_s = float("-inf")
         self.sets = WorkingSets(slots)
-        self.strangers = Strangers(slots)
+        self.strangers = UnownedBlocks(slots)
         self.hazard = ReturnHazard()
         self.cycle = Cycle(columns)
         self.trunks = Trunks()
@@ -73,7 +119,7 @@ class Sessions:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def arrived(self, fact: Arrival, chain: Hashes, block_size: int) -> Visit:
+    def arrived(self, fact: Arrival, chain: Hashes, block_size: int) -> SessionRequest:
         """A request came in: whose it is, and how much of its prompt others use, too."""
         rows, cells, now_s = self._rows, self._rows.cells, fact.now_s
         owner, known_blocks = self.owners.owner(chain)
@@ -93,7 +139,7 @@ class Sessions:
         self.trunks.arrival(chain, block_size, fact.prompt_tokens, blocks, known_blocks, now_s)
         return self._visit(row, fact, chain, blocks, block_size)
 
-    def look(self, fact: Arrival, chain: Hashes, block_size: int) -> Visit:
+    def look(self, fact: Arrival, chain: Hashes, block_size: int) -> SessionRequest:
         """What `arrived` would say now; nothing is remembered."""
         owner, known_blocks = self.owners.owner(chain)
         row = self._finder.row(fact, chain, owner)
@@ -103,7 +149,7 @@ class Sessions:
             blocks = known_blocks
         return self._visit(row, fact, chain, blocks, block_size)
 
-    def dispatched(self, visit: Visit, slot: int) -> None:
+    def dispatched(self, visit: SessionRequest, slot: int) -> None:
         """It was sent to the worker in `slot`: its session is at home there from now on."""
         cells, row = self._rows.cells, visit.row
         self._go(row)
@@ -116,11 +162,11 @@ class Sessions:
         self.sets.enter(slot, visit.trunk, visit.trunk_tokens)
         self.sets.shift(slot, private, work)
 
-    def held(self, visit: Visit) -> None:
+    def held(self, visit: SessionRequest) -> None:
         """It must wait because its cache is lost: what is left of it is nobody's any more."""
         self._go(visit.row)
 
-    def ended(self, visit: Visit, output_tokens: int | None, now_s: float) -> None:
+    def ended(self, visit: SessionRequest, output_tokens: int | None, now_s: float) -> None:
         """Its answer is complete (with `output_tokens`), or it came to nothing (None)."""
         rows, cells, row = self._rows, self._rows.cells, visit.row
         cells.inflight[row] -= 1
@@ -180,7 +226,7 @@ class Sessions:
             rows.home[:used], weight * rows.private_tokens[:used], weight * rows.cold_work[:used]
         )
 
-    def own(self, visit: Visit) -> tuple[int, float, float]:
+    def own(self, visit: SessionRequest) -> tuple[int, float, float]:
         """(home slot or -1, tokens, linear work): what this session itself adds to the sums."""
         cells, row = self._rows.cells, visit.row
         slot = cells.home[row] if row >= 0 else -1
@@ -192,7 +238,7 @@ class Sessions:
             tokens += self.sets.tokens_of(trunk)
         return slot, tokens, weight * cells.cold_work[row]
 
-    def return_chance(self, visit: Visit, slots: slice | Ints) -> float:
+    def return_chance(self, visit: SessionRequest, slots: slice | Ints) -> float:
         """That a session returns within its horizon after this request, 0..1."""
         private = max(visit.prompt_tokens - visit.trunk_tokens, 1)
         columns = self._columns
@@ -205,14 +251,16 @@ class Sessions:
             horizon_s = _IDLE_S if horizon_s == horizon_s else _HORIZON_S
         return self.hazard.soon(horizon_s)
 
-    def has_trunk(self, visit: Visit) -> bool:
+    def has_trunk(self, visit: SessionRequest) -> bool:
         """Whether the trunk that its session is at home with is that of this prompt."""
         return self._rows.cells.trunk[visit.row] == visit.trunk
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _visit(self, row: int, fact: Arrival, chain: Hashes, blocks: int, size: int) -> Visit:
-        return Visit(
+    def _visit(
+        self, row: int, fact: Arrival, chain: Hashes, blocks: int, size: int
+    ) -> SessionRequest:
+        return SessionRequest(
             row=row,
             trunk=int(chain[blocks - 1]) if blocks else 0,
             trunk_tokens=min(blocks * size, fact.prompt_tokens),

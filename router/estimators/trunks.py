@@ -1,11 +1,4 @@
-"""Hot trunks: heads of prompts that so many share that one worker cannot serve them all.
-
-A trunk's candidates are the places where prompts of different sessions part. Each arrival counts
-for every head that it begins with, whether a system prompt of all or a tenant's beneath it, and
-the heads that weigh most are kept (space-saving: A. Metwally et al., "Efficient Computation of
-Frequent and Top-k Elements in Data Streams", 2005, with counts that fade). How many copies one
-wants comes from its demand on workers, in seconds of work per second.
-"""
+"""Hot trunks; prefixes that so many sessions share that one worker cannot serve them all."""
 
 from __future__ import annotations
 
@@ -14,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.contract import Hashes
-from policies.record import record
+from policies.contract import Hashes, record
+from router.core.columns import WorkerColumns
 
 TRUNKS_MAX = 256  # heads kept; whatever has more than 1/256 of all counts is among them
 _LEAST_TOKENS = 256  # shorter heads are computed again before anyone notices
@@ -225,3 +218,38 @@ class Trunks:
         self._arrivals *= factor
         self._since_s = now_s
         return 1.0
+
+
+_RENEW_S = 0.5
+_BATCH_LEAST = 16  # answers that share a step, even where fewer run: more would cost no more
+
+
+class PaceKeeper:
+    """Lifetime: process."""
+
+    def __init__(self, columns: WorkerColumns) -> None:
+        self._columns = columns
+        self._renewed_s = -math.inf
+        self._pace = PoolPace()
+
+    def at(self, now_s: float, output_tokens: float) -> PoolPace:
+        """The pace of about now: medians over the workers there are.
+
+        `output_tokens`: of a typical answer.
+        """
+        if now_s - self._renewed_s < _RENEW_S:
+            return self._pace
+        self._renewed_s = now_s
+        columns = self._columns
+        slots = np.flatnonzero(columns.worker_id >= 0)
+        if len(slots):
+            batch = max(float(columns.requests[slots].mean()), _BATCH_LEAST)
+            steps_s = output_tokens * float(np.median(columns.step_s[slots]))
+            capacity_tokens = float(columns.kv_capacity_tokens[slots].sum())
+            self._pace = PoolPace(
+                workers=len(slots),
+                prefill_tokens_per_s=float(np.median(columns.prefill_tokens_per_s[slots])),
+                answer_s=steps_s / batch,
+                capacity_tokens=math.inf if math.isnan(capacity_tokens) else capacity_tokens,
+            )
+        return self._pace

@@ -6,12 +6,10 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 
 from engine.wire import WireError, parse_live
-from router.events.asking import AskedByZmq
-from router.events.bound import joined
-from router.events.missed import Missed
-from router.events.source import ZmqSource
-from router.events.subscription import Receive, subscribed
-from router.events.telling import FeedContext, FeedCounters, Teller, Turn
+from router.events.delivery import Delivery, FeedContext, FeedCounters, LoopYield
+from router.events.resync import Resync, ZmqPublisher
+from router.events.sources import ZmqSource
+from router.events.zmq_sockets import Receive, joined, subscribed
 
 _BETWEEN_CONNECTIONS_S = 2.0  # one that comes and goes must not be asked without end
 
@@ -22,10 +20,10 @@ class ZmqFeed:
     def __init__(self, source: ZmqSource, worker_id: int, model: str, context: FeedContext) -> None:
         self._source = source
         self._context = context
-        self._teller = Teller(worker_id, model, context)
-        asked = AskedByZmq(source, self._teller, context)
+        self._teller = Delivery(worker_id, model, context)
+        asked = ZmqPublisher(source, self._teller, context)
         wanted = context.wants_snapshot
-        self._missed = Missed(asked, self._teller, wanted, borrowed=self._borrowed)
+        self._missed = Resync(asked, self._teller, wanted, borrowed=self._borrowed)
         self._connections = 0
         self._connected = asyncio.Event()
 
@@ -67,7 +65,7 @@ class ZmqFeed:
         return borrow is not None and await borrow(teller.worker_id, lambda: teller.live_seq)
 
     async def _listen(self, receive: Receive) -> None:
-        turn = Turn(self._context.clock)
+        turn = LoopYield(self._context.clock)
         while True:
             frames = await receive()
             await turn.over()

@@ -3,5 +3,5 @@
 Owns: the key file, look-up by keyed digests, rate limits, counts by tenant.
 Gives: `ring.KeyRing`, `terms.KeyTerms`, `grant.Grant`, `tenant_counts.TenantCounts`.
 Never imports: aiohttp, the core, policies.
-Start reading at: `terms.py`.
+Start reading at: `key_ring.py`.
 """

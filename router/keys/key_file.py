@@ -1,10 +1,168 @@
-"""The file of keys, read line by line."""
+"""The file of API keys: what each line says of a client and what its key allows."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from router.keys.terms import KeyLine, key_line
+_HASHED = re.compile(r"sha256:[0-9a-f]{64}")
+_OPTION = re.compile(r"([a-z_]+)=(.+)")
+_RANGE = re.compile(r"(-?\d{1,10})\.\.(-?\d{1,10})")
+_INT32 = 1 << 31
+_MAX_CHARS = 1_024  # of a name, a tenant or a salt, which are kept in memory
+NO_KEY = "-"  # in a key's place: the terms of a tenant that trusted peers name
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTerms:
+    """What a key allows; None: as much as anybody likes. Lifetime: until the file is read anew."""
+
+    tenant: str | None = None
+    name: str = ""  # for people
+    models: tuple[str, ...] = ()  # globs as of `fnmatch`, any of which must match; (): all models
+    priority: tuple[int, int] | None = None  # least and greatest that a request may ask for
+    weight: float = 1.0  # of what a fair queue gives to its tenant
+    requests_per_s: float | None = None
+    requests_burst: float = 1.0  # requests at once after a pause
+    tokens_per_s: float | None = None  # prompt and answer
+    tokens_burst: float = 1.0
+    inflight: int | None = None  # requests at the same time
+    salt: str | None = None  # of the caches that its requests may share
+
+    def allows_model(self, model: str) -> bool:
+        """Whether its requests may ask for `model`."""
+        return not self.models or any(fnmatchcase(model, glob) for glob in self.models)
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether nothing of it is counted."""
+        return self.requests_per_s is None and self.tokens_per_s is None and self.inflight is None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLine:
+    """One line. `hashed` is SHA-256 of the key; None: it has none, trusted peers name the tenant.
+
+    Lifetime: one reading of the file.
+    """
+
+    hashed: bytes | None
+    terms: KeyTerms
+    plain: bool = False  # the file has the key itself
+
+
+def hash_of(key: str) -> bytes:
+    """What is kept of a key. One round is enough for a key that is random, as ours are."""
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def key_line(words: list[str]) -> KeyLine:
+    """A line's words, `KEY TENANT [option=value ...]`.
+
+    Raises ValueError that never repeats a word which may be a key or a salt.
+    """
+    if len(words) < 2:
+        raise ValueError("expected a key and a tenant")
+    key, tenant, *rest = words
+    if len(tenant) > _MAX_CHARS:
+        raise ValueError(f"the tenant has more than {_MAX_CHARS} characters")
+    options: dict[str, Any] = {}
+    for number, word in enumerate(rest, start=3):
+        found = _OPTION.fullmatch(word)
+        if found is None or found[1] not in _OPTIONS:
+            known = ", ".join(f"{name}=" for name in _OPTIONS)
+            raise ValueError(
+                f"word {number}: expected a key, a tenant, then options of these: {known}"
+            )
+        name, value = found[1], found[2]
+        if name in options:
+            raise ValueError(f"{name}= is given twice")
+        try:
+            options[name] = _OPTIONS[name](value)
+        except ValueError as error:
+            raise ValueError(f"{name}= {error}") from None
+    terms = _checked(tenant, options)
+    if key == NO_KEY:
+        return KeyLine(None, terms)
+    if key.startswith("sha256:"):
+        if not _HASHED.fullmatch(key):
+            raise ValueError("sha256: wants 64 digits of 0-9 a-f after it")
+        return KeyLine(bytes.fromhex(key[7:]), terms)
+    return KeyLine(hash_of(key), terms, plain=True)
+
+
+def _checked(tenant: str, options: dict[str, Any]) -> KeyTerms:
+    """Bursts that nobody gave are what comes in a second, and one request at least."""
+    for kind, least in (("requests", 1.0), ("tokens", 1.0)):
+        rate = options.get(f"{kind}_per_s")
+        if rate is None and f"{kind}_burst" in options:
+            raise ValueError(f"{kind}_burst= needs {kind}_per_s=")
+        if rate is not None:
+            options.setdefault(f"{kind}_burst", max(rate, least))
+    return KeyTerms(tenant=tenant, **{"name": tenant, **options})
+
+
+def _text(value: str) -> str:
+    if len(value) > _MAX_CHARS:
+        raise ValueError(f"has more than {_MAX_CHARS} characters")
+    return value
+
+
+def _globs(value: str) -> tuple[str, ...]:
+    globs = tuple(value.split(","))
+    if "" in globs or len(value) > _MAX_CHARS:
+        raise ValueError("wants names or globs with commas between, as in llama-*,qwen3-8b")
+    return globs
+
+
+def _range(value: str) -> tuple[int, int]:
+    found = _RANGE.fullmatch(value)
+    if found is None or not -_INT32 <= int(found[1]) <= int(found[2]) < _INT32:
+        raise ValueError("wants LEAST..GREATEST, as in 0..10; lower is served first")
+    return int(found[1]), int(found[2])
+
+
+def _within(least: float, most: float) -> Callable[[str], float]:
+    def number(value: str) -> float:
+        try:
+            read = float(value)
+        except ValueError:
+            read = math.nan
+        if not least <= read <= most:  # NaN is refused as well
+            raise ValueError(f"wants a number of {least:g}..{most:g}")
+        return read
+
+    return number
+
+
+def _count(value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and 1 <= int(value[:10]) <= 1_000_000):
+        raise ValueError("wants a number of 1..1000000, without a fraction")
+    return int(value)
+
+
+_OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
+    {
+        "name": _text,
+        "models": _globs,
+        "priority": _range,
+        "weight": _within(0.001, 1_000.0),
+        "requests_per_s": _within(1e-4, 1e6),
+        "requests_burst": _within(1.0, 1e6),
+        "tokens_per_s": _within(1e-2, 1e9),
+        "tokens_burst": _within(1.0, 1e12),
+        "inflight": _count,
+        "salt": _text,
+    }
+)
+
 
 MAX_KEYS = 100_000
 MAX_FILE_BYTES = 64 << 20
@@ -22,7 +180,7 @@ def read_keys(path: Path) -> tuple[KeyLine, ...]:
     """
     lines: list[KeyLine] = []
     seen: dict[bytes | str | None, int] = {}
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(_key_file_text(path).splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -41,7 +199,7 @@ def read_keys(path: Path) -> tuple[KeyLine, ...]:
     return tuple(lines)
 
 
-def _text(path: Path) -> str:
+def _key_file_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -1,4 +1,4 @@
-"""What the router tells Prometheus.
+"""All that the router tells Prometheus, registered in one place.
 
 Counts that the core keeps anyway are read from it at scrape time; only times are recorded as
 they happen.
@@ -17,24 +17,65 @@ from prometheus_client.registry import Collector
 from policies.facts import Arrival
 from router.core.actions import Dispatch
 from router.core.core import RouterCore
-from router.core.wire_events import TIERS
-from router.fleet_io.manager import FleetManager
-from router.http.errors import WorkerError, kind_of
-from router.http.prompts import PromptReader
-from router.http.relay.reply import Outcome
-from router.http.token_check import TokenCheck
-from router.metrics.fault import FaultMetrics
-from router.metrics.migration import MigrationMetrics
-from router.metrics.plain import PlainCounter, PlainHistogram
-from router.metrics.policy import policy_metrics
-from router.metrics.relay import RelayMetrics
-from router.metrics.session import session_metrics
-from router.metrics.state import StateCollector
-from router.metrics.token import TokenCollector
-from router.metrics.trunk import trunk_metrics
-from router.metrics.worker import worker_metrics
+from router.core.guard import FAULT_KINDS, PolicyGuard
+from router.core.kv_events import TIERS
+from router.fleet.manager import FleetManager
+from router.metrics.exposition import PlainCounter, PlainHistogram
+from router.metrics.requests import FaultMetrics, MigrationMetrics, RelayMetrics, TokenCollector
+from router.metrics.tenants import session_metrics, trunk_metrics
+from router.metrics.workers import worker_metrics
 from router.record.request_log import RequestLog
-from router.state.keeper import StateKeeper
+from router.request.errors import WorkerError, kind_of
+from router.request.prompts import PromptReader, TokenCheck
+from router.restart.saved_caches import StateKeeper
+from router.upstream.reply import Outcome
+
+
+def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
+    """The families, as of now."""
+    faults = CounterMetricFamily(
+        "warmroute_policy_faults", "Faults of policies, by kind", labels=["policy", "kind"]
+    )
+    counts: dict[tuple[str, str], int] = {(guard.policy.name, kind): 0 for kind in FAULT_KINDS}
+    counts.update(guard.faults)
+    for labels, count in counts.items():
+        faults.add_metric(labels, count)
+    yield faults
+    suspended = GaugeMetricFamily(
+        "warmroute_policy_suspended", "1 while the fallback decides in the policy's place"
+    )
+    suspended.add_metric([], float(guard.suspension.active))
+    yield suspended
+
+
+class StateCollector(Collector):
+    """Reads the keeper's own counts; zero where nothing is saved. Lifetime: process."""
+
+    def __init__(self, keeper: StateKeeper | None) -> None:
+        self._keeper = keeper
+
+    def collect(self) -> Iterable[Metric]:
+        """The three families."""
+        keeper = self._keeper
+        saves = CounterMetricFamily(
+            "warmroute_kv_state_saves",
+            "Savings of the workers' caches, written or failed",
+            labels=["result"],
+        )
+        saves.add_metric(["written"], 0 if keeper is None else keeper.saves)
+        saves.add_metric(["failed"], 0 if keeper is None else keeper.failed_saves)
+        yield saves
+        yield GaugeMetricFamily(
+            "warmroute_kv_state_bytes",
+            "Size of the file of saved caches, as last written",
+            value=0 if keeper is None else keeper.size_bytes,
+        )
+        yield GaugeMetricFamily(
+            "warmroute_kv_state_age_seconds",
+            "Time since the workers' caches were last saved, or since the start",
+            value=0 if keeper is None else keeper.age_s,
+        )
+
 
 Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
 

@@ -1,7 +1,7 @@
 """The access log: a JSON line for each inference request, for people and for what gathers logs.
 
-The event loop fills in a `Visit` (`router.http.visits`) and puts it into a bounded queue; a thread
-makes lines and writes them.
+The event loop fills in a `Visit` (`router.request.visits`) and puts it into a bounded queue; a
+thread makes lines and writes them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from router.record.background import Background
-from router.record.log_file import LogFile
+from router.record.log_files import Background, LogFile
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,13 @@ from kvkernels import FrozenBlocks
 from policies.facts import Fact
 from router.config.schema import Config
 from router.core.core import RouterCore
-from router.keys.shared_use import SharedUse
-from router.replicas.agreement import terms_of
-from router.replicas.identity import new_identity
+from router.keys.quota import SharedUse
 from router.replicas.messages import VERSION
+from router.replicas.peers import new_identity, terms_of
 from router.replicas.redis_url import parse_redis_url
 
 if TYPE_CHECKING:
-    from router.replicas.claim import Claim
-    from router.replicas.kv_borrowing import Borrowing
+    from router.replicas.kv_events import Borrowing, Claim
     from router.replicas.link import Link
     from router.replicas.sharing import Sharing
 
@@ -43,7 +41,7 @@ class Membership:
         self._reading: asyncio.Task[None] | None = None
         if config.state is not None:
             # Imported here: with Redis' client, a tenth of the start that one router does without.
-            from router.replicas.kv_borrowing import Borrowing
+            from router.replicas.kv_events import Borrowing
             from router.replicas.link import Link
             from router.replicas.sharing import Sharing
 

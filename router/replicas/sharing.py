@@ -10,14 +10,12 @@ from msgspec.structs import astuple
 
 from policies.facts import Fact
 from router.core.core import RouterCore
-from router.keys.shared_use import SharedUse, Use
+from router.keys.quota import SharedUse, Use
 from router.lines import worth_a_line
-from router.replicas.ear import Ear, EarCounters, numbers_below_zero
-from router.replicas.kv_fan import KvFan
-from router.replicas.kv_voice import Dump
+from router.replicas.kv_events import KvFan
 from router.replicas.messages import decoded
-from router.replicas.names import Names
-from router.replicas.voice import Voice
+from router.replicas.publisher import Dump, Voice
+from router.replicas.subscriber import Ear, EarCounters, Names, numbers_below_zero
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from policies.record import record
-from router.http.relay.reply import Header
+from policies.contract import record
+from router.upstream.reply import Header
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 SAMPLED = 1  # of the flags

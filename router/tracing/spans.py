@@ -22,13 +22,13 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from router.core.regret import SECONDS
-from router.http.explain_header import HELD_CODES
+from router.core.actions import SECONDS
 from router.record.access_log import AccessLine
+from router.request.explain import HELD_CODES
 from router.tracing.trace import Told, Trace, Turn, span_id_of
 
 if TYPE_CHECKING:
-    from router.http.visits import Visit
+    from router.request.visits import Visit
 
 _HELD = "held"  # a decision's reason
 _MAX_CHARS = 256
@@ -202,7 +202,7 @@ def _decision(decision: Mapping[str, Any], turn: Turn) -> Attributes:
 
 
 def _regret(decision: Mapping[str, Any], other: Mapping[str, Any], outcome: Told) -> dict[str, Any]:
-    """As `router.core.regret` has it."""
+    """As `router.core.actions` has it."""
     told: dict[str, Any] = {}
     if outcome.cached_tokens is not None and not decision.get("approximate"):
         told["warmroute.regret_hit_tokens"] = max(other["hit_tokens"] - outcome.cached_tokens, 0)

@@ -7,16 +7,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Union
 
+from policies.contract import record
 from policies.facts import Arrival
-from policies.record import record
 from router.core.actions import Reject
-from router.http.errors import ClientError, WorkerError
-from router.http.relay.reply import Header, Outcome
+from router.request.errors import ClientError, WorkerError
 from router.tracing.context import TraceContext, headers_of
+from router.upstream.reply import Header, Outcome
 
 if TYPE_CHECKING:
-    from router.http.desk import Errand
-    from router.http.local_desk import LocalCase
+    from router.request.desk import Errand, LocalCase
 
 Traced = Union["Trace", "Passed"]  # what a request is to the tracer that began it
 

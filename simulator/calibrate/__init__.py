@@ -3,5 +3,5 @@
 Owns: observations, the fit, its errors.
 Gives: `read_step_log`, `probe`, `fit`, and a profile that replays and timed workers can use.
 Never imports: the replay, the reports, shells of the router or the engine.
-Start reading at: `observation.py`.
+Start reading at: `fit.py`.
 """

@@ -1,16 +1,119 @@
-"""The constants of `engine.step_time.StepTime` that explain a set of observations best."""
+"""Step-time constants from measurements: observations, the fit to them, and its errors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from rich.table import Table
 from scipy.optimize import least_squares
 
+from engine.profiles import Profile
 from engine.step_time import StepTime
-from simulator.calibrate.observation import Observation, ObservationError
+
+MAX_STEPS = 5_000_000
+MAX_TOKENS = 1 << 40  # of any column: far beyond any step, small enough for exact sums
+COLUMNS = (
+    "prefill_tokens", "prefill_seqs", "decode_seqs", "decode_ctx_tokens", "attention_pairs",
+    "seconds",
+)  # fmt: skip
+
+
+class ObservationError(ValueError):
+    """Measurements that cannot be used: says the file, the line, the field and what is expected."""
+
+
+class Load(NamedTuple):
+    """What one step computes; an `engine.step_time.StepLoad`."""
+
+    prefill_tokens: int = 0
+    prefill_seqs: int = 0
+    decode_seqs: int = 0
+    decode_ctx_tokens: int = 0
+    attention_pairs: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """prefill, decode or mixed: what its error is shown under."""
+        if not self.decode_seqs:
+            return "prefill"
+        return "mixed" if self.prefill_tokens else "decode"
+
+
+class Observation(NamedTuple):
+    """`seconds` for all of `loads`, and for `round_trips` between a client and the engine."""
+
+    loads: tuple[Load, ...]
+    seconds: float
+    round_trips: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The kind of its first step."""
+        return self.loads[0].kind
+
+
+def prefill_loads(prompt_tokens: int, chunk_tokens: int) -> tuple[Load, ...]:
+    """The steps of one prompt that is prefilled alone, in chunks of at most `chunk_tokens`."""
+    loads = []
+    for start in range(0, prompt_tokens, chunk_tokens):
+        tokens = min(chunk_tokens, prompt_tokens - start)
+        loads.append(Load(tokens, 1, attention_pairs=tokens * (start + tokens / 2)))
+    return tuple(loads)
+
+
+def read_step_log(path: Path) -> list[Observation]:
+    """The steps in a CSV file with the columns `COLUMNS`, in any order, others ignored.
+
+    Raises `ObservationError` for a file that cannot be read and for the first wrong line.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(_rows(file, path))
+    except OSError as error:
+        raise ObservationError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ObservationError(f"{path}: not a CSV file: {error}") from error
+
+
+def _rows(file: Iterator[str], path: Path) -> Iterator[Observation]:
+    reader = csv.DictReader(file)
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise ObservationError(
+            f"{path}, line 1: no column {', '.join(missing)}; a step log has {','.join(COLUMNS)}"
+        )
+    for row in reader:
+        where = f"{path}, line {reader.line_num}"
+        if reader.line_num > MAX_STEPS:
+            raise ObservationError(f"{where}: more than {MAX_STEPS} steps")
+        counts = [int(_number(row, name, where, whole=True)) for name in COLUMNS[:4]]
+        pairs = _number(row, "attention_pairs", where)
+        load = Load(counts[0], counts[1], counts[2], counts[3], pairs)
+        seconds = _number(row, "seconds", where)
+        if not load.prefill_tokens + load.decode_seqs:
+            raise ObservationError(f"{where}: a step of no tokens")
+        if seconds <= 0:
+            raise ObservationError(f"{where}: seconds: {seconds:g} is not above 0")
+        yield Observation((load,), seconds)
+
+
+def _number(row: dict[str, str], name: str, where: str, whole: bool = False) -> float:
+    text = row[name]
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = -1.0
+    if not 0 <= value <= MAX_TOKENS or (whole and value != int(value)):
+        kind = "whole number" if whole else "number"
+        raise ObservationError(f"{where}: {name}: {text!r} is not a {kind} in 0..{MAX_TOKENS}")
+    return value
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -150,3 +253,60 @@ def _errors(observations: Sequence[Observation], relative: Floats) -> tuple[Kind
             median, p90, worst = np.percentile(errors, [50, 90, 100])
             rows.append(KindError(kind, len(errors), float(median), float(p90), float(worst)))
     return tuple(rows)
+
+
+UNITS = {  # constant -> (factor, unit, what it is)
+    "linear_s": (1e6, "µs per new token", "matrix work"),
+    "pair_s": (1e12, "ps per query-key pair", "prefill attention"),
+    "weights_s": (1e3, "ms per step", "one read of the weights"),
+    "context_s": (1e9, "ns per KV token read", "decode attention"),
+    "overhead_s": (1e3, "ms per step", "launch, scheduling, sampling"),
+    "seq_s": (1e6, "µs per sequence", "batch book-keeping"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A profile and how well it explains what was measured."""
+
+    profile: Profile
+    fit: Fit
+
+
+def calibrate(
+    observations: Sequence[Observation], name: str, kv_tokens: int, origin: str
+) -> Calibration:
+    """A profile called `name` for an engine of `kv_tokens`; `origin` says what was measured.
+
+    Raises `ObservationError` when there is too little to fit.
+    """
+    found = fit(observations)
+    total = found.errors[-1]
+    provenance = (
+        f"calibrated on {total.observations} measurements of {origin}; relative error: median "
+        f"{total.median:.1%}, p90 {total.p90:.1%}, worst {total.worst:.1%}"
+    )
+    return Calibration(Profile(name, found.step_time, kv_tokens, 0, provenance), found)
+
+
+def constants_table(calibration: Calibration) -> Table:
+    """The constants, for people."""
+    table = Table("constant", "value", "unit", "what", title=calibration.profile.name)
+    for name, (factor, unit, what) in UNITS.items():
+        value = f"{getattr(calibration.profile.step_time, name) * factor:.4g}"
+        if name in calibration.fit.undetermined:
+            value, what = "0", f"{what}: these measurements do not show it"
+        table.add_row(name, value, unit, what)
+    if calibration.fit.round_trip_s:
+        value = f"{calibration.fit.round_trip_s * 1e3:.4g}"
+        table.add_row("round trip", value, "ms per request", "HTTP, not part of the profile")
+    return table
+
+
+def errors_table(calibration: Calibration) -> Table:
+    """How far the model is from the measurements, by kind of step."""
+    table = Table("steps", "measured", "median error", "p90", "worst", title="model - measured")
+    for row in calibration.fit.errors:
+        shares = (f"{value:.1%}" for value in (row.median, row.p90, row.worst))
+        table.add_row(row.kind, f"{row.observations:,}", *shares)
+    return table

@@ -11,7 +11,7 @@ from statistics import median
 import aiohttp
 import msgspec
 
-from simulator.calibrate.observation import Load, Observation, ObservationError, prefill_loads
+from simulator.calibrate.fit import Load, Observation, ObservationError, prefill_loads
 
 LEAST_STEPS = 16  # side by side, or a decode measurement says too little
 TIMEOUT_S = 300.0

@@ -16,17 +16,22 @@ import uvloop
 from rich.console import Console
 
 from router.core.guard import PolicyFaultError
-from router.record.facts_file import RecordingError
-from simulator import cli_learn, cli_live, cli_replay, cli_study, cli_truth, usage
-from simulator.calibrate.observation import ObservationError
-from simulator.cli_command import Command
+from router.record.facts import RecordingError
+from simulator.calibrate.fit import ObservationError
+from simulator.cli import learn as cli_learn
+from simulator.cli import live_options as cli_live
+from simulator.cli import replay_options as cli_replay
+from simulator.cli import study_options as cli_study
+from simulator.cli import study_options as cli_truth
+from simulator.cli import usage
+from simulator.cli.usage import Command
 from simulator.limits.report import BoundError
-from simulator.processes import StartError
-from simulator.replay.errors import ReplayError
-from simulator.scrape import ScrapeError
-from simulator.sweep.errors import SweepError
-from simulator.traces.errors import TraceError
-from simulator.workload import WorkloadError
+from simulator.live.load import WorkloadError
+from simulator.live.processes import StartError
+from simulator.live.scrape import ScrapeError
+from simulator.replay.setup import ReplayError
+from simulator.runs.task import SweepError
+from simulator.traces.job import TraceError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 

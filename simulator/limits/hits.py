@@ -1,19 +1,219 @@
-"""Hit rates of routing rules over caches alone: no service time, so nothing about latency.
-
-Requests are taken in order, their prompt's blocks are in the chosen cache as soon as they arrive,
-answers are not cached; the rules know at once what every cache holds. `ideal` is a ceiling for any
-routing, the others are landmarks: what simple rules do to hits and to the balance of work.
-"""
+"""Hit rates of routing rules over caches alone, without service times."""
 
 from __future__ import annotations
 
+import random
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from math import fsum
+from typing import Protocol
 
 import msgspec
 
-from simulator.limits.rules import POOL_RULES, Rule, make_rule
 from simulator.traces.job import Job
+
+
+class LruCache:
+    """The ids of `capacity` blocks at most; None: without limit. Lifetime: one row of a table."""
+
+    def __init__(self, capacity: int | None) -> None:
+        self._capacity = capacity
+        self._ids: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def match(self, ids: Sequence[int]) -> int:
+        """Leading ids that are present."""
+        present = self._ids
+        for depth, block in enumerate(ids):
+            if block not in present:
+                return depth
+        return len(ids)
+
+    def insert(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Touch or add every id from the last to the first, then evict: (added, evicted) ids.
+
+        So a block is always more recent than those behind it, and chains lose their tails first.
+        What is longer than the cache stands in both lists.
+        """
+        present = self._ids
+        if self._capacity is None:
+            added = [block for block in ids if block not in present]
+            present.update(dict.fromkeys(added))
+            return added, []
+        added = []
+        touch = present.move_to_end
+        for block in reversed(ids):
+            if block in present:
+                touch(block)
+            else:
+                present[block] = None
+                added.append(block)
+        surplus = len(present) - self._capacity
+        return added, [present.popitem(last=False)[0] for _ in range(surplus)]
+
+
+class Holders:
+    """For each id the workers that hold it, as bits: one look-up a block, not one a worker.
+
+    Lifetime: one row of a table. `match` and `insert` of one worker as in `LruCache`.
+    """
+
+    def __init__(self, workers: int, capacity: int | None) -> None:
+        self._caches = [LruCache(capacity) for _ in range(workers)]
+        self._everybody = (1 << workers) - 1
+        self._bits: dict[int, int] = {}  # ids that nobody holds are left out
+
+    def longest(self, ids: Sequence[int]) -> tuple[int, int]:
+        """(longest match of any worker, bits of the workers that have it)."""
+        bits = self._bits
+        holders = self._everybody
+        for depth, block in enumerate(ids):
+            still = holders & bits.get(block, 0)
+            if not still:
+                return depth, holders
+            holders = still
+        return len(ids), holders
+
+    def match(self, worker: int, ids: Sequence[int]) -> int:
+        """Leading ids that `worker` holds."""
+        return self._caches[worker].match(ids)
+
+    def insert(self, worker: int, ids: Sequence[int]) -> None:
+        """`worker` computes the blocks of `ids`."""
+        bits = self._bits
+        bit = 1 << worker
+        added, evicted = self._caches[worker].insert(ids)
+        for block in added:
+            bits[block] = bits.get(block, 0) | bit
+        for block in evicted:
+            left = bits[block] ^ bit
+            if left:
+                bits[block] = left
+            else:
+                del bits[block]
+
+
+HASH_FACTOR = 2_654_435_761  # Knuth's multiplicative hash: 2^32 over the golden ratio
+PAIR_FACTOR = 1_000_003
+WINDOW_S = 60.0
+MAX_SHARE = 1.25  # of the mean work in the window, before `bounded` looks elsewhere
+
+
+class Rule(Protocol):
+    """Lifetime: one row of a table. The rule owns the caches it chooses between."""
+
+    def place(self, serial: int, at_ns: int, ids: Sequence[int]) -> tuple[int, int]:
+        """(worker, leading ids it holds) for the request; its ids are in the cache afterwards."""
+
+    def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
+        """Tell what the last placed request costs `worker`."""
+
+
+class Blind:
+    """A rule that looks at no cache: `round_robin`, `random`, `hash_1`, `hash_2`."""
+
+    def __init__(self, name: str, workers: int, capacity: int | None) -> None:
+        self._name = name
+        self._workers = workers
+        self._caches = [LruCache(capacity) for _ in range(workers)]
+        self._random = random.Random(1)
+
+    def place(self, serial: int, at_ns: int, ids: Sequence[int]) -> tuple[int, int]:
+        """See `Rule`."""
+        worker = self._choose(serial, ids)
+        cache = self._caches[worker]
+        match = cache.match(ids)
+        cache.insert(ids)
+        return worker, match
+
+    def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
+        """See `Rule`; it does not care."""
+
+    def _choose(self, serial: int, ids: Sequence[int]) -> int:
+        if self._name == "round_robin":
+            return serial % self._workers
+        if self._name == "random":
+            return self._random.randrange(self._workers)
+        key = ids[0] if ids else serial
+        if self._name == "hash_2" and ids:
+            key = key * PAIR_FACTOR + (ids[1] if len(ids) > 1 else 0)
+        return (key * HASH_FACTOR >> 7) % self._workers
+
+
+class Greedy:
+    """The longest match; among equals the least uncached work so far, then the first worker."""
+
+    def __init__(self, workers: int, capacity: int | None) -> None:
+        self._holders = Holders(workers, capacity)
+        self._work_tokens = [0] * workers
+
+    def place(self, serial: int, at_ns: int, ids: Sequence[int]) -> tuple[int, int]:
+        """See `Rule`."""
+        match, bits = self._holders.longest(ids)
+        work = self._work_tokens
+        best = min((work[row], row) for row in range(len(work)) if bits >> row & 1)[1]
+        worker = self._reconsider(best, at_ns)
+        if worker != best:
+            match = self._holders.match(worker, ids)
+        self._holders.insert(worker, ids)
+        return worker, match
+
+    def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
+        """See `Rule`."""
+        self._work_tokens[worker] += uncached_tokens
+
+    def _reconsider(self, best: int, at_ns: int) -> int:
+        return best
+
+
+class Bounded(Greedy):
+    """Greedy, but the idlest worker where the best had over 1.25 x the mean work of a minute."""
+
+    def __init__(self, workers: int, capacity: int | None) -> None:
+        super().__init__(workers, capacity)
+        self._recent: list[deque[tuple[float, int]]] = [deque() for _ in range(workers)]
+        self._recent_tokens = [0] * workers
+
+    def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
+        """See `Rule`."""
+        super().charge(worker, at_ns, uncached_tokens)
+        self._recent[worker].append((_seconds(at_ns), uncached_tokens))
+        self._recent_tokens[worker] += uncached_tokens
+
+    def _reconsider(self, best: int, at_ns: int) -> int:
+        sums = self._recent_tokens
+        oldest_s = _seconds(at_ns) - WINDOW_S
+        for worker, entries in enumerate(self._recent):
+            while entries and entries[0][0] < oldest_s:
+                sums[worker] -= entries.popleft()[1]
+        mean_tokens = sum(sums) / len(sums)
+        if sums[best] > MAX_SHARE * mean_tokens + 1:
+            return sums.index(min(sums))
+        return best
+
+
+def _seconds(at_ns: int) -> float:
+    """Milliseconds times a rounded thousandth, not a quotient: the published tables have it so.
+
+    Traces tick in whole seconds, and whether work exactly a minute old still counts hangs on it.
+    """
+    return at_ns / 1_000_000 * 0.001
+
+
+BLIND = ("round_robin", "random", "hash_1", "hash_2")
+POOL_RULES = (*BLIND, "greedy", "bounded")
+
+
+def make_rule(name: str, workers: int, capacity: int | None) -> Rule:
+    """The rule called `name`, one of `POOL_RULES`, over empty caches of `capacity` blocks each."""
+    if name == "greedy":
+        return Greedy(workers, capacity)
+    if name == "bounded":
+        return Bounded(workers, capacity)
+    return Blind(name, workers, capacity)
+
 
 RULES = ("single_lru", *POOL_RULES)  # without more ado
 ALL_RULES = (*RULES, "pooled_lru", "ideal")

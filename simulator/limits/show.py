@@ -9,11 +9,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.limits.distance import Distance
+from simulator.limits.bounds import Bounds
 from simulator.limits.hits import HitRow
 from simulator.limits.losses import NAMES
-from simulator.limits.lower import Bounds
-from simulator.limits.report import BoundReport
+from simulator.limits.report import BoundReport, Distance
 
 NOTHING = "-"
 METRICS = ("mean", "p50", "p90", "p95", "p99", "max")

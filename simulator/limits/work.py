@@ -1,19 +1,227 @@
-"""How much of a worker's time a request takes at least, when steps are shared with others.
-
-The time of a step is divided among its tokens so that the parts never exceed it; a request's
-parts, added up, are then work in the sense of a single-machine schedule: whatever the batches, a
-worker does no more than one second of it per second.
-"""
+"""How much of a worker's time each request of a known workload takes at least."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 
-from simulator.limits.floors import SLACK, answered, attention_pairs, step_s
-from simulator.limits.known import Known
-from simulator.limits.machines import Machine
+from engine.profiles import profile
+from engine.scheduler.types import SchedulerSettings
+from engine.step_time import StepTime
+from policies.contract import Hashes
+from simulator.replay.setup import WorkerGroup
 from simulator.traces.job import Job
+
+DEFAULTS = SchedulerSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Workers that are alike. Lifetime: process."""
+
+    count: int
+    step_time: StepTime
+    speed: float  # every step takes its time divided by this
+    blocks: int
+    block_size: int
+    max_num_tokens: int  # computed in one step
+    max_batch_size: int  # sequences in one step
+    sequence_tokens: int  # longest prompt plus answer
+    prefix_wait_tokens: int  # least prefix in flight that a request waits for; 0: never
+
+    def takes(self, prompt_tokens: int) -> bool:
+        """Whether a prompt so long ever gets a token here."""
+        return prompt_tokens + 1 <= self.sequence_tokens
+
+
+def machine(group: WorkerGroup, block_size: int) -> Machine:
+    """The workers of `group` with blocks of `block_size` tokens. ValueError: unknown profile."""
+    model = profile(group.profile)
+    blocks = max(1, (group.kv_tokens or model.kv_capacity_tokens) // block_size)
+    model_tokens = group.max_model_tokens or DEFAULTS.max_model_tokens
+    batch_size = group.max_batch_size or DEFAULTS.max_batch_size
+    return Machine(
+        count=group.count,
+        step_time=model.step_time,
+        speed=group.speed,
+        blocks=blocks,
+        block_size=block_size,
+        max_num_tokens=group.max_num_tokens or max(DEFAULTS.max_num_tokens, batch_size),
+        max_batch_size=batch_size,
+        sequence_tokens=min(model_tokens, blocks * block_size),
+        prefix_wait_tokens=(
+            DEFAULTS.prefix_wait_tokens
+            if group.prefix_wait_tokens is None
+            else group.prefix_wait_tokens
+        ),
+    )
+
+
+ChainOf = Callable[[Job, int], Hashes]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Requests that some worker can run; lists have one entry each. Lifetime: process.
+
+    `matched_tokens` is what nobody needs to compute for a request after its arrival: the longest
+    prefix of full blocks that stood in the prompt of a request before it, or in an answer of any
+    request. (A request behind it may well be served first and compute what both need; but then it
+    is computed after this one's arrival, on this one's worker, and this one waits for it: no first
+    token is earlier for it. Answers count whenever they come, so that no decoded block is ever
+    taken for prefill.) A request can find `reusable_blocks` cached at most, because its last token
+    is always computed; `shared_tokens` is as much of `matched_tokens`.
+    """
+
+    jobs: tuple[Job, ...]
+    rows: tuple[int, ...]  # place in the workload, from 0
+    chains: tuple[Hashes, ...]  # full blocks of the prompt, then known ones of the answer
+    matched_tokens: tuple[int, ...]
+    shared_tokens: tuple[int, ...]
+    reusable_blocks: tuple[int, ...]
+    block_size: int
+    hopeless: int  # requests that no worker can run; they are left out
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all requests."""
+        return sum(job.prompt_tokens for job in self.jobs)
+
+
+def know(jobs: Iterable[Job], chain_of: ChainOf, block_size: int, most_tokens: int) -> Known:
+    """Read `jobs`, in order of arrival, to the end and hold them.
+
+    `chain_of(job, row)`: hashes of full blocks of `block_size` tokens. `most_tokens`: longest
+    prompt plus first token that any worker takes.
+    """
+    kept: list[Job] = []
+    rows: list[int] = []
+    chains: list[Hashes] = []
+    hopeless = 0
+    for row, job in enumerate(jobs):
+        if job.prompt_tokens + 1 > most_tokens:
+            hopeless += 1
+            continue
+        kept.append(job)
+        rows.append(row)
+        chains.append(chain_of(job, row))
+    matched = tuple(_matched(kept, chains, block_size))
+    reusable = tuple((job.prompt_tokens - 1) // block_size for job in kept)
+    return Known(
+        jobs=tuple(kept),
+        rows=tuple(rows),
+        chains=tuple(chains),
+        matched_tokens=matched,
+        shared_tokens=tuple(
+            min(tokens, blocks * block_size)
+            for tokens, blocks in zip(matched, reusable, strict=True)
+        ),
+        reusable_blocks=reusable,
+        block_size=block_size,
+        hopeless=hopeless,
+    )
+
+
+def reuse_ceiling_tokens(known: Known) -> int:
+    """Most prompt tokens that can be found cached in all, whatever runs where and in which order.
+
+    Somebody computes every block before anybody finds it, so of the requests whose prompt or
+    answer has the block one at least does not find it. (Requests for which it holds the last
+    token, and answers, compute it but never find it.) The relaxation: one cache for all, without
+    limit, that whatever is computed reaches at once.
+    """
+    finders: dict[int, int] = {}
+    others: set[int] = set()
+    for chain, reusable in zip(known.chains, known.reusable_blocks, strict=True):
+        ids = chain.tolist()
+        for block in ids[:reusable]:
+            finders[block] = finders.get(block, 0) + 1
+        others.update(ids[reusable:])
+    return known.block_size * sum(count - (block not in others) for block, count in finders.items())
+
+
+def _matched(jobs: Sequence[Job], chains: Sequence[Hashes], block_size: int) -> Iterable[int]:
+    seen: set[int] = set()
+    for job, chain in zip(jobs, chains, strict=True):
+        seen.update(chain[job.prompt_tokens // block_size :].tolist())
+    for job, chain in zip(jobs, chains, strict=True):
+        full = job.prompt_tokens // block_size
+        prompt: list[int] = chain[:full].tolist()
+        match = next((depth for depth, block in enumerate(prompt) if block not in seen), full)
+        seen.update(prompt[match:])
+        yield match * block_size
+
+
+SLACK = 1.0 - 1e-12  # floating-point sums of times are good to less than this
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    prefill_tokens: int
+    prefill_seqs: int = 1
+    decode_seqs: int = 0
+    decode_ctx_tokens: int = 0
+    attention_pairs: float = 0.0
+
+
+def step_s(step_time: StepTime, tokens: int, seqs: int = 1) -> float:
+    """Seconds of a step of so many new tokens in `seqs` sequences, its attention left out."""
+    return step_time.seconds(_Load(tokens, seqs))
+
+
+def first_token_ns(machine: Machine, prompt_tokens: int, shared_tokens: int) -> int:
+    """Least ns from a request's arrival at an idle worker to its first token.
+
+    All but `shared_tokens` of the prompt is computed on its worker after its arrival, whoever
+    asked for it (see `Known`), in steps of `max_num_tokens` at most. A step's time is convex in
+    its tokens and above 0 for none, so the fewest, equal steps are the fastest; attention comes
+    to the same however the tokens are cut.
+    """
+    step_time = machine.step_time
+    tokens = prompt_tokens - shared_tokens
+    steps = -(-tokens // machine.max_num_tokens)
+    total_s = steps * step_s(step_time, tokens // steps) + step_time.pair_s * attention_pairs(
+        shared_tokens, prompt_tokens
+    )
+    return _least_ns(total_s / machine.speed, steps)
+
+
+def further_tokens_ns(machine: Machine, prompt_tokens: int, output_tokens: int) -> int:
+    """Least ns from the first token to the last: a step each, that reads the KV so far.
+
+    A token that ends a preemption is given by a prefill, whose attention is cheaper. But the step
+    that preempted gave it nothing and took at least an empty step's time, so a token's attention
+    is charged up to that only.
+    """
+    step_time = machine.step_time
+    steps = answered(machine, prompt_tokens, output_tokens) - 1
+    base_s = step_s(step_time, 1)
+    read_s = step_time.context_s
+    full = steps  # tokens whose attention is charged in full, the first ones
+    if read_s * (prompt_tokens + steps) > base_s:
+        full = min(steps, max(0, floor(base_s / read_s) - prompt_tokens))
+    contexts = full * prompt_tokens + full * (full + 1) // 2
+    total_s = steps * base_s + read_s * contexts + (steps - full) * base_s
+    return _least_ns(total_s / machine.speed, steps)
+
+
+def attention_pairs(start: int, stop: int) -> float:
+    """Query-key pairs of prefilling the tokens `start` to `stop`, as `StepTime` counts them."""
+    return (stop * stop - start * start) / 2
+
+
+def answered(machine: Machine, prompt_tokens: int, output_tokens: int) -> int:
+    """Tokens that the worker gives: an answer ends where the longest sequence does."""
+    return min(output_tokens, machine.sequence_tokens - prompt_tokens)
+
+
+def _least_ns(total_s: float, steps: int) -> int:
+    # Each step is rounded to whole ns, and takes one at least.
+    return max(steps, ceil(total_s * SLACK * 1e9 - steps / 2) - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,32 @@
-"""When requests come: at their recorded times, or a session's turns as its answers allow."""
+"""When requests come, which session they name, and a request under way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import Protocol
 
+from policies.contract import Hashes
+from simulator.replay.station import Station
 from simulator.traces.job import Job
 from simulator.traces.open import sessions
+
+
+class Anonymous:
+    """Which sessions the router is told of. Lifetime: replay.
+
+    A client says it always or never, so the draw is the session's and not the request's.
+    """
+
+    def __init__(self, seed: int, share: float) -> None:
+        self._seed, self._share = seed, share
+
+    def seen(self, session: str | None) -> str | None:
+        """The session's id as the router sees it."""
+        if not self._share or session is None:
+            return session
+        drawn = Random(f"{self._seed}/no session/{session}").random()
+        return None if drawn < self._share else session
 
 
 class Turn:
@@ -69,3 +89,15 @@ class ClosedLoop:
         job = turns[number]
         pause_ns = job.at_ns - turn.job.at_ns if job.think_ns is None else job.think_ns
         return Turn(now_ns + max(pause_ns, 0), job, turns, number)
+
+
+class Live:
+    """Lifetime: request."""
+
+    __slots__ = ("begun", "chain", "station", "turn")
+
+    def __init__(self, turn: Turn, chain: Hashes) -> None:
+        self.turn = turn
+        self.chain = chain  # full blocks of its prompt, then those known of its answer
+        self.station: Station | None = None  # where it was sent; None: held, or it failed there
+        self.begun = False  # its client has the first token

@@ -1,21 +1,101 @@
-"""Virtual workers made of groups: profile, memory, limits, and what a router sees of them."""
+"""Virtual workers made of groups, and what can be said against a set-up before anything runs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import astuple
+from itertools import chain, islice
 from random import Random
 from typing import cast
 
 import kvkernels
 from engine.profiles import profile
-from engine.scheduler_types import SchedulerSettings
+from engine.scheduler.types import SchedulerSettings
 from engine.virtual import VirtualWorker
 from policies.facts import WorkerFacts
-from simulator.replay.errors import ReplayError
 from simulator.replay.relay import MODEL
-from simulator.replay.setup import Setup, WorkerGroup
+from simulator.replay.setup import ReplayError, RouterSettings, Setup, WorkerGroup, World
 from simulator.replay.station import KEPT_BATCHES, Station
+from simulator.traces.job import Job
+
+MAX_WORKERS = 4096  # slots of the router's index
+_LOOKED_AT = 1_000  # first jobs of a workload
+_TIMES = (
+    "network_ms",
+    "event_lag_ms",
+    "resync_ms",
+    "report_every_ms",
+    "report_lag_ms",
+    "progress_ms",
+    "replica_lag_ms",
+)
+_PERIODS = ("tick_ms", "health_ms")
+_MAX_MS = 86_400_000.0
+_MAX_ROUTER_S = 86_400.0
+_MAX_REPLICAS = 64
+_MAX_REQUESTS = 10_000_000
+
+
+def check_setup(setup: Setup) -> None:
+    """Raise ReplayError for figures out of range: the field, its value, what is allowed."""
+    if not setup.groups:
+        raise ReplayError("groups: no workers; give at least one group")
+    for number, group in enumerate(setup.groups):
+        if group.count < 0:
+            raise ReplayError(f"groups[{number}].count: {group.count}; expected 0 or more")
+        if not (math.isfinite(group.speed) and group.speed > 0):
+            raise ReplayError(f"groups[{number}].speed: {group.speed}; expected above 0")
+        if group.kv_tokens is not None and group.kv_tokens < 1:
+            raise ReplayError(f"groups[{number}].kv_tokens: {group.kv_tokens}; expected 1 or more")
+    workers = sum(group.count for group in setup.groups)
+    if not 1 <= workers <= MAX_WORKERS:
+        raise ReplayError(f"groups: {workers} workers in all; expected 1..{MAX_WORKERS}")
+    if setup.block_size is not None and setup.block_size < 1:
+        raise ReplayError(f"block_size: {setup.block_size}; expected 1 token or more")
+    _check_world(setup.world)
+    _check_router(setup.router)
+
+
+def _check_router(router: RouterSettings) -> None:
+    for name in ("hold_s", "speculative_s"):
+        value = getattr(router, name)
+        if value is not None and not 0 < value <= _MAX_ROUTER_S:
+            raise ReplayError(f"router.{name}: {value}; expected above 0, to {_MAX_ROUTER_S:g}")
+    for name in ("hold_requests", "inflight_requests"):
+        value = getattr(router, name)
+        if value is not None and not 1 <= value <= _MAX_REQUESTS:
+            raise ReplayError(f"router.{name}: {value}; expected 1..{_MAX_REQUESTS}")
+
+
+def _check_world(world: World) -> None:
+    for name in (*_TIMES, *_PERIODS):
+        value = getattr(world, name)
+        low = 1.0 if name in _PERIODS else 0.0
+        if not low <= value <= _MAX_MS:
+            raise ReplayError(f"world.{name}: {value}; expected {low:g}..{_MAX_MS:g}")
+    if not 1 <= world.replicas <= _MAX_REPLICAS:
+        raise ReplayError(f"world.replicas: {world.replicas}; expected 1..{_MAX_REPLICAS}")
+    if not 0.0 <= world.no_session_share <= 1.0:
+        share = world.no_session_share
+        raise ReplayError(f"world.no_session_share: {share}; expected a share from 0 to 1")
+    if not 0.0 <= world.event_loss < 1.0:
+        raise ReplayError(f"world.event_loss: {world.event_loss}; expected 0 or more, below 1")
+
+
+def some_fit(jobs: Iterator[Job], stations: list[Station]) -> Iterator[Job]:
+    """The same jobs. Raises ReplayError when none of the first thousand can run anywhere."""
+    first = list(islice(jobs, _LOOKED_AT))
+    sequence_tokens = max(station.sequence_tokens for station in stations)
+    if first and all(job.prompt_tokens >= sequence_tokens for job in first):
+        shortest = min(job.prompt_tokens for job in first)
+        raise ReplayError(
+            f"no request can run: the shortest of the first {len(first)} prompts has {shortest} "
+            f"tokens, a worker takes {sequence_tokens} with the first output token's; give the "
+            "workers more kv_tokens or max_model_tokens"
+        )
+    return chain(first, jobs)
+
 
 # Of a group: what its scheduler is told.
 LIMITS = ("max_num_tokens", "max_batch_size", "max_model_tokens", "prefix_wait_tokens")

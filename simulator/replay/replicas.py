@@ -12,8 +12,7 @@ from random import Random
 
 from policies import facts
 from router.core.actions import Action
-from router.core.core import RouterCore
-from router.core.take import take
+from router.core.core import RouterCore, take
 from router.replicas.sharing import Sharing
 from simulator.replay.agenda import Agenda, Rank
 

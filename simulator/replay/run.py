@@ -10,26 +10,19 @@ from typing import NamedTuple
 import msgspec
 
 from policies.facts import WorkerChange
-from policies.load import LoadedPolicy, load
-from policies.parameters import PolicyError
+from policies.load import LoadedPolicy, PolicyError, load
 from router.core.core import RouterCore
 from router.core.settings import CoreSettings
 from simulator.replay.agenda import Agenda
-from simulator.replay.anonymous import Anonymous
-from simulator.replay.arrivals import ClosedLoop, OpenLoop
-from simulator.replay.checks import check_setup, some_fit
-from simulator.replay.errors import ReplayError
-from simulator.replay.failing import Failing
-from simulator.replay.faults import Fault, read_faults
-from simulator.replay.feed import Feed
-from simulator.replay.fleet import FleetBuilder
-from simulator.replay.health import Health
-from simulator.replay.observer import Observer
+from simulator.replay.arrivals import Anonymous, ClosedLoop, OpenLoop
+from simulator.replay.faults import Failing, Fault, read_faults
+from simulator.replay.fleet import FleetBuilder, check_setup, some_fit
+from simulator.replay.observer import Observer, Sampler
 from simulator.replay.relay import Relay
 from simulator.replay.replicas import Replicas
 from simulator.replay.result import ReplayResult, WorkerTotals
-from simulator.replay.samples import Sampler
-from simulator.replay.setup import Setup
+from simulator.replay.setup import ReplayError, Setup
+from simulator.replay.signals import Feed, Health
 from simulator.replay.station import Station
 from simulator.traces.open import Chainer, JobStream, open_jobs
 

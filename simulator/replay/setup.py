@@ -5,6 +5,10 @@ from __future__ import annotations
 import msgspec
 
 
+class ReplayError(ValueError):
+    """A set-up that cannot be replayed. The text says what, where, and what to do."""
+
+
 class WorkloadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which requests, and when.
 

@@ -1,30 +1,233 @@
-"""One replay as one row of figures, and the hash by which two replays are told to be the same."""
+"""One replay as one row of figures, and the hash by which two replays are known to be the same."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import fields
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from simulator.replay.result import I64, NEVER, ReplayResult, RequestTable, Verdict
-from simulator.report.spread import NS_PER_MS, Spread, ratio, spread, total
-from simulator.report.stages import NS_PER_S, StageRow, summarize_stages
-from simulator.report.turns import (
-    NO_SESSIONS,
-    NO_TURNS,
-    NO_WAITS,
-    SessionsRow,
-    TurnsRow,
-    Waits,
-    new_ones,
-    sessions_row,
-    turns_row,
-    waits,
-)
+from simulator.traces.job import Stage
+
+NS_PER_MS = 1_000_000
+DIGITS = 3  # of milliseconds in a report
+# The quantiles in the order of `Spread`'s fields, percent.
+PERCENTS = (50, 90, 95, 99)
+
+
+class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Mean and quantiles of a time, ms, three decimals; null where nothing was measured."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    max: float | None
+
+
+NO_SPREAD = Spread(None, None, None, None, None, None)
+
+
+def spread(times_ns: I64) -> Spread:
+    """Mean and quantiles of `times_ns` (any order), in milliseconds."""
+    count = len(times_ns)
+    if not count:
+        return NO_SPREAD
+    ordered = np.sort(times_ns)
+    p50, p90, p95, p99 = (_ms(*quantile(ordered, percent)) for percent in PERCENTS)
+    mean = _ms(int(ordered.sum(dtype=np.int64)), count)
+    return Spread(mean, p50, p90, p95, p99, _ms(int(ordered[-1]), 1))
+
+
+def quantile(ordered: I64, percent: int) -> tuple[int, int]:
+    """The `percent` quantile (0..100) of sorted, non-empty integers as an exact fraction.
+
+    Linear between the two neighbours of position percent / 100 * (n - 1): definition 7 of Hyndman
+    and Fan, "Sample Quantiles in Statistical Packages" (1996), numpy's default.
+    """
+    place, rest = divmod(percent * (len(ordered) - 1), 100)
+    low = int(ordered[place])
+    high = int(ordered[min(place + 1, len(ordered) - 1)])
+    return low * (100 - rest) + high * rest, 100
+
+
+def total(column: npt.NDArray[np.signedinteger[Any]]) -> int:
+    """The exact sum, however wide the column's integers are."""
+    return int(column.sum(dtype=np.int64))
+
+
+def ratio(part: int, whole: int, digits: int) -> float | None:
+    """`part / whole` to so many decimals; None where there is no whole."""
+    return round(part / whole, digits) if whole > 0 else None
+
+
+def _ms(part_ns: int, whole: int) -> float:
+    return round(part_ns / (whole * NS_PER_MS), DIGITS)
+
+
+Bools = npt.NDArray[np.bool_]
+NS_PER_HOUR = 3_600 * 1_000_000_000
+
+
+class Waits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From the arrival at the router to the first dispatch, or to the refusal of who had none."""
+
+    held: int = 0  # requests that waited at all
+    mean_ms: float | None = None  # of the held ones; null: none was
+    max_ms: float | None = None
+
+
+class TurnsRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The requests of one kind."""
+
+    requests: int = 0
+    completed: int = 0
+    ttft_ms: Spread = NO_SPREAD  # of completed ones, from the arrival at the router
+    waits: Waits = Waits()
+
+
+class SessionsRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whole sessions; a request without one is one of its own."""
+
+    begun: int = 0
+    completed: int = 0  # every request of theirs was
+    per_hour: float | None = None  # completed ones, over `simulated_s`
+
+
+NO_TURNS = TurnsRow()
+NO_SESSIONS = SessionsRow()
+NO_WAITS = Waits()
+
+
+def new_ones(table: RequestTable) -> Bools:
+    """Which requests begin a session: bool[requests]."""
+    new: Bools = table.session == NEVER
+    _, first = np.unique(table.session, return_index=True)
+    new[first] = True
+    return new
+
+
+def turns_row(table: RequestTable, chosen: Bools) -> TurnsRow:
+    """The figures of the `chosen` requests."""
+    done = chosen & (table.verdict == Verdict.COMPLETED)
+    return TurnsRow(
+        int(np.count_nonzero(chosen)),
+        int(np.count_nonzero(done)),
+        spread((table.first_token_ns - table.arrival_ns)[done]),
+        waits(table.held_ns[chosen]),
+    )
+
+
+def waits(held_ns: I64) -> Waits:
+    """Of `held_ns`, each 0 or above."""
+    held = held_ns[held_ns > 0]
+    if not len(held):
+        return NO_WAITS
+    longest = int(held.max())
+    return Waits(
+        len(held),
+        ratio(total(held), len(held) * NS_PER_MS, 3),
+        round(longest / NS_PER_MS, 3),
+    )
+
+
+def sessions_row(result: ReplayResult) -> SessionsRow:
+    """How many sessions began and how many were answered to their end."""
+    table = result.table
+    failed = table.verdict != Verdict.COMPLETED
+    named = table.session != NEVER
+    begun = np.unique(table.session[named])
+    spoilt = np.unique(table.session[named & failed])
+    alone = int(np.count_nonzero(~named))
+    completed = len(begun) - len(spoilt) + alone - int(np.count_nonzero(~named & failed))
+    per_hour = ratio(completed * NS_PER_HOUR, result.simulated_ns, 3)
+    return SessionsRow(len(begun) + alone, completed, per_hour)
+
+
+NS_PER_S = 1_000_000_000
+
+
+class StageRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage of one replay. Null: nothing was measured."""
+
+    rate_per_s: float  # as planned
+    requests: int  # that arrived in it
+    completed: int
+    ttft_ms: Spread  # of those completed
+    output_tokens_per_s: float | None  # of those completed, from its start to its last answer
+    hit_rate_tokens: float | None  # cached / prompt tokens, over those admitted
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigure:
+    """What a ladder is shown by. Lifetime: process."""
+
+    name: str
+    of: Callable[[StageRow], float | None]
+    show: Callable[[float | None], str]
+
+
+Groups = Mapping[str, Sequence[tuple[StageRow, ...]]]  # label -> the stages of each of its seeds
+# Every replay of one workload has the same stages, so a ladder is a list of values beside `rates`.
+Ladders = dict[str, list[float | None]]
+
+
+def summarize_stages(result: ReplayResult) -> tuple[StageRow, ...]:
+    """One row for each stage with requests; () for a workload that has no stages."""
+    table = result.table
+    starts = np.array([stage.start_ns for stage in result.stages], dtype=np.int64)
+    # What a closed loop sets free between two stages still belongs to the one before.
+    numbers = np.searchsorted(starts, table.arrival_ns, side="right") - 1
+    rows = (
+        _row(stage, table, numbers == number)
+        for number, stage in enumerate(result.stages)
+        if not stage.warm_up
+    )
+    return tuple(row for row in rows if row.requests)
+
+
+def rates(groups: Groups) -> list[float]:
+    """The planned rates of the longest ladder."""
+    known = [stages for seeds in groups.values() for stages in seeds]
+    return [stage.rate_per_s for stage in max(known, key=len, default=())]
+
+
+def ladders(groups: Groups, of: Callable[[StageRow], float | None]) -> Ladders:
+    """Label -> a figure at each of `rates`, the mean over its seeds; None where none has it."""
+    steps = range(len(rates(groups)))
+
+    def at(number: int, seeds: Sequence[tuple[StageRow, ...]]) -> float | None:
+        given = [of(stages[number]) for stages in seeds if number < len(stages)]
+        found = [value for value in given if value is not None]
+        return statistics.fmean(found) if found else None
+
+    return {label: [at(number, seeds) for number in steps] for label, seeds in groups.items()}
+
+
+def _row(stage: Stage, table: RequestTable, own: npt.NDArray[np.bool_]) -> StageRow:
+    done = own & (table.verdict == Verdict.COMPLETED)
+    admitted = own & (table.verdict != Verdict.REJECTED) & (table.hit_tokens != NEVER)
+    last_ns = int(table.finish_ns[done].max(initial=stage.start_ns))
+    tokens = total(table.output_tokens[done])
+    return StageRow(
+        rate_per_s=round(stage.rate_per_s, 6),
+        requests=int(np.count_nonzero(own)),
+        completed=int(np.count_nonzero(done)),
+        ttft_ms=spread((table.first_token_ns - table.arrival_ns)[done]),
+        output_tokens_per_s=ratio(tokens * NS_PER_S, last_ns - stage.start_ns, 3),
+        hit_rate_tokens=ratio(
+            total(table.hit_tokens[admitted]), total(table.prompt_tokens[admitted]), 5
+        ),
+    )
+
 
 HASH_DIGITS = 16
 # What the machine took, not what was simulated: no part of the hash.

@@ -6,8 +6,7 @@ import numpy as np
 
 from kvkernels import chain_hashes
 from policies.contract import Hashes
-from simulator.traces.errors import TraceError
-from simulator.traces.job import Job
+from simulator.traces.job import Job, TraceError
 
 # Odd, so that multiplying by them permutes the 64-bit words; SplitMix64's (Steele et al., 2014).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -15,8 +15,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from simulator.traces.errors import LineError
-from simulator.traces.job import Job
+from simulator.traces.job import Job, LineError
 
 BLOCK_TOKENS = 512
 MAX_PROMPT_TOKENS = 4 << 20

@@ -14,8 +14,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from simulator.traces.errors import LineError
-from simulator.traces.job import Job
+from simulator.traces.job import Job, LineError
 from simulator.traces.mooncake import (
     DECODE_ERRORS,
     MAX_ARRIVAL_S,

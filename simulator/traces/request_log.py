@@ -15,8 +15,7 @@ from typing import Annotated
 import msgspec
 
 from router.record.request_line import FORMAT, VERSION, hashes_of
-from simulator.traces.errors import LineError
-from simulator.traces.job import Job
+from simulator.traces.job import Job, LineError
 from simulator.traces.mooncake import (
     DECODE_ERRORS,
     MAX_OUTPUT_TOKENS,

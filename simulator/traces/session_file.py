@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 
 from policies.contract import Hashes
-from simulator.traces.errors import ErrorLog, LineError
-from simulator.traces.job import NO_IDS, Job
+from simulator.traces.job import NO_IDS, ErrorLog, Job, LineError
 from simulator.traces.mooncake import DECODE_ERRORS, OutputTokens, PromptTokens, SessionId
 from simulator.traces.timing import NS
 

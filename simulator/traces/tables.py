@@ -12,8 +12,7 @@ import math
 from collections.abc import Callable
 from datetime import datetime
 
-from simulator.traces.errors import LineError
-from simulator.traces.job import NO_IDS, Job
+from simulator.traces.job import NO_IDS, Job, LineError
 from simulator.traces.mooncake import MAX_ARRIVAL_S, MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS
 
 BLOCK_TOKENS = 16  # nothing is shared, so any size that engines use will do

@@ -9,8 +9,7 @@ from itertools import dropwhile, islice, takewhile
 import msgspec
 
 from simulator.replay.setup import WorkloadSpec
-from simulator.traces.errors import TraceError
-from simulator.traces.job import Job
+from simulator.traces.job import Job, TraceError
 
 NS = 1_000_000_000
 MAX_GAP_S = 30 * 86_400  # without any request

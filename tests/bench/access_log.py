@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from policies.facts import Arrival
-from router.http.desk import Errand
-from router.http.relay.reply import Outcome, Usage
-from router.http.visits import Visits
+from router.request.desk import Errand
+from router.request.visits import Visits
+from router.upstream.reply import Outcome, Usage
 
 REQUESTS, ROUNDS = 2_000, 15
 

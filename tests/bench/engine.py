@@ -30,10 +30,10 @@ from engine.capacity import Limits
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import read_config
 from engine.model.tiny import TinySettings, make_tiny
-from engine.request import Request
 from engine.runner.load import Loaded, load
 from engine.runner.runner import RealRunner
-from engine.scheduler_types import Output, SchedulerSettings, Step
+from engine.scheduler.request import Request
+from engine.scheduler.types import Output, SchedulerSettings, Step
 from tests.bench.sdpa_loop import SdpaLoop
 
 Clock = Callable[[], float]

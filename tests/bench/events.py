@@ -18,8 +18,10 @@ import msgspec
 import numpy as np
 import zmq
 
-from kvkernels import EventBatch, PrefixIndex, WorkerBlocks, event_twins, twins
+from kvkernels import EventBatch, PrefixIndex, WorkerBlocks
 from tests.bench.measuring import Row, arguments, beside, peer_figures, pinned, show
+from tests.oracles import index as twins
+from tests.oracles import worker_blocks as event_twins
 
 BLOCK = 16
 CHAIN_BLOCKS = 64  # of one event

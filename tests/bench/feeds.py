@@ -21,8 +21,8 @@ import aiohttp
 import numpy as np
 import zmq
 
-from router.kv_view import KvView, decode_kv_view
-from simulator.processes import Program, Programs
+from router.admin.kv_view import KvView, decode_kv_view
+from simulator.live.processes import Program, Programs
 from tests.live.publishers import BLOCK, Publisher, publishing
 from tests.live.stack import Stack
 

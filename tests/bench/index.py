@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvkernels import _native, twins
+from kvkernels import _native
 from tests.bench.measuring import Row, arguments, beside, median_us, peer_figures, pinned, show
+from tests.oracles import index as twins
 
 TOKENS = 32_768
 CHAIN_BLOCKS = 2_048

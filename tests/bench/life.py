@@ -21,20 +21,19 @@ from typing import Any, cast
 
 from policies.facts import Arrival, WorkerChange, WorkerFacts
 from policies.load import load
+from router.cli.process import settle
 from router.core.core import RouterCore
 from router.core.settings import CoreSettings
-from router.fleet_io.manager import FleetManager
-from router.garbage import settle
-from router.http.decisions import DecisionLog
-from router.http.local_desk import LocalCase, LocalDesk
-from router.http.paths import PATHS
-from router.http.prompts import PromptReader
-from router.http.relay.head import request_head
-from router.http.relay.reply import Outcome, UpstreamRequest, Usage
-from router.http.scan import ScanLimits
-from router.http.token_check import TokenCheck
+from router.fleet.manager import FleetManager
 from router.metrics.registry import RouterMetrics
-from router.switchboard import Switchboard
+from router.request.decisions import DecisionLog
+from router.request.desk import LocalCase, LocalDesk
+from router.request.paths import PATHS
+from router.request.prompts import PromptReader, TokenCheck
+from router.request.scan import ScanLimits
+from router.request.switchboard import Switchboard
+from router.upstream.http1 import request_head
+from router.upstream.reply import Outcome, UpstreamRequest, Usage
 from tests.bench.measuring import Row, arguments, pinned, show
 from tests.bench.route import done
 

@@ -15,13 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import kvkernels
-from router.http.migration.forms import FORMS
-from router.http.migration.journal import Journal
-from router.http.migration.plan import Plan, plan_of
-from router.http.migration.rest import asking_for_ids
-from router.http.migration.room import Room
-from router.http.relay.framing import ChunkedBody
-from router.http.relay.meter import Meter
+from router.upstream.http1 import ChunkedBody
+from router.upstream.meter import Meter
+from router.upstream.migration.journal import Journal, Room
+from router.upstream.migration.plan import FORMS, Plan, asking_for_ids, plan_of
 from tests.router.migration_engines import Engine
 
 EVENTS = 2_000

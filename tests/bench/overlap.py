@@ -25,9 +25,9 @@ import numpy as np
 from engine.block_pool import BlockPool
 from engine.capacity import Limits
 from engine.model.tiny import TinySettings, make_tiny
-from engine.request import Request
 from engine.runner.load import Loaded, StepSettings, load
-from engine.scheduler_types import Output, SchedulerSettings, Step
+from engine.scheduler.request import Request
+from engine.scheduler.types import Output, SchedulerSettings, Step
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64
 ROUNDS = 3

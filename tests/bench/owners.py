@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from kvkernels import PrefixOwners, prefix_owners_twin
+from kvkernels import PrefixOwners
 from tests.bench.beside_twin import Hashes, Row, main, median_us
+from tests.oracles import prefix_owners as prefix_owners_twin
 
 CHAIN_BLOCKS, TRUNK_BLOCKS, NEW_BLOCKS = 2_048, 300, 48
 ENTRIES = 1 << 20

@@ -21,14 +21,12 @@ import numpy as np
 import torch
 
 from engine.model.batch import fixed_batch, flat_batch
-from engine.model.kernel_plan import KernelPlanner
-from engine.request import Request
-from engine.runner.block_rows import BlockRows
-from engine.runner.token_pool import TokenPool
-from engine.runner.work import work_of
-from engine.scheduler_types import Step
+from engine.model.kernel_attention import KernelPlanner
+from engine.runner.work import BlockRows, TokenPool, work_of
+from engine.scheduler.request import Request
+from engine.scheduler.types import Step
 from kvkernels.ops.shared_costs import AttentionShape
-from kvkernels.ops.shared_plan import SharedPlanner, plan_shared
+from kvkernels.ops.shared_decode import SharedPlanner, plan_shared
 
 SHAPE = AttentionShape(32, 8, 128, layers=32)
 PAGE, GROUP, BLOCKS = 16, 16, 1 << 24

@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from router.http.plain_scan import plain_scan
-from router.http.prompts import PromptReader
-from router.http.scan import ScanLimits, scan
-from router.http.token_check import TokenCheck
+from router.request.prompts import PromptReader, TokenCheck
+from router.request.scan import ScanLimits, plain_scan, scan
 from tests.bench.measuring import Row, arguments, pinned, show
 from tests.bench.route import done
 

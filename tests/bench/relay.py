@@ -26,11 +26,11 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from router.http.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
-from router.http.relay.native import NativeRelay, NativeUpstream
-from router.http.relay.reply import Timeouts
-from router.http.relay.upstream import Upstream
-from router.http.scan import scan
+from router.request.scan import scan
+from router.upstream.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
+from router.upstream.fallback import Upstream
+from router.upstream.native import NativeRelay, NativeUpstream
+from router.upstream.reply import Timeouts
 
 EVENT = b"data: " + b"x" * 192 + b"\n\n"
 EVENT_CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)

@@ -36,9 +36,7 @@ import numpy as np
 from engine.profiles import profile
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
-from simulator.traces.errors import ErrorLog
-from simulator.traces.job import Job
-from simulator.traces.stream import JobStream
+from simulator.traces.job import ErrorLog, Job, JobStream
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "toolagent_surrogate.jsonl.gz"
 PROFILE, BLOCK, WORKERS = "qwen3-32b-h100-tp2", 512, 8

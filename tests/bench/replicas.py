@@ -27,11 +27,9 @@ import msgspec
 import redis.asyncio
 import uvloop
 
-from router.config.replicas import Replicas
-from router.config.schema import Config
-from router.replicas.agreement import VERSION
-from router.replicas.identity import new_identity
+from router.config.schema import Config, Replicas
 from router.replicas.link import Link
+from router.replicas.peers import VERSION, new_identity
 from tests.bench.measuring import Row, show
 from tests.live.redis_server import redis_server
 

@@ -22,11 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simulator.live.load import Workload, opened
+from simulator.live.outcome import ResultRow
+from simulator.live.stack import StackSettings, run_scenario
 from simulator.replay.setup import WorkloadSpec
-from simulator.scenario import run_scenario
-from simulator.stack import StackSettings
-from simulator.summary import ResultRow
-from simulator.workload import Workload, opened
 from tests.live.redis_server import redis_server
 
 ROUTERS = (1, 2, 4)

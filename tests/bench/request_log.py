@@ -20,12 +20,11 @@ import numpy as np
 
 from policies.facts import Arrival
 from router.core.actions import Candidate, Decision, Dispatch, Stage
-from router.http.relay.reply import Outcome, Usage
-from router.record.line_sink import LineSink
-from router.record.log_file import LogFile
+from router.record.log_files import LogFile
 from router.record.request_line import Header
-from router.record.request_log import RequestLog
+from router.record.request_log import LineSink, RequestLog
 from router.record.salt import SALT_BYTES, Salt
+from router.upstream.reply import Outcome, Usage
 
 BLOCKS = 2_048
 SALT = Salt(bytes(SALT_BYTES))

@@ -21,12 +21,11 @@ import aiohttp
 import uvloop
 
 from router.assembly import Router
+from router.cli.process import settle
 from router.config.schema import Config
-from router.garbage import settle
-from router.http.door.connection import DoorConnection
-from router.http.door.lane import HOT
-from router.listening import Port
-from router.worker_spec import parse_worker_spec
+from router.config.worker_spec import parse_worker_spec
+from router.server.listener import Port
+from router.server.server import HOT, DoorConnection
 from tests.bench.dataplane.programs import engines
 from tests.bench.measuring import Row, arguments, pinned, show
 

@@ -24,10 +24,9 @@ from policies.load import load
 from router.core.actions import Dispatch
 from router.core.core import RouterCore
 from router.core.settings import CoreSettings
-from router.http.paths import PATHS
-from router.http.prompts import Prompt, PromptReader
-from router.http.scan import ScanLimits
-from router.http.token_check import TokenCheck
+from router.request.paths import PATHS
+from router.request.prompts import Prompt, PromptReader, TokenCheck
+from router.request.scan import ScanLimits
 from tests.bench.measuring import Row, arguments, beside, peer_figures, pinned, show
 
 WORKERS = 64

@@ -17,7 +17,7 @@ from time import process_time
 import numpy as np
 
 from engine.block_pool import BlockPool
-from engine.scheduler import Request, Scheduler, SchedulerSettings
+from engine.scheduler.scheduler import Request, Scheduler, SchedulerSettings
 
 BLOCK_SIZE = 16
 TRUNK_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 1024, 256, 64

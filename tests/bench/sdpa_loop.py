@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional
 
 from engine.model.checkpoint import Checkpoint
-from engine.model.config import ModelConfig
-from engine.model.names import EMBEDDING, HEAD, NORM
+from engine.model.config import EMBEDDING, HEAD, NORM, ModelConfig
 from engine.model.rope import Rotary
 
 

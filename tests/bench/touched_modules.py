@@ -59,7 +59,7 @@ def traced(out: Path, argv: list[str]) -> int:
         seen.clear()
         part.replace(out)
 
-    main = import_module("router.cli").main
+    main = import_module("router.cli.main").main
     if not callable(main):  # the package's module of that name
         main = main.main
     signal.signal(signal.SIGUSR1, toggle)

@@ -16,13 +16,11 @@ from collections.abc import Callable
 import aiohttp
 
 from router.assembly import Router
-from router.config.schema import Config
-from router.config.tracing import Tracing
-from router.garbage import settle
-from router.http.door.connection import DoorConnection
-from router.http.door.lane import HOT
-from router.listening import Port
-from router.worker_spec import parse_worker_spec
+from router.cli.process import settle
+from router.config.schema import Config, Tracing
+from router.config.worker_spec import parse_worker_spec
+from router.server.listener import Port
+from router.server.server import HOT, DoorConnection
 from tests.bench.dataplane.programs import engines
 from tests.bench.measuring import Row, arguments, pinned, show
 from tests.bench.request_path import BATCH, Client, Loop, requests

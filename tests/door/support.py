@@ -12,11 +12,10 @@ from functools import partial
 
 from aiohttp import web
 
-from router.http.answers import answered, errors_as_json
-from router.http.client_reply import SERVER_OPTIONS
-from router.http.door.door import Door, DoorTerms
-from router.http.door.requests import RequestLimits
-from router.http.door.site import DoorSite
+from router.server.parser import RequestLimits
+from router.server.responses import answered, errors_as_json
+from router.server.server import Door, DoorSite, DoorTerms
+from router.upstream.client_reply import SERVER_OPTIONS
 from tests.router.relay_support import Handler
 
 LIMITS = RequestLimits(head_bytes=65_536, header_bytes=32_768, body_bytes=1 << 20)

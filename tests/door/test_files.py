@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from router.listening import connections_for
+from router.server.listener import connections_for
 
 
 def test_there_are_files_for_every_connection_and_one_to_its_worker(caplog) -> None:

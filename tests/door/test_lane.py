@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.http.client_reply import ClientReply
-from router.http.errors import ClientError
-from router.http.relay.reply import Framing, ReplyHead
+from router.request.errors import ClientError
+from router.upstream.client_reply import ClientReply
+from router.upstream.reply import Framing, ReplyHead
 from tests.door.support import LIMITS, behind, pieces
 from tests.door.test_slow import Clock, good, only, opened
 from tests.live.hostile.corpus import BODY, head, sized

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from router.http.client_reply import ClientReply
-from router.http.relay.reply import Framing, ReplyHead
+from router.upstream.client_reply import ClientReply
+from router.upstream.reply import Framing, ReplyHead
 from tests.door.support import Behind, behind
 from tests.door.test_lane import statuses
 from tests.door.test_slow import good, only, opened

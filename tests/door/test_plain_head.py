@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvkernels import plain_head
-from router.http.door.head import PRIVATE, RefusedError, read_head
+from router.server.parser import PRIVATE, RefusedError, read_head
 from tests.effort import examples
 from tests.live.hostile.corpus import refused, served
 

@@ -8,8 +8,8 @@ from functools import partialmethod
 import pytest
 from aiohttp import web
 
-from router.http.relay.upstream import Upstream
-from router.tls import server_tls, worker_tls
+from router.server.tls import server_tls, worker_tls
+from router.upstream.fallback import Upstream
 from tests.door.certs import Authority
 from tests.router.test_relay_client import *  # noqa: F403
 from tests.router.test_relay_failures import *  # noqa: F403

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config.door import Tls, WorkerTls
-from router.tls import TlsError, renew, server_tls, worker_tls
-from router.worker_spec import WorkerSpecError, parse_worker_spec
+from router.config.schema import Tls, WorkerTls
+from router.config.worker_spec import WorkerSpecError, parse_worker_spec
+from router.server.tls import TlsError, renew, server_tls, worker_tls
 from tests.door.certs import Authority
 
 

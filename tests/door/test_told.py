@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from router.http.door.door import Door
-from router.http.door.head import PRIVATE
-from router.http.door.refusals import GIVEN_UP, REFUSALS
-from router.metrics.door import DoorCollector
+from router.metrics.requests import DoorCollector
+from router.server.parser import PRIVATE
+from router.server.responses import GIVEN_UP, REFUSALS
+from router.server.server import Door
 from tests.door.support import LIMITS, TERMS
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.scheduler import Output, Request, Scheduler, Step
+from engine.scheduler.scheduler import Output, Request, Scheduler, Step
 from kvkernels import chain_hashes
 from tests.engine.scheduling import SIZE, Driver
 

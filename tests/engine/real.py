@@ -10,15 +10,14 @@ import aiohttp
 import torch
 
 from engine.capacity import Limits
-from engine.cli_serve import served
+from engine.cli.serve import served
 from engine.model.batch import Piece, flat_batch
 from engine.model.checkpoint import Checkpoint
-from engine.model.config import read_config
+from engine.model.config import PLAIN, Quantization, read_config
 from engine.model.kv_cache import KvCache
-from engine.model.quantization import PLAIN, Quantization
 from engine.model.transformer import Transformer
 from engine.runner.load import PLAIN_STEPS, Loaded, StepSettings, load
-from engine.scheduler_types import SchedulerSettings
+from engine.scheduler.types import SchedulerSettings
 from engine.server import WorkerSettings, serving
 from tests.engine.harness import Running
 

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduler.request import Request
 
 Floats = npt.NDArray[np.float64]
 

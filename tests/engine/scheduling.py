@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.block_pool import BlockPool
-from engine.scheduler import Output, Request, Scheduler, SchedulerSettings, Step
+from engine.scheduler.scheduler import Output, Request, Scheduler, SchedulerSettings, Step
 from kvkernels import chain_hashes
 
 SIZE = 4

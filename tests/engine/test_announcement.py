@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli import main
+from engine.cli.main import main
 from engine.server.announcer import Announce, parse_announce
 from engine.wire.announcement import (
     MAX_BYTES,

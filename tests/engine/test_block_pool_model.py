@@ -12,9 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.block_pool import BlockPool, Cleared, Removed, Stored
+from engine.block_pool import STANDARD, BlockPool, Cleared, Removed, Stored, Worth
 from engine.pins import PinRefused, Pins
-from engine.retention import STANDARD, Worth
 from kvkernels import chain_hashes
 from tests.effort import examples
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Request
-from engine.runner.block_rows import LEAST_BLOCKS, BlockRows
+from engine.runner.work import LEAST_BLOCKS, BlockRows
+from engine.scheduler.request import Request
 
 EVENTS = st.lists(
     st.tuples(st.integers(0, 2), st.sampled_from(["grow", "grow", "publish", "again", "next"])),

@@ -10,10 +10,14 @@ import jinja2
 import pytest
 
 from engine.wire import PromptError
-from engine.wire.content_shape import loops_over_content
 from engine.wire.hf import HfTokenizer
-from engine.wire.messages import declared, developer_as_system, prepared
-from engine.wire.template import ChatTemplate
+from engine.wire.template import (
+    ChatTemplate,
+    declared,
+    developer_as_system,
+    loops_over_content,
+    prepared,
+)
 from engine.wire.tokens import Chat
 
 NOW_S = 1_700_000_000.0

@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 import pytest
 
-from engine.cli import main
+from engine.cli.main import main
 from engine.profiles import PROFILES
 
 START_S = 30.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from engine import cli
+from engine.cli import main as cli
 from engine.model.tiny import make_tiny
 from engine.runner.runner import MAX_FAILED_STEPS
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.block_pool import BlockPool
-from engine.explain import admission_steps, dominant, explain, waiting
-from engine.request import MAX_REASONS, Reason, Request, State
-from engine.scheduler import Scheduler, SchedulerSettings
-from engine.scheduler_types import StepSplit
-from engine.server.step_records import StepRecords
+from engine.scheduler.explain import admission_steps, dominant, explain, waiting
+from engine.scheduler.request import MAX_REASONS, Reason, Request, State
+from engine.scheduler.scheduler import Scheduler, SchedulerSettings
+from engine.scheduler.types import StepSplit
+from engine.server.metrics import StepRecords
 
 
 def scheduler_of(blocks: int = 1000, **limits: int) -> Scheduler:

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from engine.model.tiny import make_tiny
-from engine.scheduler_types import SchedulerSettings
+from engine.scheduler.types import SchedulerSettings
 from tests.effort import EFFORT
 from tests.engine.harness import Running, eventually, running
 from tests.engine.hostile_bodies import Asked, broken, requests

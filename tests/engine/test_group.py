@@ -22,9 +22,8 @@ from engine.model.kv_cache import KvCache
 from engine.model.tiny import TinySettings, make_tiny
 from engine.runner.group import Group, GroupLost
 from engine.runner.load import StepSettings
-from engine.runner.ranks import RankSpec
+from engine.runner.ranks import RankSpec, batch_bytes, read_batch
 from engine.runner.runner import MAX_FAILED_STEPS, EngineFailed
-from engine.runner.wire import batch_bytes, read_batch
 from tests.engine import real
 from tests.engine.real import Reference, computing
 from tests.engine.tiny_models import loaded, some_ids, written

@@ -11,11 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import cli
-from engine.capacity import CapacityError, Footprint, Limits, fit
-from engine.instances.places import Place, places
-from engine.instances.shares import CONTEXT_BYTES, MAX_INSTANCES, Measured, share_out
-from engine.instances.supervisor import BACK_OFF_MAX_S, PROVEN_S, BackOff
+from engine.capacity import (
+    CONTEXT_BYTES,
+    MAX_INSTANCES,
+    CapacityError,
+    Footprint,
+    Limits,
+    Measured,
+    fit,
+    share_out,
+)
+from engine.cli import main as cli
+from engine.instances import BACK_OFF_MAX_S, PROVEN_S, Addresses, BackOff, addresses_of
 from engine.model.tiny import make_tiny
 
 GIB = 1 << 30
@@ -81,11 +88,11 @@ def test_shares_never_exceed_what_there_is(memory_bytes: int, instances: int, de
 
 
 def test_each_has_the_ports_after_those_of_the_one_before() -> None:
-    assert places(3, 8000, 0, 5600) == [
-        *(Place(8000, 0, 5600), Place(8001, 0, 5601), Place(8002, 0, 5602)),
+    assert addresses_of(3, 8000, 0, 5600) == [
+        *(Addresses(8000, 0, 5600), Addresses(8001, 0, 5601), Addresses(8002, 0, 5602)),
     ]
-    assert places(2, 0, 0, 0) == [Place(0, 0, 0)] * 2
-    assert Place(1, 2, 0).flags() == [
+    assert addresses_of(2, 0, 0, 0) == [Addresses(0, 0, 0)] * 2
+    assert Addresses(1, 2, 0).flags() == [
         *("--port", "1", "--events-port", "2", "--replay-port", "0"),
     ]
 
@@ -101,7 +108,7 @@ def test_each_has_the_ports_after_those_of_the_one_before() -> None:
 )
 def test_ports_that_cannot_be_are_refused(ports: tuple[int, int, int], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        places(3, *ports)
+        addresses_of(3, *ports)
 
 
 def test_what_the_system_picked_is_kept() -> None:
@@ -109,9 +116,9 @@ def test_what_the_system_picked_is_kept() -> None:
         "ready http://[::1]:45001 model=a b=c events=tcp://[::1]:45002 "
         "replay=tcp://[::1]:45003 kv_tokens=4096"
     )
-    assert Place(0, 0, 0).settled(line) == Place(45_001, 45_002, 45_003)
+    assert Addresses(0, 0, 0).settled(line) == Addresses(45_001, 45_002, 45_003)
     with pytest.raises(ValueError, match="not a ready line"):
-        Place(0, 0, 0).settled("ready")
+        Addresses(0, 0, 0).settled("ready")
 
 
 def test_who_ends_again_and_again_is_started_ever_more_rarely() -> None:

@@ -10,17 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import cli
-from engine.model.config import read_config
-from engine.model.errors import ModelError
-from engine.model.int8 import Int8Weight, quantize_rows
-from engine.model.int8_choice import MOST_ROWS, Int8Choice, choose_int8
-from engine.model.kernel_library import KVKERNELS, TORCH
-from engine.model.linear import Linear
-from engine.model.quantization import PLAIN, Quantization
-from engine.model.shard import Shard
+from engine.cli import main as cli
+from engine.model.config import PLAIN, ModelError, Quantization, Shard, read_config
+from engine.model.kernel_choice import KVKERNELS, MOST_ROWS, TORCH, Int8Choice, choose_int8
+from engine.model.layers import Int8Weight, Linear, quantize_rows
 from engine.model.tiny import TinySettings
-from kvkernels.cuda.build import LIBRARY_VARIABLE
+from kvkernels.cuda.library import LIBRARY_VARIABLE
 from kvkernels.ops.w8a16 import MAX_ROWS
 from tests.engine.real import computing, greedy, ids_of, loaded
 from tests.engine.tiny_models import written

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from engine.model.batch import Piece, fixed_batch, flat_batch
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import read_config
-from engine.model.kernel_attention import KernelAttention
-from engine.model.kernel_plan import KernelPlanner
+from engine.model.kernel_attention import KernelAttention, KernelPlanner
 from engine.model.kv_cache import KvCache
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer

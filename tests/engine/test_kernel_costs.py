@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from engine import cli
+from engine.cli import main as cli
 from engine.model.batch import Piece, flat_batch
-from engine.model.errors import ModelError
-from engine.model.kernel_library import KVKERNELS
+from engine.model.config import ModelError
+from engine.model.kernel_choice import KVKERNELS
 from engine.model.tiny import make_tiny
 from engine.runner.kernel_costs import MAX_BYTES, read_costs, write_costs
 from engine.runner.load import StepSettings

@@ -16,10 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.batch import Piece, fixed_batch, flat_batch
 from engine.model.checkpoint import Checkpoint
-from engine.model.config import read_config
-from engine.model.kernel_attention import KernelAttention
-from engine.model.kernel_plan import KernelPlanner
-from engine.model.quantization import Quantization
+from engine.model.config import Quantization, read_config
+from engine.model.kernel_attention import KernelAttention, KernelPlanner
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
 from kvkernels.ops.shared_costs import AttentionShape

@@ -14,19 +14,16 @@ import aiohttp
 import pytest
 import torch
 
-from engine import cli
+from engine.cli import main as cli
 from engine.model.attention_choice import AttentionChoice, choose
 from engine.model.batch import FlatBatch, Piece, fixed_batch, flat_batch
-from engine.model.config import ModelConfig, read_config
-from engine.model.errors import ModelError
-from engine.model.kernel_library import KVKERNELS, TORCH
-from engine.model.kernel_plan import shared_part
-from engine.model.quantization import PLAIN, Quantization
-from engine.model.shard import Shard
+from engine.model.config import PLAIN, ModelConfig, ModelError, Quantization, Shard, read_config
+from engine.model.kernel_attention import shared_part
+from engine.model.kernel_choice import KVKERNELS, TORCH
 from engine.model.tiny import TinySettings
 from engine.runner.load import StepSettings
 from engine.sampling.params import SamplingParams
-from kvkernels.cuda.build import LIBRARY_VARIABLE
+from kvkernels.cuda.library import LIBRARY_VARIABLE
 from kvkernels.ops.decode import workspace_of
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, Reference, computing, greedy, loaded
 from tests.engine.test_overlap import BLOCKS, Arrival, served

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.model.checkpoint import INDEX, Checkpoint
-from engine.model.config import read_config
-from engine.model.errors import ModelError
+from engine.model.config import ModelError, read_config
 from engine.model.rope import attention_factor, inverse_frequencies
 from engine.model.tiny import TinySettings
 from engine.wire.hf import HfTokenizer

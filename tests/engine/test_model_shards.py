@@ -11,11 +11,8 @@ import torch
 
 from engine.model.batch import Piece, flat_batch
 from engine.model.checkpoint import Checkpoint
-from engine.model.config import read_config
-from engine.model.errors import ModelError
+from engine.model.config import PLAIN, ModelError, Quantization, Shard, read_config
 from engine.model.kv_cache import KvCache
-from engine.model.quantization import PLAIN, Quantization
-from engine.model.shard import Shard
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
 from tests.engine.tiny_models import loaded, some_ids, whole, written

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine import cli
+from engine.cli import main as cli
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import read_config
 from engine.model.tiny import ARCHS, TinySettings, make_tiny

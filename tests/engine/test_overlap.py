@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from engine.block_pool import BlockPool
 from engine.model.tiny import make_tiny
-from engine.request import Request
 from engine.runner.load import Loaded, StepSettings
 from engine.sampling.params import SamplingParams
-from engine.scheduler_types import Output, Step
+from engine.scheduler.request import Request
+from engine.scheduler.types import Output, Step
 from tests.effort import examples
 from tests.engine.harness import eventually
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, ids_of, loaded

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.pins import MAX_PINS, PinRefused
-from engine.scheduler import Reason, Refused, Scheduler
+from engine.scheduler.scheduler import Reason, Refused, Scheduler
 from tests.engine.scheduling import SIZE, Driver, make, request
 from tests.engine.test_block_pool import chain_of, prompt
 

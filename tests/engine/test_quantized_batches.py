@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.batch import Piece, flat_batch
+from engine.model.config import Quantization
 from engine.model.kv_cache import KvCache
-from engine.model.quantization import Quantization
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
 from tests.effort import examples

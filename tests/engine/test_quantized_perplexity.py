@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.quantization import Quantization
+from engine.model.config import Quantization
 from tests.engine.tiny_models import cache, loaded
 from tests.engine.trained import VOCAB, perplexity, text, train
 
@@ -57,7 +57,7 @@ def test_perplexity_changes_little(trained: Path, capsys: pytest.CaptureFixture[
 def test_the_measure_sees_a_coarser_scale(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven levels in place of 255: what the test above is for."""
     base = perplexity(loaded(trained, torch.float32), HELD_OUT, "auto")
-    monkeypatch.setattr("engine.model.int8.LIMIT", 3)
+    monkeypatch.setattr("engine.model.layers.LIMIT", 3)
     coarse = loaded(trained, torch.float32, quantization=Quantization("int8"))
     assert perplexity(coarse, HELD_OUT, "auto") > base * 1.01
     assert cache(coarse).scales is None

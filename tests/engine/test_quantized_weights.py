@@ -10,16 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import cli
+from engine.cli import main as cli
 from engine.model.attention import attend, write
 from engine.model.batch import Piece, flat_batch
-from engine.model.config import read_config
-from engine.model.errors import ModelError
-from engine.model.int8 import Int8Weight, quantize_rows, read_rows
-from engine.model.kv_cache import KvCache
-from engine.model.kv_quant import dequantize, quantize
-from engine.model.linear import Linear
-from engine.model.quantization import Quantization
+from engine.model.config import ModelError, Quantization, read_config
+from engine.model.kv_cache import KvCache, dequantize, quantize
+from engine.model.layers import Int8Weight, Linear, quantize_rows, read_rows
 from engine.model.tiny import TinySettings, make_tiny
 from tests.effort import examples
 from tests.engine.real import loaded as served
@@ -62,7 +58,7 @@ def test_reading_in_pieces_and_columns_gives_parts_of_the_whole(
 ) -> None:
     whole = drawn(3, 50, 20)
     q, scales = quantize_rows(whole)
-    monkeypatch.setattr("engine.model.int8.MAX_READ", 60)
+    monkeypatch.setattr("engine.model.layers.MAX_READ", 60)
     found = read_rows(lambda rows: whole[rows], slice(10, 41), 20, slice(5, 10))
     assert torch.equal(found[0], q[10:41, 5:10])
     assert torch.equal(found[1], scales[10:41])
@@ -77,7 +73,7 @@ def test_products_are_off_by_the_weights_errors_at_most(
     weight, bias = drawn(1, 70, 96, spread=0.3), drawn(4, 70, spread=0.3).to(dtype)
     x = drawn(2, 33, 96, spread=0.3).to(dtype)
     q, scales = quantize_rows(weight)
-    monkeypatch.setattr("engine.model.linear.MAX_WIDENED", 960)
+    monkeypatch.setattr("engine.model.layers.MAX_WIDENED", 960)
     kept = scales.double() if dtype == WHOLE else scales
     made = Linear(Int8Weight(q, kept, dtype), bias)(x).to(WHOLE)
     assert made.shape == (33, 70)

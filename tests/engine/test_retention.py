@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from engine.block_pool import BlockPool, Removed
-from engine.retention import (
+from engine.block_pool import (
     DEFAULT_PRIORITY,
     MAX_RANGES,
     STANDARD,
+    BlockPool,
     InvalidRetention,
+    Removed,
     Retention,
     TokenRange,
     Worth,

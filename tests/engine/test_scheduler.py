@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.block_pool import Stored
-from engine.scheduler import Reason, Refused, Request, SchedulerSettings, State
+from engine.scheduler.scheduler import Reason, Refused, Request, SchedulerSettings, State
 from tests.engine.scheduling import SIZE, Driver, alone, array, make, next_token, request
 
 

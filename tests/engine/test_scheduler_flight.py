@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from engine.block_pool import BlockPool
-from engine.scheduler import Request, Scheduler, SchedulerSettings
+from engine.scheduler.scheduler import Request, Scheduler, SchedulerSettings
 from tests.effort import examples
 from tests.engine.flying import FlyingDriver
 from tests.engine.scheduling import SIZE, Driver, alone, make, next_token, request

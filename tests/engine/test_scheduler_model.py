@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_pool import Removed, Stored
-from engine.scheduler import Reason, Request, SchedulerSettings, State, Step
+from engine.scheduler.scheduler import Reason, Request, SchedulerSettings, State, Step
 from tests.effort import examples
 from tests.engine.scheduling import SIZE, Driver, make, next_token, request
 

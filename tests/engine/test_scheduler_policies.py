@@ -7,9 +7,7 @@ from math import inf
 
 import pytest
 
-from engine.scheduler import Reason, SchedulerSettings, State
-from engine.scheduler_deadlines import SLACK, Deadlines
-from engine.scheduler_pace import Pace
+from engine.scheduler.scheduler import SLACK, Deadlines, Pace, Reason, SchedulerSettings, State
 from tests.engine.scheduling import SIZE, Driver, make, request
 
 NO_EVICT = {"batch_scheduler_policy": "guaranteed_no_evict"}

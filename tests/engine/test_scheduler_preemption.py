@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduler import Reason, State
+from engine.scheduler.scheduler import Reason, State
 from tests.engine.scheduling import Driver, alone, make, request
 
 

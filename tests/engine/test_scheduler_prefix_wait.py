@@ -9,7 +9,7 @@ import pytest
 
 from engine.block_pool import BlockPool
 from engine.profiles import profile
-from engine.scheduler import Reason, Request, Scheduler, SchedulerSettings
+from engine.scheduler.scheduler import Reason, Request, Scheduler, SchedulerSettings
 from tests.engine.scheduling import Driver, array, make, request
 
 

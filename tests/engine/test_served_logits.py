@@ -20,7 +20,7 @@ from engine.model.tiny import TinySettings
 from engine.runner.load import Loaded, StepSettings, load
 from engine.sampling.params import SamplingParams
 from engine.sampling.torch_sampler import Sampler
-from engine.scheduler_types import SchedulerSettings
+from engine.scheduler.types import SchedulerSettings
 from tests.engine.test_overlap import BLOCK_SIZE, BLOCKS, Arrival, served
 from tests.engine.tiny_models import some_ids, written
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.pins import Pins
-from engine.scheduler_types import SchedulerSettings
+from engine.scheduler.types import SchedulerSettings
 from engine.wire import chain_seed
 from kvkernels import chain_hashes
 from tests.engine.harness import Running, running

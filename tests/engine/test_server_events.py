@@ -11,7 +11,7 @@ import zmq.asyncio
 from numpy import array, int32
 
 from engine.block_pool import BlockPool
-from engine.server.event_log import EventLog
+from engine.server.events import EventLog
 from engine.wire import (
     AllBlocksCleared,
     BlockRemoved,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.scheduler_types import SchedulerSettings
+from engine.scheduler.types import SchedulerSettings
 from engine.timed import continuation
 from engine.wire import parse_load
 from engine.wire.hf import HfTokenizer

@@ -40,7 +40,7 @@ async def test_a_client_that_leaves_during_the_stream() -> None:
 
 
 async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.server.streams.MAX_UNSENT_BYTES", 50_000)
+    monkeypatch.setattr("engine.server.answers.MAX_UNSENT_BYTES", 50_000)
     async with running(speed=100_000.0) as worker:
         host, port = worker.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)

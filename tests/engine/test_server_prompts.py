@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.scheduler_types import SchedulerSettings
+from engine.scheduler.types import SchedulerSettings
 from engine.wire.hf import HfTokenizer
 from tests.engine.harness import running
 

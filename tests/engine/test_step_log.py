@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import main
-from engine.scheduler_types import Step
-from engine.server.step_log import HEADER, StepLog
+from engine.cli.main import main
+from engine.scheduler.types import Step
+from engine.server.metrics import HEADER, StepLog
 
 
 def a_step(number: int) -> Step:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.block_pool import BlockPool
-from engine.request import Request
-from engine.scheduler import Scheduler
-from engine.scheduler_types import Output, SchedulerSettings, Step
+from engine.scheduler.request import Request
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.types import Output, SchedulerSettings, Step
 from engine.step_time import StepLoad
 from engine.timed import TimedRunner, TokenChain, continuation
 from kvkernels import chain_hashes

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduler.request import Request
 from tests.effort import examples
 from tests.engine.sampling_oracle import penalized, probabilities
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
-from engine.server import tensors
+from engine.server import triton as tensors
 from engine.server.errors import ApiError
 from engine.timed import continuation
 from tests.effort import examples

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import kvkernels
 from engine.step_time import StepTime
-from engine.virtual import MAX_STEP_NS
-from engine.virtual_request import own_hash
+from engine.virtual import MAX_STEP_NS, own_hash
 from tests.effort import examples
 from tests.engine.virtual_pair import STEP_TIME, Pair, Twin, chain_of
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from engine.server import event_log
+from engine.server import events as event_log
 from engine.wire import (
     AllBlocksCleared,
     BlockRemoved,
@@ -26,12 +26,14 @@ from engine.wire import (
     replay_end,
     replay_frames,
     replay_request,
-    snapshot,
 )
-from kvkernels import batch_twin, chain_hashes
-from kvkernels import event_fields_twin as fields
+from engine.wire import events as snapshot
+from kvkernels import chain_hashes
 from router.events import trtllm
-from router.fleet_io.engines import cards, interview
+from router.fleet.engines import adapter as cards
+from router.fleet.engines import adapter as interview
+from tests.oracles import event_batch as batch_twin
+from tests.oracles import event_batch as fields
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
 TOKENS = np.arange(1, 10, dtype=np.int32)

@@ -29,8 +29,7 @@ from engine.wire import (
     replay_frames,
     replay_request,
 )
-from engine.wire.events import name_of
-from engine.wire.frames import Live
+from engine.wire.events import Live, name_of
 
 # Block size 2, two blocks at the root, the first removed, then a clear; ts 1.5, rank 0.
 ARRAY_FORM = bytes.fromhex(

@@ -10,9 +10,8 @@ import transformers
 
 from engine.model.batch import Piece, flat_batch
 from engine.model.checkpoint import Checkpoint
-from engine.model.config import read_config
+from engine.model.config import PLAIN, Quantization, read_config
 from engine.model.kv_cache import KvCache
-from engine.model.quantization import PLAIN, Quantization
 from engine.model.tiny import TinySettings, make_tiny
 from engine.model.transformer import Transformer
 

@@ -26,14 +26,14 @@ from typing import Self
 
 IMPORTED = (
     "encodings.idna",
-    "engine.cli",
+    "engine.cli.main",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "policies.least_requests",
     "policies.warmset",
-    "router.cli",
+    "router.cli.main",
     "router.replicas.link",
     "router.replicas.sharing",
-    "router.serve",
+    "router.cli.serve",
 )
 ORDER_BYTES = 1 << 17  # at most
 _PR_SET_PDEATHSIG = 1  # prctl(2)

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from simulator import CHECKOUT, processes
+from simulator import CHECKOUT
+from simulator.live import processes
 from tests.forks.process import NUMBER_BYTES, ForkedProcess, readable
 from tests.forks.server import ORDER_BYTES, Order
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator import CHECKOUT, processes
-from simulator.processes import launch, log_tail
+from simulator import CHECKOUT
+from simulator.live import processes
+from simulator.live.processes import launch, log_tail
 from tests.forks.process import ForkedProcess
 from tests.forks.server import Order
 from tests.forks.starting import Forks, ForkServer

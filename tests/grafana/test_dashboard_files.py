@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from grafana.colors import BY_DIGIT, BY_NAME
+from grafana.drawing import BY_DIGIT, BY_NAME
 from grafana.make_dashboards import DASHBOARDS, file_of, pretty, written
 from router.metrics.registry import _GAP_SECONDS, _SECONDS
 from tests.grafana.shown import FILES, PANELS, targets

@@ -12,7 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from grafana.colors import BY_NAME
+from grafana.drawing import BY_NAME
 from tests.grafana.monitoring import (
     exposition,
     lively,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvkernels.cuda import build
+from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvkernels import EventBatch, PrefixIndex, WorkerBlocks, event_twins, twins
+from kvkernels import EventBatch, PrefixIndex, WorkerBlocks
+from tests.oracles import index as twins
+from tests.oracles import worker_blocks as event_twins
 
 BLOCK_SIZE = 2
 KINDS = {

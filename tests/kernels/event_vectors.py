@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvkernels import EventBatch, event_twins
+from kvkernels import EventBatch
+from tests.oracles import worker_blocks as event_twins
 
 FOLDER = Path(__file__).parents[1] / "data" / "kv_events"
 DECODERS = {"native": EventBatch, "twin": event_twins.EventBatch}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import kvkernels.ops.prefill as _  # noqa: F401  (defines the operator)
-from kvkernels.ops.prefill_plan import plan_prefill
+from kvkernels.ops.prefill import plan_prefill
 from tests.kernels.emulated import NAN, emulate, poisoned, pool_of, relative_error
 from tests.kernels.quantized import as_numbers, quantized_pages
 

@@ -18,7 +18,7 @@ from kvkernels.ops.calibration import (
     calibrate,
 )
 from kvkernels.ops.shared_costs import AttentionShape, Costs
-from kvkernels.ops.shared_plan import Step, plan_shared
+from kvkernels.ops.shared_decode import Step, plan_shared
 
 SHAPE = AttentionShape(32, 8, 128)
 TRUE = Costs(250.0, 120.0, 3000.0, 90.0, 11.0)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kvkernels import _native, twins
+from kvkernels import _native
+from tests.oracles import index as twins
 
 Tokens = npt.NDArray[np.int32]
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvkernels import _native, column_twins
-from policies.median import median
+from kvkernels import _native
+from policies.contract import median, missing_tokens
 from policies.pick import pick
-from policies.pricing import missing_tokens
 from tests.effort import examples
+from tests.oracles import columns as column_twins
 
 rows = st.integers(0, 40)
 amounts = st.floats(0.0, 1e9)

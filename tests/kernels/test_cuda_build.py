@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from kvkernels.cuda import build
+from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary, LaunchError, RefusedError, view_of
 from tests.kernels import test_cuda_append as append
 

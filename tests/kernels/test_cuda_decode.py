@@ -11,8 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
-from kvkernels.ops.decode import unsupported, workspace_of
-from kvkernels.ops.decode_plan import LARGEST_CHUNK, LEAST_CHUNK, DecodePlan, plan_decode
+from kvkernels.ops.decode import (
+    LARGEST_CHUNK,
+    LEAST_CHUNK,
+    DecodePlan,
+    plan_decode,
+    unsupported,
+    workspace_of,
+)
 from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler, poisoned, pool_of, relative_error
 

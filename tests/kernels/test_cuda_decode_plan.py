@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvkernels.ops.decode_plan import (
+from kvkernels.ops.decode import (
     CHUNK_STEP,
     LARGEST_CHUNK,
     LEAST_CHUNK,

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvkernels.cuda import build
+from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary, LaunchError
 from tests.kernels.emulated import needs_compiler
 

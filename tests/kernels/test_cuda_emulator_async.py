@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvkernels.cuda import build
+from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary, LaunchError
 from tests.kernels.emulated import needs_compiler
 

@@ -10,14 +10,12 @@ import torch
 from engine.model.attention import attend, write
 from engine.model.batch import FlatBatch, Piece, flat_batch
 from engine.model.config import ModelConfig, read_config
-from engine.model.kv_cache import KvCache, LayerKv
-from engine.model.kv_quant import dequantize
-from engine.model.norm import rms_norm
+from engine.model.kv_cache import KvCache, LayerKv, dequantize
+from engine.model.layers import rms_norm
 from engine.model.rope import Rotary, rotate
 from engine.model.tiny import TinySettings, make_tiny
-from kvkernels.ops.decode import workspace_of
-from kvkernels.ops.decode_plan import plan_decode
-from kvkernels.ops.prefill_plan import plan_prefill
+from kvkernels.ops.decode import plan_decode, workspace_of
+from kvkernels.ops.prefill import plan_prefill
 from tests.kernels.emulated import emulate, needs_compiler, relative_error
 
 pytestmark = needs_compiler

@@ -7,7 +7,7 @@ import mmap
 import pytest
 import torch
 
-from kvkernels.ops.prefill_plan import plan_prefill
+from kvkernels.ops.prefill import plan_prefill
 from tests.kernels import prefill_cases as prefill
 from tests.kernels import test_cuda_append as append
 from tests.kernels import test_cuda_decode as decode

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
-from kvkernels.ops.prefill import unsupported
-from kvkernels.ops.prefill_plan import plan_prefill
+from kvkernels.ops.prefill import plan_prefill, unsupported
 from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler
 from tests.kernels.prefill_cases import Case, case, exact, hold

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvkernels.ops.prefill_plan import item_tokens, most_items, plan_prefill
+from kvkernels.ops.prefill import item_tokens, most_items, plan_prefill
 
 
 @given(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
-from kvkernels.ops.prefill_plan import plan_prefill
+from kvkernels.ops.prefill import plan_prefill
 from tests.effort import examples
 from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
 from tests.kernels.prefill_cases import Case, case, exact, hold, quantized

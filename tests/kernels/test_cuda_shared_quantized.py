@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
-from kvkernels.ops.decode import workspace_of
-from kvkernels.ops.decode_plan import plan_decode
+from kvkernels.ops.decode import plan_decode, workspace_of
 from kvkernels.ops.shared_costs import Costs
 from kvkernels.ops.shared_decode import shared_decode
 from tests.effort import examples

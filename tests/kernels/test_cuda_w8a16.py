@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.int8 import quantize_rows
+from engine.model.layers import quantize_rows
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.w8a16 import unsupported
 from tests.effort import examples

@@ -7,9 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvkernels import PrefixIndex, WorkerBlocks, twins
+from kvkernels import PrefixIndex, WorkerBlocks
 from kvkernels.seeds import chain_seed
 from tests.kernels.event_pool import BLOCK_SIZE, KINDS, Pool, array, tokens
+from tests.oracles import index as twins
 
 
 @pytest.fixture(params=sorted(KINDS))

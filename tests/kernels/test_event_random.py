@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire import decode_batch
-from kvkernels import EventBatch, event_twins
+from kvkernels import EventBatch
 from tests.effort import examples
 from tests.kernels.event_vectors import plain, vectors
+from tests.oracles import worker_blocks as event_twins
 
 PAYLOADS = [vector.payload for vector in vectors().values()]
 

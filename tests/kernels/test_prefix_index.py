@@ -14,8 +14,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kvkernels import PrefixIndex, twins
+from kvkernels import PrefixIndex
 from tests.effort import examples
+from tests.oracles import index as twins
 
 # Multiples of the inverse of the table's multiplier all want the first or, counted down, the
 # last slots: clusters, which deletion must shift back, across the table's end as well.

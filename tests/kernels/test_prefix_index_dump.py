@@ -8,8 +8,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvkernels import _native, twins
+from kvkernels import _native
 from tests.effort import examples
+from tests.oracles import index as twins
 
 HEADER = struct.Struct("<4sI4Q3Q")
 

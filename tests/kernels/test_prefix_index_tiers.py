@@ -5,7 +5,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from kvkernels import _native, twins
+from kvkernels import _native
+from tests.oracles import index as twins
 
 BOTH = pytest.mark.parametrize("module", [_native, twins], ids=["native", "twin"])
 CHAIN = np.arange(10, 18, dtype=np.uint64)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvkernels import PrefixOwners, prefix_owners_twin
+from kvkernels import PrefixOwners
 from tests.effort import examples
 from tests.kernels.test_mirror import garbage, hashes, paths
+from tests.oracles import prefix_owners as prefix_owners_twin
 
 Either = type[PrefixOwners] | type[prefix_owners_twin.PrefixOwners]
 both = pytest.mark.parametrize(

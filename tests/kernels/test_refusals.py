@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvkernels import _native, twins
+from kvkernels import _native
+from tests.oracles import index as twins
 
 Call = Callable[[Any], object]
 

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvkernels.ops import kept_tree, shared_plan
+from kvkernels.ops import shared_decode as shared_plan
+from kvkernels.ops import shared_runs as kept_tree
 from kvkernels.ops.shared_costs import AttentionShape, Costs
-from kvkernels.ops.shared_plan import (
+from kvkernels.ops.shared_decode import (
     SharedPlan,
     SharedPlanner,
     Step,

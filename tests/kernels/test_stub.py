@@ -7,21 +7,19 @@ from typing import Any
 
 import kvkernels
 from engine import virtual
-from kvkernels import (
-    _native,
-    blocks_file_twin,
-    column_twins,
-    event_twins,
-    mirror_twin,
-    prefix_owners_twin,
-    twins,
-)
+from kvkernels import _native
+from tests.oracles import columns as column_twins
+from tests.oracles import index as twins
+from tests.oracles import mirror as mirror_twin
+from tests.oracles import prefix_owners as prefix_owners_twin
+from tests.oracles import worker_blocks as blocks_file_twin
+from tests.oracles import worker_blocks as event_twins
 
 FOLDER = Path(kvkernels.__file__).parent
 STUB = ast.parse((FOLDER / "_native.pyi").read_text())
 RELAY = ast.parse((FOLDER / "_native_relay.pyi").read_text())  # its twin is the router's relay
 
-# `router.http.scan` and `router.http.door.head` are the judges of these: they have no twin here.
+# `router.request.scan` and `router.server.parser` are the judges of these: they have no twin here.
 NO_TWIN = {"plain_head", "scan_request", "PlainHead", "PromptText"}
 
 Scope = ast.Module | ast.ClassDef

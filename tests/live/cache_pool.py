@@ -16,9 +16,9 @@ import aiohttp
 import numpy as np
 import zmq.asyncio
 
-from router.kv_command import truth_of
-from router.kv_view import Chains, KvView, decode_kv_view
-from simulator.processes import Program, Programs
+from router.admin.kv_view import Chains, KvView, decode_kv_view
+from router.cli.kv import truth_of
+from simulator.live.processes import Program, Programs
 from tests.live.event_relay import CALM, COMPLETE, EventRelay, Faults, relaying
 from tests.live.foreign_forms import arrays_of_digests, maps_of_signed
 from tests.live.http_front import HttpFront

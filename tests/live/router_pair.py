@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 
-from simulator.processes import Programs
+from simulator.live.processes import Programs
 from tests.live.stack import Stack, engine_arguments, until
 
 WORKERS = 3

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from simulator.processes import Program, Programs
+from simulator.live.processes import Program, Programs
 from tests.live.ports import lasting_port
 
 MODEL = "tiny"

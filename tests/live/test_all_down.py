@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
-from simulator.processes import Programs
+from simulator.live.processes import Programs
 from tests.live.stack import MODEL, engine_arguments, running, until
 
 

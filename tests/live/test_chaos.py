@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from simulator.processes import Program
+from simulator.live.processes import Program
 from tests.live.stack import MODEL, Stack, engine_arguments, running, until
 
 CLIENTS, MANY_CLIENTS = 12, 100

@@ -18,8 +18,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.kv_view import decode_kv_view
-from simulator.processes import Program
+from router.admin.kv_view import decode_kv_view
+from simulator.live.processes import Program
 from tests.live.cache_pool import differences, truth_of
 from tests.live.crowd import Crowd, crowding
 from tests.live.faulty_front import FaultyFront, Harm, faulty

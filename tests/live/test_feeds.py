@@ -15,9 +15,8 @@ import zmq
 import zmq.asyncio
 
 from policies.facts import KvEvents
-from router.events.discovery import kv_event_sources
-from router.events.source import ZmqSource
-from simulator.processes import Program, Programs
+from router.events.sources import ZmqSource, kv_event_sources
+from simulator.live.processes import Program, Programs
 from tests.live.stack import MODEL, Stack, engine_arguments, until
 from tests.router.feed_wire import Rig, chain_of, pack, rig
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from router.keys.terms import hash_of
+from router.keys.key_file import hash_of
 from tests.live.stack import MODEL, Stack, misbehaving, running, until
 
 FREE, RARE, PICKY, ONE = "sk-free-aaaaaaaa", "sk-rare-bbbbbbbb", "sk-picky-cccccc", "sk-one-ddd"

@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from router.kv_view import KvView, decode_kv_view
-from simulator.processes import Programs
+from router.admin.kv_view import KvView, decode_kv_view
+from simulator.live.processes import Programs
 from tests.live.publishers import BLOCK, Publisher, all_chains, publishing
 from tests.live.stack import Stack, until
 

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from engine.timed import continuation
-from simulator.processes import Program, Programs
+from simulator.live.processes import Program, Programs
 from tests.engine.model_dirs import write_model
 from tests.live.cutter import Fate, cutter
 from tests.live.stack import MODEL, Stack, engine_arguments, running

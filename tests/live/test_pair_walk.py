@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 import yaml
 
-from simulator.processes import Program, Programs
+from simulator.live.processes import Program, Programs
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, Stack, engine_arguments, until
 

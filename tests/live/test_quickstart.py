@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from simulator.processes import Programs
+from simulator.live.processes import Programs
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack
 

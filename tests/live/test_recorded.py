@@ -16,8 +16,7 @@ import pytest
 
 from kvkernels import chain_hashes
 from policies.facts import Stored
-from router.record.facts_file import fact_of, records
-from router.record.player import Player
+from router.record.facts import Player, fact_of, records
 from router.record.request_line import Header, RequestLine, hashes_of
 from router.record.salt import salt_in
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until

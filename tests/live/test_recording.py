@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from router.record.parts import parts_in
+from router.record.log_files import parts_in
 from router.record.request_line import RequestLine
 from tests.live.stack import MODEL, PROFILE, Stack, running
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.kv_command import truth_of
-from simulator.processes import Program, Programs
+from router.cli.kv import truth_of
+from simulator.live.processes import Program, Programs
 from tests.frozen import freeze
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until

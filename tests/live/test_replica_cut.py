@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from router.replicas.agreement import VERSION, ReplicaRefusedError
+from router.replicas.peers import VERSION, ReplicaRefusedError
 from tests.effort import EFFORT
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.router.replica_support import TERMS, Replica, all_see_each_other, fleet, until

@@ -15,8 +15,8 @@ import zmq
 import zmq.asyncio
 
 from engine.wire.events import BlockStored, encode_batch
-from router.kv_view import KvView, decode_kv_view
-from simulator.processes import Programs
+from router.admin.kv_view import KvView, decode_kv_view
+from simulator.live.processes import Programs
 from tests.live.polled_engine import OPTIONS, polled_engine
 from tests.live.ports import lasting_port
 from tests.live.publishers import BLOCK, chain_hashes

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.replicas.identity import Keys
+from router.replicas.peers import Keys
 from tests.frozen import freeze
 from tests.live.lease_holder import LeaseHolder
 from tests.live.redis_server import RedisServer, needs_redis, redis_server

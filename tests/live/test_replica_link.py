@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.replicas.exchange import MAX_MESSAGE_BYTES
-from router.replicas.said import KEPT_ENTRIES
+from router.replicas.link import KEPT_ENTRIES, MAX_MESSAGE_BYTES
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.router.replica_support import Replica, all_see_each_other, fleet, until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from simulator.processes import Programs
+from simulator.live.processes import Programs
 from tests.live.ports import lasting_port
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.outcome import Outcome
-from simulator.scenario import run_scenario
-from simulator.stack import StackSettings
-from simulator.workload import generated_shared_prefix
+from simulator.live.load import generated_shared_prefix
+from simulator.live.outcome import Outcome
+from simulator.live.stack import StackSettings, run_scenario
 from tests.bench.replicas_live import LOADS, Figures, Runs, compared, differences, missed, table
 from tests.live.redis_server import needs_redis, redis_server
 

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from simulator.processes import Program, Programs
+from simulator.live.processes import Program, Programs
 from tests.frozen import runs
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, Stack, engine_arguments, until
@@ -209,7 +209,7 @@ async def test_sigusr2_starts_the_follower_by_the_same_command(tmp_path: Path) -
         log = before.log.read_text()
         assert log.count("ready http") == 2
         assert (await stack.complete([1, 2]))[0] == 200
-        pid = int(log.partition("INFO router.takeover.successor: SIGUSR2: process ")[2].split()[0])
+        pid = int(log.partition("INFO router.restart.hot_restart: SIGUSR2: process ")[2].split()[0])
         await end(pid)
 
 

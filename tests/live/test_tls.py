@@ -11,8 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.tls import server_tls
-from simulator.processes import Programs
+from router.server.tls import server_tls
+from simulator.live.processes import Programs
 from tests.door.certs import Authority
 from tests.live.stack import until
 

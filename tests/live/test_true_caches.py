@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.kv_view import Chains, KvView
+from router.admin.kv_view import Chains, KvView
 from tests.live.cache_pool import KV_BLOCKS, TOUCHED_BLOCKS, Pool, differences, pool
 from tests.live.event_relay import CALM, Faults
 from tests.live.shared_load import SALTS, TRUNKS, Load, trunk_prompt

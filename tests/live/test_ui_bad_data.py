@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.http.ui.page import page as real_page
+from router.admin.ui.page import page as real_page
 from tests.live.browser import CHROMIUM, opened
 from tests.live.stack import until
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from simulator.outcome import Outcome
+from simulator.calibrate.validate import LATE_MS, MEAN_TTFT, Validation, same_ranking, validate
+from simulator.live.load import opened
+from simulator.live.outcome import Outcome
+from simulator.live.stack import StackSettings
 from simulator.replay.setup import WorkloadSpec
-from simulator.stack import StackSettings
-from simulator.validate.console import LATE_MS
-from simulator.validate.validate import MEAN_TTFT, Validation, same_ranking, validate
-from simulator.workload import opened
 
 CONVERSATION = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl.gz"
 # 60 requests in 5 s; a group's prompts reuse 2,560 of 2,816 tokens.

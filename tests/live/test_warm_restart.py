@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from simulator.processes import Program, Programs
+from simulator.live.processes import Program, Programs
 from tests.live.stack import Stack, engine_arguments, until
 from tests.live.test_events import explained, port_of, until_resident
 from tests.live.test_kv_command import kv

@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.block_pool import BlockPool
 from engine.profiles import profile
-from engine.scheduler import Output, Request, Scheduler, SchedulerSettings, Step
+from engine.scheduler.scheduler import Output, Request, Scheduler, SchedulerSettings, Step
 from policies.contract import Hashes
 from policies.facts import Arrival, Finish, FirstToken, Progress, WorkerChange, WorkerFacts
 from policies.load import load

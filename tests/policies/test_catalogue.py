@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from policies import POLICIES
-from policies.load import load
-from policies.parameters import text_of
+from policies.load import load, text_of
 from policies.pick import HOLD, pick
 from tests.policies.fleet import fleet_of, request_of
 from tests.policies.test_properties import told

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.load import load
-from policies.parameters import PolicyError
+from policies.load import PolicyError, load
 from policies.pick import pick
 from policies.published.choice_features import FEATURES, features
+from policies.published.hashing import weights
 from policies.published.learned import Learned, trained
-from policies.published.rendezvous import weights
 from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import POLICIES, naming
+from policies import POLICIES
+from policies import load as naming
 from policies.contract import FleetView, Floats, RequestView
-from policies.load import load, names
-from policies.parameters import PolicyError
+from policies.load import PolicyError, load, names
 from tests.policies.fleet import fleet_of, request_of
 
 HERE = __name__

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from policies.facts import Dispatched, Finish
 from policies.load import load
 from policies.pick import pick
-from policies.published.hot_classes import NO_CLASS, HotClasses, class_of, hit_blocks
 from policies.published.lmetric import LMetric
 from policies.published.lpwl import Lpwl
 from policies.published.mooncake import Mooncake
 from policies.published.ramjet import Ramjet
+from policies.published.recent import NO_CLASS, HotClasses, class_of, hit_blocks
 from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 from tests.policies.published import costs_of, sent, spill_depth, state_of

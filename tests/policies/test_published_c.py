@@ -10,10 +10,10 @@ import pytest
 from policies.facts import Arrival, Dispatched, Failure, Finish, FirstToken, WorkerChange
 from policies.pick import pick
 from policies.published.dualmap import DualMap
+from policies.published.hashing import weights
 from policies.published.lanes import DECAY
 from policies.published.lbgr import Lbgr
 from policies.published.prequal import Prequal
-from policies.published.rendezvous import weights
 from tests.policies.fleet import fleet_of, request_of
 
 INF = math.inf

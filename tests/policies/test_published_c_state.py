@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.facts import Dispatched, Failure, Finish, WorkerChange
-from policies.published.head_window import HeadWindow
 from policies.published.lanes import DECAY, DECAYS_PER_S
 from policies.published.lbgr import Lbgr
 from policies.published.prequal import Prequal
+from policies.published.recent import HeadWindow
 from tests.effort import examples
 
 NO_CHAIN = np.zeros(0, dtype=np.uint64)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from policies.facts import Arrival, Dispatched, Fact, Finish, WorkerChange
 from policies.published.chwbl import Chwbl
-from policies.published.homes import SessionHomes
-from policies.published.inserted import InsertedTokens
+from policies.published.homes import InsertedTokens, SessionHomes
 from policies.published.order import places
 from policies.published.prefix_hash import PrefixHash
 from tests.effort import examples

@@ -8,8 +8,8 @@ import pytest
 from policies.facts import Finish
 from policies.pick import pick
 from policies.published.chwbl import Chwbl
+from policies.published.hashing import distances
 from policies.published.prefix_hash import PrefixHash
-from policies.published.ring import distances
 from policies.published.session_sticky import SessionSticky
 from policies.published.trt_llm_conversation import TrtLlmConversation
 from tests.policies.fleet import fleet_of, request_of

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.contract import FleetView
-from policies.load import load
-from policies.parameters import PolicyError
+from policies.load import PolicyError, load
 from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import POLICIES, WRAPPERS, naming
+from policies import POLICIES, WRAPPERS
+from policies import load as naming
 from policies.facts import Tick
-from policies.load import load, name_of, wrapper_names
-from policies.parameters import PolicyError
+from policies.load import PolicyError, load, name_of, wrapper_names
 from tests.policies.fleet import fleet_of, request_of
 
 HERE = __name__

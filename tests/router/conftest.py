@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-from router.http.relay.native import NativeRelay
+from router.upstream.native import NativeRelay
 from tests.effort import QUICK
 from tests.router import relay_support
 

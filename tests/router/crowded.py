@@ -15,14 +15,13 @@ from aiohttp import web
 
 from policies.facts import Arrival, LoadReport, WorkerChange, WorkerFacts
 from router.assembly import Router
-from router.config.limits import Limits
-from router.config.schema import Config, Intervals
+from router.config.schema import Config, Intervals, Limits
+from router.config.worker_spec import parse_worker_spec
 from router.core.actions import Reject
-from router.fleet_io.recognize import Recognized
-from router.http.errors import WorkerError
-from router.http.local_desk import LocalCase
-from router.http.relay.reply import Outcome, Usage
-from router.worker_spec import parse_worker_spec
+from router.fleet.recognize import Recognized
+from router.request.desk import LocalCase
+from router.request.errors import WorkerError
+from router.upstream.reply import Outcome, Usage
 
 BLOCK = 16
 HEADS = (20, 26, 40)  # blocks of the system prompts that sessions share

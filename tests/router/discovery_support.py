@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from router.config.worker_spec import parse_worker_spec
 from router.discovery.discovery import Discovery
-from router.discovery.source import Report, Seen, Source
-from router.fleet_io.manager import FleetManager
-from router.fleet_io.member import Member
-from router.worker_spec import parse_worker_spec
+from router.discovery.source import Report, ReportedWorker, Source
+from router.fleet.manager import FleetManager
+from router.fleet.member import Member
 from tests.router.fleet_support import fleet_of
 from tests.router.waiting import until
 
@@ -30,7 +30,7 @@ class Told:
             yield one
 
     def says(self, *texts: str, stopping: Iterable[str] = ()) -> None:
-        seen = [Seen(parse_worker_spec(text), text in stopping) for text in texts]
+        seen = [ReportedWorker(parse_worker_spec(text), text in stopping) for text in texts]
         self.news.put_nowait(Report(tuple(seen)))
 
     def fails(self, why: str) -> None:

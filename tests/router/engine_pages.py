@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from router.fleet_io.engines.adapter import RankLoad
-from router.fleet_io.recognize import Recognized, recognize
-from router.worker_spec import parse_worker_spec
+from router.config.worker_spec import parse_worker_spec
+from router.fleet.engines.adapter import RankLoad
+from router.fleet.recognize import Recognized, recognize
 
 MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 8192}]}
 HANGS = object()  # a page that never comes

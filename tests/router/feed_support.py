@@ -24,10 +24,9 @@ from engine.wire import (
 )
 from policies.facts import KvEvents, ReplayEnd
 from router.core.actions import Resync
+from router.events.delivery import FeedContext, SharedReaders
 from router.events.feed import Feed, open_feed
-from router.events.hub import Hubs
-from router.events.source import ZmqSource
-from router.events.telling import FeedContext
+from router.events.sources import ZmqSource
 from tests.router.core_world import BLOCK, World, stored
 
 DEADLINE_S = 10.0
@@ -194,7 +193,7 @@ async def line(
     )
     async with aiohttp.ClientSession() as http:
         shared = FeedContext(
-            *(http, context, time.monotonic, tell, Hubs(), timeout_s, 1000, subscribed_s),
+            *(http, context, time.monotonic, tell, SharedReaders(), timeout_s, 1000, subscribed_s),
             wants_snapshot=lambda: world.core.roster.wants_snapshot(0),
         )
         feed = open_feed(source, 0, "m", shared)

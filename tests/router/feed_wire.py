@@ -23,10 +23,9 @@ import zmq.asyncio
 
 from policies.facts import KvEvents, ReplayEnd
 from router.core.actions import Resync
+from router.events.delivery import FeedContext, SharedReaders
 from router.events.feed import Feed, open_feed
-from router.events.hub import Hubs
-from router.events.source import EventSource, ZmqSource
-from router.events.telling import FeedContext
+from router.events.sources import EventSource, ZmqSource
 from tests.router.core_world import World
 
 DEADLINE_S = 10.0
@@ -117,7 +116,7 @@ class Rig:
 
     context: zmq.asyncio.Context
     http: aiohttp.ClientSession
-    hubs: Hubs
+    hubs: SharedReaders
     world: World
     told: list[KvEvents | ReplayEnd] = field(default_factory=list)
     feeds: dict[int, Feed] = field(default_factory=dict)
@@ -187,7 +186,7 @@ class Rig:
 async def rig(**fields: Any) -> AsyncIterator[Rig]:
     """A core without workers, and what feeds need."""
     context = zmq.asyncio.Context()
-    hubs = Hubs()
+    hubs = SharedReaders()
     try:
         async with aiohttp.ClientSession() as http:
             yield Rig(context, http, hubs, World(workers=0), **fields)

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import aiohttp
 import zmq.asyncio
 
-from router.fleet_io.context import FleetContext, FleetTerms, WorkerFact
-from router.fleet_io.manager import FleetManager
-from router.http.relay.reply import RelayLimits
+from router.fleet.context import FleetContext, FleetTerms, WorkerFact
+from router.fleet.manager import FleetManager
+from router.upstream.reply import RelayLimits
 
 
 @asynccontextmanager

@@ -10,10 +10,10 @@ from engine.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Even
 from kvkernels import EventBatch
 from policies.facts import KvEvents, ReplayEnd
 from router.core.actions import Resync
-from router.core.wire_events import WireEvents
-from router.replicas.claim import Claim
-from router.replicas.identity import Keys
+from router.core.kv_events import WireEvents
+from router.replicas.kv_events import Claim
 from router.replicas.lease import Leases
+from router.replicas.peers import Keys
 from tests.router.core_world import BLOCK, chain_of, names_of, tokens_of
 from tests.router.lease_support import LEASE_S, Server, Timers
 from tests.router.replica_world import Replica, Replicas

@@ -11,9 +11,9 @@ import numpy as np
 from kvkernels import EventBatch
 from policies.facts import KvCopied, KvEvents, ReplayEnd
 from router.core.actions import Resync
-from router.core.take import take
-from router.core.wire_events import WireEvents
-from router.replicas.kv_borrower import Borrowed, Wish
+from router.core.core import take
+from router.core.kv_events import WireEvents
+from router.replicas.snapshots import Borrowed, Wish
 from tests.router.kv_fan_world import Engine
 from tests.router.replica_world import Replica, Replicas
 

@@ -13,10 +13,10 @@ from typing import Any
 from aiohttp import web
 
 from policies.facts import Arrival
-from router.http.client_reply import ClientReply, upstream_request
-from router.http.migration.migrations import Migrations, MigrationTerms
-from router.http.relay.reply import Outcome, Timeouts
-from router.http.relay.upstream import Upstream
+from router.upstream.client_reply import ClientReply, upstream_request
+from router.upstream.fallback import Upstream
+from router.upstream.migration.stream import Migrations, MigrationTerms
+from router.upstream.reply import Outcome, Timeouts
 from tests.router.relay_support import Script, served, upstreams_to, worker
 
 TOTAL = 5

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import HealthCheck, settings
 
-from router.http.relay.exchange import Exchange
+from router.upstream.fallback import Exchange
 
 # Time limits of single examples say more about the machine than about the code.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -26,10 +26,9 @@ from policies.facts import (
 from policies.load import load
 from router.core.core import RouterCore
 from router.core.settings import CoreSettings
-from router.record.facts_file import records
-from router.record.player import Player
+from router.record.facts import Player, records
 from router.record.recorder import FactRecorder
-from router.switchboard import Switchboard
+from router.request.switchboard import Switchboard
 from tests.router.core_world import BLOCK, chain_of, removed, stored
 
 BOUNDS = CoreSettings(max_workers=4, hold_requests=3, inflight_requests=12, parked_blocks=12)

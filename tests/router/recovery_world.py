@@ -11,10 +11,8 @@ from typing import Any, cast
 from engine.wire import AllBlocksCleared, BlockRemoved, encode_batch
 from kvkernels import EventBatch
 from policies.facts import KvEvents, ReplayEnd, SavedStream, WorkerChange, WorkerFacts
-from router.events.asking import Replayed
-from router.events.hub import Hubs
-from router.events.missed import Missed
-from router.events.telling import FeedContext, Teller
+from router.events.delivery import Delivery, FeedContext, SharedReaders
+from router.events.resync import Replayed, Resync
 from tests.router.core_world import BLOCK, World, removed, stored
 from tests.router.feed_support import wire
 
@@ -98,9 +96,9 @@ class Recovery:
         self._unnoticed = False
         roster = self.world.core.roster
         nobody = cast(Any, None)
-        context = FeedContext(nobody, nobody, lambda: 0.0, self._tell, Hubs(), 1.0, 8)
-        self._teller = Teller(0, "m", context)
-        self._missed = Missed(self, self._teller, lambda: roster.wants_snapshot(0), self._pause)
+        context = FeedContext(nobody, nobody, lambda: 0.0, self._tell, SharedReaders(), 1.0, 8)
+        self._teller = Delivery(0, "m", context)
+        self._missed = Resync(self, self._teller, lambda: roster.wants_snapshot(0), self._pause)
         self._missed.ask(roster.first_question(0))
         self._task = asyncio.create_task(self._missed.run())
 

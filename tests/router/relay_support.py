@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from router.http.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
-from router.http.errors import WorkerError, error_body
-from router.http.relay.native import NativeRelay, NativeUpstream
-from router.http.relay.reply import Outcome, RelayLimits, Timeouts
-from router.http.relay.upstream import Upstream
+from router.request.errors import WorkerError, error_body
+from router.upstream.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
+from router.upstream.fallback import Upstream
+from router.upstream.native import NativeRelay, NativeUpstream
+from router.upstream.reply import Outcome, RelayLimits, Timeouts
 from tests.router.waiting import DEADLINE_S, until
 
 PATH = "python"  # or "native": how the relays made here go; set by the fixture `both_paths`

@@ -10,11 +10,9 @@ from typing import Any
 
 import msgspec
 
-from router.config.replicas import Replicas
-from router.config.schema import Config
-from router.replicas.agreement import VERSION
-from router.replicas.identity import new_identity
+from router.config.schema import Config, Replicas
 from router.replicas.link import Link
+from router.replicas.peers import VERSION, new_identity
 
 WAIT_S = 20.0
 TERMS: Mapping[str, str] = {VERSION: "1", "policy": "warmset"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from policies.facts import Arrival, Failure, Finish, FirstToken, Progress, Tick
 from router.core.actions import Dispatch
-from router.core.take import take
+from router.core.core import take
 from router.replicas.messages import decoded
 from router.replicas.sharing import Sharing
 from tests.router.core_world import World

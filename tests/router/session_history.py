@@ -10,7 +10,7 @@ import numpy as np
 from kvkernels import chain_hashes
 from policies.facts import Arrival
 from router.core.columns import WorkerColumns
-from router.estimators.sessions import Sessions, Visit
+from router.estimators.sessions import SessionRequest, Sessions
 
 BLOCK = 16
 SLOTS = 3
@@ -47,7 +47,9 @@ def arrival(tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> Arrival
     return Arrival(**known | fields)  # type: ignore[arg-type]
 
 
-def come(sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> Visit:
+def come(
+    sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: object
+) -> SessionRequest:
     """A request arrives."""
     fact = arrival(tokens, now_s, **fields)
     return sessions.arrived(fact, fact.chains[BLOCK], BLOCK)
@@ -69,7 +71,7 @@ class Open:
     """A request that has not ended."""
 
     talk: Talk
-    visit: Visit
+    visit: SessionRequest
     slot: int = -1
 
 

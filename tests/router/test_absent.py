@@ -9,7 +9,7 @@ import pytest
 
 from policies.facts import Failure
 from router.core.actions import Dispatch, Reject
-from router.http.absent import says_absent
+from router.request.attempts import says_absent
 from tests.router.core_world import World
 
 OURS = b'{"error":{"message":"no such path: /x","type":"NotFoundError","param":null,"code":404}}'

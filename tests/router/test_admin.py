@@ -14,8 +14,7 @@ from aiohttp import web
 
 from policies.facts import WorkerChange, WorkerFacts
 from router.assembly import Router
-from router.config.limits import Limits
-from router.config.schema import Config
+from router.config.schema import Config, Limits
 from tests.router.core_world import BLOCK
 
 URL = "http://127.0.0.1:9"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config.command import add_config_command, add_flags, check_command
-from router.config.file import ConfigError
+from router.cli.config import add_config_command, add_flags, check_command
 from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
-from router.config.load import Loaded, effective_yaml, load_config, reloadable
+from router.config.load import ConfigError, Loaded, effective_yaml, load_config, reloadable
 from router.config.rules import FIXED, REMOVED
 from router.config.schema import Config
 from tests.router.config_values import WORKER, another_value

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from router.cli import main
-from router.config.doc import with_table
+from router.cli.config import with_table
+from router.cli.main import main
 from router.config.keys import keys_of
 from router.config.rules import check_value
-from router.worker_spec import KEYS
+from router.config.worker_spec import KEYS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def test_the_table_of_keys_is_current():
     text = PAGE.read_text(encoding="utf-8")
-    assert with_table(text) == text, f"run: python -m router.config.doc {PAGE}"
+    assert with_table(text) == text, f"run: python -m router.cli.config {PAGE}"
 
 
 def test_the_table_of_worker_keys_is_complete():

@@ -15,7 +15,7 @@ from policies.facts import (
     WorkerChange,
 )
 from policies.load import load
-from router.core.actions import Cancel, Dispatch, Probe, PutAside, Reject
+from router.core.actions import Cancel, Dispatch, Ejected, Probe, Reject
 from tests.router.core_world import BLOCK, World, stored
 
 
@@ -265,8 +265,8 @@ def test_failures_at_one_moment_put_a_worker_aside_once() -> None:
     asides = []
     for arrival in arrivals:
         fact = Failure(0.0, arrival.request_id, "worker", reason="connect")
-        asides += [a for a in world.core.on_failure(fact) if isinstance(a, PutAside)]
-    assert asides == [PutAside(0, 2.0, "connect")]
+        asides += [a for a in world.core.on_failure(fact) if isinstance(a, Ejected)]
+    assert asides == [Ejected(0, 2.0, "connect")]
     assert world.core.counters.ejections == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.columns import WorkerColumns
-from router.estimators.cycle import Cycle
+from router.estimators.sessions import Cycle
 
 ALL = slice(0, 3)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from router.core.actions import Decision, Dispatch, Ranking, Stage
-from router.http.decisions import DecisionLog
+from router.request.decisions import DecisionLog
 from tests.router.record_log_support import arrival
 
 POOLS = (1, 3, 64, 65, 200)

@@ -12,14 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.load import LoadedPolicy
-from router.core.actions import Candidate, Decision, Dispatch, Hold
+from router.core.actions import (
+    MAX_TERMS,
+    SHOWN_WORKERS,
+    Candidate,
+    Decision,
+    Dispatch,
+    Hold,
+    TermsError,
+    checked_terms,
+    details_of,
+    regret_hit_tokens,
+    regret_s,
+    runner_up,
+)
 from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
-from router.core.details import MAX_TERMS, SHOWN_WORKERS, TermsError, checked_terms, details_of
 from router.core.guard import PolicyFaultError
-from router.core.regret import regret_hit_tokens, regret_s, runner_up
-from router.http.explain_header import reply_headers
-from router.record.explanation import everything, explanation
+from router.request.explain import everything, explanation, reply_headers
 from tests.policies.fleet import fleet_of, request_of
 from tests.router.core_world import World
 

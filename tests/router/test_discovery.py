@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from policies.facts import WorkerFacts
+from router.config.worker_spec import WorkerSpec, parse_worker_spec
 from router.discovery.discovery import Discovery
-from router.fleet_io import member as member_module
-from router.fleet_io.engines.adapter import UnrecognizedError
-from router.fleet_io.member import Member
-from router.fleet_io.recognize import Recognized, with_thresholds
-from router.metrics.discovery import DiscoveryCollector
-from router.worker_spec import WorkerSpec, parse_worker_spec
+from router.fleet import member as member_module
+from router.fleet.engines.adapter import UnrecognizedError
+from router.fleet.member import Member
+from router.fleet.recognize import Recognized, with_thresholds
+from router.metrics.workers import DiscoveryCollector
 from tests.router.discovery_support import Told, world
 from tests.router.fleet_support import fleet_of
 from tests.router.waiting import until

@@ -5,29 +5,29 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.discovery.believed import LINGER_MAX_S, Believed
-from router.discovery.source import Report, Seen, bounded
-from router.discovery.union import union
-from router.worker_spec import WorkerSpec, parse_worker_spec
+from router.config.worker_spec import WorkerSpec, parse_worker_spec
+from router.discovery.discovery import LINGER_MAX_S, SourceTrust, union
+from router.discovery.source import Report, ReportedWorker, bounded
 
 GRACE_S = 30.0
 
 
-def seen(*names: str) -> tuple[Seen, ...]:
+def seen(*names: str) -> tuple[ReportedWorker, ...]:
     """`x!` is one that stops."""
     return tuple(
-        Seen(WorkerSpec(f"http://{name.removesuffix('!')}"), name.endswith("!")) for name in names
+        ReportedWorker(WorkerSpec(f"http://{name.removesuffix('!')}"), name.endswith("!"))
+        for name in names
     )
 
 
-def names(believed: Believed, now_s: float, up: str = "") -> list[str]:
+def names(believed: SourceTrust, now_s: float, up: str = "") -> list[str]:
     """Who is believed to be there; `up`: those that answer probes."""
     found = believed.workers(now_s, GRACE_S, lambda spec: spec.url.removeprefix("http://") in up)
     return sorted(one.spec.url.removeprefix("http://") for one in found)
 
 
 def test_a_source_is_believed_at_once_when_some_go() -> None:
-    one = Believed()
+    one = SourceTrust()
     one.take(Report(seen("a", "b")), 0.0)
     one.take(Report(seen("b", "c")), 1.0)
     assert names(one, 1.0) == ["b", "c"]
@@ -36,7 +36,7 @@ def test_a_source_is_believed_at_once_when_some_go() -> None:
 
 def test_one_that_fails_loses_nobody_who_answers() -> None:
     for report in Report(None, "gone"), Report(()):
-        one = Believed()
+        one = SourceTrust()
         one.take(Report(seen("a", "b")), 0.0)
         one.take(report, 10.0)
         one.take(report, 39.0)
@@ -51,7 +51,7 @@ def test_one_that_fails_loses_nobody_who_answers() -> None:
 
 
 def test_its_word_counts_in_full_as_soon_as_it_names_anybody() -> None:
-    one = Believed()
+    one = SourceTrust()
     one.take(Report(seen("a", "b")), 0.0)
     one.take(Report(None, "gone"), 1.0)
     one.take(Report(seen("b")), 2.0)
@@ -60,7 +60,7 @@ def test_its_word_counts_in_full_as_soon_as_it_names_anybody() -> None:
 
 
 def test_all_that_said_they_stop_may_go_at_once() -> None:
-    one = Believed()
+    one = SourceTrust()
     one.take(Report(seen("a", "b")), 0.0)
     one.take(Report(seen("a!", "b!")), 1.0)
     one.take(Report(()), 2.0)
@@ -69,14 +69,14 @@ def test_all_that_said_they_stop_may_go_at_once() -> None:
 
 
 def test_a_source_that_never_knew_anybody_is_not_in_trouble() -> None:
-    one = Believed()
+    one = SourceTrust()
     one.take(Report(()), 0.0)
     assert names(one, 0.0) == []
     assert (one.heard, one.trouble, one.moves) == (True, "", False)
 
 
 def test_who_flaps_is_kept_the_longer_the_oftener() -> None:
-    one = Believed()
+    one = SourceTrust()
     now_s, kept_s = 0.0, []
     for _ in range(9):
         one.take(Report(seen("a", "z")), now_s)
@@ -93,7 +93,7 @@ def test_who_flaps_is_kept_the_longer_the_oftener() -> None:
 
 def test_who_was_steady_for_long_or_away_for_long_flaps_no_more() -> None:
     for absent_s, present_s in (61.0, 1.0), (1.0, 301.0):
-        one = Believed()
+        one = SourceTrust()
         one.take(Report(seen("a", "z")), 0.0)
         one.take(Report(seen("z")), 1.0)
         one.take(Report(seen("a", "z")), 1.0 + absent_s)
@@ -102,7 +102,7 @@ def test_who_was_steady_for_long_or_away_for_long_flaps_no_more() -> None:
 
 
 def test_who_says_goodbye_does_not_flap() -> None:
-    one = Believed()
+    one = SourceTrust()
     for turn in range(9):
         one.take(Report(seen("a", "z")), turn)
         one.take(Report(seen("a!", "z")), turn + 0.3)
@@ -121,7 +121,7 @@ def test_who_says_goodbye_does_not_flap() -> None:
     )
 )
 def test_whoever_is_named_now_is_there_and_nobody_is_kept_for_ever(history) -> None:
-    one, now_s, latest = Believed(), 0.0, None
+    one, now_s, latest = SourceTrust(), 0.0, None
     for passed_s, named in history:
         now_s += passed_s
         one.take(Report(None if named is None else seen(*sorted(named))), now_s)
@@ -137,7 +137,9 @@ def test_whoever_is_named_now_is_there_and_nobody_is_kept_for_ever(history) -> N
 
 
 def test_more_than_fits_is_named() -> None:
-    report = bounded([Seen(WorkerSpec(f"http://w:{port}")) for port in range(1, 4_099)], ["bad"])
+    report = bounded(
+        [ReportedWorker(WorkerSpec(f"http://w:{port}")) for port in range(1, 4_099)], ["bad"]
+    )
     assert report.workers is not None
     assert len(report.workers) == 4_096
     assert report.refused == ("2 workers beyond 4096, from http://w:4097", "bad")
@@ -146,8 +148,8 @@ def test_more_than_fits_is_named() -> None:
 
 def test_of_two_that_name_a_worker_the_first_counts() -> None:
     specs = [parse_worker_spec(t) for t in ("http://a", "http://b#".rstrip("#"), "http://c,rank=1")]
-    first = [*seen("a", "d!"), Seen(parse_worker_spec("http://c"))]
-    second = [*seen("d", "e"), Seen(parse_worker_spec("http://e,rank=0"))]
+    first = [*seen("a", "d!"), ReportedWorker(parse_worker_spec("http://c"))]
+    second = [*seen("d", "e"), ReportedWorker(parse_worker_spec("http://e,rank=0"))]
     wanted, passed_over = union(specs, [("one", first), ("two", second)])
     assert {(w.spec.name, w.by) for w in wanted} == {
         ("http://a", "configuration"),
@@ -162,7 +164,7 @@ def test_of_two_that_name_a_worker_the_first_counts() -> None:
 
 
 def test_another_weight_in_a_second_source_is_told() -> None:
-    other = [Seen(parse_worker_spec("http://a,weight=2"))]
+    other = [ReportedWorker(parse_worker_spec("http://a,weight=2"))]
     wanted, passed_over = union([], [("one", seen("a")), ("two", other)])
     assert [w.spec.weight for w in wanted] == [1.0]
     assert len(passed_over) == 1

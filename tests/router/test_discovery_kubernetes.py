@@ -15,10 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.discovery import kubernetes_source
-from router.discovery.kubernetes_source import MISSING, KubernetesSource
-from router.discovery.slices import Slice, SliceError, Slices, TooOldError, decode_list, workers_of
-from router.discovery.source import Report
-from router.discovery.spec import KubernetesSpec, parse_source
+from router.discovery.kubernetes_source import (
+    MISSING,
+    KubernetesSource,
+    Slice,
+    SliceError,
+    Slices,
+    TooOldError,
+    decode_list,
+    workers_of,
+)
+from router.discovery.source import KubernetesSpec, Report, parse_source
 from tests.router.kubernetes_server import (
     ApiServer,
     a_slice,

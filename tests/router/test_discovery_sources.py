@@ -15,8 +15,7 @@ import pytest
 
 from router.discovery.dns_source import DnsSource
 from router.discovery.file_source import FileSource
-from router.discovery.source import Report, Source
-from router.discovery.spec import DnsSpec, parse_source
+from router.discovery.source import DnsSpec, Report, Source, parse_source
 
 LOOK_S = 0.01
 

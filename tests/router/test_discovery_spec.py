@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.discovery.spec import DnsSpec, SourceSpecError, parse_source
+from router.discovery.source import DnsSpec, SourceSpecError, parse_source
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 
 from router.assembly import Router
 from router.config.schema import Config, Intervals, Timeouts
-from router.fleet_io.member import Member
-from router.worker_spec import parse_worker_spec
+from router.config.worker_spec import parse_worker_spec
+from router.fleet.member import Member
 from tests.router.engine_pages import engine
 from tests.router.test_engines_sglang import SGLANG
 from tests.router.test_engines_triton import BACKEND, FRESH_BACKEND, TRITON

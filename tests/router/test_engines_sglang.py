@@ -7,8 +7,8 @@ import math
 import pytest
 
 from engine.wire import WireError
-from router.events.source import ZmqSource
-from router.fleet_io.engines.sglang import GetLoad, SglangMetrics, V1Loads
+from router.events.sources import ZmqSource
+from router.fleet.engines.sglang import GetLoad, SglangMetrics, V1Loads
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
 
 INFO = {

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from engine.wire import WireError
-from router.fleet_io.engines.triton import TritonMetrics
+from router.fleet.engines.triton import TritonMetrics
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
 
 CORE = """\

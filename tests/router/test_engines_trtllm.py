@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from engine.wire import WireError
-from router.events.source import PollSource, ZmqSource
-from router.fleet_io.engines.trtllm import IterationStats, TrtllmMetrics
+from router.events.sources import PollSource, ZmqSource
+from router.fleet.engines.trtllm import IterationStats, TrtllmMetrics
 from tests.router.engine_pages import Pages, engine, loads_of, recognized
 
 MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "tensorrt_llm"}]}

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from engine.wire import WireError
-from router.events.discovery import RankedSources, kv_event_sources, server_info_sources
-from router.events.source import ZmqSource
+from router.events.sources import RankedSources, ZmqSource, kv_event_sources, server_info_sources
 
 HOST = "10.0.0.5"
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router.events.hub import Hub, Hubs, Seat
+from router.events.delivery import ReaderQueue, SharedReader, SharedReaders
 
 ADDRESS = "tcp://127.0.0.1:5557"
 
@@ -19,7 +19,7 @@ class Reader:
         self.started = 0
         self.cancelled = 0
 
-    async def read(self, hub: Hub) -> None:
+    async def read(self, hub: SharedReader) -> None:
         self.started += 1
         try:
             while True:
@@ -38,7 +38,7 @@ class Reader:
         await self.messages.join()
 
 
-async def emptied(seat: Seat) -> None:
+async def emptied(seat: ReaderQueue) -> None:
     while True:
         await seat.receive()
 
@@ -48,7 +48,7 @@ def never() -> None:
 
 
 async def test_each_seat_gets_its_own_messages() -> None:
-    hubs, reader = Hubs(), Reader()
+    hubs, reader = SharedReaders(), Reader()
     async with (
         hubs.joined(ADDRESS, "a", 5, never, reader.read) as a,
         hubs.joined(ADDRESS, "b", 5, never, reader.read) as b,
@@ -61,7 +61,7 @@ async def test_each_seat_gets_its_own_messages() -> None:
 
 
 async def test_one_that_is_slow_loses_what_is_beyond_its_limit_and_nobody_waits() -> None:
-    hubs, reader, dropped = Hubs(), Reader(), []
+    hubs, reader, dropped = SharedReaders(), Reader(), []
     async with (
         hubs.joined(ADDRESS, "slow", 2, lambda: dropped.append(1), reader.read) as slow,
         hubs.joined(ADDRESS, "quick", 2, never, reader.read) as quick,
@@ -74,7 +74,7 @@ async def test_one_that_is_slow_loses_what_is_beyond_its_limit_and_nobody_waits(
 
 
 async def test_strays_are_told_at_powers_of_two(caplog: pytest.LogCaptureFixture) -> None:
-    hubs, reader = Hubs(), Reader()
+    hubs, reader = SharedReaders(), Reader()
     async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
         await reader.give("b" * 500, *range(9))
     told = [record.getMessage() for record in caplog.records]
@@ -86,7 +86,7 @@ async def test_strays_are_told_at_powers_of_two(caplog: pytest.LogCaptureFixture
 async def test_a_reader_that_breaks_ends_its_feeds_and_the_next_one_begins_anew(
     waiting: int,
 ) -> None:
-    hubs, reader = Hubs(), Reader()
+    hubs, reader = SharedReaders(), Reader()
     async with hubs.joined(ADDRESS, "a", 2, never, reader.read) as seat:
         await reader.give("a", *range(waiting))
         reader.messages.put_nowait(OSError("broken on purpose"))
@@ -100,7 +100,7 @@ async def test_a_reader_that_breaks_ends_its_feeds_and_the_next_one_begins_anew(
 
 
 async def test_a_seat_is_for_one() -> None:
-    hubs, reader = Hubs(), Reader()
+    hubs, reader = SharedReaders(), Reader()
     async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
         with pytest.raises(ValueError, match=f"two workers take the events of 'a' at {ADDRESS}"):
             async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
@@ -110,10 +110,10 @@ async def test_a_seat_is_for_one() -> None:
 
 
 async def test_a_reader_that_returns_is_no_end_of_waiting() -> None:
-    async def nothing(hub: Hub) -> None:
+    async def nothing(hub: SharedReader) -> None:
         return
 
-    hubs = Hubs()
+    hubs = SharedReaders()
     async with hubs.joined(ADDRESS, "a", 5, never, nothing) as seat:
         with pytest.raises(RuntimeError, match="nobody reads"):
             await seat.receive()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.events.source import PollSource, ZmqSource, at_rank, reachable, usable
+from router.events.sources import PollSource, ZmqSource, at_rank, reachable, usable
 
 
 def test_rank_0_is_the_source_itself() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Cleared, Finish, Tick, WorkerChange
-from router.core.expected import ExpectedBlocks
+from router.core.mirror import ExpectedBlocks
 from tests.router.core_world import World, chain_of, stored
 from tests.router.property_support import patient
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Arrival
-from router.core.fair_turns import FairTurns
-from router.core.hold_queue import HoldQueue, Pending
+from router.core.hold_queue import FairQueue, HoldQueue, Pending
 from tests.router.property_support import patient
 
 
@@ -27,7 +26,7 @@ class Job:
         return self.work / self.weight
 
 
-def serve_all(turns: FairTurns[Job], most: int) -> list[Job]:
+def serve_all(turns: FairQueue[Job], most: int) -> list[Job]:
     served = []
     while turns and len(served) < most:
         job = next(turns.in_turn(lambda job: False))
@@ -76,7 +75,7 @@ def jobs_of(tenants: dict[str, tuple[float, list[float]]]) -> list[Job]:
 def test_shares_are_those_of_deficit_round_robin_but_for_a_request_or_two(tenants) -> None:
     """While two tenants both wait, their work over weight differs by a request each at most."""
     jobs = jobs_of(tenants)
-    turns: FairTurns[Job] = FairTurns()
+    turns: FairQueue[Job] = FairQueue()
     lines: dict[str, deque[Job]] = {}
     for job in jobs:
         turns.add(job.tenant, job)
@@ -104,7 +103,7 @@ def test_shares_are_those_of_deficit_round_robin_but_for_a_request_or_two(tenant
 @patient
 @given(TENANTS, st.lists(st.sampled_from(("add", "add", "serve", "leave")), max_size=100))
 def test_each_tenants_own_line_keeps_its_order_whatever_comes_and_goes(tenants, steps) -> None:
-    turns: FairTurns[Job] = FairTurns()
+    turns: FairQueue[Job] = FairQueue()
     waiting: list[Job] = []
     to_come = deque(jobs_of(tenants))
     for number, step in enumerate(steps):
@@ -123,7 +122,7 @@ def test_each_tenants_own_line_keeps_its_order_whatever_comes_and_goes(tenants, 
 
 
 def test_what_passes_without_waiting_counts_and_being_away_earns_nothing() -> None:
-    turns: FairTurns[Job] = FairTurns()
+    turns: FairQueue[Job] = FairQueue()
     for serial in range(20):
         turns.add("a", Job("a", (False, serial), 1.0, 1.0))
     serve_all(turns, 10)

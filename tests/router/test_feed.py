@@ -9,8 +9,8 @@ import pytest
 
 from engine.wire import BlockStored, encode_batch, live_frames, replay_end, replay_frames
 from policies.facts import KvEvents
-from router.events import asking as asking_module
-from router.events import missed as missed_module
+from router.events import resync as asking_module
+from router.events import resync as missed_module
 from tests.router.core_world import BLOCK, names_of, stored, tokens_of
 from tests.router.feed_support import (
     DEADLINE_S,

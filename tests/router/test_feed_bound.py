@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 import zmq
 
-from router.events.source import ZmqSource
+from router.events.sources import ZmqSource
 from tests.router.feed_wire import (
     Publisher,
     Rig,

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from router.events import zmq_feed as zmq_feed_module
-from router.events.source import ZmqSource
+from router.events.sources import ZmqSource
 from tests.router.feed_wire import Publisher, Rig, followed, publisher, rig, until
 from tests.router.test_feed_bound import bound, connecting, free_endpoint
 from tests.router.test_feed_loss import holds, payload, until_known

@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from policies.facts import KvEvents
-from router.events import asking as asking_module
-from router.events.source import ZmqSource
+from router.events import resync as asking_module
+from router.events.sources import ZmqSource
 from tests.router.feed_wire import (
     END,
     Publisher,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.events import polling as polling_module
-from router.events.source import PollSource
+from router.events import trtllm as polling_module
+from router.events.sources import PollSource
 from tests.router.feed_wire import chain_of, rig, seed_of, until
 from tests.router.trtllm_serve import (
     CHAIN,

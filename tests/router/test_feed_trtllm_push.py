@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from router.events.source import ZmqSource, at_rank
+from router.events.sources import ZmqSource, at_rank
 from tests.router.feed_wire import DEADLINE_S, chain_of, followed, pack, rig, until
 
 SIZE = 4

@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.errors import ClientError, WorkerError
-from router.http.relay.framing import ChunkedBody, CloseBody, LengthBody, follow
-from router.http.relay.head import end_to_end, parse_head, request_head
-from router.http.relay.reply import Framing, RelayLimits, ReplyHead, UpstreamRequest
+from router.request.errors import ClientError, WorkerError
+from router.upstream.http1 import (
+    ChunkedBody,
+    CloseBody,
+    LengthBody,
+    end_to_end,
+    follow,
+    parse_head,
+    request_head,
+)
+from router.upstream.reply import Framing, RelayLimits, ReplyHead, UpstreamRequest
 from tests.router.property_support import cut, patient
 
 LIMITS = RelayLimits()

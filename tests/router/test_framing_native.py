@@ -14,14 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvkernels
-from router.http.client_reply import ClientReply
-from router.http.errors import WorkerError
-from router.http.relay.connection import Connection
-from router.http.relay.exchange import Exchange
-from router.http.relay.meter import usage_in
-from router.http.relay.native import NativeRelay
-from router.http.relay.native_terms import pool_of
-from router.http.relay.reply import RelayLimits, Terms, Timeouts, Usage
+from router.request.errors import WorkerError
+from router.upstream.client_reply import ClientReply
+from router.upstream.fallback import Connection, Exchange
+from router.upstream.meter import usage_in
+from router.upstream.native import NativeRelay, pool_of
+from router.upstream.reply import RelayLimits, Terms, Timeouts, Usage
 from tests.router.property_support import Wire, cut, patient
 
 pytestmark = pytest.mark.skipif(not NativeRelay.usable(), reason="the native relay was not built")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.facts import Failure, Finish, FirstToken, Probed, Progress, Tick
-from router.core.actions import Action, Dispatch, Probe, PutAside, TakeBack
+from router.core.actions import Action, Dispatch, Ejected, Probe, Reinstated
 from tests.router.core_world import World
 
 
@@ -42,7 +42,7 @@ def test_what_clients_do_wrong_changes_nothing(answers: Finish | None) -> None:
         else:
             world.core.on_finish(Finish(world.now_s, request_id, refused=True))
     assert world.core.workers.get(0).repute.failures == 2  # neither worse nor forgiven
-    assert [type(a) for a in fail_at(world, 0, 1)] == [PutAside]
+    assert [type(a) for a in fail_at(world, 0, 1)] == [Ejected]
 
 
 def test_failures_between_answers_put_a_worker_aside_by_their_rate() -> None:
@@ -60,7 +60,7 @@ def test_failures_between_answers_put_a_worker_aside_by_their_rate() -> None:
         if aside:
             assert number == 9  # the tenth: as few are no rate
             break
-    assert aside == [PutAside(0, 2.0, "garbage")]
+    assert aside == [Ejected(0, 2.0, "garbage")]
 
 
 def test_the_last_of_a_pool_is_never_put_aside() -> None:
@@ -77,7 +77,7 @@ def test_a_stream_on_trial_counts_from_its_first_token() -> None:
     assert world.core.on_tick(Tick(2.0)) == [Probe(0)]
     world.core.on_probed(Probed(2.0, 0, True))
     request_id = next(r for r, at in (sent(world) for _ in range(4)) if at == 0)
-    assert world.core.on_first_token(FirstToken(2.1, request_id)) == [TakeBack(0)]
+    assert world.core.on_first_token(FirstToken(2.1, request_id)) == [Reinstated(0)]
     assert world.core.workers.get(0).shown_state == "ready"
 
 
@@ -97,7 +97,7 @@ def stalled_world() -> World:
 
 def test_a_worker_whose_streams_all_stand_still_is_asked_and_put_aside_if_it_is_silent() -> None:
     world = stalled_world()
-    assert world.core.on_probed(Probed(1.0, 0, False)) == [PutAside(0, 2.0, "stalled")]
+    assert world.core.on_probed(Probed(1.0, 0, False)) == [Ejected(0, 2.0, "stalled")]
     assert world.core.workers.get(0).repute.causes == {"stalled": 1}
 
 

@@ -10,8 +10,8 @@ NEVER = ("torch", "scipy", "matplotlib")
 
 
 def test_a_router_starts_without_what_it_was_not_asked_for() -> None:
-    code = "import sys, router.serve; print(*sys.modules)"
+    code = "import sys, router.cli.serve; print(*sys.modules)"
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = set(asked.stdout.split())
-    assert "router.serve" in imported
+    assert "router.cli.serve" in imported
     assert imported.isdisjoint({*OPTIONAL, *NEVER})

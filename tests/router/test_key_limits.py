@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.keys.allowance import Allowance, duration
-from router.keys.buckets import Bucket
+from router.keys.key_file import KeyTerms
+from router.keys.quota import Allowance, Bucket, duration
 from router.keys.tenant_counts import OTHERS, TenantCounts
-from router.keys.terms import KeyTerms
 from tests.router.property_support import patient
 
 RATES = st.floats(0.01, 1e4)

@@ -11,9 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from policies.facts import KvEvents, ReplayEnd, WorkerChange, WorkerFacts
-from router.state import keeper as keeper_module
-from router.state.keeper import StateKeeper
-from router.state.saved_file import Saved, read_saved
+from router.restart import saved_caches as keeper_module
+from router.restart.saved_caches import Saved, StateKeeper, read_saved
 from tests.router.core_world import BLOCK, World, stored
 from tests.router.test_kv_saved import URL, saved_of, write
 from tests.router.waiting import until

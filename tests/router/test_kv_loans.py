@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from router.replicas.kv_borrower import Borrowed, KvBorrower
-from router.replicas.kv_credit import CopyCredit
-from router.replicas.kv_lender import KvLender
-from router.replicas.kv_messages import PIECE_BYTES, UNREAD, KvAsked, KvCopy, KvNone
+from router.replicas.messages import PIECE_BYTES, UNREAD, KvAsked, KvCopy, KvNone
+from router.replicas.publisher import CopyCredit
+from router.replicas.snapshots import Borrowed, KvBorrower, KvLender
 
 ROOM = 1 << 20
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.replicas.kv_messages import KvBatch, KvWanted
+from router.replicas.messages import KvBatch, KvWanted
 from tests.router.core_world import chain_of
 from tests.router.kv_fan_world import KvReplicas, Sharer
 

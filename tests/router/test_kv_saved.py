@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.state.saved_file import Head, Owner, Saved, SavedFile, SavedFileError, read_saved
+from router.restart.saved_caches import Head, Owner, Saved, SavedFile, SavedFileError, read_saved
 from tests.effort import examples
 
 URL = "http://127.0.0.1:9001"

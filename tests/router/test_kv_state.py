@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.facts import Cleared, KvEvents, ReplayEnd, WorkerChange
-from router.core import backlog as backlog_module
+from router.core import kv_state as backlog_module
 from router.core.actions import Resync
-from router.core.wire_events import WireEvents
+from router.core.kv_events import WireEvents
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World, removed, stored
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from policies.facts import KvEvents, WorkerChange, WorkerFacts
-from router.kv_view import KvViewError, decode_kv_view
+from router.admin.kv_view import KvViewError, decode_kv_view
 from tests.router.core_world import BLOCK, stored
 from tests.router.test_admin import URL, Admin, admin
 

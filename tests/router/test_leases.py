@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from router.replicas.identity import Keys
 from router.replicas.lease import MOST_LEASES, Lease, Leases
+from router.replicas.peers import Keys
 from tests.router.lease_support import LEASE_S, Server, Timers
 
 

@@ -9,7 +9,7 @@ import sys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.logs import JsonLines, TextLines, about
+from router.record.logs import JsonLines, TextLines, about
 from tests.effort import examples
 
 NAMED = ("mine", "ab" * 16)

@@ -15,18 +15,17 @@ import pytest
 import zmq.asyncio
 
 from policies.facts import WorkerChange, WorkerFacts
+from router.config.worker_spec import WorkerSpec, parse_worker_spec
 from router.core.roster import TableFullError
-from router.events.source import ZmqSource
+from router.events.sources import ZmqSource
 from router.events.zmq_feed import ZmqFeed
-from router.fleet_io import member as member_module
-from router.fleet_io.context import FleetContext, FleetTerms, WorkerFact
-from router.fleet_io.engines.adapter import RankLoad, UnrecognizedError
-from router.fleet_io.manager import DuplicateWorkerError, FleetManager
-from router.fleet_io.recognize import Recognized, with_thresholds
-from router.fleet_io.reconcile import reconcile
-from router.fleet_io.wanted import Wanted
-from router.http.relay.reply import RelayLimits
-from router.worker_spec import WorkerSpec, parse_worker_spec
+from router.fleet import member as member_module
+from router.fleet.context import FleetContext, FleetTerms, WorkerFact
+from router.fleet.engines.adapter import RankLoad, UnrecognizedError
+from router.fleet.manager import DuplicateWorkerError, FleetManager, reconcile
+from router.fleet.recognize import Recognized, with_thresholds
+from router.fleet.wanted import WantedWorker
+from router.upstream.reply import RelayLimits
 from tests.router.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "admin.md"
@@ -216,7 +215,7 @@ async def test_whoever_comes_and_goes_leaves_a_line_as_the_page_has_it(caplog) -
         second.drain("admin request")
         await one.manager.remove(second, "forced by admin request")
     assert first.recognized is not None
-    of_fleet = [line for line in caplog.records if line.name.startswith("router.fleet_io.")]
+    of_fleet = [line for line in caplog.records if line.name.startswith("router.fleet.")]
     told = [line.getMessage() for line in of_fleet]
     assert told == [
         f"worker 0 ({URL}) added, by configuration",
@@ -237,24 +236,24 @@ async def test_whoever_comes_and_goes_leaves_a_line_as_the_page_has_it(caplog) -
 
 async def test_a_reload_changes_thresholds_in_place_and_all_else_by_replacement() -> None:
     async with fleet() as one:
-        reconcile(one.manager, [Wanted(parse_worker_spec(URL))])
+        reconcile(one.manager, [WantedWorker(parse_worker_spec(URL))])
         await one.until_state(0, "ready")
-        reconcile(one.manager, [Wanted(parse_worker_spec(f"{URL},max_requests=3,weight=2"))])
+        reconcile(one.manager, [WantedWorker(parse_worker_spec(f"{URL},max_requests=3,weight=2"))])
         (member,) = one.manager.members.values()
         assert (member.worker_id, member.leaving) == (0, False)
         last = one.told[-1]
         assert isinstance(last, WorkerChange)
         assert last.spec is not None
         assert (last.state, last.spec.max_requests, last.spec.weight) == ("ready", 3, 2)
-        reconcile(one.manager, [Wanted(parse_worker_spec(f"{URL},block_size=64"))])
+        reconcile(one.manager, [WantedWorker(parse_worker_spec(f"{URL},block_size=64"))])
         assert [m.leaving for m in one.manager.members.values()] == [True, False]
 
 
 async def test_thresholds_that_change_during_recognition_are_not_lost() -> None:
     async with fleet() as one:
-        reconcile(one.manager, [Wanted(parse_worker_spec(URL))])
+        reconcile(one.manager, [WantedWorker(parse_worker_spec(URL))])
         await asyncio.sleep(0)  # recognition has begun with the old ones
-        reconcile(one.manager, [Wanted(parse_worker_spec(f"{URL},max_requests=3"))])
+        reconcile(one.manager, [WantedWorker(parse_worker_spec(f"{URL},max_requests=3"))])
         await one.until_state(0, "ready")
         ready = next(f for f in one.told if isinstance(f, WorkerChange) and f.spec)
         assert ready.spec is not None
@@ -264,7 +263,7 @@ async def test_thresholds_that_change_during_recognition_are_not_lost() -> None:
 async def test_a_reload_with_too_many_workers_says_which_were_left_out() -> None:
     async with fleet(max_workers=2) as one:
         urls = [f"http://127.0.0.1:{port}" for port in (11, 12, 13)]
-        refused = reconcile(one.manager, [Wanted(parse_worker_spec(url)) for url in urls])
+        refused = reconcile(one.manager, [WantedWorker(parse_worker_spec(url)) for url in urls])
         assert len(one.manager.members) == 2
         assert len(refused) == 1
         assert urls[2] in refused[0]

@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from policies.facts import Arrival, Finish, KvEvents, WorkerChange, WorkerFacts
 from router.assembly import Router
 from router.config.schema import Config
+from router.config.worker_spec import parse_worker_spec
 from router.core.actions import Dispatch
-from router.http.errors import ClientError, WorkerError
-from router.http.relay.reply import Outcome, Usage
-from router.worker_spec import parse_worker_spec
+from router.request.errors import ClientError, WorkerError
+from router.upstream.reply import Outcome, Usage
 from tests.router.core_world import BLOCK, chain_of, stored
 
 

@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.timed import continuation
-from router.http.migration.forms import FORMS
-from router.http.migration.generate import GenerateJournal, journal_of
-from router.http.migration.plan import Plan, plan_of
-from router.http.migration.rest import rest_of, tokens_left
-from router.http.migration.room import Room
+from router.upstream.migration.generate import GenerateJournal, journal_of
+from router.upstream.migration.journal import Room
+from router.upstream.migration.plan import FORMS, Plan, plan_of, rest_of, tokens_left
 from tests.effort import examples
 from tests.router.migration_engines import VOCAB, texts
 from tests.router.property_support import cut

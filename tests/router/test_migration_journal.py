@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.http.migration.forms import FORMS
-from router.http.migration.journal import Journal
-from router.http.migration.plan import Plan, plan_of
-from router.http.migration.rest import asking_for_ids, rest_of, tokens_left
-from router.http.migration.room import Room
+from router.upstream.migration.journal import Journal, Room
+from router.upstream.migration.plan import (
+    FORMS,
+    Plan,
+    asking_for_ids,
+    plan_of,
+    rest_of,
+    tokens_left,
+)
 from tests.effort import examples
 from tests.router.migration_engines import Engine
 

@@ -12,10 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kvkernels
-from router.http.migration.forms import Form
-from router.http.migration.journal import Journal
-from router.http.migration.plan import Plan, plan_of
-from router.http.migration.room import Room
+from router.upstream.migration.journal import Journal, Room
+from router.upstream.migration.plan import Form, Plan, plan_of
 from tests.effort import examples
 from tests.router.migration_engines import Engine
 

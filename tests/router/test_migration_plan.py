@@ -9,10 +9,17 @@ import msgspec
 import pytest
 
 from engine.server.bodies import DEFAULT_CHAT_TOKENS, DEFAULT_COMPLETION_TOKENS
-from router.http.migration.forms import COMPLETION_TOKENS, FORMS
-from router.http.migration.plan import Plan, plan_of
-from router.http.migration.rest import asking_for_ids, rest_of, to_completions, tokens_left
-from router.http.migration.room import Room
+from router.upstream.migration.journal import Room
+from router.upstream.migration.plan import (
+    COMPLETION_TOKENS,
+    FORMS,
+    Plan,
+    asking_for_ids,
+    plan_of,
+    rest_of,
+    to_completions,
+    tokens_left,
+)
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policies.facts import Arrival
-from router.http.migration.journal import Journal
+from router.upstream.migration.journal import Journal
 from tests.router.migration_engines import Engine
 from tests.router.migration_support import TOTAL, chain
 from tests.router.relay_support import (

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from router.http.relay.native import NativeRelay, NativeUpstream
+from router.upstream.native import NativeRelay, NativeUpstream
 from tests.router import relay_support
 from tests.router.migration_engines import Engine
 from tests.router.migration_support import TOTAL, Chain, chain

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from policies.facts import Failure, Finish, Probed, Tick, WorkerChange
-from router.core.actions import Action, Dispatch, Probe, PutAside, TakeBack
+from router.core.actions import Action, Dispatch, Ejected, Probe, Reinstated
 from tests.effort import examples
 from tests.router.core_world import World
 
@@ -135,7 +135,7 @@ class Breakers(RuleBasedStateMachine):
         asides = model.asides
         model.begin_anew()
         model.asides, model.until_s = asides, now_s + WINDOW_S
-        return [TakeBack(worker_id)]
+        return [Reinstated(worker_id)]
 
     def failed(self, worker_id: int, sent_s: float) -> list[Action]:
         model, now_s = self.model[worker_id], self.world.now_s
@@ -154,14 +154,14 @@ class Breakers(RuleBasedStateMachine):
             return []
         return [self.aside(worker_id, "status_5xx")]
 
-    def aside(self, worker_id: int, cause: str) -> PutAside:
+    def aside(self, worker_id: int, cause: str) -> Ejected:
         model, now_s = self.model[worker_id], self.world.now_s
         for_s = RECOVER_S * min(2**model.asides, 16)
         asides = model.asides + 1
         model.begin_anew()
         model.place, model.asides = "aside", asides
         model.since_s, model.until_s = now_s, now_s + for_s
-        return PutAside(worker_id, for_s, cause)
+        return Ejected(worker_id, for_s, cause)
 
     def takes(self, worker_id: int) -> bool:
         model = self.model[worker_id]

@@ -13,8 +13,8 @@ from policies.facts import (
     PeerProgress,
     WorkerChange,
 )
-from router.core.take import take
-from router.record.facts_file import as_read, fact_of, plain
+from router.core.core import take
+from router.record.facts import as_read, fact_of, plain
 from tests.router.core_world import World
 
 HISTORY = [1, 2, 3, 4]

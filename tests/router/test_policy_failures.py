@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from policies.facts import Arrival, Finish, Tick
-from policies.load import LoadedPolicy
-from policies.parameters import PolicyError
+from policies.load import LoadedPolicy, PolicyError
 from router.core.actions import Dispatch, Hold
 from router.core.core import RouterCore
 from router.core.guard import PolicyFaultError

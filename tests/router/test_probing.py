@@ -13,10 +13,10 @@ import pytest
 import zmq.asyncio
 
 from policies.facts import Probed
-from router.fleet_io.context import FleetContext, FleetTerms, WorkerFact
-from router.fleet_io.manager import FleetManager
-from router.http.relay.reply import RelayLimits
-from router.worker_spec import parse_worker_spec
+from router.config.worker_spec import parse_worker_spec
+from router.fleet.context import FleetContext, FleetTerms, WorkerFact
+from router.fleet.manager import FleetManager
+from router.upstream.reply import RelayLimits
 from tests.router.engine_pages import HANGS, MODELS, engine
 from tests.router.waiting import until
 

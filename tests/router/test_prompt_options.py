@@ -11,9 +11,8 @@ import pytest
 import xxhash
 
 from engine.wire.tokens import WordTokenizer
-from router.http.media import has_media, without_media
-from router.http.scan import scan
-from router.http.token_check import TokenCheck
+from router.request.prompts import TokenCheck, has_media, without_media
+from router.request.scan import scan
 from tests.router.prompt_support import chat, completion, read, reader_of, same
 
 

@@ -16,10 +16,10 @@ from engine.wire import BlockStored, PromptError, chain_seed, encode_batch
 from engine.wire.tokens import Chat, WordTokenizer
 from kvkernels import EventBatch, chain_hashes
 from policies.facts import Stored
-from router.core.wire_events import WireEvents
-from router.http.errors import ClientError
-from router.http.prompts import Prompt
-from router.http.scan import Scanned
+from router.core.kv_events import WireEvents
+from router.request.errors import ClientError
+from router.request.prompts import Prompt
+from router.request.scan import Scanned
 from tests.router.prompt_support import NOW_S, chat, completion, read, reader_of, same
 from tests.router.property_support import patient
 

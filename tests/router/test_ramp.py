@@ -11,7 +11,7 @@ from policies.contract import FleetView, Floats, RequestView
 from policies.facts import WorkerChange, WorkerFacts
 from router.core.actions import Dispatch
 from router.core.eligible import Rows
-from router.core.ramp import Ramps
+from router.core.health import SlowStart
 from tests.router.core_world import BLOCK, World
 
 RAMP_S = 10.0
@@ -126,4 +126,4 @@ def test_a_burst_goes_to_those_that_run() -> None:
     one.now_s = 21.0  # a tenth of its ramp
     chosen = [sent(one, n) for n in range(50)]
     assert chosen.count(1) == pytest.approx(5, abs=1)
-    assert len(Ramps(0.0)) == 0
+    assert len(SlowStart(0.0)) == 0

@@ -16,16 +16,14 @@ from aiohttp import web
 
 from router.assembly import Router
 from router.config.keys import keys_of
-from router.config.limits import Limits
 from router.config.rules import BadItemsError, check_value
-from router.config.schema import Config, Intervals
+from router.config.schema import Config, Intervals, Limits
+from router.config.worker_spec import parse_worker_spec
 from router.core.roster import TableFullError
 from router.core.workers import Worker
-from router.fleet_io.manager import DuplicateWorkerError
-from router.fleet_io.member import Member
-from router.fleet_io.reconcile import reconcile
-from router.fleet_io.wanted import Wanted
-from router.worker_spec import parse_worker_spec
+from router.fleet.manager import DuplicateWorkerError, reconcile
+from router.fleet.member import Member
+from router.fleet.wanted import WantedWorker
 from tests.router.ranked_engine import BLOCK_TOKENS, BLOCKS, RankedEngine, ranked_engine
 from tests.router.waiting import DEADLINE_S, until
 
@@ -208,12 +206,17 @@ async def test_a_reload_keeps_the_ranks_of_a_url_that_stays() -> None:
         await one.until_ready(*names)
         ids = [m.worker_id for m in one.members]
         fleet = one.router.fleet
-        assert reconcile(fleet, [Wanted(parse_worker_spec(engine.url))]) == []
-        assert reconcile(fleet, [Wanted(parse_worker_spec(f"{engine.url},max_requests=3"))]) == []
+        assert reconcile(fleet, [WantedWorker(parse_worker_spec(engine.url))]) == []
+        assert (
+            reconcile(fleet, [WantedWorker(parse_worker_spec(f"{engine.url},max_requests=3"))])
+            == []
+        )
         assert [m.worker_id for m in one.members] == ids
         assert [m.spec.max_requests for m in one.members] == [3, 3]
         assert [m.spec.name for m in one.members] == list(names)
-        reconcile(fleet, [Wanted(parse_worker_spec(f"{engine.url},rank=0"))])  # another line: anew
+        reconcile(
+            fleet, [WantedWorker(parse_worker_spec(f"{engine.url},rank=0"))]
+        )  # another line: anew
         await one.until_ready(names[0])
         assert [m.worker_id for m in one.members] != ids[:1]
         reconcile(fleet, [])

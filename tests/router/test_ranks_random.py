@@ -11,11 +11,11 @@ import zmq.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fleet_io.context import FleetContext, FleetTerms
-from router.fleet_io.manager import FleetManager
-from router.fleet_io.member import Member
-from router.http.relay.reply import RelayLimits
-from router.worker_spec import parse_worker_spec
+from router.config.worker_spec import parse_worker_spec
+from router.fleet.context import FleetContext, FleetTerms
+from router.fleet.manager import FleetManager
+from router.fleet.member import Member
+from router.upstream.reply import RelayLimits
 from tests.effort import examples
 
 SLOTS = 64

@@ -9,12 +9,11 @@ import pytest
 
 from engine.wire import WireError
 from policies.facts import WorkerFacts
-from router.events.source import PollSource, ZmqSource
-from router.fleet_io.engines.adapter import UnrecognizedError
-from router.fleet_io.engines.interview import MAX_METRICS_BYTES, MAX_REPLY_BYTES
-from router.fleet_io.engines.vllm import VllmLoads
-from router.fleet_io.recognize import NoSuchRankError, Recognized
-from router.worker_spec import WorkerSpecError
+from router.config.worker_spec import WorkerSpecError
+from router.events.sources import PollSource, ZmqSource
+from router.fleet.engines.adapter import MAX_METRICS_BYTES, MAX_REPLY_BYTES, UnrecognizedError
+from router.fleet.engines.vllm import VllmLoads
+from router.fleet.recognize import NoSuchRankError, Recognized
 from tests.router.core_world import World
 from tests.router.engine_pages import CUT, HANGS, MODELS, Pages, engine, loads_of, recognized
 

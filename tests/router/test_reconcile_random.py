@@ -8,11 +8,10 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fleet_io.manager import DuplicateWorkerError, FleetManager
-from router.fleet_io.member import Member
-from router.fleet_io.reconcile import reconcile
-from router.fleet_io.wanted import Wanted, key_of
-from router.worker_spec import WorkerSpec
+from router.config.worker_spec import WorkerSpec
+from router.fleet.manager import DuplicateWorkerError, FleetManager, reconcile
+from router.fleet.member import Member
+from router.fleet.wanted import WantedWorker, key_of
 from tests.effort import examples
 from tests.router.fleet_support import fleet_of
 
@@ -79,7 +78,7 @@ def _step(fleet: FleetManager, oracle: Oracle, what: str, value: object) -> None
         assert isinstance(value, list)
         oracle.named = {spec.url: spec for spec in value}
         oracle.dismissed &= oracle.named.keys()
-        assert reconcile(fleet, [Wanted(spec, "test") for spec in value]) == []
+        assert reconcile(fleet, [WantedWorker(spec, "test") for spec in value]) == []
     elif what == "add":
         assert isinstance(value, WorkerSpec)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.record.background import Background
+from router.record.log_files import Background
 
 
 class Blocked:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.record.parts import PartLimits, Parts, parts_in
+from router.record.log_files import PartLimits, Parts, parts_in
 from tests.effort import examples
 
 HOUR_S = 3_600.0
@@ -151,7 +151,7 @@ def test_a_disk_without_room_to_pack_leaves_the_part_plain(
     def full(*of: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("router.record.parts.shutil.copyfileobj", full)
+    monkeypatch.setattr("router.record.log_files.shutil.copyfileobj", full)
     put(to, line(2, 900))
     to.close()
     assert [content(path) for path in parts_in(tmp_path)] == [line(1, 900), line(2, 900)]

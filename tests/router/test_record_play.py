@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.parameters import PolicyError
+from policies.load import PolicyError
 from router.core.roster import TableFullError
-from router.record.facts_file import FORMAT, RecordingError, framed, records
-from router.record.player import Player
+from router.record.facts import FORMAT, Player, RecordingError, framed, records
 from tests.effort import examples
 from tests.router.core_world import BLOCK, stored
 from tests.router.record_play_support import POLICIES, STEPS, Desk, Story, arrival, facts_in

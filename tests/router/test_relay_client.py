@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from router.http.client_reply import ClientReply, upstream_request
-from router.http.relay.reply import Framing, ReplyHead
+from router.upstream.client_reply import ClientReply, upstream_request
+from router.upstream.reply import Framing, ReplyHead
 from tests.router.relay_support import (
     EVENT,
     STREAM,

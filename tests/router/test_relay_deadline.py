@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.http.relay.deadline import Deadline
+from router.upstream.fallback import Deadline
 from tests.router.relay_support import until
 
 

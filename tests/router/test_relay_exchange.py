@@ -11,10 +11,9 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.errors import WorkerError
-from router.http.relay.connection import Connection
-from router.http.relay.exchange import Exchange
-from router.http.relay.reply import Outcome, RelayLimits, ReplyHead, Terms, Timeouts
+from router.request.errors import WorkerError
+from router.upstream.fallback import Connection, Exchange
+from router.upstream.reply import Outcome, RelayLimits, ReplyHead, Terms, Timeouts
 from tests.router.property_support import Wire, cut, patient
 
 REPLIES = st.sampled_from(

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 from aiohttp import web
 
-from router.http.client_reply import ClientReply, upstream_request
-from router.http.relay.reply import RelayLimits, Timeouts
+from router.upstream.client_reply import ClientReply, upstream_request
+from router.upstream.reply import RelayLimits, Timeouts
 from tests.router.relay_support import (
     DEADLINE_S,
     EVENT,

@@ -9,9 +9,9 @@ import threading
 import pytest
 from aiohttp import web
 
-from router.http.client_reply import ClientReply, upstream_request
-from router.http.relay.native import NativeRelay
-from router.http.relay.reply import Outcome, Timeouts
+from router.upstream.client_reply import ClientReply, upstream_request
+from router.upstream.native import NativeRelay
+from router.upstream.reply import Outcome, Timeouts
 from tests.router import relay_support
 from tests.router.relay_support import EVENT, OK, STREAM, post, served, until, upstreams_to
 

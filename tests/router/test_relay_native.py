@@ -12,9 +12,9 @@ import time
 import pytest
 from aiohttp import web
 
-from router.http.client_reply import ClientReply, upstream_request
-from router.http.relay.native import NativeRelay, NativeUpstream
-from router.http.relay.reply import RelayLimits, Timeouts
+from router.upstream.client_reply import ClientReply, upstream_request
+from router.upstream.native import NativeRelay, NativeUpstream
+from router.upstream.reply import RelayLimits, Timeouts
 from tests.router import relay_support
 from tests.router.relay_support import (
     EVENT,

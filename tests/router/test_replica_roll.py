@@ -11,10 +11,24 @@ from hypothesis import strategies as st
 from redis import exceptions as redis
 
 from router.config.schema import Config, TenantRules
-from router.replicas.agreement import VERSION, Disagreements, differences, refusal, terms_of
-from router.replicas.identity import Keys, name_of, new_identity, read_identity
-from router.replicas.roll import MOST_PEERS, Entry, Roll, entry_text, read_entries, read_entry
-from router.replicas.trouble import reason_of
+from router.replicas.peers import (
+    MOST_PEERS,
+    VERSION,
+    Disagreements,
+    Entry,
+    Keys,
+    Roll,
+    differences,
+    entry_text,
+    name_of,
+    new_identity,
+    read_entries,
+    read_entry,
+    read_identity,
+    refusal,
+    terms_of,
+)
+from router.replicas.redis_connection import reason_of
 
 LEASE_S = 3.0
 ME = "me@0000000000000000"

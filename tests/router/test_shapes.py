@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.errors import ClientError
-from router.http.paths import OTHER, PATHS, lacking
-from router.http.scan import ScanLimits, Scanned
-from router.http.shapes import SHAPES
+from router.request.errors import ClientError
+from router.request.paths import OTHER, PATHS, lacking
+from router.request.scan import SHAPES, ScanLimits, Scanned
 from tests.router.property_support import patient
 
 LIMITS = ScanLimits()

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from router.fleet_io.shared import Answers, Shared
+from router.fleet.context import SharedAnswer, SharedAnswers
 
 
 class Engine:
@@ -32,7 +32,7 @@ class Engine:
 
 
 async def test_who_comes_meanwhile_waits_for_the_same_answer() -> None:
-    engine, shared = Engine(), Shared[int]()
+    engine, shared = Engine(), SharedAnswer[int]()
     engine.open.clear()
     asking = [asyncio.create_task(shared.get(engine.answer, engine.clock, 1.0)) for _ in range(5)]
     await asyncio.sleep(0)
@@ -41,7 +41,7 @@ async def test_who_comes_meanwhile_waits_for_the_same_answer() -> None:
 
 
 async def test_an_answer_is_good_for_a_while_and_a_failure_is_an_answer() -> None:
-    engine, shared = Engine(), Shared[int]()
+    engine, shared = Engine(), SharedAnswer[int]()
     assert await shared.get(engine.answer, engine.clock, 1.0) == 1
     engine.now_s = 1.0
     assert await shared.get(engine.answer, engine.clock, 1.0) == 1
@@ -57,7 +57,7 @@ async def test_an_answer_is_good_for_a_while_and_a_failure_is_an_answer() -> Non
 
 
 async def test_when_the_one_who_asked_leaves_the_next_one_asks() -> None:
-    engine, shared = Engine(), Shared[int]()
+    engine, shared = Engine(), SharedAnswer[int]()
     engine.open.clear()
     first, second = (
         asyncio.create_task(shared.get(engine.answer, engine.clock, 1.0)) for _ in range(2)
@@ -70,7 +70,7 @@ async def test_when_the_one_who_asked_leaves_the_next_one_asks() -> None:
 
 
 async def test_a_question_is_forgotten_with_the_last_who_asks_it() -> None:
-    answers = Answers()
+    answers = SharedAnswers()
     one = answers.to("url")
     assert answers.to("url") is one
     assert answers.to("other") is not one

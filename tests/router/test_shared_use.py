@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.keys.allowance import Allowance
-from router.keys.shared_use import SharedUse
-from router.keys.terms import KeyTerms
+from router.keys.key_file import KeyTerms
+from router.keys.quota import Allowance, SharedUse
 
 KEY = "k"
 TERMS = KeyTerms(requests_per_s=1.0, requests_burst=10.0, tokens_per_s=1.0, tokens_burst=1_000.0)

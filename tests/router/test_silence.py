@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from router.core.silence import Silence
+from router.core.health import StallDetection
 
 
 def test_a_worker_is_asked_once_in_a_while_as_long_as_all_its_streams_are_silent() -> None:
-    silence = Silence(0.5)
+    silence = StallDetection(0.5)
     silence.heard(1, 10, 0.0)
     silence.heard(1, 11, 0.4)
     silence.heard(2, 12, 0.8)
@@ -17,7 +17,7 @@ def test_a_worker_is_asked_once_in_a_while_as_long_as_all_its_streams_are_silent
 
 
 def test_one_byte_of_any_stream_clears_it() -> None:
-    silence = Silence(0.5)
+    silence = StallDetection(0.5)
     silence.heard(1, 10, 0.0)
     silence.heard(1, 11, 0.0)
     assert silence.suspects(0.5) == [1]
@@ -28,7 +28,7 @@ def test_one_byte_of_any_stream_clears_it() -> None:
 
 
 def test_a_worker_without_streams_is_never_silent() -> None:
-    silence = Silence(0.5)
+    silence = StallDetection(0.5)
     silence.heard(1, 10, 0.0)
     silence.over(1, 99)  # not one of those that began
     assert silence.suspects(0.5) == [1]

@@ -7,13 +7,12 @@ import pytest
 
 from policies.facts import Cleared, Finish, FirstToken, KvEvents, ReplayEnd, Tick, WorkerChange
 from policies.load import load
-from router.estimators.return_hazard import ReturnHazard
-from router.estimators.strangers import Strangers
+from router.estimators.return_hazard import ReturnHazard, UnownedBlocks
 from tests.router.core_world import BLOCK, World, stored
 
 
 def test_strangers_fade_as_idle_sessions_do() -> None:
-    strangers, hazard = Strangers(2), ReturnHazard()
+    strangers, hazard = UnownedBlocks(2), ReturnHazard()
     strangers.found(1, 1_000.0, 10.0)
     assert strangers.wanted_tokens.tolist() == [0.0, 1_000.0]
     wanted = []
@@ -28,7 +27,7 @@ def test_strangers_fade_as_idle_sessions_do() -> None:
 
 
 def test_what_turns_out_to_be_somebodys_is_no_strangers_any_more() -> None:
-    strangers = Strangers(1)
+    strangers = UnownedBlocks(1)
     strangers.found(0, 1_000.0, 0.0)
     strangers.weigh(ReturnHazard(), 30.0)
     before = strangers.wanted_tokens[0]

@@ -14,7 +14,7 @@ from policies.load import LoadedPolicy
 from router.core.actions import Dispatch, Reject
 from router.core.core import RouterCore
 from router.core.guard import PolicyFaultError
-from router.switchboard import Switchboard, Ticket
+from router.request.switchboard import Switchboard, Ticket
 from tests.router.core_world import World
 
 

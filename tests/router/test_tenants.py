@@ -11,12 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from router.http.errors import ClientError
-from router.http.relay.reply import UpstreamRequest
-from router.http.tenants import Tenants, told_on
-from router.keys.key_file import KeyFileError, read_keys
-from router.keys.ring import KeyRing
-from router.keys.terms import KeyTerms, hash_of
+from router.keys.key_file import KeyFileError, KeyTerms, hash_of, read_keys
+from router.keys.key_ring import KeyRing
+from router.request.errors import ClientError
+from router.request.quotas import Tenants, told_on
+from router.upstream.reply import UpstreamRequest
 
 KEY = "sk-secret-of-blue"
 HASHED = f"sha256:{hash_of(KEY).hex()}"

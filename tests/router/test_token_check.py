@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import WordTokenizer
-from router.http.token_check import MAX_MODELS, TokenCheck
-from router.metrics.token import TokenCollector
+from router.metrics.requests import TokenCollector
+from router.request.prompts import MAX_MODELS, TokenCheck
 from tests.router.property_support import patient
 
 RECHECK_S = 300.0

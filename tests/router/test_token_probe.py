@@ -17,8 +17,8 @@ from aiohttp import web
 
 from engine.wire.hf import HfTokenizer
 from engine.wire.memo import MemoEncoder
-from router.http.token_check import TokenCheck
-from router.http.token_probe import CHATS, ProbeTerms, TokenProbe
+from router.request.prompts import TokenCheck
+from router.request.tokenizing import CHATS, ProbeTerms, TokenProbe
 from tests.engine.harness import running
 from tests.engine.model_dirs import write_model
 

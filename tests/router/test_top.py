@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.top.figures import Look, of_workers, rate, samples_of
-from router.top.frame import SORTS, View, frame
+from router.cli.top import SORTS, Look, View, frame, of_workers, rate, samples_of
 
 ADMIN = "http://127.0.0.1:8081"
 

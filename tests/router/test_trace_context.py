@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config.tracing import check_endpoint, traces_url
+from router.config.schema import check_endpoint, traces_url
 from router.tracing.context import headers_of, read_context
+from router.tracing.export import Tracer, below_of
 from router.tracing.trace import Passed, Trace
-from router.tracing.tracer import Tracer, below_of
 from tests.effort import examples
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -184,6 +184,6 @@ def test_without_the_extra_one_line_says_what_to_install(
         if found is not None:
             raise found
 
-    monkeypatch.setattr("router.config.tracing.find_spec", find)
+    monkeypatch.setattr("router.config.schema.find_spec", find)
     with pytest.raises(ValueError, match=r"pip install 'warmroute\[otel\]'"):
         check_endpoint("http://c:4318")

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.http.ui.history import COLUMNS, KEPT, History
-from router.http.ui.sampler import quantile
+from router.admin.ui.samples import COLUMNS, KEPT, History, quantile
 from tests.effort import examples
 from tests.router.crowded import crowd
 

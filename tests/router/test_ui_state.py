@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from router.http.ui import frame, state
-from router.http.ui.history import COLUMNS
-from router.worker_spec import parse_worker_spec
+from router.admin.ui import fleet as frame
+from router.admin.ui import state
+from router.admin.ui.samples import COLUMNS
+from router.config.worker_spec import parse_worker_spec
 from tests.router.crowded import Crowd, crowd
 
 

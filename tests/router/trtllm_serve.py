@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from router.events.feed import Feed
-from router.events.source import PollSource
+from router.events.sources import PollSource
 from tests.router.feed_wire import Rig, chain_of, rig
 
 SIZE = 4

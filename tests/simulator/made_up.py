@@ -6,10 +6,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from simulator.outcome import Outcome, Verdict
-from simulator.scenario import RunResult
-from simulator.scrape import Sample, WorkerCounters
-from simulator.summary import summarize
+from simulator.live.outcome import Outcome, Verdict, summarize
+from simulator.live.scrape import Sample, WorkerCounters
+from simulator.live.stack import RunResult
 
 WORKERS = tuple(f"worker {number}" for number in range(8))
 

@@ -11,9 +11,7 @@ from policies.contract import FleetView, Floats, RequestView
 from simulator.replay.result import ReplayResult
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
-from simulator.traces.errors import ErrorLog
-from simulator.traces.job import Job
-from simulator.traces.stream import JobStream
+from simulator.traces.job import ErrorLog, Job, JobStream
 
 BLOCK = 16
 PROFILE = "llama-3.1-8b-h100"

@@ -13,8 +13,7 @@ from random import Random
 import msgspec
 
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
-from simulator.report.row import GoodputShare, ReplayRow, summarize
-from simulator.report.spread import Spread
+from simulator.report.row import GoodputShare, ReplayRow, Spread, summarize
 from tests.simulator.replayed import result
 
 PROFILE = "qwen3-32b-h100-tp2"

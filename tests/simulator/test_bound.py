@@ -12,15 +12,24 @@ from hypothesis import strategies as st
 
 from engine.step_time import StepTime
 from engine.virtual import VirtualWorker
-from simulator.limits.floors import first_token_ns, further_tokens_ns, step_s
-from simulator.limits.hits import hits
-from simulator.limits.known import know, reuse_ceiling_tokens
-from simulator.limits.lower import lower_bounds
-from simulator.limits.machines import Machine, machine
-from simulator.limits.optimum import most_hits
-from simulator.limits.pooled import fcfs_completions, most_on_time, srpt_mean_flow
-from simulator.limits.rules import POOL_RULES
-from simulator.limits.work import shares
+from simulator.limits.bounds import (
+    fcfs_completions,
+    lower_bounds,
+    most_hits,
+    most_on_time,
+    srpt_mean_flow,
+)
+from simulator.limits.hits import POOL_RULES, hits
+from simulator.limits.work import (
+    Machine,
+    first_token_ns,
+    further_tokens_ns,
+    know,
+    machine,
+    reuse_ceiling_tokens,
+    shares,
+    step_s,
+)
 from simulator.replay.setup import Goodput, WorkerGroup
 from simulator.traces.chain import Chainer
 from simulator.traces.job import Job

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.limits.floors import first_token_ns, further_tokens_ns
-from simulator.limits.known import Known, know
-from simulator.limits.lower import Bounds, lower_bounds
-from simulator.limits.machines import Machine, machine
+from simulator.limits.bounds import Bounds, lower_bounds
+from simulator.limits.work import Known, Machine, first_token_ns, further_tokens_ns, know, machine
 from simulator.replay.result import ReplayResult, Verdict
 from simulator.replay.setup import Setup, WorkerGroup, World
 from simulator.report.row import summarize

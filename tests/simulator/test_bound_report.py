@@ -14,20 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from policies.load import load
-from policies.parameters import PolicyError
-from simulator.limits.distance import gap_percent, regret_percent
-from simulator.limits.hindsight import Hindsight, Watcher, objective_ms, roll_out
+from policies.load import PolicyError, load
+from simulator.limits.hindsight import (
+    Hindsight,
+    Watcher,
+    groups,
+    objective_ms,
+    partition,
+    placed_spec,
+    roll_out,
+)
 from simulator.limits.hits import hits
-from simulator.limits.known import Known, know
-from simulator.limits.losses import NAMES
-from simulator.limits.machines import machine
-from simulator.limits.partition import groups, partition
-from simulator.limits.placed import placed_spec
+from simulator.limits.losses import NAMES, Task, new_worker, serve, warm
 from simulator.limits.plot import loss_plot
-from simulator.limits.report import BoundError, BoundReport, bound
-from simulator.limits.serve import Task, new_worker, serve, warm
+from simulator.limits.report import BoundError, BoundReport, bound, gap_percent, regret_percent
 from simulator.limits.show import print_bounds, print_hits
+from simulator.limits.work import Known, know, machine
 from simulator.replay.result import ReplayResult
 from simulator.replay.setup import Setup, WorkerGroup, World
 from simulator.traces.chain import Chainer
@@ -115,7 +117,7 @@ def test_placed_leaves_the_rest_to_another_policy() -> None:
 )
 def test_a_bad_assignment_is_refused(query: str, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
-        load(f"simulator.limits.placed:Placed?{query}")
+        load(f"simulator.limits.hindsight:Placed?{query}")
 
 
 def test_what_was_warmed_is_found() -> None:

@@ -8,21 +8,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from engine.profile import read_profile, write_profile
-from engine.profiles import PROFILES, profile
+from engine.profiles import PROFILES, profile, read_profile, write_profile
 from engine.step_time import StepTime
-from simulator.calibrate.calibrate import calibrate, constants_table, errors_table
-from simulator.calibrate.fit import fit
-from simulator.calibrate.observation import (
+from simulator.calibrate.fit import (
     COLUMNS,
     Load,
     Observation,
     ObservationError,
+    calibrate,
+    constants_table,
+    errors_table,
+    fit,
     prefill_loads,
     read_step_log,
 )
 from simulator.calibrate.probe import Course, Endpoint, probe
-from simulator.processes import Programs
+from simulator.live.processes import Programs
 
 HEADER = ",".join(COLUMNS)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator import usage
-from simulator.cli import build_parser, main
+from simulator.cli import build_parser, main, usage
 from tests.simulator.endpoint import Endpoint, serve, until
 
 TIMEOUT_S = 60.0

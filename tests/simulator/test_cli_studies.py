@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.record.facts_file import framed, records
+from router.record.facts import framed, records
 from simulator.traces.formats import FORMATS
 from simulator.traces.generators.table import GENERATORS
 from tests.router.core_world import stored

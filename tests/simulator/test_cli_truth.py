@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from simulator.processes import Programs
+from simulator.live.processes import Programs
 from tests.simulator.cli_support import Run, report, run, trace
 
 __all__ = ["run"]

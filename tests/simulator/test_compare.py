@@ -13,17 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.compare.command import CompareCommand, run_compare
-from simulator.compare.figures import compare_scene, ratio
-from simulator.compare.load import load_of
-from simulator.compare.results import read_scenes, short_names
-from simulator.compare.saturation import keeps_up, ladder
 from simulator.replay.setup import Setup, WorkloadSpec
-from simulator.report.row import GoodputShare, ReplayRow
-from simulator.report.spread import Spread
-from simulator.sweep.errors import SweepError
-from simulator.sweep.store import Store
-from simulator.sweep.task import Keys, Outcome
+from simulator.report.row import GoodputShare, ReplayRow, Spread
+from simulator.runs.compare import CompareCommand, run_compare
+from simulator.runs.scenes import (
+    compare_scene,
+    keeps_up,
+    ladder_of_scenes,
+    load_of,
+    ratio,
+    read_scenes,
+    short_names,
+)
+from simulator.runs.store import Store
+from simulator.runs.task import Keys, Outcome, SweepError
 from tests.effort import examples
 from tests.simulator.synthetic import evaluate, setup
 
@@ -124,12 +127,12 @@ def test_saturation_by_hand(tmp_path: Path) -> None:
     assert [scene.name for scene in scenes] == names
     found = [compare_scene(scene, "random") for scene in scenes]
     assert [keeps_up(s.rules[0]) for s in found] == [True, True, False]
-    steps = ladder("ladder", found[::-1])
+    steps = ladder_of_scenes("ladder", found[::-1])
     ours, other = steps.rules
     # 2 s is crossed half-way in logarithms, at 30; 90 % a fifth of the way, at 24.
     assert (ours.policy, ours.load, ours.beyond) == ("hybrid", 24.0, None)
     assert (other.load, other.below) == (None, 10.0)
-    assert ladder("ladder", found[:2]).rules[0].beyond == 20.0
+    assert ladder_of_scenes("ladder", found[:2]).rules[0].beyond == 20.0
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from simulator import demo
-from simulator.acts import acts
-from simulator.demo import DemoSettings, run_demo
-from simulator.load import OnOutcome
-from simulator.sample import SAMPLE_PATH
-from simulator.scenario import RunResult
-from simulator.stack import StackSettings
-from simulator.traces.errors import TraceError
+from simulator.live import demo
+from simulator.live.demo import DemoSettings, acts, run_demo
+from simulator.live.load import OnOutcome, Workload
+from simulator.live.sample import SAMPLE_PATH
+from simulator.live.stack import RunResult, StackSettings
+from simulator.traces.job import TraceError
 from simulator.traces.open import sessions
-from simulator.workload import Workload
 from tests.simulator.made_up import run
 
 Calls = list[tuple[str, str, float]]

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.limits.hits import RULES, HitRow, hits
-from simulator.limits.lru import Holders, LruCache
-from simulator.limits.rules import POOL_RULES
+from simulator.limits.hits import POOL_RULES, RULES, HitRow, Holders, LruCache, hits
 from simulator.replay.setup import WorkloadSpec
 from simulator.traces.job import Job
 from simulator.traces.open import open_jobs

@@ -16,10 +16,8 @@ from rich.console import Console
 
 from policies.load import load
 from policies.published.choice_features import FEATURES
-from simulator.learn.command import HALVES, LearnCommand, run_learn
-from simulator.learn.lessons import read_lessons
-from simulator.learn.search import LMETRIC
-from simulator.sweep.errors import SweepError
+from simulator.runs.learn import HALVES, LMETRIC, LearnCommand, read_lessons, run_learn
+from simulator.runs.task import SweepError
 from tests.simulator import bowl
 from tests.simulator.cli_support import Run, run
 
@@ -98,7 +96,7 @@ LEARNER = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from simulator.learn.command import LearnCommand, run_learn
+from simulator.runs.learn import LearnCommand, run_learn
 from tests.simulator import bowl
 
 if __name__ == "__main__":

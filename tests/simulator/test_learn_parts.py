@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 
 from policies.load import load
 from policies.published.choice_features import FEATURES
-from simulator.learn.journal import Generation, Journal
-from simulator.learn.objective import LOST_S, Figures, figures, score
-from simulator.learn.search import LMETRIC, PINNED, Search, spec_of
-from simulator.sweep.errors import SweepError
+from simulator.runs.learn import (
+    LMETRIC,
+    LOST_S,
+    PINNED,
+    Figures,
+    Generation,
+    Journal,
+    Search,
+    figures,
+    score,
+    spec_of,
+)
+from simulator.runs.task import SweepError
 from tests.effort import examples
 from tests.simulator import synthetic
 

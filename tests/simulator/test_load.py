@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import uvloop
 
-from simulator.client import Target
-from simulator.load import run_load
-from simulator.outcome import Outcome, Verdict
+from simulator.live.client import Target
+from simulator.live.load import Workload, WorkloadError, generated_shared_prefix, run_load
+from simulator.live.outcome import Outcome, Verdict
 from simulator.traces.job import Job
 from simulator.traces.timing import NS
-from simulator.workload import Workload, WorkloadError, generated_shared_prefix
 from tests.simulator.endpoint import Endpoint, serve, until
 
 DEADLINE_S = 20.0

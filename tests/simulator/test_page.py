@@ -10,15 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.claims import claims, story
-from simulator.console import Board, claim_lines, results_tables, run_line
-from simulator.outcome import Verdict
-from simulator.page import render_page, row_cells
-from simulator.plots import busy_scale, busy_shares, log_labels, log_steps, share_plot, ttft_plot
-from simulator.plots_over_time import hits_over_time, hits_plot, waits_over_time, waits_plot
-from simulator.scenario import RunResult
-from simulator.scrape import Sample
-from simulator.summary import summarize
+from simulator.live.console import Board, claim_lines, claims, results_tables, run_line, story
+from simulator.live.outcome import Verdict, summarize
+from simulator.live.scrape import Sample
+from simulator.live.stack import RunResult
+from simulator.report.live_page import render_page, row_cells
+from simulator.report.plots import (
+    busy_scale,
+    busy_shares,
+    hits_over_time,
+    hits_plot,
+    log_labels,
+    log_steps,
+    share_plot,
+    ttft_plot,
+    waits_over_time,
+    waits_plot,
+)
 from tests.simulator.made_up import counters, demo_runs, outcome
 
 

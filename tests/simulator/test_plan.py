@@ -16,13 +16,23 @@ from rich.console import Console
 
 from simulator.replay.setup import Setup
 from simulator.report.row import ReplayRow
-from simulator.sweep.errors import SweepError
-from simulator.sweep.plan import Plan, plan
-from simulator.sweep.plan_console import as_json, plan_lines, plan_table, verdict
-from simulator.sweep.question import PlanRequest, check_request, ladder_of
-from simulator.sweep.runs import RunOptions, Runs
-from simulator.sweep.search import Found, search
-from simulator.sweep.targets import Targets, kept
+from simulator.runs.plan import (
+    Found,
+    Plan,
+    PlanRequest,
+    Targets,
+    as_json,
+    check_request,
+    kept,
+    ladder_of,
+    plan,
+    plan_lines,
+    plan_table,
+    search,
+    verdict,
+)
+from simulator.runs.runs import RunOptions, Runs
+from simulator.runs.task import SweepError
 from tests.simulator import synthetic
 
 POLICIES = ("round_robin", "hybrid", "least_requests")

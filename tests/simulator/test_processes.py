@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.processes import Programs, StartError, log_tail, parse_ready
+from simulator.live.processes import Programs, StartError, log_tail, parse_ready
 from tests.simulator.endpoint import until
 
 READY = "print('ready http://127.0.0.1:{} model=demo events=tcp://127.0.0.1:9', flush=True)\n"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.prompt import DEFAULT_VOCABULARY, FIRST_TOKEN_ID, prompt_tokens
+from simulator.live.client import DEFAULT_VOCABULARY, FIRST_TOKEN_ID, prompt_tokens
 
 IDS = st.lists(st.integers(0, (1 << 63) - 1), min_size=1, max_size=6)
 

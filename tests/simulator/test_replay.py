@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from engine.profiles import profile
-from simulator.replay.errors import ReplayError
 from simulator.replay.result import NEVER, ReplayResult, Verdict
-from simulator.replay.setup import World
+from simulator.replay.setup import ReplayError, World
 from simulator.traces.job import Job
 from tests.simulator.replays import PROFILE, job, pool, run, setup_of, steady
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import yaml
 
-from simulator.replay.errors import ReplayError
 from simulator.replay.faults import KINDS, read_faults
 from simulator.replay.result import ReplayResult, Verdict
-from simulator.replay.setup import Setup, World
+from simulator.replay.setup import ReplayError, Setup, World
 from simulator.traces.job import Job
 from tests.simulator.replays import job, pool, run, setup_of, steady
 

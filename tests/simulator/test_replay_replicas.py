@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from simulator.replay.errors import ReplayError
 from simulator.replay.result import ReplayResult, Verdict
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec, World
+from simulator.replay.setup import ReplayError, Setup, WorkerGroup, WorkloadSpec, World
 
 POOL = (WorkerGroup(8, "qwen3-32b-h100-tp2", max_num_tokens=8192, prefix_wait_tokens=0),)
 SHARED = WorkloadSpec("gen:shared", requests=1500)

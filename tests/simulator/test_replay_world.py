@@ -10,14 +10,12 @@ import pytest
 
 from policies.contract import FleetView, Floats, Hashes, RequestView
 from router.core.actions import Decision
-from simulator.replay.book import Book
-from simulator.replay.errors import ReplayError
-from simulator.replay.hindsight import predicted_ttft_ms
-from simulator.replay.result import NEVER, Verdict
+from simulator.replay.observer import ROWS_MAX
+from simulator.replay.result import NEVER, Book, Verdict
 from simulator.replay.run import ReplayProgress
-from simulator.replay.samples import ROWS_MAX
-from simulator.replay.setup import RouterSettings, Setup, World
+from simulator.replay.setup import ReplayError, RouterSettings, Setup, World
 from simulator.replay.station import Station
+from simulator.report.files import predicted_ttft_ms
 from simulator.traces.job import Job
 from tests.simulator.replays import job, pool, run, setup_of, steady
 

@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.report.aggregate import Aggregate, aggregate, interval, paired, student_t
-from simulator.report.figures import FIGURES, figure, labels
-from simulator.report.file import Report, ReportError, encode, read_json, write_json
-from simulator.report.row import ReplayRow, summarize
-from simulator.report.stages import StageRow
-from simulator.report.turns import SessionsRow, TurnsRow, Waits
+from simulator.report.figures import (
+    FIGURES,
+    Aggregate,
+    aggregate,
+    figure,
+    interval,
+    labels,
+    paired,
+    student_t,
+)
+from simulator.report.files import Report, ReportError, encode, read_json, write_json
+from simulator.report.row import ReplayRow, SessionsRow, StageRow, TurnsRow, Waits, summarize
 from tests.effort import examples
 from tests.simulator.replayed import busy_result, rejected, result, setup
 

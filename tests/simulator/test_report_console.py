@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from simulator.replay.run import ReplayProgress
-from simulator.report.console import MARK, print_report
+from simulator.report.console import MARK, ProgressDisplay, print_report, progress_text, span
 from simulator.report.figures import FIGURES
-from simulator.report.progress import ProgressDisplay, progress_text, span
 from simulator.report.row import ReplayRow, summarize
 from tests.simulator.replayed import busy_result, rejected, result, setup
 

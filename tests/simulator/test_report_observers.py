@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from policies.contract import Hashes
 from simulator.replay.result import NEVER, ReplayResult, Verdict
-from simulator.report.prefixes import HotPrefixes
-from simulator.report.requests_csv import CANDIDATES, COLUMNS, RequestsCsv
+from simulator.report.files import CANDIDATES, COLUMNS, RequestsCsv
 from simulator.report.row import summarize
+from simulator.report.view import HotPrefixes
 from tests.effort import examples
 from tests.simulator.replays import job, pool, run, setup_of, steady
 

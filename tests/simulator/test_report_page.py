@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from simulator.replay.result import NEVER, HotPrefix, ReplayResult
 from simulator.report.figures import FIGURES
-from simulator.report.page import render_page
-from simulator.report.pictures import copies_plot, curve_plot, styles, worker_map
+from simulator.report.page import ONE_SEED, leads_told, render_page, verdict
+from simulator.report.plots import copies_plot, curve_plot, styles, worker_map
 from simulator.report.row import ReplayRow, summarize
-from simulator.report.verdict import ONE_SEED, leads_told, verdict
 from simulator.report.view import hit_rates, on_grid, view
 from tests.simulator.replayed import S, busy_result, rejected, result, samples, setup, totals
 from tests.simulator.test_page import Seen

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from simulator.replay.result import NEVER, Verdict
 from simulator.replay.setup import Goodput
-from simulator.report.row import ReplayRow, summarize
-from simulator.report.spread import NO_SPREAD, PERCENTS, quantile, spread
+from simulator.report.row import NO_SPREAD, PERCENTS, ReplayRow, quantile, spread, summarize
 from tests.effort import examples
 from tests.simulator.replayed import MS, S, busy_result, rejected, result, setup, table, totals
 

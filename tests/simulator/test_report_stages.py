@@ -13,14 +13,12 @@ from rich.console import Console
 from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
-from simulator.report.console import print_report
-from simulator.report.file import encode, read_json
+from simulator.report.console import ladder_plot, print_report
+from simulator.report.files import encode, read_json
 from simulator.report.page import render_page
-from simulator.report.row import summarize
-from simulator.report.stages import Ladders, ladders, rates, summarize_stages
-from simulator.report.stages_shown import ladder_plot
+from simulator.report.row import Ladders, ladders, rates, summarize, summarize_stages
 from simulator.report.view import view
-from simulator.traces.stream import Stage
+from simulator.traces.job import Stage
 from tests.simulator.replayed import S, busy_result, rejected, result, setup
 
 STAGES = (

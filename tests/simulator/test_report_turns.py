@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.replay.result import NEVER, Verdict
-from simulator.report.row import summarize
-from simulator.report.turns import NO_WAITS, new_ones
+from simulator.report.row import NO_WAITS, new_ones, summarize
 from tests.effort import examples
 from tests.simulator.replayed import S, rejected, result, table
 

@@ -6,8 +6,8 @@ import gzip
 from itertools import pairwise
 from pathlib import Path
 
+from simulator.live.sample import SAMPLE_PATH, conversation_sample, write_sample
 from simulator.replay.setup import WorkloadSpec
-from simulator.sample import SAMPLE_PATH, conversation_sample, write_sample
 from simulator.traces.open import open_jobs, sessions
 
 

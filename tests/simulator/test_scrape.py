@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from simulator.scrape import (
+from simulator.live.scrape import (
     Sample,
     ScrapeError,
     fetch_workers,

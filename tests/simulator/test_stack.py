@@ -13,12 +13,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from simulator import processes
-from simulator.outcome import Outcome
-from simulator.processes import StartError
-from simulator.scenario import run_scenario
-from simulator.stack import StackSettings
-from simulator.workload import generated_shared_prefix
+from simulator.live import processes
+from simulator.live.load import generated_shared_prefix
+from simulator.live.outcome import Outcome
+from simulator.live.processes import StartError
+from simulator.live.stack import StackSettings, run_scenario
 from tests.forks.starting import really_start
 
 TIMEOUT_S = 60.0

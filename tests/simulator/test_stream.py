@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.stream import StreamMeter
+from simulator.live.client import StreamMeter
 
 USAGE = (
     b'data: {"choices":[],"usage":{"completion_tokens":5,'

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from policies import POLICIES
-from simulator.study.command import StudyCommand, run_study
-from simulator.study.steps import HERE, Asked, read_steps
-from simulator.sweep.errors import SweepError
+from simulator.runs.study import HERE, Asked, StudyCommand, read_steps, run_study
+from simulator.runs.task import SweepError
 from simulator.traces.generators.table import PREFIX, find_generator
 from tests.simulator.synthetic import evaluate
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from simulator.claims import claims, hot_share, story
-from simulator.outcome import Verdict
-from simulator.summary import Spread, as_report, spread, summarize
+from simulator.live.console import claims, hot_share, story
+from simulator.live.outcome import Spread, Verdict, as_report, spread, summarize
 from tests.simulator.made_up import WORKERS, counters, demo_runs, outcome, run
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from simulator.sweep.errors import SweepError
-from simulator.sweep.run import sweep
-from simulator.sweep.runs import RunOptions
+from simulator.runs.runs import RunOptions, sweep
+from simulator.runs.task import SweepError
 from tests.simulator import synthetic
 
 distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
@@ -83,7 +82,7 @@ def test_a_run_that_raises_fails_alone(scheduler: str, tmp_path: Path) -> None:
 
 
 def test_no_scheduler_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulator.sweep.on_dask.CONNECT_S", 0.2)
+    monkeypatch.setattr("simulator.runs.executor.CONNECT_S", 0.2)
     with pytest.raises(SweepError, match=r"--dask tcp://127\.0\.0\.1:9: no scheduler answers"):
         sweep([], on("tcp://127.0.0.1:9", tmp_path), Console(file=io.StringIO()))
     with pytest.raises(SweepError, match="no scheduler answers"):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.sweep.policy_files import policy_files
-from simulator.sweep.task import Keys
+from simulator.runs.task import Keys, policy_files
 from tests.simulator import synthetic
 
 

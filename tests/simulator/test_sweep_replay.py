@@ -13,14 +13,11 @@ import pytest
 from rich.console import Console
 
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
-from simulator.sweep.command import SweepCommand, run_plan, run_sweep
-from simulator.sweep.errors import SweepError
-from simulator.sweep.files import SweepReport
-from simulator.sweep.question import PlanRequest
-from simulator.sweep.run import sweep
-from simulator.sweep.runs import RunOptions
-from simulator.sweep.sheet import read_sheet
-from simulator.sweep.targets import Targets
+from simulator.runs.plan import PlanRequest, Targets
+from simulator.runs.runs import RunOptions, sweep
+from simulator.runs.sheet import read_sheet
+from simulator.runs.sweep import SweepCommand, SweepReport, run_plan, run_sweep
+from simulator.runs.task import SweepError
 from simulator.traces.open import open_jobs
 
 PROFILE = "qwen3-32b-h100-tp2"

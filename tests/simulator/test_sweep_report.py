@@ -16,15 +16,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from engine.profiles import PROFILES
-from simulator.report.aggregate import Interval
-from simulator.report.figures import figure
-from simulator.sweep.curves import load_pictures
-from simulator.sweep.gpus import fleet_gpus, gpus_of
-from simulator.sweep.page import render_page
-from simulator.sweep.pareto import front
-from simulator.sweep.points import LOST, OURS, PER_GPU, PER_USER, Point, best, points_of
-from simulator.sweep.table import best_tables, front_table
-from simulator.sweep.task import Keys, Outcome
+from simulator.report.figures import Interval, figure
+from simulator.runs.points import (
+    LOST,
+    OURS,
+    PER_GPU,
+    PER_USER,
+    Point,
+    best,
+    fleet_gpus,
+    front,
+    gpus_of,
+    points_of,
+)
+from simulator.runs.sweep import best_tables, front_table, load_pictures, render_page
+from simulator.runs.task import Keys, Outcome
 from tests.simulator import synthetic
 from tests.simulator.test_page_in_browser import CHROMIUM, FLAGS, LOOK
 

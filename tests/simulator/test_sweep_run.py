@@ -19,14 +19,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from simulator.replay.setup import Setup
-from simulator.sweep.errors import SweepError
-from simulator.sweep.files import SweepReport, as_csv, as_json
-from simulator.sweep.points import points_of
-from simulator.sweep.progress import RunsBoard
-from simulator.sweep.run import sweep
-from simulator.sweep.runs import RunOptions, estimate_s
-from simulator.sweep.store import HEADER, Store
-from simulator.sweep.task import Keys, Outcome
+from simulator.runs.points import points_of
+from simulator.runs.runs import RunOptions, RunsBoard, estimate_s, sweep
+from simulator.runs.store import HEADER, Store
+from simulator.runs.sweep import SweepReport, as_csv, as_json
+from simulator.runs.task import Keys, Outcome, SweepError
 from tests.effort import examples
 from tests.simulator import synthetic
 
@@ -169,9 +166,9 @@ import signal
 import sys
 from pathlib import Path
 from rich.console import Console
-from simulator.sweep.progress import RunsBoard
-from simulator.sweep.run import sweep
-from simulator.sweep.runs import RunOptions
+from simulator.runs.runs import RunsBoard
+from simulator.runs.runs import sweep
+from simulator.runs.runs import RunOptions
 from tests.simulator import synthetic
 
 if __name__ == "__main__":

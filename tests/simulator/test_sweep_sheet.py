@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.replay.setup import Setup
-from simulator.sweep.axes import axis_paths, parse_values
-from simulator.sweep.errors import SweepError
-from simulator.sweep.sheet import parse_sheet, read_sheet, setups_of
+from simulator.runs.sheet import axis_paths, parse_sheet, parse_values, read_sheet, setups_of
+from simulator.runs.task import SweepError
 from tests.effort import examples
 
 PROFILE = "qwen3-32b-h100-tp2"

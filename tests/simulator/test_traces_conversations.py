@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from simulator.traces.errors import TraceError
+from simulator.traces.job import TraceError
 from simulator.traces.open import sessions
 from tests.simulator.test_traces_generators import ideal_hit_share, made, opened
 

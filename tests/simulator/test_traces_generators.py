@@ -19,7 +19,7 @@ from simulator.replay.setup import WorkloadSpec
 from simulator.traces.generators.table import GENERATORS, key_rows
 from simulator.traces.job import Job
 from simulator.traces.open import Chainer, JobStream, TraceError, open_jobs, sessions
-from simulator.traces.size import Size
+from simulator.traces.options import Size
 from tests.effort import examples
 
 

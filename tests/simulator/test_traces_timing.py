@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.replay.setup import WorkloadSpec
-from simulator.traces.errors import ErrorLog
-from simulator.traces.job import NO_IDS, Job
-from simulator.traces.lines import read_jobs
+from simulator.traces.formats import read_jobs
+from simulator.traces.job import NO_IDS, ErrorLog, Job
 from simulator.traces.open import TraceError, open_jobs, sessions
 from simulator.traces.session_file import SessionOptions, starts_ns
 from simulator.traces.timing import spread
@@ -106,7 +105,7 @@ def test_bounds_of_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulator.traces.timing.MAX_SPREAD_JOBS", 4)
     with pytest.raises(TraceError, match="more than 4 requests at one instant"):
         list(spread(jobs, 1))
-    monkeypatch.setattr("simulator.traces.stream.MAX_SESSION_JOBS", 4)
+    monkeypatch.setattr("simulator.traces.job.MAX_SESSION_JOBS", 4)
     assert len(sessions(iter(jobs[:4]))) == 4
     with pytest.raises(TraceError, match="more than 4 requests"):
         sessions(iter(jobs))
@@ -130,7 +129,7 @@ def test_late_lines_are_put_in_order_or_told(ats: list[int], slack: int, most: i
     assert [job.at_ns for job in read_jobs(lines, parse, errors, slack)] == sorted(fit)
     assert errors.total == len(ats) - len(fit)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulator.traces.lines.MAX_HELD_JOBS", most)
+        patch.setattr("simulator.traces.formats.MAX_HELD_JOBS", most)
         few, told = [], ErrorLog("log")
         for job in read_jobs(lines, parse, told, slack):
             few.append(job.at_ns)

@@ -182,7 +182,7 @@ def test_what_is_held_to_put_a_log_in_order_is_bounded(
     assert [job.at_ns for job in read(spec)] == [n * 10**9 for n in (0, 0, 1, 2, 3, 4, 5, 6)]
     for bound, value in (("MAX_HELD_JOBS", 2), ("MAX_HELD_BYTES", 1000)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"simulator.traces.lines.{bound}", value)
+            patch.setattr(f"simulator.traces.formats.{bound}", value)
             stream = open_jobs(spec)
             # The last line comes after all that it should have come before.
             assert [job.at_ns for job in stream.jobs] == [n * 10**9 for n in range(7)]

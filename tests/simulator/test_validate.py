@@ -13,12 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.outcome import Outcome, Verdict
-from simulator.scenario import RunResult
-from simulator.summary import summarize
-from simulator.validate.compare import Metric, Placements, Unit, matched, metric, placements
-from simulator.validate.console import explained, summary, validation_table
-from simulator.validate.validate import MEAN_TTFT, Validation, compared, same_ranking
+from simulator.calibrate.validate import (
+    MEAN_TTFT,
+    Metric,
+    Placements,
+    Unit,
+    Validation,
+    compared,
+    explained,
+    matched,
+    metric,
+    placements,
+    same_ranking,
+    summary,
+    validation_table,
+)
+from simulator.live.outcome import Outcome, Verdict, summarize
+from simulator.live.stack import RunResult
 from tests.effort import examples
 from tests.simulator.made_up import WORKERS, counters, outcome
 from tests.simulator.replayed import S, rejected, result, table, totals

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.prompt import prompt_tokens
+from simulator.live.client import prompt_tokens
+from simulator.live.load import Workload, WorkloadError, generated_shared_prefix, opened
 from simulator.replay.setup import WorkloadSpec
-from simulator.workload import Workload, WorkloadError, generated_shared_prefix, opened
 
 
 def test_groups_share_their_system_prompt_and_nothing_else() -> None:
@@ -59,7 +59,7 @@ def test_a_source_is_held_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -
     workload = opened(spec, "prefixes", "test")
     assert len(workload.jobs) == 50
     assert workload.span_s == workload.jobs[-1].at_ns / 1e9
-    monkeypatch.setattr("simulator.workload.MAX_REQUESTS", 49)
+    monkeypatch.setattr("simulator.live.load.MAX_REQUESTS", 49)
     with pytest.raises(WorkloadError, match="more than 49 requests"):
         opened(spec, "prefixes", "test")
     with pytest.raises(WorkloadError, match="no requests"):

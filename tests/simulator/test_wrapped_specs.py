@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.cli_replay import known
+from simulator.cli.replay_options import known
 from simulator.report.figures import labels
 from simulator.report.row import summarize
-from simulator.sweep.errors import SweepError
-from simulator.sweep.policy_axis import check_policies, parse_policies
+from simulator.runs.sheet import check_policies, parse_policies
+from simulator.runs.task import SweepError
 from tests.simulator.replays import run, setup_of, steady
 
 

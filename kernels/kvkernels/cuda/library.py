@@ -1,17 +1,29 @@
-"""The kernels' library loaded, and its entry points called with tensors.
+"""The kernels' shared library: built, found, loaded and called through its C ABI.
 
-An entry point takes views (`wr_tensor` of `kernels/cuda/abi.h`), then a stream, checks everything
-that the host can know, and launches. It says 0, 1 for what it refuses, 2 for a failed launch.
+`python -m kvkernels.cuda.library [emulator]` builds it.
+Each source becomes an object named by a hash of it, all headers and the flags, so that a build
+compiles what changed, and a library found under its name is never stale. What ptxas says of
+registers and spills lies beside each object. An entry point takes views (`wr_tensor` of
+`kernels/cuda/abi.h`), then a stream, checks everything that the host can know, and launches. It
+returns 0, 1 for what it refuses, 2 for a failed launch.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
 import struct
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 MAX_DIMS = 5
 DTYPES = {
@@ -109,3 +121,170 @@ def _in_c(argument: Argument) -> Any:
     if isinstance(argument, float):
         return ctypes.c_double(argument)
     return view_of(argument)  # bytes go as a pointer to them
+
+
+COMMON = ("-std=c++20", "-DNDEBUG")
+LIBRARY_VARIABLE = "WARMROUTE_CUDA_LIBRARY"
+COMPILE_TIMEOUT_S = 600
+
+
+class BuildError(RuntimeError):
+    """A compiler is missing, or refused a source; says which and why."""
+
+
+class Target(NamedTuple):
+    """How one kind of library is compiled and linked."""
+
+    name: str
+    compiler: str
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    sources: tuple[str, ...]  # patterns
+
+
+CUDA = Target(
+    "cuda",
+    "nvcc",
+    (
+        *(*COMMON, "-O3", "-lineinfo", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
+        *("-gencode", "arch=compute_80,code=[sm_80,compute_80]"),
+        *("-gencode", "arch=compute_90a,code=sm_90a"),
+    ),
+    ("-shared", "-cudart", "static"),
+    ("*.cu",),
+)
+# Undefined behaviour ends the program; fibers need longjmp as it is, without glibc's guard.
+EMULATOR = Target(
+    "emulator",
+    "g++",
+    (
+        *(*COMMON, "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"),
+        *("-U_FORTIFY_SOURCE", "-ffp-contract=off"),
+        *("-fsanitize=undefined", "-fno-sanitize-recover=all", "-x", "c++"),
+    ),
+    ("-shared", "-fsanitize=undefined"),
+    ("*.cu", "emu*.cpp"),
+)
+
+
+def source_folder() -> Path:
+    """Where the kernels' sources are: in the checkout, or what the wheel brought along."""
+    beside = Path(__file__).parent / "sources"
+    return beside if beside.is_dir() else Path(__file__).resolve().parents[2] / "cuda"
+
+
+def cache_folder() -> Path:
+    """`build/kernels` of a checkout; of an installation, the user's cache folder."""
+    root = Path(__file__).resolve().parents[3]
+    if (root / "pyproject.toml").is_file():
+        return root / "build" / "kernels"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "warmroute" / "kernels"
+
+
+def find_cuda() -> Path | None:
+    """The library for GPUs: the one named by WARMROUTE_CUDA_LIBRARY, else one built of these
+    sources, else None. Raises BuildError for a variable that names no file.
+    """
+    named = os.environ.get(LIBRARY_VARIABLE)
+    if named:
+        if not Path(named).is_file():
+            raise BuildError(f"{LIBRARY_VARIABLE}={named} is no file")
+        return Path(named)
+    path = library_path(CUDA)
+    return path if path.is_file() else None
+
+
+def objects(target: Target) -> dict[Path, Path]:
+    """Each source of `target`, and the object that it becomes."""
+    folder = source_folder()
+    headers = sorted([*folder.glob("*.h"), *folder.glob("*.cuh")])
+    common = hashlib.sha256(repr(target).encode())
+    for header in headers:
+        common.update(header.read_bytes())
+    named = {}
+    for source in sorted(path for glob in target.sources for path in folder.glob(glob)):
+        digest = common.copy()
+        digest.update(source.read_bytes())
+        name = f"{source.stem}-{digest.hexdigest()[:16]}.o"
+        named[source] = cache_folder() / target.name / name
+    return named
+
+
+def library_path(target: Target) -> Path:
+    """Where `build` puts the library of the sources as they are."""
+    names = "".join(path.name for path in objects(target).values())
+    digest = hashlib.sha256(names.encode()).hexdigest()[:16]
+    return cache_folder() / target.name / f"libwarmroute-{digest}.so"
+
+
+def compiler_log(built: Path) -> str:
+    """What the compiler said when it made the object `built`."""
+    return built.with_suffix(".log").read_text()
+
+
+def build(target: Target = CUDA) -> Path:
+    """The library's path, built where it is not there yet. Raises BuildError.
+
+    Safe beside other processes that build the same: one of them does, the others wait.
+    """
+    path = library_path(target)
+    if path.is_file():
+        return path
+    compiler = shutil.which(target.compiler)
+    if compiler is None:
+        raise BuildError(
+            f"{target.compiler} is not on PATH, and {path} is not built: install it, or name a "
+            f"library that was built elsewhere by {LIBRARY_VARIABLE}"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = objects(target)
+    with _lock(path.parent / "lock"):
+        if path.is_file():
+            return path
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            jobs = [pool.submit(_compile, target, compiler, *pair) for pair in made.items()]
+            for job in jobs:
+                job.result()
+        _run([compiler, *target.link_flags, *map(str, made.values())], path)
+    return path
+
+
+def _compile(target: Target, compiler: str, source: Path, made: Path) -> None:
+    if made.is_file():
+        return
+    made.with_suffix(".log").write_text(
+        _run([compiler, *target.compile_flags, "-c", str(source)], made)
+    )
+
+
+def _run(command: list[str], out: Path) -> str:
+    """Run a compiler; `out` appears whole or not at all. Gives what it said."""
+    partial = out.with_suffix(f".{os.getpid()}{out.suffix}")
+    try:
+        done = subprocess.run(
+            [*command, "-o", str(partial)],
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_TIMEOUT_S,
+        )
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-4000:]
+            raise BuildError(f"{' '.join(command[:1])} refused {command[-1]}:\n{said}")
+        partial.replace(out)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{command[0]} took more than {COMPILE_TIMEOUT_S} s") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    print(build(EMULATOR if sys.argv[1:] == ["emulator"] else CUDA))

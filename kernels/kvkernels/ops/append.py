@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from kvkernels.ops.operator import define
-from kvkernels.ops.shapes import unsupported_dtype, unsupported_head
+from kvkernels.ops.operator import define, unsupported_dtype, unsupported_head
 
 INT8_LIMIT, E4M3_LIMIT = 127.0, 448.0
 STORED = (torch.int8, torch.float8_e4m3fn)

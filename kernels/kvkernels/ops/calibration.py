@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from kvkernels.ops.shared_costs import AttentionShape, Costs, Work, fit
-from kvkernels.ops.shared_plan import Step, plan_shared
+from kvkernels.ops.shared_decode import Step, plan_shared
 
 PAGE = 16
 MOST_SLOWER = 1.03  # than plain decode, of a shared plan that is chosen

@@ -1,7 +1,7 @@
-"""How a kernel becomes an operator: its schema has the order of its C entry point's arguments.
+"""How a kernel becomes an operator, and which dtypes, heads and pages the kernels take.
 
-All of them write to tensors that they are given and return nothing: no allocation in an op, so
-that a CUDA graph can hold it.
+A schema has the order of its C entry point's arguments. All operators write to tensors that they
+are given and return nothing: no allocation in an op, so that a CUDA graph can hold it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,80 @@ from typing import Any
 
 import torch
 
-from kvkernels.cuda import build
+from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary
+
+HEAD_DIMS, PAGE_STEP = (64, 128), 16
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def unsupported_dtype(dtype: torch.dtype) -> str:
+    """Why no kernel computes in `dtype`; empty: all do."""
+    return "" if dtype in DTYPES else f"dtype {dtype} (the kernel has bfloat16 and float16)"
+
+
+def unsupported_head(head_dim: int) -> str:
+    """Why no kernel of attention takes such heads; empty: all do."""
+    return "" if head_dim in HEAD_DIMS else f"head_dim {head_dim} (the kernel has 64 and 128)"
+
+
+def unsupported_shape(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_tokens: int,
+    dtype: torch.dtype,
+    most_group: int,
+) -> str:
+    """Why a kernel whose groups have up to `most_group` heads cannot take it; empty: it can."""
+    if why := unsupported_dtype(dtype) or unsupported_head(head_dim):
+        return why
+    if page_tokens % PAGE_STEP:
+        return f"block_size {page_tokens} (the kernel has multiples of {PAGE_STEP})"
+    if heads % kv_heads or heads // kv_heads > most_group:
+        return f"{heads} heads for {kv_heads} KV heads (the kernel has groups of 1 to {most_group})"
+    return ""
+
+
+def check_table(
+    context_tokens: torch.Tensor, page_table: torch.Tensor, pages: int, page_tokens: int
+) -> None:
+    """Raise ValueError, by row and column, where `page_table` int[R, most pages] does not name
+    the pages, below `pages`, that hold `context_tokens` int[R]. Both on the CPU.
+    """
+    if context_tokens.dim() != 1 or page_table.dim() != 2 or len(page_table) != len(context_tokens):
+        raise ValueError(
+            f"{list(context_tokens.shape)} context tokens and a page_table of "
+            f"{list(page_table.shape)}: needs [requests] and [requests, pages]"
+        )
+    wide = page_table.shape[1] * page_tokens
+    for row in ((context_tokens < 0) | (context_tokens > wide)).nonzero().flatten().tolist()[:1]:
+        raise ValueError(
+            f"request {row} has {int(context_tokens[row])} context tokens, its row of page_table "
+            f"is for 0 to {wide}"
+        )
+    cells = page_table.numpy()  # whose minimum is several times faster than torch's
+    if cells.size == 0 or (cells.min() >= 0 and cells.max() < pages):
+        return  # the rest is a hundred times slower
+    used = torch.arange(page_table.shape[1]) * page_tokens < context_tokens[:, None]
+    bad = used & ((page_table < 0) | (page_table >= pages))
+    for row, column in bad.nonzero().tolist()[:1]:
+        raise ValueError(
+            f"page_table[{row}, {column}] is {int(page_table[row, column])}, "
+            f"pages go from 0 to {pages - 1}"
+        )
+
+
+def numbers(
+    kept: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, wide: torch.dtype
+) -> torch.Tensor:
+    """Pages [page, token, head, dim] as numbers in `wide`, with their scales where they have."""
+    if scales is None:
+        return kept[pages].to(wide)
+    # As bytes: torch cannot index FP8.
+    units = kept.view(torch.uint8)[pages].view(kept.dtype)
+    return units.to(wide) * scales[pages].to(wide)[..., None]
+
 
 NAMESPACE = "warmroute"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -7,11 +7,300 @@ what CUDA takes are those of `decode.py`, but for the plan, which is that of `sh
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 
-from kvkernels.ops.kept_pages import numbers
-from kvkernels.ops.operator import define
-from kvkernels.ops.shared_plan import SharedPlan
+from kvkernels.ops.decode import CHUNKS, LARGEST_CHUNK
+from kvkernels.ops.operator import check_table, define, numbers
+from kvkernels.ops.shared_costs import (
+    AttentionShape,
+    Costs,
+    Work,
+    padded_rows,
+    partial_bytes_of_slot,
+)
+from kvkernels.ops.shared_runs import (
+    Chooser,
+    Ints,
+    KeptTree,
+    PrefixTree,
+    Runs,
+    chunks_of,
+    pieces_of,
+    slots_of,
+    unchanged_until,
+)
+
+ITEM_WORDS = 8
+END, SLOT = 3, 4  # columns of an item
+
+
+class Items:
+    """Of `runs` over requests in `order`. Lifetime: while steps have these runs and pieces."""
+
+    def __init__(self, runs: Runs, order: Ints, shape: AttentionShape, costs: Costs) -> None:
+        self.shape, self.groups = shape, int((runs.requests > 1).sum())
+        tokens = runs.end - runs.begin
+        chunk, pieces = chunks_of(tokens), np.maximum(pieces_of(tokens), 1)
+        tiles = -(-runs.requests // shape.requests_of_item)
+        slots = slots_of(runs.begin, runs.requests, pieces)
+        copies = pieces * tiles
+        run = np.repeat(np.arange(len(copies)), copies)
+        number = np.arange(len(run)) - np.repeat(copies.cumsum() - copies, copies)
+        piece, tile = number // tiles[run], number % tiles[run]
+        self.begin = runs.begin[run] + piece * chunk[run]
+        skipped = tile * shape.requests_of_item
+        first = runs.first[run] + skipped
+        requests = np.minimum(runs.requests[run] - skipped, shape.requests_of_item)
+        self.rows = padded_rows(requests * shape.group)
+        self.count = len(run)
+        read = 1e-6 * costs.repeated_mb * shape.token_bytes
+        computed = 1e-9 * costs.gflop * 4 * shape.head_dim * shape.kv_heads
+        self._token_ns = read + computed * self.rows
+        self._order, self._cells = order, np.zeros((self.count, ITEM_WORDS), dtype=np.int32)
+        ends = np.minimum(self.begin + chunk[run], runs.end[run])
+        for column, values in enumerate((first, requests, self.begin, ends)):
+            self._cells[:, column] = values
+        # What grows with its request: the last piece of what that reads for itself.
+        self._growing = np.flatnonzero((piece == pieces[run] - 1) & (runs.requests[run] == 1))
+        self._growing_of = order[first[self._growing]]
+        self._take_slots(np.where(slots[run] > 0, requests, 0), first)
+
+    def _take_slots(self, counts: Ints, first: Ints) -> None:
+        """Every slot's item and place in it, by request and its tokens."""
+        item = np.repeat(np.arange(self.count), counts)
+        member = np.arange(len(item)) - np.repeat(counts.cumsum() - counts, counts)
+        request = self._order[first[item] + member]
+        merged = np.lexsort((self.begin[item], request))
+        self._counts, self.slots = counts, len(item)
+        self._merged_item, self._merged_member = item[merged], member[merged]
+        self._merge_ends = np.bincount(request, minlength=len(self._order)).cumsum()
+
+    def grow(self, context_tokens: Ints) -> None:
+        """Take each request's own items to its end."""
+        self._cells[self._growing, END] = context_tokens[self._growing_of]
+
+    def tokens(self) -> Ints:
+        """Of each item."""
+        ends = self._cells[:, END].astype(np.int64)
+        return ends - self.begin
+
+    def fit(self, items: int, slots: int) -> bool:
+        return self.count <= items and self.slots <= slots
+
+    def work(self, distinct_tokens: int) -> Work:
+        """Of one layer, in which requests have so many different tokens."""
+        shape, tokens = self.shape, self.tokens()
+        return Work(
+            distinct_tokens * shape.token_bytes,
+            (int(tokens.sum()) - distinct_tokens) * shape.token_bytes,
+            4 * shape.head_dim * shape.kv_heads * int((tokens * self.rows).sum()),
+            partial_bytes_of_slot(shape) * self.slots,
+            self.count * shape.kv_heads,
+        )
+
+    def fill(self, made: SharedPlan) -> None:
+        """Write the plan into `made`, which is zeros and has room for it."""
+        by_cost = (-(self.tokens() * self._token_ns)).argsort(kind="stable")
+        counts = self._counts[by_cost]
+        slot = np.empty(self.count, dtype=np.int64)
+        slot[by_cost] = np.where(counts > 0, counts.cumsum() - counts, -1)
+        self._cells[:, SLOT] = slot
+        made.items.numpy()[: self.count] = self._cells[by_cost]
+        made.item_count[0] = self.count
+        made.members.numpy()[:] = self._order
+        merged = slot[self._merged_item] + self._merged_member
+        made.merge_slots.numpy()[: self.slots] = merged
+        made.merge_starts.numpy()[1:] = self._merge_ends
+
+
+RUNS = 3  # that a request has room for: two shared ones and its own
+
+
+class SharedPlan(NamedTuple):
+    """Views of one int32 tensor, `all`, so that one copy brings a plan to the device.
+
+    `items` has (first of `members`, requests, first token, end, first slot, 0, 0, 0) of each piece
+    of work, most expensive first; slot -1 is the only item of its one request. `merge_starts` and
+    `merge_slots` are those of `DecodePlan`. What lies beyond the counts is not read.
+    """
+
+    all: torch.Tensor
+    item_count: torch.Tensor  # [1]
+    items: torch.Tensor  # [most items, 8]
+    members: torch.Tensor  # [requests]
+    merge_starts: torch.Tensor  # [requests + 1]
+    merge_slots: torch.Tensor  # [most slots]
+
+    def on(self, device: torch.device | str) -> SharedPlan:
+        """The same plan on `device`, by one copy."""
+        return views(self.all.to(device), len(self.members), len(self.items), len(self.merge_slots))
+
+
+class Saving(NamedTuple):
+    """What a plan's sharing does in one step.
+
+    `shared_prefix_groups` counts the runs of tokens that several requests share; `kv_bytes_saved`
+    is KV that plain decode would have read beyond this plan, in all layers; times are the cost
+    model's, for one layer.
+    """
+
+    shared_prefix_groups: int
+    kv_bytes_saved: int
+    plan_ns: float
+    plain_ns: float
+
+
+class Step(NamedTuple):
+    """A plan, and what is known of it."""
+
+    plan: SharedPlan
+    saving: Saving
+    work: Work
+
+
+def most_items(requests: int, tokens: int) -> int:
+    """Items that fit any plan of `requests` whose contexts have `tokens` together."""
+    return requests * CHUNKS + tokens // LARGEST_CHUNK
+
+
+def most_slots(requests: int, tokens: int) -> int:
+    """Slots with room to share. A step that would need more shares nothing, which fits."""
+    return requests * RUNS * CHUNKS + tokens // LARGEST_CHUNK
+
+
+def views(buffer: torch.Tensor, requests: int, items: int, slots: int) -> SharedPlan:
+    """`buffer` int32[words(requests, items, slots)] as a plan's parts."""
+    members = 4 + ITEM_WORDS * items
+    starts = members + requests
+    merged = starts + requests + 1
+    return SharedPlan(
+        buffer,
+        buffer[:1],
+        buffer[4:members].view(items, ITEM_WORDS),  # rows at multiples of 16 bytes
+        buffer[members:starts],
+        buffer[starts:merged],
+        buffer[merged : merged + slots],
+    )
+
+
+def words(requests: int, items: int, slots: int) -> int:
+    """Length of a plan's buffer."""
+    return 5 + ITEM_WORDS * items + 2 * requests + slots
+
+
+class SharedPlanner:
+    """Plans steps one after another; each as if it were the first. Lifetime: worker."""
+
+    def __init__(
+        self, pages: int, page_tokens: int, shape: AttentionShape, costs: Costs | None = None
+    ) -> None:
+        self._pages, self._page_tokens = pages, page_tokens
+        self._shape, self._costs = shape, costs or Costs()
+        self._trees = KeptTree()
+        self._tree: PrefixTree | None = None  # what the following was made for
+        self._chosen: Items | None = None
+        self._plain: Items | None = None  # the same without sharing, once it was needed
+        self._from = self._until = np.zeros(0, dtype=np.int64)  # context tokens
+
+    def step(
+        self,
+        context_tokens: torch.Tensor,
+        page_table: torch.Tensor,
+        room: tuple[int, int] | None = None,
+    ) -> Step:
+        """The plan of a step of R requests, on the CPU.
+
+        `context_tokens` int[R] is what each attends to, its own token included; 0 is a padding
+        row, whose output is zeros. `page_table` int[R, most pages] names its pages. Only pages
+        that are full for all of a group are shared. `room` has the items and slots of a fixed
+        buffer (`most_items`, `most_slots`), by default just enough, with no more slots than
+        `most_slots`. Raises ValueError for a table that does not hold the context, or where even
+        what shares nothing does not fit.
+        """
+        context = context_tokens.to("cpu", torch.int64)
+        table = page_table.to("cpu", torch.int32)
+        check_table(context, table, self._pages, self._page_tokens)
+        lengths = context.numpy()
+        tree = self._trees.of(table.numpy(), lengths // self._page_tokens)
+        items = self._items(tree, lengths, room)
+        items.grow(lengths)
+        size = len(lengths), *(room or (items.count, items.slots))
+        made = views(torch.zeros(words(*size), dtype=torch.int32), *size)
+        items.fill(made)
+        distinct = _distinct_tokens(tree, lengths, self._page_tokens)
+        work, plain = items.work(distinct), _plain_work(lengths, distinct, self._shape)
+        saved = plain.repeated_bytes - work.repeated_bytes
+        costs = self._costs
+        saving = Saving(items.groups, saved * self._shape.layers, costs.of(work), costs.of(plain))
+        return Step(made, saving, work)
+
+    def _items(self, tree: PrefixTree, lengths: Ints, room: tuple[int, int] | None) -> Items:
+        """Those of the cheapest runs, or of plain decode where these do not fit."""
+        is_kept = tree is self._tree
+        if not (is_kept and (self._from <= lengths).all() and (lengths <= self._until).all()):
+            self._choose(tree, lengths)
+        assert self._chosen is not None
+        items, slots = room or (self._chosen.count, most_slots(len(lengths), int(lengths.sum())))
+        if self._chosen.fit(items, slots):
+            return self._chosen
+        if self._plain is None:
+            runs = Runs(0 * lengths, lengths[tree.order], np.arange(len(lengths)), 0 * lengths + 1)
+            self._plain = Items(runs, tree.order, self._shape, self._costs)
+        if room and not self._plain.fit(*room):
+            count, taken = self._plain.count, self._plain.slots
+            raise ValueError(f"{count} items, {taken} slots do not fit into a plan of {room}")
+        return self._plain
+
+    def _choose(self, tree: PrefixTree, lengths: Ints) -> None:
+        """Choose anew, for as long as what it depends on stays."""
+        own = lengths[tree.order]
+        runs = Runs(0 * lengths, own, np.arange(len(lengths)), 0 * lengths + 1)
+        until = unchanged_until(own)
+        if len(tree.first):
+            chooser = Chooser(tree, own, self._page_tokens, self._shape, self._costs)
+            runs, until = chooser.choose(), chooser.unchanged_until()
+        self._tree, self._plain = tree, None
+        self._chosen = Items(runs, tree.order, self._shape, self._costs)
+        self._from, self._until = lengths.copy(), np.empty_like(lengths)
+        self._until[tree.order] = until
+
+
+def plan_shared(
+    context_tokens: torch.Tensor,
+    page_table: torch.Tensor,
+    pages: int,
+    page_tokens: int,
+    shape: AttentionShape,
+    costs: Costs | None = None,
+    room: tuple[int, int] | None = None,
+) -> Step:
+    """The plan of one step: `SharedPlanner.step`."""
+    return SharedPlanner(pages, page_tokens, shape, costs).step(context_tokens, page_table, room)
+
+
+def _plain_work(lengths: Ints, distinct_tokens: int, shape: AttentionShape) -> Work:
+    """What decode does, one layer."""
+    pieces = np.maximum(pieces_of(lengths), 1)
+    slots, tokens = slots_of(0 * lengths, 0 * lengths + 1, pieces), int(lengths.sum())
+    rows = int(padded_rows(np.asarray(shape.group)))
+    return Work(
+        distinct_tokens * shape.token_bytes,
+        (tokens - distinct_tokens) * shape.token_bytes,
+        4 * shape.head_dim * shape.kv_heads * tokens * rows,
+        partial_bytes_of_slot(shape) * int(slots.sum()),
+        int(pieces.sum()) * shape.kv_heads,
+    )
+
+
+def _distinct_tokens(tree: PrefixTree, lengths: Ints, page_tokens: int) -> int:
+    """Tokens of all requests, those of a shared page once."""
+    above = np.where(tree.parent >= 0, tree.pages[tree.parent], 0)
+    twice = (tree.pages - above) * (tree.end - tree.first - 1)
+    return int(lengths.sum() - page_tokens * twice.sum())
+
 
 SCHEMA = (
     "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor item_count, "

@@ -1,24 +1,150 @@
-"""Which runs of a prefix tree to share: the cheapest choice, by dynamic programming.
+"""Which requests of a step read the same pages, and which runs of these are shared.
 
-A run is (tokens [begin, end), requests side by side in the tree's order). At each node of the tree
-its requests either share all that no ancestor has shared up to its end, or carry it on to their
-children; a request reads alone what is left. Every choice is one of sums of independent parts, so
-the best one is found exactly; that all carry everything, plain decode, is one of them.
-
-What a request has beyond its last node costs the same whatever is chosen, but for the pieces it is
-cut into. So while these stay as many (`Chooser.unchanged_until`), the choice does, too.
+The prefix tree is read off the page tables: prefix caching has made equal prefixes equal page
+ids, so that comparing integers is enough; it is read again only where it may have changed.
+A run is (tokens [begin, end), requests side by side in the tree's order); dynamic programming over
+the tree's nodes chooses the runs.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvkernels.ops.decode_plan import CHUNK_STEP, CHUNKS, LARGEST_CHUNK, LEAST_CHUNK
-from kvkernels.ops.prefix_tree import LEVELS, Ints, PrefixTree
+from kvkernels.ops.decode import CHUNK_STEP, CHUNKS, LARGEST_CHUNK, LEAST_CHUNK
 from kvkernels.ops.shared_costs import AttentionShape, Costs, run_cost
+
+Ints = NDArray[np.int64]
+LEVELS = 8  # of the tree: what is nested deeper is not looked at
+
+
+class PrefixTree(NamedTuple):
+    """Runs of pages that at least two requests have in common, parents before children.
+
+    Node v stands for the requests order[first[v] : end[v]], whose tables agree on the first
+    pages[v] pages, and on no more. Its parent's requests are a superset; -1: no parent.
+    """
+
+    order: Ints  # [requests]
+    first: Ints  # [nodes], as all below
+    end: Ints
+    pages: Ints
+    parent: Ints
+    depth: Ints  # 1 .. LEVELS
+
+    def ancestors_pages(self) -> Ints:
+        """int64[nodes, LEVELS + 1]: pages of the ancestor at each depth, the node's own at its
+        depth; 0 at depth 0, and beyond the node's depth."""
+        found = np.zeros((len(self.first), LEVELS + 1), dtype=np.int64)
+        for depth in range(1, int(self.depth.max(initial=0)) + 1):
+            own = np.flatnonzero(self.depth == depth)
+            if depth > 1:
+                found[own] = found[self.parent[own]]
+            found[own, depth] = self.pages[own]
+        return found
+
+
+def prefix_tree(page_table: NDArray[np.int32], full_pages: Ints) -> PrefixTree:
+    """The tree of `page_table` [requests, pages], of whose row r the first full_pages[r] count."""
+    alone = -1 - np.arange(len(full_pages))
+    heads = np.where(full_pages > 0, page_table[:, 0], alone) if page_table.size else alone
+    by_head = heads.argsort(kind="stable")
+    same = heads[by_head[1:]] == heads[by_head[:-1]]
+    is_candidate = np.zeros(len(heads), dtype=bool)
+    is_candidate[:-1] = same
+    is_candidate[1:] |= same
+    candidates, others = by_head[is_candidate], by_head[~is_candidate]
+    if not len(candidates):
+        return PrefixTree(others, *np.zeros((5, 0), dtype=np.int64))
+    order, common = _sorted_rows(page_table, full_pages, candidates)
+    nodes = _nodes(common.tolist())
+    return PrefixTree(
+        np.concatenate((order, others)), *np.array(nodes, dtype=np.int64).reshape(-1, 5).T
+    )
+
+
+def _sorted_rows(page_table: NDArray[np.int32], full_pages: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """`rows` with equal prefixes side by side, and how many pages each shares with the next."""
+    full = full_pages[rows]
+    wide = int(full.max()) + 1
+    table = np.empty((len(rows), wide + wide % 2), dtype=np.int32)
+    known = min(wide, page_table.shape[1])
+    table[:, :known] = page_table[rows, :known]
+    table[np.arange(len(rows)), full] = -1 - rows  # nobody else's: prefixes end here at last
+    kind: Any = np.dtype((np.void, table.shape[1] * table.itemsize))
+    by_bytes = table.view(kind)[:, 0].argsort()
+    table = table[by_bytes]
+    differ = table[1:].view(np.int64) != table[:-1].view(np.int64)
+    pair = differ.argmax(axis=1)
+    at = np.arange(len(pair))
+    common = 2 * pair + (table[at, 2 * pair] == table[at + 1, 2 * pair])
+    return rows[by_bytes], common
+
+
+def _nodes(common: list[int]) -> list[tuple[int, int, int, int, int]]:
+    """(first, end, pages, parent, depth) of each run of rows with a longer common prefix than the
+    rows about it; parents before children."""
+    closed: list[tuple[int, int, int]] = []  # (pages, first, end), children before parents
+    open_runs = [(0, 0)]  # (pages, first), longer prefixes later
+    for end, pages in enumerate([*common, 0], start=1):
+        first = end - 1
+        while open_runs[-1][0] > pages:
+            longer, first = open_runs.pop()
+            closed.append((longer, first, end))
+        if open_runs[-1][0] < pages:
+            open_runs.append((pages, first))
+    nodes: list[tuple[int, int, int, int, int]] = []
+    line: list[int] = []  # the node and its ancestors
+    for pages, first, end in sorted(closed, key=lambda run: (run[1], -run[2])):
+        while line and nodes[line[-1]][1] <= first:
+            line.pop()
+        if len(line) < LEVELS:
+            parent = line[-1] if line else -1
+            line.append(len(nodes))
+            nodes.append((first, end, pages, parent, len(line)))
+    return nodes
+
+
+class KeptTree:
+    """Lifetime: worker; has a copy of the last step's table."""
+
+    def __init__(self) -> None:
+        self._tree: PrefixTree | None = None
+        self._table = np.zeros((0, 0), dtype=np.int32)
+        self._full_pages = np.zeros(0, dtype=np.int64)
+
+    def of(self, page_table: NDArray[np.int32], full_pages: Ints) -> PrefixTree:
+        """As `prefix_tree`, and the very same object while the tree stays as it is."""
+        if self._tree is None or not self._goes_on(page_table, full_pages):
+            self._tree = prefix_tree(page_table, full_pages)
+            self._table = page_table.copy()
+        self._full_pages = full_pages.copy()
+        return self._tree
+
+    def _goes_on(self, table: NDArray[np.int32], full_pages: Ints) -> bool:
+        """Whether this is a step after the last one that changes nothing in the tree."""
+        if len(table) != len(self._full_pages) or not len(table):
+            return False
+        grown = full_pages - self._full_pages
+        wide = min(table.shape[1], self._table.shape[1])
+        if grown.min() < 0 or grown.max() > 1 or self._full_pages.max() > wide:
+            return False
+        differ = np.flatnonzero(table[:, :wide] != self._table[:, :wide])
+        rows, columns = differ // max(wide, 1), differ % max(wide, 1)
+        if (columns < self._full_pages[rows]).any():
+            return False
+        rows_grown = np.flatnonzero(grown)
+        now_full = self._full_pages[rows_grown]  # columns
+        if ((table[:, now_full] == table[rows_grown, now_full]).sum(axis=0) > 1).any():
+            return False  # a page that somebody else names at the same place
+        if table.shape[1] != self._table.shape[1]:
+            self._table = table.copy()
+        else:
+            self._table[rows, columns] = table[rows, columns]
+        return True
+
 
 Floats = NDArray[np.float64]
 

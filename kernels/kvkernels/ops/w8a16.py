@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from kvkernels.ops.operator import define
-from kvkernels.ops.shapes import unsupported_dtype
+from kvkernels.ops.operator import define, unsupported_dtype
 
 MAX_ROWS, INPUT_STEP, MAX_INPUTS = 64, 64, 1 << 20
 SCHEMA = "(Tensor x, Tensor q, Tensor scales, Tensor(a!) out) -> ()"

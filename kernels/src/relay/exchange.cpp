@@ -1,4 +1,4 @@
-// One request and its reply on one connection; the twin is `router/http/relay/exchange.py`.
+// One request and its reply on one connection; the twin is `router/upstream/fallback.py`.
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>

@@ -1,5 +1,5 @@
 // What is read of a body on its way through: how many events, and the usage at its end. No I/O;
-// the twin is `router/http/relay/meter.py`.
+// the twin is `router/upstream/meter.py`.
 #pragma once
 
 #include <cstdint>

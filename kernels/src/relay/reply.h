@@ -1,5 +1,5 @@
 // One reply as its bytes come from a worker: its head, its body's end, its account. No I/O; the
-// twin is the middle part of `router/http/relay/exchange.py`.
+// twin is the middle part of `router/upstream/fallback.py`.
 #pragma once
 
 #include <optional>

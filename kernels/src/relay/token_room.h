@@ -1,5 +1,5 @@
 // How many token ids are kept to go on with, of one stream and of all; the twin is
-// `router/http/migration/room.py`.
+// `router/upstream/migration/journal.py`.
 #pragma once
 
 #include <atomic>

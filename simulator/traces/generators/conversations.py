@@ -18,14 +18,22 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from simulator.traces.errors import TraceError
-from simulator.traces.generators.arrivals import at_rate
-from simulator.traces.generators.keys import Count, Made, Rate, Seconds, check_prompt
-from simulator.traces.generators.segments import block_for
-from simulator.traces.generators.talk import Talk, Turn, turns
+from simulator.traces.generators.common import (
+    Count,
+    Made,
+    Rate,
+    Seconds,
+    Talk,
+    Turn,
+    at_rate,
+    block_for,
+    check_prompt,
+    turns,
+)
 from simulator.traces.generators.zipf import weights
+from simulator.traces.job import TraceError
 from simulator.traces.mooncake import MAX_PROMPT_TOKENS
-from simulator.traces.size import MAX_SIGMA, Size
+from simulator.traces.options import MAX_SIGMA, Size
 from simulator.traces.timing import NS
 
 Case = Literal["chat", "code", "deep_research", "reasoning", "rag"]

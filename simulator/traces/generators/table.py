@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from simulator.traces.errors import TraceError
+from simulator.traces.generators.common import Made
 from simulator.traces.generators.conversations import (
     AgenticKeys,
     SessionKeys,
@@ -17,16 +17,19 @@ from simulator.traces.generators.conversations import (
     sessions,
     tenants,
 )
-from simulator.traces.generators.corpus import InferencePerfKeys, LlmdKeys, inference_perf, llmd
-from simulator.traces.generators.keys import Made
 from simulator.traces.generators.prefixes import (
+    InferencePerfKeys,
+    LlmdKeys,
     SglangKeys,
     SharedKeys,
     VllmKeys,
+    inference_perf,
+    llmd,
     sglang,
     vllm,
 )
 from simulator.traces.generators.zipf import ZipfKeys, zipf
+from simulator.traces.job import TraceError
 from simulator.traces.options import name_of, option_rows, parse_options
 
 PREFIX = "gen:"

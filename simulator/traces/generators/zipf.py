@@ -19,20 +19,20 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from simulator.traces.errors import TraceError
-from simulator.traces.generators.arrivals import at_rate
-from simulator.traces.generators.keys import (
+from simulator.traces.generators.common import (
     Count,
     Made,
     Rate,
     Requests,
     Seconds,
     Shape,
+    at_rate,
+    block_for,
     check_prompt,
+    span,
 )
-from simulator.traces.generators.segments import block_for, span
-from simulator.traces.job import Job
-from simulator.traces.size import Size
+from simulator.traces.job import Job, TraceError
+from simulator.traces.options import Size
 from simulator.traces.timing import NS
 
 MAX_LEVELS = 4

@@ -11,11 +11,11 @@ import sys
 import time
 from typing import Any
 
-import router.serve
-from router.cli import main
+from router.cli import serve as serving
+from router.cli.main import main
 
 STALL_S, EVERY_S = 0.020, 0.200
-GENUINE = router.serve.serve
+GENUINE = serving.serve
 
 
 async def _stalled(*arguments: Any) -> None:
@@ -32,5 +32,5 @@ async def _stalled(*arguments: Any) -> None:
 
 
 if __name__ == "__main__":
-    router.serve.serve = _stalled  # type: ignore[assignment] # whatever its arguments
+    serving.serve = _stalled  # type: ignore[assignment] # whatever its arguments
     sys.exit(main())

@@ -15,13 +15,12 @@ from kvkernels.ops import copy_runs as copy_op
 from kvkernels.ops import decode as decode_op
 from kvkernels.ops import prefill as prefill_op
 from kvkernels.ops import w8a16 as w8a16_op
-from kvkernels.ops.decode_plan import plan_decode
+from kvkernels.ops.decode import plan_decode
 from kvkernels.ops.operator import cuda_library
-from kvkernels.ops.prefill_plan import plan_prefill
+from kvkernels.ops.prefill import plan_prefill
 from kvkernels.ops.relayout import moves, plan
 from kvkernels.ops.shared_costs import AttentionShape
-from kvkernels.ops.shared_decode import shared_decode
-from kvkernels.ops.shared_plan import plan_shared
+from kvkernels.ops.shared_decode import plan_shared, shared_decode
 from tests.bench.gpu.cases import Attention, Blocks, Linear
 from tests.bench.gpu.timing import Run
 

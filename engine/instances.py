@@ -1,0 +1,310 @@
+"""`serve --instances N`: starts N workers that share one device, and restarts those that end.
+
+The supervisor serves nobody. What the model needs is measured once, by a process that ends
+before the others start: memory that each of them found free would be counted N times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations
+
+import msgspec
+
+from engine.capacity import CapacityError, Measured, share_out
+
+MAX_PORT = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Ports of one instance; 0: the system picks. Lifetime: until the first instance serves."""
+
+    port: int
+    events_port: int
+    replay_port: int
+
+    def flags(self) -> list[str]:
+        """As `serve` takes them."""
+        ports = (self.port, self.events_port, self.replay_port)
+        names = ("--port", "--events-port", "--replay-port")
+        return [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
+
+    def settled(self, ready: str) -> Addresses:
+        """What the system picked, as a ready line says: who knows it by it finds it there again.
+
+        Raises ValueError for a line that does not say it.
+        """
+        found = re.match(
+            r"ready https?://\S+:(\d+) .*\bevents=tcp://\S+:(\d+) replay=tcp://\S+:(\d+)\b", ready
+        )
+        if found is None:
+            raise ValueError(f"not a ready line: {ready[:200]!r}")
+        return Addresses(*map(int, found.groups()))
+
+
+def addresses_of(instances: int, port: int, events_port: int, replay_port: int) -> list[Addresses]:
+    """One a instance. Raises ValueError where ports run into each other or out of range."""
+    first = {"--port": port, "--events-port": events_port, "--replay-port": replay_port}
+    taken = {name: at for name, at in first.items() if at}
+    for name, at in taken.items():
+        if not 0 < at <= MAX_PORT - instances + 1:
+            raise ValueError(f"{name} {at}: {instances} ports from there on are not all 1..65535")
+    for (name, at), (other, beside) in combinations(taken.items(), 2):
+        if abs(at - beside) < instances:
+            raise ValueError(
+                f"{instances} instances take {instances} ports from {name} {at} on and as many "
+                f"from {other} {beside} on: they overlap"
+            )
+    return [
+        Addresses(*(at + number if at else 0 for at in (port, events_port, replay_port)))
+        for number in range(instances)
+    ]
+
+
+LINE_BYTES = 1 << 16  # of what an instance says; more in one line is cut
+
+
+class Instance:
+    """A process that serves. Lifetime: that process.
+
+    It ends when this one does: it holds one end of a pipe, we the other.
+    """
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._lifeline = -1
+
+    async def start(self, arguments: Sequence[str]) -> None:
+        """Start `serve` with these arguments. Raises OSError."""
+        its, self._lifeline = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command(arguments),
+                "--lifeline",
+                str(its),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=(its,),
+                limit=LINE_BYTES,
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(its)
+
+    @property
+    def pid(self) -> int:
+        """Its number with the system."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def ready_line(self) -> str | None:
+        """What it says once it serves; None: it ended before."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            if line.startswith(b"ready "):
+                return line.decode(errors="replace").strip()
+        return None
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended; -N for signal N."""
+        assert self._process is not None
+        try:
+            return await self._process.wait()
+        finally:
+            if self._process.returncode is not None and self._lifeline >= 0:
+                os.close(self._lifeline)
+                self._lifeline = -1
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; nothing happens where it has ended."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    """`serve` as a program; what stands in the folder it is started in is none of our modules."""
+    return [sys.executable, "-P", "-m", "engine", "serve", *arguments]
+
+
+def end_with(lifeline: int) -> None:
+    """In an instance: stop as by SIGTERM when the supervisor is gone, however it went."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            os.read(lifeline, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+BACK_OFF_S = 0.5  # before the second start in a row; doubles
+BACK_OFF_MAX_S = 30.0
+PROVEN_S = 60.0  # who served for so long is started at once again
+END_S = 10.0  # beyond the grace that instances give their requests
+
+log = logging.getLogger(__name__)
+
+
+def supervise(
+    arguments: Sequence[str], places: Sequence[Addresses], memory_bytes: int | None, grace_s: float
+) -> int:
+    """Run until SIGTERM or SIGINT; the exit code: 0, or that of an instance that cannot start.
+
+    `arguments` are those of one `serve`; `memory_bytes` is for all, None: what there is.
+    """
+    return asyncio.run(Supervisor(arguments, places, memory_bytes, grace_s).run())
+
+
+class Supervisor:
+    """Lifetime: process."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        places: Sequence[Addresses],
+        memory_bytes: int | None,
+        grace_s: float,
+    ) -> None:
+        self._arguments = list(arguments)
+        self._places = list(places)
+        self._memory_bytes = memory_bytes
+        self._within_s = grace_s + END_S
+        self._running: set[Instance] = set()
+        self._stop = asyncio.Event()
+        self._failed = 0  # exit code of an instance that never served
+
+    async def run(self) -> int:
+        """Until told to stop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_stop)
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            said = await self._measured(stopping)
+            if isinstance(said, int):
+                return said
+            try:
+                shares = share_out(said, len(self._places), self._memory_bytes)
+            except CapacityError as error:
+                return _failed(str(error))
+            print(shares.report(), file=sys.stderr)
+            if shares.capacity.warning:
+                print(f"warning: in each, {shares.capacity.warning}", file=sys.stderr)
+            self._arguments += ["--memory-bytes", str(shares.each_bytes)]
+            keepers = [
+                asyncio.create_task(self._keep(number)) for number in range(len(self._places))
+            ]
+            await asyncio.wait([stopping, *keepers], return_when=asyncio.FIRST_COMPLETED)
+            await self._end_all(keepers)
+            for keeper in keepers:
+                keeper.result()
+        except OSError as error:
+            return _failed(f"cannot start an instance: {error}")
+        finally:
+            stopping.cancel()
+        return self._failed
+
+    async def _measured(self, stopping: asyncio.Task[bool]) -> Measured | int:
+        """What an instance would need; or an exit code, where it says that it could not start."""
+        process = await asyncio.create_subprocess_exec(
+            *command([*self._arguments, "--measure"]),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        telling = asyncio.create_task(process.communicate())
+        await asyncio.wait([stopping, telling], return_when=asyncio.FIRST_COMPLETED)
+        if not telling.done():
+            process.kill()
+            await telling
+            return 0
+        said, _ = telling.result()
+        if process.returncode:
+            return 1 if process.returncode < 0 else process.returncode
+        return msgspec.json.decode(said, type=Measured)
+
+    async def _keep(self, number: int) -> None:
+        """An instance at this place, always; returns where one cannot start at all."""
+        back_off = BackOff(asyncio.get_running_loop().time)
+        served = False
+        while not self._stop.is_set():
+            instance = Instance()
+            await instance.start([*self._arguments, *self._places[number].flags()])
+            self._running.add(instance)
+            if self._stop.is_set():
+                instance.signal(signal.SIGTERM)
+            line = await instance.ready_line()
+            if line is not None:
+                served = True
+                self._places[number] = self._places[number].settled(line)
+                place = f"instance={number + 1}/{len(self._places)}"
+                print(f"{line} {place} pid={instance.pid}", flush=True)
+            status = await instance.wait()
+            self._running.discard(instance)
+            if self._stop.is_set():
+                return
+            if not served:
+                self._failed = status if status > 0 else 1
+                return
+            wait_s = back_off.next_s()
+            log.error(
+                "instance %d ended with status %d; a new one starts in %.1f s",
+                *(number + 1, status, wait_s),
+            )
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), wait_s)
+
+    def _told_to_stop(self) -> None:
+        if self._stop.is_set():  # a second signal: instances end their grace
+            self._signal_all(signal.SIGTERM)
+        self._stop.set()
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for instance in self._running:
+            instance.signal(number)
+
+    async def _end_all(self, keepers: Sequence[asyncio.Task[None]]) -> None:
+        """Let all end in good order, and kill what does not."""
+        self._stop.set()
+        self._signal_all(signal.SIGTERM)
+        _, late = await asyncio.wait(keepers, timeout=self._within_s)
+        if late:
+            log.error("%d instances did not end in %g s: killed", len(late), self._within_s)
+            self._signal_all(signal.SIGKILL)
+            await asyncio.wait(late)
+
+
+class BackOff:
+    """How long to wait before who ended is started anew. Lifetime: place."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._wait_s = 0.0
+        self._since_s = clock()
+
+    def next_s(self) -> float:
+        """Not at all after long service; else twice as long as the last time."""
+        if self._clock() - self._since_s > PROVEN_S:
+            self._wait_s = 0.0
+        wait_s, self._wait_s = self._wait_s, min(max(2 * self._wait_s, BACK_OFF_S), BACK_OFF_MAX_S)
+        self._since_s = self._clock() + wait_s
+        return wait_s
+
+
+def _failed(message: str) -> int:
+    print(f"warmroute-engine: {message}", file=sys.stderr)
+    return 1

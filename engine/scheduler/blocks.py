@@ -1,0 +1,161 @@
+"""A request's blocks, from admission to release."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from engine.block_pool import BlockPool, Worth
+from engine.pins import Pins
+from engine.scheduler.request import Request
+from engine.scheduler.types import SchedulerSettings
+
+
+class RequestBlocks:
+    """Which blocks running requests hold, and what they are about to publish; lifetime: worker.
+
+    The frontier maps the next block of each running prefill to the request that computes it,
+    so that a waiting request finds in one look-up who is busy with its prefix. Where outputs are
+    reserved, a request counts, from its start, with the blocks that its longest output needs. They
+    are not taken before they are used, so what is cached in them stays until then.
+    """
+
+    def __init__(self, settings: SchedulerSettings, pool: BlockPool) -> None:
+        self.pins = Pins(pool, int(settings.pinned_share * pool.blocks))
+        self._pool = pool
+        self._block_size = pool.block_size
+        self._frontier: dict[int, Request] = {}
+        self._reserves = settings.reserves_outputs
+        self.reserved_blocks = 0  # promised to running requests, not yet theirs
+        self._held_by: dict[str, int] = {}  # own blocks of running requests, by tenant
+
+    def hit(self, request: Request) -> int:
+        """Its leading blocks in the cache; the last token is always computed, for its logits."""
+        return self._pool.hit(request.chain, (request.total_tokens - 1) // self._block_size)
+
+    def fits(self, request: Request, hit: int, spare_blocks: int) -> bool:
+        """Would all its tokens fit, `hit` blocks being cached, and leave `spare_blocks`?"""
+        available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
+        return self.fresh(request, hit) + spare_blocks <= available
+
+    def fits_whole(self, request: Request, hit: int) -> bool:
+        """Would what is reserved for it fit, too?"""
+        if not self._reserves:
+            return True
+        available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
+        # What may yet be pinned cannot be promised.
+        available -= self.pins.max_blocks - self.pins.held_blocks
+        return self._limit(request) - hit <= available
+
+    def fresh(self, request: Request, hit: int) -> int:
+        """Blocks that it takes at its start, `hit` being cached."""
+        return self._blocks(request.total_tokens) - hit
+
+    def held_by(self, tenant: str) -> int:
+        """Blocks that running requests of `tenant` hold, those not counted that were cached
+        before: who shares a trunk with others does not pay for it alone."""
+        return self._held_by.get(tenant, 0)
+
+    def start(self, request: Request, hit: int) -> None:
+        """Hold `hit` cached blocks and reserve the others; `fits` has said that they are there."""
+        total_tokens = request.total_tokens
+        held = self._pool.acquire(request.chain, hit, self._worths(request, 0, hit))
+        fresh = self._pool.allocate(self.fresh(request, hit))
+        if fresh is None:
+            raise AssertionError(f"request {request.request_id} was admitted without room")
+        request.block_ids = held + fresh
+        self._own(request, len(fresh))
+        if self._reserves:
+            self.reserved_blocks += self._limit(request) - len(request.block_ids)
+        request.visible_blocks = hit
+        request.computed_tokens = request.scheduled_tokens = hit * self._block_size
+        request.prefill_target = total_tokens
+        request.epoch = self._pool.epoch
+        self._mark(request)
+
+    def grow(self, request: Request) -> bool:
+        """One more block; False if none is left."""
+        block = self._pool.allocate(1)
+        if block is None:
+            return False
+        if self._reserves:
+            self.reserved_blocks -= 1
+        request.block_ids += block
+        self._own(request, 1)
+        return True
+
+    def publish(self, request: Request) -> None:
+        """Show its full computed blocks, unless the cache was cleared since it started.
+
+        A prefill computed before a clear may rest on what the clear was meant to drop.
+        """
+        start, stop = request.visible_blocks, request.computed_tokens // self._block_size
+        if stop == start or request.epoch != self._pool.epoch:
+            return
+        self._unmark(request)
+        request.extend_chain(stop, self._block_size)
+        request.block_ids[start:stop] = self._pool.publish(
+            request.block_ids[start:stop],
+            request.chain[start:stop],
+            request.chain[start - 1] if start else None,
+            request.tokens(start * self._block_size, stop * self._block_size),
+            self._worths(request, start, stop),
+        )
+        request.visible_blocks = stop
+        self._mark(request)
+
+    def leave(self, request: Request) -> None:
+        """Give all its blocks back; the published ones stay cached."""
+        self._unmark(request)
+        if self._reserves:
+            self.reserved_blocks -= self._limit(request) - len(request.block_ids)
+        self._own(request, -request.own_blocks)
+        self._pool.release(request.block_ids)
+        request.block_ids = []
+        request.visible_blocks = request.prefill_target = 0
+        request.computed_tokens = request.scheduled_tokens = 0
+
+    def in_flight_tokens(self, request: Request, hit: int) -> int:
+        """Tokens beyond its `hit` blocks that a running prefill is about to publish."""
+        mine = request.chain
+        if hit == len(mine):
+            return 0
+        owner = self._frontier.get(mine[hit])
+        if owner is None or owner.epoch != self._pool.epoch:
+            return 0
+        theirs = owner.chain
+        # Equal chain hashes mean equal prefixes, so the common part can be bisected.
+        stop = min(len(mine), len(theirs), owner.prefill_target // self._block_size)
+        common = bisect_left(range(stop), True, key=lambda depth: mine[depth] != theirs[depth])
+        return (common - hit) * self._block_size
+
+    def _limit(self, request: Request) -> int:
+        """Blocks that it may come to hold; the last token's KV is never computed."""
+        return self._blocks(request.token_limit - 1)
+
+    def _worths(self, request: Request, start: int, stop: int) -> list[Worth] | None:
+        """What it says of its blocks `start`..`stop`."""
+        said = request.retention
+        if said is None:
+            return None
+        return said.worths(start, stop, self._block_size, request.prompt_tokens)
+
+    def _own(self, request: Request, blocks: int) -> None:
+        request.own_blocks += blocks
+        left = self._held_by.get(request.tenant, 0) + blocks
+        if left:
+            self._held_by[request.tenant] = left
+        else:
+            self._held_by.pop(request.tenant, None)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
+    def _mark(self, request: Request) -> None:
+        if request.is_prefilling and request.visible_blocks < len(request.chain):
+            self._frontier[request.chain[request.visible_blocks]] = request
+
+    def _unmark(self, request: Request) -> None:
+        if request.visible_blocks < len(request.chain):
+            block_hash = request.chain[request.visible_blocks]
+            if self._frontier.get(block_hash) is request:
+                del self._frontier[block_hash]

@@ -1,0 +1,145 @@
+"""Why a request waits, and for how long at least: read from the scheduler, changing nothing there.
+
+The estimate walks the queue in its order and the running requests in the order of their ends. It
+takes everybody to use all of the `max_output_tokens` and no blocks to be shared: whoever stops
+before makes room sooner, a preemption or a request of higher priority later.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from operator import attrgetter
+
+import msgspec
+
+from engine.scheduler.request import Reason, Request, State
+from engine.scheduler.scheduler import Scheduler
+
+_queue_key = attrgetter("queue_key")
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """For how long one reason kept a request, until the next one or until now."""
+
+    reason: str  # `engine.scheduler.request.Reason`, or "running"
+    wait_s: float
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Where one unfinished request stands."""
+
+    request_id: int
+    state: str
+    prompt_tokens: int
+    cached_tokens: int  # found in the cache when it was admitted
+    computed_tokens: int
+    output_tokens: int
+    output_limit_tokens: int
+    preemptions: int
+    age_s: float
+    queue_position: int | None  # 0 is looked at next; None: it runs
+    reason: str | None
+    waits: list[Wait]  # the latest reasons, oldest first
+    admission_steps: int | None  # the step that may take it in, 1 for the next; None: it runs
+    admission_s: float | None  # the same at the pace of the last step
+
+
+def explain(scheduler: Scheduler, request: Request, step_s: float, now_s: float) -> Explanation:
+    """Where `request` (unfinished) stands; `step_s`: how long the last step took."""
+    queue = waiting(scheduler)
+    is_waiting = request.state is State.WAITING
+    position = queue.index(request) if is_waiting else None
+    steps = None if position is None else admission_steps(scheduler, queue[: position + 1])
+    return Explanation(
+        request_id=request.request_id,
+        state=request.state.value,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached_tokens,
+        computed_tokens=request.computed_tokens,
+        output_tokens=len(request.output),
+        output_limit_tokens=request.token_limit - request.prompt_tokens,
+        preemptions=request.preemptions,
+        age_s=now_s - request.arrival_s,
+        queue_position=position,
+        reason=request.reason.value if request.reason else None,
+        waits=_waits(request, now_s),
+        admission_steps=steps,
+        admission_s=None if steps is None else steps * step_s,
+    )
+
+
+def waiting(scheduler: Scheduler) -> list[Request]:
+    """The queue in the order in which it is looked at."""
+    found = [one for one in scheduler.requests.values() if one.state is State.WAITING]
+    return sorted(found, key=_queue_key)
+
+
+def dominant(scheduler: Scheduler) -> Reason | None:
+    """The reason of most of those that wait; None where nobody waits or none was looked at."""
+    if not scheduler.waiting:
+        return None
+    requests = scheduler.requests.values()
+    reasons = Counter(one.reason for one in requests if one.reason)
+    return reasons.most_common(1)[0][0] if reasons else None
+
+
+def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
+    """The step, 1 for the next one, that takes in the last of `queue`, the head of the waiting.
+
+    Each takes its place when enough before it have ended and the tokens to compute before it are
+    spent at `max_num_tokens` a step.
+    """
+    settings, pool = scheduler.settings, scheduler.pool
+    running = [one for one in scheduler.requests.values() if one.state is State.RUNNING]
+    counted = [_counted_blocks(scheduler, one) for one in running]
+    ends = [_free_step(one, settings.max_num_tokens) for one in running]
+    free_at = list(zip(ends, counted, strict=True))
+    heapq.heapify(free_at)
+    places = settings.max_batch_size - len(running)
+    free_blocks = pool.blocks - pool.used_blocks
+    if settings.reserves_outputs:  # what was promised is nobody else's, nor what may be pinned yet
+        free_blocks -= sum(counted) - sum(len(one.block_ids) for one in running)
+        free_blocks -= scheduler.pins.max_blocks - scheduler.pins.held_blocks
+    tokens = sum(max(0, one.prefill_target - one.computed_tokens) for one in running)
+    step = 1
+    for request in queue:
+        hit = pool.hit(request.chain, (request.total_tokens - 1) // pool.block_size)
+        need_blocks = _counted_blocks(scheduler, request) - hit
+        while free_at and (places < 1 or free_blocks < need_blocks):
+            freed_step, blocks = heapq.heappop(free_at)
+            step = max(step, freed_step)
+            places += 1
+            free_blocks += blocks
+        step = max(step, 1 + tokens // settings.max_num_tokens)
+        own_tokens = request.total_tokens - hit * pool.block_size
+        tokens += own_tokens
+        places -= 1
+        free_blocks -= need_blocks
+        prefill_steps = -(-own_tokens // settings.max_num_tokens)
+        left_tokens = request.token_limit - request.total_tokens
+        heapq.heappush(free_at, (step + prefill_steps - 1 + left_tokens, need_blocks))
+    return step
+
+
+def _counted_blocks(scheduler: Scheduler, request: Request) -> int:
+    """What admission counts a request with: what it holds or starts with, or its longest output."""
+    if not scheduler.settings.reserves_outputs:
+        return len(request.block_ids) or -(-request.total_tokens // scheduler.pool.block_size)
+    return -(-(request.token_limit - 1) // scheduler.pool.block_size)
+
+
+def _free_step(request: Request, step_tokens: int) -> int:
+    """The step, 1 for the next one, in which the place of a running request is free again."""
+    prefill_tokens = request.prefill_target - request.computed_tokens
+    prefill_steps = -(-prefill_tokens // step_tokens) if prefill_tokens > 0 else 1
+    return prefill_steps + request.token_limit - request.total_tokens
+
+
+def _waits(request: Request, now_s: float) -> list[Wait]:
+    """How long each of the latest reasons held, and `running` in between."""
+    starts = [since_s for _, since_s in request.reasons]
+    return [
+        Wait(reason.value if reason else "running", end_s - since_s)
+        for (reason, since_s), end_s in zip(request.reasons, [*starts[1:], now_s], strict=True)
+    ]

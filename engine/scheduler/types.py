@@ -1,0 +1,206 @@
+"""What goes into the scheduler and what comes out of it; settings, steps, outputs, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+from engine.scheduler.request import FinishReason, Request
+
+BatchPolicy = Literal["max_utilization", "guaranteed_no_evict"]
+POLICY_LIMITS = (
+    ("max_queue_delay_microseconds", 10_000_000),
+    ("length_ageing_s", 3600.0),
+    ("tpot_target_ms", 60_000.0),
+)
+Refusal = Literal["empty_prompt", "no_output", "too_long", "kv_capacity", "queue_full"]
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a failure
+    """A request that can never run, or not now. `reason` is a code, `message` is for people."""
+
+    def __init__(self, reason: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.reason: Refusal = reason
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Limits of one worker; lifetime: worker. Out of range values raise ValueError.
+
+    max_num_tokens: tokens computed in one step, at least max_batch_size. max_batch_size:
+    requests running at once. max_model_tokens: longest prompt plus output. min_chunk_tokens:
+    no admission for a smaller piece of a prompt than this. watermark: share of the blocks, in
+    [0, 1), that an admission leaves available for decodes to grow. ageing_s: seconds of
+    waiting worth one priority level. max_queue: requests waiting; beyond it they are refused.
+    prefix_wait_tokens: least prefix for which a request waits while another one computes it;
+    0: never.
+
+    batch_scheduler_policy, as TensorRT-LLM has it: max_utilization admits what fits now and
+    preempts when decodes outgrow the cache; guaranteed_no_evict admits a request only with room
+    for its whole output, and preempts nobody. max_queue_delay_microseconds (0..10^7), as Triton
+    has it: how long an idle engine waits to fill its first step. length_ageing_s: seconds of
+    waiting that 1000 prompt tokens count for, so that short prompts go first and long ones still
+    have their turn; 0: in order of arrival. tpot_target_ms: prompts take only so much of a step
+    that decodes keep this time per token; 0: no such limit. tenant_share: in (0, 1], share of the
+    blocks that one tenant's requests take while they run, beyond its first. pinned_share: in
+    [0, 0.9], share of the blocks that may be pinned, and that no single request may count on.
+    """
+
+    max_num_tokens: int = 8192
+    max_batch_size: int = 256
+    max_model_tokens: int = 131_072
+    min_chunk_tokens: int = 16
+    watermark: float = 0.01
+    ageing_s: float = 10.0
+    max_queue: int = 4096
+    prefix_wait_tokens: int = 256
+    batch_scheduler_policy: BatchPolicy = "max_utilization"
+    max_queue_delay_microseconds: int = 0
+    length_ageing_s: float = 0.0
+    tpot_target_ms: float = 0.0
+    tenant_share: float = 1.0
+    pinned_share: float = 0.0
+
+    @property
+    def reserves_outputs(self) -> bool:
+        """Nobody is admitted without room for the whole output."""
+        return self.batch_scheduler_policy == "guaranteed_no_evict"
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "min_chunk_tokens", "max_queue"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_num_tokens < self.max_batch_size:
+            raise ValueError(
+                f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size "
+                f"({self.max_batch_size}), or decodes would not fit one step"
+            )
+        if self.max_model_tokens < 2:
+            raise ValueError(f"max_model_tokens must be at least 2, got {self.max_model_tokens}")
+        if not 0.0 <= self.watermark < 1.0:
+            raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
+        if self.min_chunk_tokens > self.max_num_tokens:
+            raise ValueError(
+                f"min_chunk_tokens ({self.min_chunk_tokens}) must be at most max_num_tokens "
+                f"({self.max_num_tokens}), or no long prompt would ever start"
+            )
+        if not 0.0 < self.ageing_s < float("inf"):
+            raise ValueError(f"ageing_s must be above 0 and finite, got {self.ageing_s}")
+        if self.prefix_wait_tokens < 0:
+            raise ValueError(f"prefix_wait_tokens must be 0 or more, got {self.prefix_wait_tokens}")
+        self._check_policies()
+
+    def _check_policies(self) -> None:
+        if self.batch_scheduler_policy not in get_args(BatchPolicy):
+            raise ValueError(
+                f"batch_scheduler_policy must be one of {', '.join(get_args(BatchPolicy))}, "
+                f"got {self.batch_scheduler_policy!r}"
+            )
+        for name, most in POLICY_LIMITS:
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be 0..{most:g}, got {getattr(self, name)}")
+        if not 0.0 < self.tenant_share <= 1.0:
+            raise ValueError(f"tenant_share must be above 0 and at most 1, got {self.tenant_share}")
+        if not 0.0 <= self.pinned_share <= 0.9:
+            raise ValueError(f"pinned_share must be 0..0.9, got {self.pinned_share}")
+
+
+class Chunk(NamedTuple):
+    """Tokens `start`..`start + tokens` of a request; `start` tokens of context stand before."""
+
+    request: Request
+    start: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Step:
+    """One batch; lifetime: from `schedule` to `complete`. The sums are what a step costs."""
+
+    number: int  # counted from 0
+    chunks: list[Chunk] = field(default_factory=list)
+    decodes: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    prefill_tokens: int = 0
+    decode_ctx_tokens: int = 0  # KV tokens read by the decodes, their own included
+    attention_pairs: float = 0.0  # sum over chunks of tokens * (start + tokens / 2)
+
+    def add_chunk(self, request: Request, budget: int) -> int:
+        """As much of its prefill as `budget` tokens allow; how many that are."""
+        start = request.scheduled_tokens
+        tokens = min(budget, request.prefill_target - start)
+        self.chunks.append(Chunk(request, start, tokens))
+        self.prefill_tokens += tokens
+        self.attention_pairs += tokens * (start + tokens / 2)
+        return tokens
+
+    @property
+    def prefill_seqs(self) -> int:
+        """Requests with a chunk of prefill."""
+        return len(self.chunks)
+
+    @property
+    def decode_seqs(self) -> int:
+        """Requests with one token of decode."""
+        return len(self.decodes)
+
+    @property
+    def sampled(self) -> list[Request]:
+        """Requests that get a token from this step: decodes, then chunks that end a prefill."""
+        ends = [
+            chunk.request
+            for chunk in self.chunks
+            if chunk.start + chunk.tokens == chunk.request.prefill_target
+        ]
+        return self.decodes + ends
+
+
+@dataclass(slots=True)
+class StepSplit:
+    """Where the time of a runner's last step went, in seconds, and how. Lifetime: step."""
+
+    schedule_s: float = 0.0  # choosing the batch
+    compute_s: float = 0.0  # the model, or the wait that stands for it
+    complete_s: float = 0.0  # tokens taken in, blocks published
+    modelled_s: float | None = None  # what a step-time model said before
+    graph: str | None = None  # hit: of a graph; else why not; None: there are no graphs
+    padded_rows: int = 0  # of the graph, computed for nobody
+    int8: str | None = None  # what multiplied INT8 weights; None: there are none
+    shared_prefix_groups: int = 0  # runs of tokens whose KV several decodes read once
+    kv_bytes_saved: int = 0  # by that, in all layers
+
+
+class Output(NamedTuple):
+    """One token of a request; `finished` says why it was the last one."""
+
+    request: Request
+    token: int
+    finished: FinishReason | None
+
+
+def refuse_hopeless(request: Request, settings: SchedulerSettings, sequence_tokens: int) -> None:
+    """Raise Refused for a request that could not run even in an empty engine.
+
+    `sequence_tokens`: the longest prompt plus output that both the model and the KV cache take.
+    """
+    prompt_tokens = request.prompt_tokens
+    if not prompt_tokens:
+        raise Refused("empty_prompt", "the prompt has no tokens")
+    if request.max_output_tokens < 1:
+        raise Refused(
+            "no_output", f"max_output_tokens must be at least 1, got {request.max_output_tokens}"
+        )
+    if prompt_tokens + 1 > settings.max_model_tokens:
+        raise Refused(
+            "too_long",
+            f"the prompt has {prompt_tokens} tokens; prompt and output together may have "
+            f"{settings.max_model_tokens}",
+        )
+    if prompt_tokens + 1 > sequence_tokens:
+        raise Refused(
+            "kv_capacity",
+            f"the prompt has {prompt_tokens} tokens; the KV cache holds {sequence_tokens}, "
+            "the first output token's included",
+        )

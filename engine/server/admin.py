@@ -1,0 +1,203 @@
+"""Endpoints for operators: health, load, the latest steps, why a request waits, pinned prefixes.
+
+A prefix is a prompt, messages, or the chain hash of a cached block, as KV events name it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from aiohttp import web
+from msgspec import Meta
+
+from engine.pins import Pin, PinRefusal, PinRefused, Pins
+from engine.scheduler.explain import dominant
+from engine.server.bodies import decode, prompts_of
+from engine.server.errors import ApiError
+from engine.server.metrics import KEPT_STEPS
+from engine.server.openai import WORKER, check_model, encoded_chat, tokens_of
+from engine.server.worker import Worker
+from engine.wire import chain_seed
+from engine.wire.tokens import Chat, Message
+from kvkernels import chain_hashes
+
+DEFAULT_STEPS = 100
+_MAX_DIGITS = 6
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    """`value` as JSON."""
+    body = msgspec.json.encode(value)
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+async def health(http: web.Request) -> web.Response:
+    """GET /health: 200 while requests are taken, 503 while shutting down.
+
+    The body says what most of those that wait are waiting for (docs/why-is-it-not-batching.md).
+    """
+    worker = http.app[WORKER]
+    scheduler = worker.runner.scheduler
+    reason = dominant(scheduler)
+    body = {
+        "status": "stopping" if worker.draining else "ok",
+        "running": scheduler.running,
+        "waiting": scheduler.waiting,
+        "waiting_for": reason.value if reason else None,
+    }
+    return json_response(body, 503 if worker.draining else 200)
+
+
+async def metrics(http: web.Request) -> web.Response:
+    """GET /metrics: Prometheus text."""
+    text = http.app[WORKER].exposition.text()
+    kind = "text/plain; version=0.0.4; charset=utf-8"
+    return web.Response(body=text, headers={"Content-Type": kind})
+
+
+async def debug_steps(http: web.Request) -> web.Response:
+    """GET /debug/steps?last=N: the latest N steps (100 unless told), oldest first."""
+    asked = http.query.get("last", str(DEFAULT_STEPS))
+    if not (asked.isascii() and asked.isdigit() and len(asked) <= _MAX_DIGITS):
+        raise ApiError(400, f"last must be a number of steps, 0..{KEPT_STEPS}", "last")
+    return json_response({"steps": http.app[WORKER].steps.last(int(asked))})
+
+
+async def explain_request(http: web.Request) -> web.Response:
+    """GET /explain/{request}: where an unfinished request stands, and why it waits.
+
+    `request`: the id in its answer, or the X-Request-Id that it came with.
+    """
+    name = http.match_info["request"]
+    found = http.app[WORKER].explain(name)
+    if not found:
+        raise ApiError(404, f"no unfinished request is called {name[:128]!r}")
+    return json_response({"request": name, "sequences": found})
+
+
+MAX_TTL_MS = 2_592_000_000  # thirty days
+MAX_HASH = 2**64 - 1
+
+
+class PrefixBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of /pin_prefix and /unpin_prefix: one of prompt, messages, chain_hash."""
+
+    model: str | None = None
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    messages: list[Message] | None = None
+    chain_hash: int | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    add_special_tokens: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = False  # what follows the prefix is not known
+    ttl_ms: Annotated[int, Meta(ge=1, le=MAX_TTL_MS)] | None = None
+
+
+_BODY = msgspec.json.Decoder(PrefixBody)
+
+
+def routes() -> list[web.RouteDef]:
+    """The paths."""
+    return [
+        web.post("/pin_prefix", pin_prefix),
+        web.post("/unpin_prefix", unpin_prefix),
+        web.get("/pinned_prefixes", pinned_prefixes),
+    ]
+
+
+async def pin_prefix(http: web.Request) -> web.Response:
+    """POST /pin_prefix: keep the whole blocks of a prefix; `ttl_ms`: for so long."""
+    worker, body, chain = await _asked(http)
+    now_s = worker.runner.clock.now_s()
+    until_s = now_s + (float("inf") if body.ttl_ms is None else body.ttl_ms / 1e3)
+    try:
+        pin = _pins(worker).pin(chain, until_s)
+    except PinRefused as refusal:
+        raise _told(refusal) from refusal
+    return json_response(_shown(pin, worker, now_s))
+
+
+async def unpin_prefix(http: web.Request) -> web.Response:
+    """POST /unpin_prefix: keep it no longer."""
+    worker, _, chain = await _asked(http)
+    if not chain or not _pins(worker).unpin(chain[-1]):
+        raise ApiError(404, "not_pinned: this prefix is not pinned, see /pinned_prefixes")
+    return json_response({"chain_hash": chain[-1]})
+
+
+async def pinned_prefixes(http: web.Request) -> web.Response:
+    """GET /pinned_prefixes: all of them, and how much of their share they take."""
+    worker = http.app[WORKER]
+    pins, now_s = _pins(worker), worker.runner.clock.now_s()
+    shown = {
+        "max_blocks": pins.max_blocks,
+        "wanted_blocks": pins.wanted_blocks,
+        "pinned_blocks": pins.held_blocks,
+        "pinned": [_shown(pin, worker, now_s) for pin in pins.all],
+    }
+    return json_response(shown)
+
+
+def _pins(worker: Worker) -> Pins:
+    """As of now: an idle engine makes no steps that would end them."""
+    scheduler = worker.runner.scheduler
+    scheduler.pins.advance(worker.runner.clock.now_s())
+    return scheduler.pins
+
+
+def _shown(pin: Pin, worker: Worker, now_s: float) -> dict[str, Any]:
+    blocks = len(pin.chain)
+    endless = pin.until_s == float("inf")
+    return {
+        "chain_hash": pin.name,
+        "blocks": blocks,
+        "tokens": blocks * worker.pool.block_size,
+        "held_blocks": len(pin.block_ids),
+        "ttl_ms": None if endless else round(1e3 * (pin.until_s - now_s)),
+    }
+
+
+async def _asked(http: web.Request) -> tuple[Worker, PrefixBody, list[int]]:
+    """The chain that a body names. Raises ApiError."""
+    worker = http.app[WORKER]
+    body = decode(await http.read(), _BODY)
+    check_model(worker, body.model)
+    given = [body.prompt is not msgspec.UNSET, body.messages is not None]
+    if sum([*given, body.chain_hash is not None]) != 1:
+        raise ApiError(400, "give one of prompt, messages and chain_hash", "prompt")
+    if body.chain_hash is not None:
+        if not 0 <= body.chain_hash <= MAX_HASH:
+            raise ApiError(400, f"chain_hash must be 0..{MAX_HASH}", "chain_hash")
+        try:
+            return worker, body, _pins(worker).chain_to(body.chain_hash)
+        except PinRefused as refusal:
+            raise _told(refusal) from refusal
+    tokens = await _tokens(http, worker, body)
+    seed = chain_seed(worker.model, None, body.cache_salt)
+    return worker, body, chain_hashes(tokens.data, worker.pool.block_size, seed).tolist()
+
+
+async def _tokens(
+    http: web.Request, worker: Worker, body: PrefixBody
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    if isinstance(body.prompt, msgspec.Raw):
+        prompts = prompts_of(body.prompt)
+        if len(prompts) != 1:
+            raise ApiError(400, f"one prefix at a time, got {len(prompts)}", "prompt")
+        return await tokens_of(worker, prompts[0], body.add_special_tokens is not False)
+    chat = Chat(
+        messages=body.messages or [],
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        add_special_tokens=body.add_special_tokens is True,
+    )
+    return await encoded_chat(http, worker, chat)
+
+
+def _told(refusal: PinRefused) -> ApiError:
+    statuses: dict[PinRefusal, int] = {"too_short": 400, "not_cached": 404}
+    # 409: the request is in order, the worker's state does not allow it.
+    status = statuses.get(refusal.reason, 409)
+    return ApiError(status, f"{refusal.reason}: {refusal.message}")

@@ -1,0 +1,269 @@
+"""Panels of what a router decides, what it expected, how fast answers are, and of sessions."""
+
+from __future__ import annotations
+
+from grafana.drawing import Panel, Row, per_worker, quantiles, rate, selected, share
+
+EXPECTED_RATIO = share("warmroute_expected_hit_tokens_total", "warmroute_prompt_tokens_total")
+REPORTED_RATIO = share(
+    "warmroute_reported_hit_tokens_total", "warmroute_reported_prompt_tokens_total"
+)
+REPLIES_BY_WORKER = rate("warmroute_replies_total", by="worker")
+_IS_READY = 'state="ready"'
+READY = f"sum({selected('warmroute_worker_state', _IS_READY)})"
+# Divided by the workers that are ready, not by those that answered: a worker that was never
+# chosen has no series, and the worst hot spot would look perfectly even.
+BUSIEST_TO_MEAN = f"max({REPLIES_BY_WORKER}) / (sum({REPLIES_BY_WORKER}) / {READY})"
+
+GLANCE = Row(
+    "At a glance",
+    (
+        Panel(
+            "Dispatches",
+            "Requests sent to workers per second, second tries included.",
+            "reqps",
+            ((rate("warmroute_decisions_total"), "dispatches"),),
+            4,
+            "stat",
+        ),
+        Panel(
+            "Workers ready",
+            "Workers that are given new requests. 0: clients get 503.",
+            "short",
+            ((f"{READY} or vector(0)", "ready"),),
+            4,
+            "stat",
+        ),
+        Panel(
+            "Hit ratio",
+            "Share of prompt tokens that workers found in their caches, by their own count.",
+            "percentunit",
+            ((REPORTED_RATIO, "reported"),),
+            4,
+            "stat",
+        ),
+        Panel(
+            "Busiest / mean",
+            "Answers of the busiest worker over the mean of all ready ones. 1 is even; the number "
+            "of workers means that one does everything: a hot spot.",
+            "short",
+            ((BUSIEST_TO_MEAN, "busiest / mean"),),
+            4,
+            "stat",
+        ),
+        Panel(
+            "First token, p99",
+            "99 of 100 streamed answers began sooner than this after the request arrived.",
+            "s",
+            (quantiles("warmroute_time_to_first_token_seconds")[2],),
+            4,
+            "stat",
+        ),
+        Panel(
+            "In flight",
+            "Requests accepted and not finished, those held at the router included.",
+            "short",
+            ((selected("warmroute_inflight_requests"), "in flight"),),
+            4,
+            "stat",
+        ),
+    ),
+)
+
+DECISIONS = Row(
+    "Decisions and what they expected",
+    (
+        Panel(
+            "Decisions by policy and reason",
+            "policy: chosen by cost. only_worker: no other could take it. retry: after another "
+            "worker failed. held: after a wait at the router. fallback: the policy failed.",
+            "reqps",
+            (
+                (
+                    rate("warmroute_decisions_total", by="policy, reason"),
+                    "{{policy}}: {{reason}}",
+                ),
+            ),
+            names=(": policy", ": only_worker", ": retry", ": held", ": fallback"),
+            stacked=True,
+        ),
+        Panel(
+            "Prompt tokens: asked, expected cached, reported cached",
+            "Expected: what the router believed to be cached on the worker it chose. Reported: "
+            "what workers then said they found, of answers that say so.",
+            "suffix: tokens/s",
+            (
+                (rate("warmroute_prompt_tokens_total"), "prompt"),
+                (rate("warmroute_expected_hit_tokens_total"), "expected hits"),
+                (rate("warmroute_reported_hit_tokens_total"), "reported hits"),
+                (rate("warmroute_reported_prompt_tokens_total"), "prompt of those that report"),
+            ),
+        ),
+        Panel(
+            "Hit ratio, expected against reported",
+            "Both near each other: the router's picture of the caches is right. Expected far "
+            "above reported: KV events are missing or prompts are read approximately.",
+            "percentunit",
+            ((EXPECTED_RATIO, "expected hits"), (REPORTED_RATIO, "reported hits")),
+            maximum=1.0,
+        ),
+    ),
+)
+
+# Seconds of prefill that each worker has yet to do.
+QUEUE_S = (
+    f"{selected('warmroute_worker_queued_prefill_tokens')} / on (instance, worker) "
+    f"{selected('warmroute_worker_prefill_tokens_per_second')}"
+)
+_SPEED = f"avg({selected('warmroute_worker_prefill_tokens_per_second')})"
+_REQUESTS = selected("warmroute_worker_requests")
+
+IMBALANCE = Row(
+    "What uneven load costs",
+    (
+        Panel(
+            "Busiest over mean",
+            "Answers: of the busiest worker over the mean of all ready ones. In flight: the same "
+            "of requests that are there now. 1 is even.",
+            "short",
+            (
+                (BUSIEST_TO_MEAN, "answers"),
+                (f"max({_REQUESTS}) / avg({_REQUESTS})", "in flight"),
+            ),
+            alert="WarmrouteHotSpot",
+        ),
+        Panel(
+            "Prefill queued: fullest worker and mean",
+            "Seconds of prompts that wait to be computed, by the workers' measured speeds. The "
+            "gap between both is what a request on the fullest worker waits for its place there.",
+            "s",
+            ((f"max({QUEUE_S})", "fullest"), (f"avg({QUEUE_S})", "mean")),
+            alert="WarmrouteHotSpot",
+        ),
+        Panel(
+            "Prefill that hits spare",
+            "Seconds of computing per second, of all workers: what cached tokens would have cost, "
+            "as expected and as reported. What imbalance costs must stay below that.",
+            "suffix: s/s",
+            (
+                (f"{rate('warmroute_expected_hit_tokens_total')} / {_SPEED}", "expected hits"),
+                (f"{rate('warmroute_reported_hit_tokens_total')} / {_SPEED}", "reported hits"),
+            ),
+        ),
+    ),
+)
+
+LATENCY = Row(
+    "Latency",
+    (
+        Panel(
+            "Time to first token",
+            "From a request's arrival at the router to the first byte of its streamed answer.",
+            "s",
+            quantiles("warmroute_time_to_first_token_seconds"),
+        ),
+        Panel(
+            "Between tokens",
+            "Mean gap between the events of a streamed answer, one value an answer.",
+            "s",
+            quantiles("warmroute_inter_token_seconds"),
+        ),
+        Panel(
+            "Whole request",
+            "From a request's arrival to the last byte of its answer, streamed or not.",
+            "s",
+            quantiles("warmroute_request_seconds"),
+        ),
+    ),
+)
+
+
+_WAITED = rate("warmroute_held_seconds_sum", by="standing")
+_ENDED = rate("warmroute_held_seconds_count", by="standing")
+_P99 = rate("warmroute_held_seconds_bucket", by="le")
+
+SESSIONS = Row(
+    "Sessions",
+    (
+        Panel(
+            "Sessions followed",
+            "Active: a request is under way. Idle: expected back. All 0 where the policy does not "
+            "ask about them.",
+            "suffix: sessions",
+            ((selected("warmroute_sessions"), "{{state}}"),),
+            6,
+            names=("active", "idle"),
+        ),
+        Panel(
+            "Held, by the standing of their session",
+            "New: its first request. Cold: its cache was lost. Warm: its cache is still there. "
+            "Cold ones go before new ones.",
+            "suffix: requests",
+            ((selected("warmroute_held_sessions"), "{{standing}}"),),
+            6,
+            names=("new", "cold", "warm"),
+        ),
+        Panel(
+            "Wait at the router",
+            "Of requests that were held, from arrival to the end of the wait: mean by the standing "
+            "of their session, and p99 of all. Their time to the first token includes it.",
+            "s",
+            (
+                (f"{_WAITED} / {_ENDED}", "{{standing}}"),
+                (f"histogram_quantile(0.99, {_P99})", "p99"),
+            ),
+            6,
+            names=("new", "cold", "warm"),
+        ),
+        Panel(
+            "Working set",
+            "KV tokens that sessions at home on a worker will want again, each by its chance to "
+            "return. More than its memory: caches are lost before they are used again.",
+            "suffix: tokens",
+            per_worker("warmroute_worker_working_set_tokens"),
+            6,
+        ),
+        Panel(
+            "Working set, to compute again",
+            "Prefill time of a worker for all of its working set.",
+            "s",
+            per_worker("warmroute_worker_working_set_seconds"),
+            6,
+        ),
+        Panel(
+            "Bounds",
+            "Sessions forgotten before they were over (limits.sessions), and blocks of prompts "
+            "forgotten (limits.session_blocks). Above 0 for long: raise them.",
+            "suffix: per s",
+            (
+                (rate("warmroute_forgotten_sessions_total"), "forgotten"),
+                (rate("warmroute_evicted_session_blocks_total"), "forgotten blocks"),
+            ),
+            6,
+        ),
+        Panel(
+            "Heads that prompts share",
+            "Shared: heads kept, each begins many sessions' prompts. Hot: of these, so much in "
+            "demand that more than one worker should hold it. Given way: to another, per s.",
+            "suffix: heads",
+            (
+                (selected("warmroute_trunks"), "shared"),
+                (selected("warmroute_hot_trunks"), "hot"),
+                (rate("warmroute_replaced_trunks_total"), "given way"),
+            ),
+            6,
+        ),
+        Panel(
+            "Copies of the heads most in demand",
+            "By rank in demand: workers that hold the head, and workers that should. Demand: "
+            "seconds of work per second that its prompts bring.",
+            "short",
+            (
+                (selected("warmroute_trunk_copies"), "copies, rank {{rank}}"),
+                (selected("warmroute_trunk_wanted_copies"), "wanted, rank {{rank}}"),
+                (selected("warmroute_trunk_demand"), "demand, rank {{rank}}"),
+            ),
+            6,
+        ),
+    ),
+)

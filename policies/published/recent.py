@@ -1,0 +1,87 @@
+"""Which heads and classes of prompts came lately, and how often in a row to holders."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from policies.contract import Hashes
+from policies.facts import Dispatched
+
+
+@dataclass(slots=True)
+class HeadWindow:
+    """Heads of the latest requests, each at several depths."""
+
+    size: int  # requests, at most
+    requests: deque[Sequence[int]] = field(default_factory=deque)
+    counts: dict[int, int] = field(default_factory=dict)  # head -> requests that have it
+
+    def add(self, heads: Sequence[int]) -> None:
+        """One request's heads; the oldest request goes when the window is full."""
+        counts = self.counts
+        if len(self.requests) == self.size:
+            for head in self.requests.popleft():
+                counts[head] -= 1
+                if not counts[head]:
+                    del counts[head]
+        for head in heads:
+            counts[head] = counts.get(head, 0) + 1
+        self.requests.append(heads)
+
+    def coolest(self, heads: Sequence[int], hot_share: float) -> int:
+        """The first of `heads` whose share is not above `hot_share`, else the last."""
+        hot = hot_share * len(self.requests)
+        return next((head for head in heads if self.counts.get(head, 0) <= hot), heads[-1])
+
+
+NO_CLASS = -1  # of a prompt that is shorter than a block; chain hashes are not negative
+
+
+def class_of(chain: Hashes, blocks: int) -> int:
+    """The class of a prompt: the chain hash of its first `blocks` blocks, or of all it has."""
+    return int(chain[min(blocks, len(chain)) - 1]) if len(chain) else NO_CLASS
+
+
+def hit_blocks(fact: Dispatched) -> int:
+    """Blocks of the prompt that the worker held.
+
+    The fact names no block size B, but hits are k * B tokens and n blocks are floor(prompt / B), so
+    hit * n / prompt <= k < hit * (n + 1) / prompt: less than one apart, which leaves one k.
+    """
+    prompt_tokens = fact.hit_tokens + fact.uncached_tokens
+    return -(-fact.hit_tokens * len(fact.chain) // prompt_tokens)
+
+
+class HotClasses:
+    """Counts of the last `window` dispatches, by class. Lifetime: the policy's.
+
+    Holds at most `window` classes. Told in the order of dispatch.
+    """
+
+    def __init__(self, window: int, class_blocks: int) -> None:
+        self._window = window
+        self._class_blocks = class_blocks
+        self.recent: deque[int] = deque()  # the class of each dispatch in the window
+        self.counts: dict[int, int] = {}  # class -> its dispatches in the window
+        self.wins: dict[int, int] = {}  # class -> dispatches to holders since the last to another
+
+    def dispatched(self, fact: Dispatched) -> None:
+        """Count one dispatch."""
+        key = class_of(fact.chain, self._class_blocks)
+        self.recent.append(key)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        if len(self.recent) > self._window:
+            self._forget(self.recent.popleft())
+        needed = min(self._class_blocks, len(fact.chain))
+        if key != NO_CLASS and hit_blocks(fact) >= needed:
+            self.wins[key] = self.wins.get(key, 0) + 1
+        else:
+            self.wins.pop(key, None)
+
+    def _forget(self, key: int) -> None:
+        self.counts[key] -= 1
+        if not self.counts[key]:
+            del self.counts[key]
+            self.wins.pop(key, None)

@@ -1,0 +1,109 @@
+"""What the router believes of one worker's cache, to be looked at and compared (`GET /kv`).
+
+`GET /kv?worker=ID` of the admin port answers it, a msgpack map. All of it is as of one moment, so
+that it can be held against the worker's own account, block for block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvkernels import PrefixIndex
+from router.core.workers import Worker
+
+VERSION = 1
+TIERS = ("gpu", "host", "disk")
+MAX_VIEW_BYTES = 1 << 30  # read of a router's answer
+
+Chains = npt.NDArray[np.uint64]
+
+
+class TierView(msgspec.Struct, frozen=True):
+    """One tier of one worker."""
+
+    tier: str
+    chains: bytes  # chain hashes of its blocks as little-endian uint64, each once, ascending
+    indexed: int  # how many of these the index holds for the worker
+    index_held: int  # blocks that the index holds for the worker, these or others
+
+
+class KvView(msgspec.Struct, frozen=True):
+    """What is known of one worker's blocks, and how well."""
+
+    version: int
+    worker: int
+    url: str
+    block_size: int  # tokens
+    has_events: bool  # else nothing is known here: its cache is mirrored
+    known: bool  # no event is missing, or as much was stored since as the worker holds
+    exact: bool  # no event is missing
+    resyncing: bool  # missing events were asked for
+    next_seq: int  # number of the batch that continues this
+    backlog_batches: int  # wait for the ones missing before them
+    parked_blocks: int  # wait for their parent
+    index_evicted: int  # blocks of any worker that the index forgot at its bound
+    counters: dict[str, int]
+    tiers: list[TierView]
+
+    @property
+    def index_agrees(self) -> bool:
+        """Whether the index holds exactly these blocks for the worker, in every tier."""
+        return all(t.indexed == t.index_held == len(t.chains) // 8 for t in self.tiers)
+
+    def chains(self, tier: str = "gpu") -> Chains:
+        """Chain hashes of the blocks in a tier, each once, ascending; none for one not shown."""
+        held = [view.chains for view in self.tiers if view.tier == tier]
+        return np.frombuffer(b"".join(held), dtype="<u8").astype(np.uint64)
+
+
+class KvViewError(ValueError):
+    """Bytes that are no view, or one of another version."""
+
+
+def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
+    """The view of one worker, as of now."""
+    kv = worker.kv
+    tiers = []
+    for tier, name in enumerate(TIERS):
+        chains = np.unique(kv.chains(tier))
+        indexed, held = index.contains(worker.slot, chains, tier), index.held(worker.slot, tier)
+        if tier == 0 or len(chains) or held:
+            tiers.append(TierView(name, chains.astype("<u8").tobytes(), indexed, held))
+    return KvView(
+        version=VERSION,
+        worker=worker.worker_id,
+        url=worker.facts.name,
+        block_size=worker.facts.block_size,
+        has_events=worker.facts.has_events,
+        known=kv.known,
+        exact=kv.exact,
+        resyncing=kv.resyncing,
+        next_seq=kv.next_seq,
+        backlog_batches=kv.backlog_batches,
+        parked_blocks=kv.parked_blocks,
+        index_evicted=index.evicted,
+        counters=asdict(kv.counters),
+        tiers=tiers,
+    )
+
+
+def encode_kv_view(view: KvView) -> bytes:
+    """The body of the answer: at most 8 bytes a block, of at most `limits.index_entries`."""
+    return msgspec.msgpack.encode(view)
+
+
+def decode_kv_view(body: bytes) -> KvView:
+    """The view in an answer. Raises KvViewError."""
+    try:
+        view = msgspec.msgpack.decode(body, type=KvView)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise KvViewError(f"not a view of a worker's blocks: {error}") from error
+    if view.version != VERSION:
+        raise KvViewError(f"a view of version {view.version}; this program reads {VERSION}")
+    if any(len(tier.chains) % 8 for tier in view.tiers):
+        raise KvViewError("chain hashes that are not 8 bytes each")
+    return view

@@ -1,0 +1,110 @@
+"""The page at `/ui`: its files as one answer that needs nothing else, and its state.
+
+Its policy (Content Security Policy Level 3, W3C) names the one style sheet and the one script by
+their SHA-256, so that whatever a worker or a client calls itself stays text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+from aiohttp import web
+
+from router.admin.ui.state import UiState
+from router.request.errors import ClientError
+
+_SCRIPTS = ("values", "sparks", "cells", "fleet", "detail", "trunks", "decisions", "app")
+_STYLES = ("look", "parts")
+_FOLDER = Path(__file__).parent
+
+
+def page() -> tuple[bytes, dict[str, str]]:
+    """The page (UTF-8) and the headers it goes out with. Raises OSError: a file is missing."""
+    style = "\n".join(_text(f"{name}.css") for name in _STYLES)
+    script = "\n".join(_text(f"{name}.js") for name in _SCRIPTS)
+    script = '"use strict";\n{\n' + script + "}\n"  # a block: no name meets one of the browser's
+    if "</script" in script or "</style" in style:
+        raise ValueError("the page's script or style ends its own element")
+    shown = _text("page.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
+    return shown.encode(), {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": _policy(style, script),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+
+
+def _policy(style: str, script: str) -> str:
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_digest(script)}",
+            f"style-src {_digest(style)}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+PAGE = "/ui"  # without a key: there is no data in it, and a browser has none to send yet
+STATE = "/ui/state"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class UiPages:
+    """Lifetime: process."""
+
+    def __init__(self, state: UiState) -> None:
+        self._state = state
+        self._body, self._headers = page()
+
+    def add_to(self, app: web.Application) -> None:
+        """Serve both paths."""
+        app.router.add_get(PAGE, self.show)
+        app.router.add_get(STATE, self.state)
+
+    async def show(self, request: web.Request) -> web.StreamResponse:
+        """The page."""
+        return web.Response(body=self._body, headers=self._headers)
+
+    async def state(self, request: web.Request) -> web.StreamResponse:
+        """All there is to show; with `?boot=B&since=N&names=V`, as it was told last, what is new.
+
+        204: nothing is.
+        """
+        since, version = _number(request, "since"), _number(request, "names")
+        told = self._state.told(request.query.get("boot", ""), since, version)
+        if told is None:
+            return web.Response(status=204, headers=_HEADERS)
+        return web.Response(body=told, content_type="application/json", headers=_HEADERS)
+
+
+def _number(request: web.Request, name: str) -> int:
+    """Raises ClientError (400)."""
+    text = request.query.get(name, "0")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 15):
+        raise ClientError(400, f"`{name}` must be a whole number of at most 15 digits", name)
+    return int(text)

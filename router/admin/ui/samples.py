@@ -1,0 +1,144 @@
+"""The last minutes of a router, one row of figures a second."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from router.core.core import RouterCore
+from router.metrics.registry import RouterMetrics
+
+KEPT = 600  # seconds
+# Of the second that ended then; NaN where it says nothing. Errors by whose fault they were.
+COLUMNS = (
+    *("requests_per_s", "ttft_mean_s", "ttft_p95_s", "hit_share", "expected_hit_share"),
+    *("held", "inflight", "imbalance"),
+    *("client_errors_per_s", "worker_errors_per_s", "router_errors_per_s"),
+)
+
+
+class History:
+    """Lifetime: process; at most `KEPT` samples, numbered from 1."""
+
+    def __init__(self) -> None:
+        self._rows = np.full((KEPT, len(COLUMNS)), np.nan)
+        self.taken = 0  # ever: the number of the latest sample
+
+    def add(self, sample: tuple[float, ...]) -> None:
+        """One more second; its figures in the order of `COLUMNS`."""
+        self._rows[self.taken % KEPT] = sample
+        self.taken += 1
+
+    def after(self, number: int) -> list[list[float | None]]:
+        """The samples that came after that one, oldest first; of those still kept."""
+        first = min(max(number, self.taken - KEPT, 0), self.taken)
+        kept = self._rows[np.arange(first, self.taken) % KEPT]
+        return [[_plain(value) for value in row] for row in kept.tolist()]
+
+
+def _plain(value: float) -> float | None:
+    """JSON has neither NaN nor infinity; five digits are more than a picture shows."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+# Refusals that tell of a request, and not of the router or its pool.
+CLIENT_CODES = frozenset({"model_not_found", "context_length_exceeded"})
+
+
+class _Counts(NamedTuple):
+    """What only grows. Lifetime: until the next second."""
+
+    at_s: float
+    dispatched: int
+    prompt_tokens: int
+    expected_tokens: int
+    reported_prompt_tokens: float
+    reported_hit_tokens: float
+    ttft_counts: tuple[int, ...]
+    ttft_sum_s: float
+    client_errors: int
+    worker_errors: int
+    router_errors: int
+
+
+class Sampler:
+    """Lifetime: process."""
+
+    def __init__(
+        self, core: RouterCore, metrics: RouterMetrics, clock: Callable[[], float]
+    ) -> None:
+        self.history = History()
+        self._core = core
+        self._metrics = metrics
+        self._clock = clock
+        self._before = self._counts()
+
+    def sample(self) -> None:
+        """A second has passed, or about that."""
+        before, now, core = self._before, self._counts(), self._core
+        self._before = now
+        elapsed_s = max(now.at_s - before.at_s, 1e-3)
+        fallen = [b - a for a, b in zip(before.ttft_counts, now.ttft_counts, strict=True)]
+        tokens = now.prompt_tokens - before.prompt_tokens
+        reported = now.reported_prompt_tokens - before.reported_prompt_tokens
+        self.history.add(
+            (
+                (now.dispatched - before.dispatched) / elapsed_s,
+                _share(now.ttft_sum_s - before.ttft_sum_s, sum(fallen)),
+                quantile(self._metrics.ttft.bounds, fallen, 0.95),
+                _share(now.reported_hit_tokens - before.reported_hit_tokens, reported),
+                _share(now.expected_tokens - before.expected_tokens, tokens),
+                core.held_requests,
+                core.inflight_requests,
+                self._imbalance(),
+                (now.client_errors - before.client_errors) / elapsed_s,
+                (now.worker_errors - before.worker_errors) / elapsed_s,
+                (now.router_errors - before.router_errors) / elapsed_s,
+            )
+        )
+
+    def _counts(self) -> _Counts:
+        counters, metrics = self._core.counters, self._metrics
+        theirs = sum(counters.rejections[code] for code in CLIENT_CODES)
+        return _Counts(
+            self._clock(),
+            counters.decisions.total(),
+            counters.prompt_tokens,
+            counters.expected_hit_tokens,
+            metrics.reported_prompt_tokens.value,
+            metrics.reported_hit_tokens.value,
+            *metrics.ttft.totals(),
+            metrics.faults.clients + theirs,
+            metrics.worker_errors,
+            counters.rejections.total() - theirs + metrics.faults.ours,
+        )
+
+    def _imbalance(self) -> float:
+        """Requests of the busiest worker over the mean of all that take any; NaN: none has any."""
+        core = self._core
+        slots = [worker.slot for worker in core.workers if worker.takes_requests]
+        requests = core.columns.requests[slots]
+        total = int(requests.sum())
+        return float(requests.max()) * len(slots) / total if total else math.nan
+
+
+def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> float:
+    """About the value that `share` of all are not above, as `histogram_quantile` of Prometheus
+    has it: linear within a bucket, the last bound where it lies beyond. NaN: there are none.
+    """
+    total = sum(counts)
+    if not total:
+        return math.nan
+    upto = np.cumsum(counts)
+    at = int(np.searchsorted(upto, share * total))
+    if at >= len(bounds):
+        return bounds[-1]
+    below, low_s = (0, 0.0) if at == 0 else (int(upto[at - 1]), bounds[at - 1])
+    return low_s + (bounds[at] - low_s) * (share * total - below) / counts[at]
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan

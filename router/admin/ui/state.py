@@ -1,0 +1,177 @@
+"""What the page is told, made once a second while pages ask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from router.admin.ui import fleet as frame
+from router.admin.ui.fleet import RecentHits
+from router.admin.ui.samples import COLUMNS, Sampler
+from router.admin.views import decision_shown, policy_shown
+from router.core.core import RouterCore
+from router.fleet.manager import FleetManager
+from router.metrics.registry import RouterMetrics
+from router.replicas.membership import Membership
+from router.request.decisions import DecisionLog
+from router.request.desk import LocalDesk
+from router.request.switchboard import Switchboard
+from router.server.client_port import readiness
+
+
+def replicas_shown(membership: Membership) -> list[dict[str, Any]]:
+    """This router first, then those that are there, by name; none where it shares nothing.
+
+    `silent_s`: since its latest message, null for this one; `differs_in`: keys of the
+    configuration that must agree and do not.
+    """
+    link, sharing = membership.link, membership.sharing
+    if link is None or sharing is None:
+        return []
+    place = link.place
+    own = "link up" if link.up else f"link down for {link.stale_s:.0f} s"
+    rows = [_row(f"{sharing.identity} (this router)", own, None, None, ())]
+    heard = {row.name: row for row in sharing.rows(place.clock())}
+    for name in sorted({*heard, *place.roll.peers}):
+        differs = tuple(place.disagreements.now.get(name, ()))
+        if (row := heard.get(name)) is None:
+            rows.append(_row(name, "not heard yet", None, None, differs))
+            continue
+        known = "all known" if row.in_step else "not all known"
+        state = known if link.up else f"stale, {known} then"
+        rows.append(_row(name, state, row.requests, max(row.silent_s, 0.0), differs))
+    return rows
+
+
+def _row(
+    name: str, state: str, requests: int | None, silent_s: float | None, differs: tuple[str, ...]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "state": state,
+        "requests": requests,
+        "silent_s": silent_s,
+        "differs_in": differs,
+    }
+
+
+log = logging.getLogger(__name__)
+
+SAMPLE_S = 1.0
+_DECISIONS = 40  # told at once: a page that asks each second sees all of a calm router
+_OUTCOMES = 300  # decisions whose outcome is told
+
+Replicas = Callable[[], list[dict[str, Any]]]
+
+
+class UiState:
+    """Lifetime: process."""
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        desk: LocalDesk,
+        fleet: FleetManager,
+        decisions: DecisionLog,
+        metrics: RouterMetrics,
+    ) -> None:
+        core: RouterCore = switchboard.core
+        self.boot = secrets.token_hex(8)  # tells a page that another router answers now
+        self.replicas: Replicas = list
+        self._switchboard = switchboard
+        self._desk = desk
+        self._fleet = fleet
+        self._decisions = decisions
+        self.sampler = Sampler(core, metrics, switchboard.clock)
+        self._hits = RecentHits(core, decisions)
+        self._made: int | None = None  # the sample that `_frame` goes with
+        self._frame = b""
+        self._roots: list[tuple[object, ...]] = []  # of the names told
+        self._named = b"[]"
+        self.version = 0  # of `_named`
+
+    async def run(self) -> None:
+        """Take a sample a second, for ever, whether anybody looks or not."""
+        clock = asyncio.get_running_loop().time
+        due_s = clock() + SAMPLE_S
+        while True:
+            await asyncio.sleep(max(due_s - clock(), 0.0))
+            due_s = max(due_s + SAMPLE_S, clock())  # seconds lost by a stall are not made up for
+            try:
+                self.sample()
+            except Exception:  # ours; the page shows that nothing new comes
+                log.exception("no sample for the page")
+
+    def sample(self) -> None:
+        """A second has passed."""
+        self._hits.look(SAMPLE_S)
+        self.sampler.sample()
+
+    def told(self, boot: str, since: int, version: int) -> bytes | None:
+        """JSON for a page that has what the router `boot` told up to the sample `since`, and the
+        names of `version`; 0: it has none. None: it has everything.
+        """
+        history = self.sampler.history
+        if boot != self.boot:
+            since = version = 0
+        self._make()
+        if since == history.taken and version == self.version and since:
+            return None
+        parts = [
+            b'{"boot":%b' % msgspec.json.encode(self.boot),
+            b'"columns":%b' % msgspec.json.encode(COLUMNS),
+            b'"history":%b' % msgspec.json.encode(history.after(since)),
+            b'"frame":%b' % self._frame,
+        ]
+        if version != self.version:
+            parts.append(b'"names":%b' % self._named)
+        return b",".join(parts) + b"}"
+
+    def _make(self) -> None:
+        """The frame of this sample, unless it is there."""
+        taken = self.sampler.history.taken
+        if taken == self._made:
+            return
+        core = self._switchboard.core
+        self._switchboard.advance()
+        fleet = frame.rows(core, list(self._fleet.members.values()))
+        roots = frame.roots(fleet)
+        if roots != self._roots or not self.version:
+            self._roots, self._named = roots, msgspec.json.encode(frame.names(fleet))
+            self.version += 1
+        now_s = self._switchboard.clock()
+        self._frame = msgspec.json.encode(
+            {
+                "sample": taken,
+                "version": self.version,
+                "now_s": now_s,
+                "unix_s": round(time.time(), 3),
+                "policy": policy_shown(core.guard, now_s),
+                "readiness": readiness(self._desk),
+                "held": core.held_requests,
+                "inflight": core.inflight_requests,
+                "workers": frame.columns(core, fleet, self._hits, now_s),
+                "troubles": frame.troubles(fleet),
+                "trunks": frame.trunks(core, fleet),
+                "decisions": self._latest(),
+                "replicas": self.replicas(),
+            }
+        )
+        self._made = taken
+
+    def _latest(self) -> dict[str, Any]:
+        """The newest first; the first of them is number `added`. `outcomes`: of more of them, for
+        answers come late: seconds to the first token, cached tokens as reported; null: not known.
+        """
+        latest = self._decisions.latest(_OUTCOMES)
+        return {
+            "added": self._decisions.added,
+            "rows": [decision_shown(one) for one in latest[:_DECISIONS]],
+            "outcomes": [(one.first_token_s, one.cached_tokens) for one in latest],
+        }

@@ -1,0 +1,207 @@
+"""What the admin port shows of workers, trunks, the policy and decisions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from aiohttp import web
+
+from router.core.actions import Reject
+from router.core.chooser import Choice, Withheld
+from router.core.core import RouterCore
+from router.core.guard import PolicyGuard
+from router.estimators.trunks import Trunk
+from router.events.feed import ElectedFeed
+from router.fleet.member import Member
+from router.keys.key_file import KeyTerms
+from router.request.decisions import DecisionLog, Record
+from router.request.errors import ClientError
+from router.request.explain import everything, explanation, withheld
+from router.request.inference import Inference
+from router.request.paths import PATHS
+from router.request.switchboard import Switchboard
+from router.server.responses import json_response, shown_count
+
+
+def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:
+    """What is known of it; of one that was not recognized yet, little."""
+    core, spec = switchboard.core, member.spec
+    worker = core.workers.get(member.worker_id)
+    now_s = switchboard.clock()
+    shown: dict[str, Any] = {
+        "id": member.worker_id,
+        "url": spec.url,
+        "rank": spec.rank,
+        "state": "joining" if worker is None else worker.shown_state,
+        "leaving": member.leaving,
+        "leaving_s": None if member.leave is None else _number(now_s - member.leave.since_s),
+        "named_by": member.named.by,
+        "trouble": member.trouble or None,
+        "open_connections": member.upstream.open_connections,
+        "max_requests": spec.max_requests,
+        "max_queued_tokens": spec.max_queued_tokens,
+        "max_kv_fraction": spec.max_kv_fraction,
+        "weight": spec.weight,
+    }
+    if worker is None or member.recognized is None:
+        return shown
+    columns, slot, facts = core.columns, worker.slot, worker.facts
+    switchboard.advance()
+    return shown | {
+        "kind": member.recognized.kind,
+        "models": facts.models,
+        "lacks": sorted(facts.lacks),
+        "role": facts.role,
+        "block_size": facts.block_size,
+        "kv_capacity_tokens": _number(facts.kv_capacity_tokens),
+        "max_model_tokens": facts.max_model_tokens,
+        "events": member.recognized.source and member.recognized.source.address,
+        "events_from": _events_from(member),
+        "inflight_requests": int(columns.requests[slot]),
+        "waiting_requests": int(columns.waiting[slot]),
+        "queued_prefill_tokens": _number(columns.queued_tokens(slice(slot, slot + 1))[0]),
+        "context_tokens": _number(columns.context_tokens[slot]),
+        "kv_used_tokens": _number(columns.kv_reported_tokens[slot]),
+        "working_set_tokens": _number(core.following.wanted_tokens(slot)),
+        "load_age_s": _number(now_s - columns.report_s[slot]),
+        "prefill_tokens_per_s": _number(columns.prefill_tokens_per_s[slot]),
+        "step_s": _number(columns.step_s[slot]),
+        "resident_blocks": worker.kv.resident_blocks,
+        "kv_known": worker.kv.known,
+        "failures": worker.repute.failures,
+        "ramp_share": _number(core.roster.ramps.share(member.worker_id, now_s)),
+    }
+
+
+def _events_from(member: Member) -> str | None:
+    if isinstance(member.feed, ElectedFeed):
+        return member.feed.source
+    return None if member.feed is None else "read here"
+
+
+def _number(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    value = float(value)
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def policy_shown(guard: PolicyGuard, now_s: float) -> dict[str, Any]:
+    """Its specification, who decides instead of it while it is suspended, and its faults by kind.
+
+    `suspended_for_s` is null where it is not suspended, and 0 where it is tried again with the
+    next request.
+    """
+    suspension = guard.suspension
+    deciding = guard.fallback if suspension.active else guard.policy
+    left_s = max(suspension.until_s - now_s, 0.0) if suspension.active else None
+    name = guard.policy.name
+    return {
+        "policy": guard.policy.spec,
+        "fallback": guard.fallback.spec,
+        "deciding": deciding.spec,
+        "suspended_for_s": left_s,
+        "faults": {kind: count for (of, kind), count in guard.faults.items() if of == name},
+        "last_fault": None if guard.last_fault is None else str(guard.last_fault),
+    }
+
+
+def trunks_shown(core: RouterCore, most: int) -> dict[str, Any]:
+    """The heads of prompts with the greatest demand, at most so many of those kept.
+
+    `followed` is false, and nothing is shown, where the policy does not ask about sessions.
+    """
+    sessions = core.following.sessions
+    if sessions is None:
+        return {"followed": False, "kept": 0, "trunks": []}
+    trunks = sessions.trunks
+    rows = [_row(core, trunk) for trunk in trunks.table()[:most]]
+    return {"followed": True, "kept": len(trunks), "trunks": rows}
+
+
+def _row(core: RouterCore, trunk: Trunk) -> dict[str, Any]:
+    copies = core.roster.copies(trunk.last_hash)
+    return {
+        "hash": f"{trunk.last_hash:016x}",
+        "tokens": trunk.tokens,
+        "share": round(trunk.share, 4),
+        "requests_per_s": round(trunk.rate_per_s, 3),
+        "demand": round(trunk.demand, 3),
+        "copies": copies,
+        "wanted_copies": trunk.wanted_copies,
+        "saved_tokens_per_s": round(trunk.rate_per_s * trunk.tokens) if copies else 0,
+    }
+
+
+class ExplainPages:
+    """Handlers of `/explain`. Lifetime: process."""
+
+    def __init__(
+        self, switchboard: Switchboard, inference: Inference, decisions: DecisionLog
+    ) -> None:
+        self._switchboard = switchboard
+        self._inference = inference
+        self._decisions = decisions
+
+    async def look(self, request: web.Request) -> web.StreamResponse:
+        """One request's dispatches, or why it waits: `?request=ID`; else the latest: `?last=20`."""
+        if "request" in request.query:
+            return json_response(self._of(request.query["request"]))
+        latest = self._decisions.latest(shown_count(request, "last"))
+        shown = [decision_shown(record) for record in latest]
+        return json_response({"decisions": shown})
+
+    async def attempt(self, request: web.Request) -> web.StreamResponse:
+        """Where the request in the body would go now, and why. Nothing is sent or charged."""
+        body = await request.read()
+        path = PATHS.get(request.query.get("path", "/v1/completions"))
+        if path is None:
+            raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")
+        arrival, *_ = await self._inference.arrival(body, path, request.headers.get, KeyTerms())
+        choice = self._switchboard.explain(arrival)
+        if isinstance(choice, Reject):
+            raise ClientError(
+                choice.status if choice.status < 500 else 409, choice.message, code=choice.code
+            )
+        return json_response(_tried(arrival.request_id, choice))
+
+    def _of(self, text: str) -> dict[str, Any]:
+        if not (text.isascii() and text.isdecimal() and len(text) < 18):
+            raise ClientError(400, "`request` must be a request's number", "request")
+        request_id = int(text)
+        found = self._decisions.of(request_id)
+        if found:
+            return {"decisions": [decision_shown(record, whole=True) for record in found]}
+        choice = self._switchboard.explain_held(request_id)
+        if choice is None or isinstance(choice, Reject):
+            raise ClientError(404, f"request {request_id} is neither waiting nor among the latest")
+        return _tried(request_id, choice)
+
+
+def _tried(request_id: int, choice: Choice | Withheld) -> dict[str, Any]:
+    if isinstance(choice, Withheld):
+        return withheld(request_id, choice) | everything(choice.details)
+    shown = explanation(request_id, choice.worker.worker_id, choice.decision)
+    details = choice.decision.details
+    return shown if details is None else shown | everything(details)
+
+
+def decision_shown(record: Record, whole: bool = False) -> dict[str, Any]:
+    """One dispatch and what came of it. `whole`: with all that it saw, where that was kept."""
+    details = record.decision.details if whole else None
+    return {
+        "now_s": record.now_s,
+        "model": record.model,
+        "session": record.session,
+        "tenant": record.tenant,
+        **explanation(record.request_id, record.worker_id, record.decision),
+        "first_token_s": _rounded(record.first_token_s),
+        "cached_tokens": record.cached_tokens,
+        "regret_s": _rounded(record.regret_s),
+        "regret_hit_tokens": record.regret_hit_tokens,
+        **({} if details is None else everything(details)),
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

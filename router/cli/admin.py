@@ -1,0 +1,182 @@
+"""A client of the admin port for commands, and `warmroute workers`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+_MAX_KEY_CHARS = 4_096
+_SHOWN_BYTES = 2_000  # of an answer that is an error
+_MOST_BYTES = 64 << 20
+
+
+class AdminError(Exception):
+    """The admin port could not be asked, or refused: says what, where, and what to do."""
+
+
+class AdminClient:
+    """Lifetime: command."""
+
+    def __init__(self, url: str, key: str | None, timeout_s: float = 10.0) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        if not self.url.startswith(("http://", "https://")):
+            raise AdminError(f"--admin {url!r} is no URL; give one such as http://127.0.0.1:8081")
+
+    def text(self, path: str) -> str:
+        """An answer as it is. Raises AdminError."""
+        return self._asked("GET", path, None).decode(errors="replace")
+
+    def data(self, path: str, most_bytes: int) -> bytes:
+        """An answer's bytes. Raises AdminError, for more than `most_bytes` too."""
+        return self._asked("GET", path, None, most_bytes)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """JSON for JSON. Raises AdminError."""
+        data = self._asked(method, path, None if body is None else json.dumps(body).encode())
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise AdminError(
+                f"{method} {self.url}{path}: no JSON came back; is this the admin port?"
+            ) from error
+
+    def _asked(
+        self, method: str, path: str, body: bytes | None, most_bytes: int = _MOST_BYTES
+    ) -> bytes:
+        headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
+        where = f"{method} {self.url}{path}"
+        try:
+            request = Request(self.url + path, body, headers, method=method)
+            with urlopen(request, timeout=self._timeout_s) as reply:
+                data: bytes = reply.read(most_bytes + 1)
+        except HTTPError as error:
+            raise AdminError(f"{where}: {error.code}: {_why(error)}") from error
+        except (URLError, OSError, ValueError) as error:
+            why = getattr(error, "reason", error)
+            raise AdminError(
+                f"{where}: {why}; is the router there? --admin URL names its admin port"
+            ) from error
+        if len(data) > most_bytes:
+            raise AdminError(f"{where}: more than {most_bytes} bytes")
+        return data
+
+
+def _why(error: HTTPError) -> str:
+    said = error.read(_SHOWN_BYTES)
+    try:
+        message = str(json.loads(said)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return said.decode(errors="replace").strip() or "it says no more"
+    more = "; give --admin-key-file FILE" if error.code == 401 else ""
+    if error.code == 404 and "is not served here" in message:
+        more = "; is this the client port? --admin URL names the admin port"
+    return message + more
+
+
+def add_admin_flags(parser: argparse.ArgumentParser) -> None:
+    """Where the admin port is, and its key."""
+    parser.add_argument(
+        "--admin",
+        metavar="URL",
+        default="http://127.0.0.1:8081",
+        help="the router's admin port (%(default)s)",
+    )
+    parser.add_argument(
+        "--admin-key-file", metavar="FILE", help="its first line is a key of the admin port"
+    )
+
+
+def admin_of(args: argparse.Namespace) -> AdminClient:
+    """The admin port of `add_admin_flags`. Raises AdminError."""
+    key = None
+    if args.admin_key_file is not None:
+        try:
+            with open(args.admin_key_file, encoding="ascii", errors="replace") as file:
+                key = file.readline(_MAX_KEY_CHARS).strip()
+        except OSError as error:
+            raise AdminError(f"--admin-key-file {error.filename}: {error.strerror}") from error
+    return AdminClient(args.admin, key)
+
+
+ABOUT = """\
+Look at the workers of a running router, or change them, by its admin port.
+
+  warmroute workers
+  warmroute workers add http://127.0.0.1:8003,max_requests=64
+  warmroute workers drain 2
+  warmroute workers undrain http://127.0.0.1:8003
+  warmroute workers remove 2 --force
+
+WORKER is a number, or a URL: all ranks of that engine. Exit status: 0 done, 1 not.
+"""
+_NAMED_BY = "named by"
+_ACTIONS = ("list", "add", "drain", "undrain", "remove")
+
+
+def add_workers_command(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `warmroute workers`."""
+    parser.add_argument("action", nargs="?", choices=_ACTIONS, default="list")
+    parser.add_argument("worker", nargs="?", metavar="WORKER", help="number or URL")
+    parser.add_argument("--force", action="store_true", help="remove at once what runs there, too")
+    add_admin_flags(parser)
+
+
+def workers_command(args: argparse.Namespace) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        if args.action != "list" and args.worker is None:
+            raise AdminError(f"`workers {args.action}` needs a worker: its number or its URL")
+        print(_table(_done(admin_of(args), args)))
+    except AdminError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows that it is about. Raises AdminError."""
+    action, worker = args.action, args.worker
+    if action == "list":
+        answer = admin.ask("GET", "/workers")
+    elif action == "add":
+        answer = admin.ask("POST", "/workers", worker)
+    else:
+        one = "" if "://" in worker else f"/{quote(worker, safe='')}"
+        query = [] if one else [f"url={quote(worker, safe='')}"]
+        if action == "remove":
+            query += ["force=true"] if args.force else []
+            method, path = "DELETE", f"/workers{one}"
+        else:
+            method, path = "POST", f"/workers{one}/{action}"
+        answer = admin.ask(method, path + ("?" + "&".join(query) if query else ""))
+    rows: list[dict[str, Any]] = answer.get("workers", [answer])
+    return rows
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """One line a worker; who named it stands before its URL, which may be long."""
+    rows = list(rows)
+    width = max([len(_NAMED_BY), *(len(row.get("named_by", "")) for row in rows)])
+    lines = [f"worker  state     requests  {_NAMED_BY:<{width}}  url"]
+    for row in rows:
+        state = "leaving" if row.get("leaving") else row.get("state", "")
+        url = row.get("url", "")
+        if row.get("rank") is not None:
+            url += f"#{row['rank']}"
+        why = f"  ({row['trouble']})" if row.get("trouble") else ""
+        if row.get("events_from") not in (None, "read here"):
+            why += f"  (events {row['events_from']})"
+        requests = row.get("inflight_requests", "")
+        by = row.get("named_by", "")
+        lines.append(
+            f"{row['id']:>6}  {state:<8}  {requests:>8}  {by:<{width}}  {url}{why}".rstrip()
+        )
+    return "\n".join(lines)

@@ -1,0 +1,73 @@
+"""The command `warmroute keys`: make a key, hash one that exists, check a file."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+import sys
+from pathlib import Path
+
+from router.keys.key_file import KeyFileError, hash_of, read_keys
+
+_RANDOM_BYTES = 32
+_NAME = re.compile(r"[^\s#=]{1,200}")
+
+ABOUT = """\
+Make API keys for `api_keys_file` and `admin_keys_file`.
+
+  warmroute keys new build-bot --tenant ci >> keys     the key on stderr, once; its line on stdout
+  warmroute keys hash < one-key                        the line's first word for a key you have
+  warmroute keys check keys                            whether a file can be used
+"""
+
+
+def add_keys_command(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `warmroute keys`."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="new | hash | check")
+    new = verbs.add_parser("new", help="make a key: the key on stderr, its line on stdout")
+    new.add_argument("name", metavar="NAME", help="for people, in the file")
+    new.add_argument("--tenant", metavar="TENANT", help="whose key it is (default: NAME)")
+    verbs.add_parser("hash", help="read a key from stdin, print what to put in its place")
+    check = verbs.add_parser("check", help="say whether a file can be used")
+    check.add_argument("file", metavar="FILE")
+
+
+def keys_command(args: argparse.Namespace) -> int:
+    """Run the command; returns its exit status: 0, or 2 for what cannot be used."""
+    if args.verb == "new":
+        return _new(args.name, args.tenant or args.name)
+    return _hash() if args.verb == "hash" else _check(Path(args.file))
+
+
+def _new(name: str, tenant: str) -> int:
+    if not (_NAME.fullmatch(name) and _NAME.fullmatch(tenant)):
+        return _failed("a name has at most 200 characters, none of them a blank, `#` or `=`")
+    key = "wr-" + secrets.token_urlsafe(_RANDOM_BYTES)
+    print(f"sha256:{hash_of(key).hex()} {tenant} name={name}")
+    print(f"the key, which is shown this once: {key}", file=sys.stderr)
+    return 0
+
+
+def _hash() -> int:
+    key = sys.stdin.readline().strip()
+    if not key:
+        return _failed("no key on stdin; give it as one line")
+    print(f"sha256:{hash_of(key).hex()}")
+    return 0
+
+
+def _check(path: Path) -> int:
+    try:
+        lines = read_keys(path)
+    except KeyFileError as error:
+        return _failed(str(error))
+    plain = sum(line.plain for line in lines)
+    keys = sum(line.hashed is not None for line in lines)
+    print(f"ok: {keys} keys, {plain} of them in plain text, {len(lines) - keys} named tenants")
+    return 0
+
+
+def _failed(why: str) -> int:
+    print(f"error: {why}", file=sys.stderr)
+    return 2

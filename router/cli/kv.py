@@ -1,0 +1,125 @@
+"""The command `warmroute kv`: one worker's blocks as the router and the worker know them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import numpy as np
+
+from engine.wire import BlockStored, WireError, decode_snapshot
+from engine.wire.events import MAX_SNAPSHOT_BYTES
+from router.admin.kv_view import MAX_VIEW_BYTES, Chains, KvView, KvViewError, decode_kv_view
+from router.cli.admin import AdminClient, AdminError, add_admin_flags, admin_of
+
+_TIMEOUT_S = 10.0
+_TRIES = 20  # to see both sides as of the same batch
+_BETWEEN_TRIES_S = 0.05
+_SHOWN_BYTES = 300  # of an answer that is an error
+
+ABOUT = """\
+Say which blocks of a worker the router knows of, and how far they are those the worker holds.
+
+  warmroute kv --worker 0
+  warmroute kv --worker 0 --compare http://127.0.0.1:8001
+
+Comparing needs a worker with GET /kv_snapshot, as warmroute-engine has it. Under load the two are
+asked again until both are as of the same batch. Exit status: 0 equal (or not compared), 1 they
+differ, 2 one of them could not be asked.
+"""
+
+
+def add_kv_command(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `warmroute kv`."""
+    add_admin_flags(parser)
+    parser.add_argument(
+        "--worker", metavar="N", type=int, required=True, help="its number, as /workers shows it"
+    )
+    parser.add_argument(
+        "--compare", metavar="URL", help="the worker's own address: count equal and other blocks"
+    )
+
+
+def kv_command(args: argparse.Namespace) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        admin = admin_of(args)
+        if args.compare is None:
+            print(_shown(_view(admin, args.worker)))
+            return 0
+        snapshot_url = f"{args.compare.rstrip('/')}/kv_snapshot"
+        view, seq, held = _both(admin, args.worker, snapshot_url)
+    except (AdminError, OSError, ValueError, WireError, KvViewError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(_shown(view))
+    ours = view.chains()
+    equal = len(np.intersect1d(ours, held, assume_unique=True))
+    print(f"engine: as of batch {seq}, {len(held)} blocks")
+    if not view.index_agrees:
+        print("the index holds other blocks for it than its events told of")
+    print(f"equal {equal}, missing here {len(held) - equal}, only here {len(ours) - equal}")
+    if (apart := abs(view.next_seq - 1 - seq)) != 0:
+        print(f"{apart} batches apart: the difference may be on its way; try again without load")
+    return 0 if equal == len(ours) == len(held) else 1
+
+
+def _view(admin: AdminClient, worker_id: int) -> KvView:
+    """Raises AdminError, KvViewError."""
+    return decode_kv_view(admin.data(f"/kv?worker={worker_id}", MAX_VIEW_BYTES))
+
+
+def _both(admin: AdminClient, worker_id: int, snapshot_url: str) -> tuple[KvView, int, Chains]:
+    """The router's view and the worker's (batch, blocks), of the same batch where possible."""
+    for last in [False] * (_TRIES - 1) + [True]:
+        seq, held = truth_of(_get(snapshot_url, MAX_SNAPSHOT_BYTES))
+        view = _view(admin, worker_id)
+        if view.next_seq == seq + 1 or last:
+            break
+        time.sleep(_BETWEEN_TRIES_S)
+    return view, seq, held
+
+
+def truth_of(snapshot: bytes) -> tuple[int, Chains]:
+    """(batch, chain hashes of all blocks, ascending) of a worker's snapshot. Raises WireError.
+
+    Our engine names its blocks by their chain hashes.
+    """
+    decoded = decode_snapshot(snapshot)
+    events = (event for batch in decoded.batches for event in batch.events)
+    stored = (event for event in events if isinstance(event, BlockStored))
+    names = [name for event in stored for name in event.hashes]
+    return decoded.seq, np.unique(np.array(names, dtype=np.uint64))
+
+
+def _shown(view: KvView) -> str:
+    if not view.has_events:
+        return f"worker {view.worker} ({view.url}): no KV events, mirrored from what was sent to it"
+    state = "known" if view.known else "unknown: a lower bound"
+    if view.known and not view.exact:
+        state = "known, for its cache has turned over since events were missed"
+    tiers = ", ".join(f"{len(t.chains) // 8} blocks on tier {t.tier}" for t in view.tiers)
+    waiting = f"{view.backlog_batches} batches and {view.parked_blocks} blocks wait"
+    asked = "; missing events were asked for" if view.resyncing else ""
+    return (
+        f"worker {view.worker} ({view.url}): {state}, next batch {view.next_seq}, {tiers}, "
+        f"{waiting}{asked}"
+    )
+
+
+def _get(url: str, limit: int) -> bytes:
+    """Of a worker. Raises OSError where nobody answers, ValueError for an answer unwanted."""
+    try:
+        with urlopen(url, timeout=_TIMEOUT_S) as reply:
+            body: bytes = reply.read(limit + 1)
+    except HTTPError as error:
+        said = error.read(_SHOWN_BYTES).decode(errors="replace")
+        raise ValueError(f"GET {url}: {error.code} {said}") from error
+    except URLError as error:
+        raise OSError(f"GET {url}: {error.reason}") from error
+    if len(body) > limit:
+        raise ValueError(f"GET {url}: more than {limit} bytes")
+    return body

@@ -1,0 +1,150 @@
+"""The command `warmroute` and its words."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from router.cli.admin import ABOUT as WORKERS_ABOUT
+from router.cli.admin import add_workers_command, workers_command
+from router.cli.config import add_config_command, add_flags, check_command
+from router.cli.keys import ABOUT as KEYS_ABOUT
+from router.cli.keys import add_keys_command, keys_command
+from router.cli.kv import ABOUT as KV_ABOUT
+from router.cli.kv import add_kv_command, kv_command
+from router.cli.top import ABOUT as TOP_ABOUT
+from router.cli.top import add_top_command, top_command
+from router.config.load import ConfigError, load_config
+from router.config.schema import Config
+from router.record.logs import configure
+from router.replicas.redis_url import redacted
+from router.restart.hot_restart import take_over
+
+_SERVE = """\
+Route OpenAI requests to the worker whose KV cache is warm for them.
+
+  warmroute serve --worker http://127.0.0.1:8001 --worker http://127.0.0.1:8002
+
+A worker given by its URL alone is asked who it is: engine, model, block size, KV events.
+When the router listens it prints one line: ready http://HOST:PORT admin=http://HOST:PORT
+SIGHUP reads the configuration anew; SIGTERM lets running requests finish.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """One word after `warmroute`."""
+
+    help: str
+    about: str | None
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int] | None = None  # None: it serves
+
+
+_COMMANDS = MappingProxyType(
+    {
+        "serve": _Command("run the router", _SERVE, add_flags),
+        "config": _Command(
+            "check or print a configuration", None, add_config_command, check_command
+        ),
+        "keys": _Command("make API keys", KEYS_ABOUT, add_keys_command, keys_command),
+        "kv": _Command(
+            "what the router knows of a worker's cache", KV_ABOUT, add_kv_command, kv_command
+        ),
+        "workers": _Command(
+            "list, add, drain and remove workers",
+            WORKERS_ABOUT,
+            add_workers_command,
+            workers_command,
+        ),
+        "top": _Command(
+            "watch the fleet and the decisions, live", TOP_ABOUT, add_top_command, top_command
+        ),
+    }
+)
+
+
+class BriefParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, which a page of usage would hide. Lifetime: process.
+
+    A flag must be written out: half of one is a mistake, not a wish to be guessed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        message = redacted(message)  # which quotes what was given, such as a mistyped --state
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(argv)
+    run = _COMMANDS[args.command].run
+    return _serve(args, argv) if run is None else run(args)
+
+
+def _parser() -> BriefParser:
+    parser = BriefParser(
+        prog="warmroute",
+        description="KV-cache-aware router for pools of LLM engines",
+        epilog="Start with: warmroute serve --help",
+    )
+    parser.add_argument("--version", action="version", version=f"warmroute {_version()}")
+    words = parser.add_subparsers(dest="command", required=True, metavar=" | ".join(_COMMANDS))
+    for word, command in _COMMANDS.items():
+        adding = words.add_parser(
+            word,
+            help=command.help,
+            description=command.about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add(adding)
+    return parser
+
+
+def _serve(args: argparse.Namespace, argv: list[str]) -> int:
+    def read() -> Config:
+        return load_config(args, os.environ).config
+
+    try:
+        config = read()
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 2
+    configure(config.log_level, config.log_format)
+    try:
+        before = None
+        if config.takeover is not None:
+            before = take_over(Path(config.takeover))
+        import uvloop  # only here: `warmroute config` starts faster without the server
+
+        from router.cli.serve import serve
+
+        uvloop.run(serve(config, read, argv, before))
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except ValueError as error:  # a key file or tokenizer that cannot be used
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _version() -> str:
+    try:
+        return version("warmroute")
+    except PackageNotFoundError:
+        return "from a checkout"

@@ -1,0 +1,240 @@
+"""The router as a program: it listens, announces itself, runs until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from router.assembly import Router
+from router.cli.process import notify, notify_ready, release, settle
+from router.config.rules import is_loopback
+from router.config.schema import Config
+from router.config.worker_spec import parse_worker_spec
+from router.fleet.upstreams import WorkerTrust
+from router.metrics.requests import DoorCollector
+from router.restart.handover import added_by_hand, settle_in, workers_of
+from router.restart.hot_restart import Handing, Inheritance, Left, Successor
+from router.restart.sockets import cannot_listen, listening_at
+from router.server.listener import Port
+
+log = logging.getLogger(__name__)
+
+_HEARD_S = 5.0  # for sources of workers to be read, while the router before serves
+_OPEN_FILES = 65_536  # wanted; the system may allow fewer
+
+
+async def serve(
+    config: Config,
+    read_config: Callable[[], Config],
+    argv: Sequence[str] = (),
+    before: Inheritance | None = None,
+) -> None:
+    """Run the router until SIGTERM or SIGINT; `read_config` reads it anew on SIGHUP.
+
+    `argv`: the arguments of this router's command, for one that is to follow. `before`: what the
+    router before this one left.
+
+    Raises OSError that says which address cannot be bound or which file not written, and why;
+    ValueError for a bad policy or key file.
+    """
+    files = allow_many_files()
+    trust = WorkerTrust(config.workers_tls)
+    async with trust.session() as http:
+        router = Router(config, http, trust)
+        server = Server(router, files, read_config, Successor(argv, config.takeover))
+        server.obey()
+        ticking = asyncio.create_task(router.tick(), name="tick")
+        checking = asyncio.create_task(router.tokenizing.run(), name="token check")
+        router.hang_watch.start()
+        try:
+            await server.start(before)
+            await _until(server.stop, ticking)
+        finally:
+            await server.aclose()
+            ticking.cancel()
+            checking.cancel()
+            await asyncio.wait([ticking, checking])
+            await router.aclose()
+            router.hang_watch.stop()
+            release()
+
+
+class Server:
+    """A router with its ports, in its process. Lifetime: process."""
+
+    def __init__(
+        self,
+        router: Router,
+        files: int,
+        read_config: Callable[[], Config],
+        successor: Successor,
+    ) -> None:
+        """`files`: how many may be open. Raises TlsError."""
+        self.stop = asyncio.Event()
+        self._router = router
+        self._read_config = read_config
+        self._successor = successor
+        self._client = Port(lambda: router.config, files)
+        self._admin = Port(lambda: router.config, files, admin=True)
+        self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
+        self._handing: Handing | None = None
+        self._listens = False  # both ports do
+        self._handed = False  # another router serves in our place
+        doors = {"client": self._client.door, "admin": self._admin.door}
+        router.metrics.register(DoorCollector(doors))
+
+    def obey(self) -> None:
+        """Take signals from now on."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGUSR2, self._successor.start)
+
+    async def start(self, before: Inheritance | None) -> None:
+        """Know the workers, listen, say so. Raises OSError, and ReplicaRefusedError."""
+        router, config = self._router, self._router.config
+        await router.membership.agree()
+        self._sockets = _sockets(config, before)
+        estate = None if before is None else before.estate
+        if estate is None:
+            client, admin = await self._listen()
+        await router.start()
+        workers = [parse_worker_spec(spec) for spec in config.workers]
+        for spec in workers:
+            router.fleet.add(spec)
+        found = () if estate is None else estate.found
+        router.discovery.start(workers, config.discovery, found)
+        if estate is not None:  # the router before serves meanwhile
+            await router.discovery.heard(_HEARD_S)
+            await settle_in(router, estate)
+            client, admin = await self._listen()
+        _warn_of_exposure(config)
+        _warn_of_no_worker(config, admin)
+        settle()
+        if before is not None:
+            await before.serving()
+        if config.takeover is not None:
+            self._handing = Handing(Path(config.takeover), self.leave, self.hand_over)
+            self._handing.start()
+        notify_ready()
+        print(f"ready {client} admin={admin}", flush=True)
+
+    async def leave(self) -> Left:
+        """What a router that follows gets."""
+        await self._router.save()
+        added, workers = added_by_hand(self._router), workers_of(self._router)
+        return Left(*self._sockets, added, workers, self._router.discovery.found())
+
+    async def hand_over(self) -> None:
+        """Another router serves: accept nothing more, and end when all is answered."""
+        self._handed = True
+        self._router.hand_over()
+        for port in (self._client, self._admin):
+            port.accept_no_more()
+        self.stop.set()
+
+    async def aclose(self) -> None:
+        """Let what runs end."""
+        router, shutdown_s = self._router, self._router.config.timeouts.shutdown_s
+        if self._handed:
+            log.info("handed over: what is connected gets %g s", shutdown_s)
+            await self._client.until_left(shutdown_s)
+        else:
+            notify("STOPPING=1")
+        router.retire("the router stops")
+        if self._listens:
+            log.info("stopping: no new requests; running ones get %g s", shutdown_s)
+        # They have been sent nowhere yet: another router may take them at once.
+        if held := router.switchboard.turn_away_held("the router is shutting down"):
+            log.info("turned away %d requests that waited for a worker", held)
+        for listening in (self._client, self._admin):
+            await listening.aclose()
+        if self._handing is not None:
+            await self._handing.aclose()
+
+    async def _listen(self) -> tuple[str, str]:
+        """The URLs of clients' and of the admin port."""
+        router = self._router
+        client = await self._client.listen(router.client_app(), self._sockets[0])
+        admin = await self._admin.listen(router.admin_app(), self._sockets[1])
+        self._listens = True
+        return f"{self._client.scheme}://{client}", f"{self._admin.scheme}://{admin}"
+
+    def _reload(self) -> None:
+        """A configuration that cannot be used changes nothing. Logs are begun anew all the same."""
+        self._router.reopen_files()
+        for port in (self._client, self._admin):
+            port.renew()
+        self._router.reload_keys()
+        try:
+            refused = self._router.apply(self._read_config())
+        except ValueError as error:
+            log.error("reload refused, the old configuration stays: %s", error)
+            return
+        for line in refused:
+            log.warning("not changed while running: %s", line)
+
+
+def _sockets(
+    config: Config, before: Inheritance | None
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Those to listen with, of clients and admin; none: the ports make their own.
+
+    Raises OSError that says which address cannot be bound.
+    """
+    if config.takeover is None:
+        return [], []
+    found = []
+    inherited = ([], []) if before is None else (before.client, before.admin)
+    client = config.host, config.port, config.reuse_port
+    admin = config.admin_host, config.admin_port, False
+    for (host, port, shared), sockets in zip((client, admin), inherited, strict=True):
+        try:
+            found.append(listening_at(host, port, sockets, shared=shared))
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
+    return found[0], found[1]
+
+
+def allow_many_files() -> int:
+    """Each request in flight takes two sockets; the usual soft limit is 1,024 open files.
+
+    Returns how many may be open.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)
+
+
+async def _until(stop: asyncio.Event, ticking: asyncio.Task[None]) -> None:
+    """Return when told to stop; a tick that dies is a defect and ends the program."""
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopping, ticking], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if ticking.done():
+        ticking.result()
+
+
+def _warn_of_exposure(config: Config) -> None:
+    if not (is_loopback(config.admin_host) or config.admin_keys_file):
+        log.warning(
+            "the admin port listens on %s, beyond loopback: whoever reaches it controls the router",
+            config.admin_host,
+        )
+
+
+def _warn_of_no_worker(config: Config, admin: str) -> None:
+    if not config.workers and not config.discovery:
+        log.warning(
+            "no worker to send requests to: start with --worker URL (or `workers` in the file) or "
+            "--discover SOURCE, or POST one to %s/workers",
+            admin,
+        )

@@ -1,0 +1,394 @@
+"""The command `warmroute top`: a live view of the fleet and its decisions."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import select
+import shutil
+import statistics
+import sys
+import termios
+import time
+import tty
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.cli.admin import AdminClient, AdminError, add_admin_flags, admin_of
+
+_LATEST = 1_000  # decisions, all that the router keeps
+_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Lifetime: until the one after the next."""
+
+    at_s: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    samples: dict[str, dict[Labels, float]] = field(default_factory=dict)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+
+    def total(self, name: str) -> float:
+        """The sum of a metric's samples; 0 where there are none."""
+        return sum(self.samples.get(name, {}).values())
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """A metric's values by one of its labels."""
+        found: dict[str, float] = defaultdict(float)
+        for labels, value in self.samples.get(name, {}).items():
+            found[dict(labels).get(label, "")] += value
+        return dict(found)
+
+
+@dataclass(frozen=True, slots=True)
+class OfWorker:
+    """What the latest decisions say of a worker. None: they say nothing."""
+
+    hit_rate: float | None
+    ttft_p50_s: float | None
+
+
+def look(admin: AdminClient) -> Look:
+    """Ask. Raises AdminError."""
+    answer = admin.ask("GET", "/workers")
+    rows, sources = answer["workers"], answer.get("sources", [])
+    decisions = admin.ask("GET", f"/explain?last={_LATEST}")["decisions"]
+    samples = samples_of(admin.text("/metrics"))
+    return Look(time.monotonic(), rows, samples, decisions, sources)
+
+
+def samples_of(text: str) -> dict[str, dict[Labels, float]]:
+    """Prometheus's text format, version 0.0.4: name -> labels -> value. What is none is skipped."""
+    found: dict[str, dict[Labels, float]] = defaultdict(dict)
+    for line in text.splitlines():
+        match = None if line.startswith("#") else _SAMPLE.fullmatch(line.strip())
+        if match is not None:
+            labels = tuple(sorted(_LABEL.findall(match[2] or "")))
+            try:
+                found[match[1]][labels] = float(match[3])
+            except ValueError:
+                continue
+    return dict(found)
+
+
+def rate(before: Look | None, now: Look, name: str) -> float | None:
+    """How fast a counter grows, per second; None: not known, as after a restart."""
+    if before is None or now.at_s <= before.at_s:
+        return None
+    more = now.total(name) - before.total(name)
+    return None if more < 0 else more / (now.at_s - before.at_s)
+
+
+def of_workers(decisions: list[dict[str, Any]]) -> dict[int, OfWorker]:
+    """By worker, of the decisions that are kept."""
+    prompt: dict[int, int] = defaultdict(int)
+    hit: dict[int, int] = defaultdict(int)
+    ttft: dict[int, list[float]] = defaultdict(list)
+    for one in decisions:
+        worker = one["worker"]
+        prompt[worker] += one["prompt_tokens"]
+        cached = one.get("cached_tokens")
+        hit[worker] += one["expected_hit_tokens"] if cached is None else cached
+        if one.get("first_token_s") is not None:
+            ttft[worker].append(one["first_token_s"])
+    return {
+        worker: OfWorker(
+            hit[worker] / prompt[worker] if prompt[worker] else None,
+            statistics.median(ttft[worker]) if ttft[worker] else None,
+        )
+        for worker in prompt
+    }
+
+
+_STATE_FIRST = ("down", "ejected", "trial", "joining", "draining", "ready")
+_DECISIONS, _TENANTS, _SOURCES = 8, 3, 3
+_HEAD = "worker state     run wait  queued  kv% hit%  ttft  address"
+
+SORTS: tuple[str, ...] = ("trouble", "requests", "queued", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How it is to be shown. Lifetime: frame."""
+
+    columns: int
+    lines: int
+    sort: str = SORTS[0]
+    paused: bool = False
+    trouble: str = ""  # why there is nothing newer
+
+
+def frame(admin: str, before: Look | None, now: Look | None, view: View) -> list[str]:
+    """At most `view.lines` lines of at most `view.columns` characters."""
+    notes = [f"warmroute top  {admin}" + ("  PAUSED" if view.paused else "")]
+    if view.trouble:
+        notes.append(f"! {view.trouble}")
+    if now is None:
+        return _fit([*notes, "waiting for the router"], view)
+    top = [*notes, *_traffic(before, now), *_sources(now), ""]
+    below = [*_held(now), *_latest(now)]
+    room = view.lines - len(top) - 2
+    below = below[: max(room // 2, 0)]
+    return _fit([*top, *_fleet(now, view, room - len(below)), *below], view)
+
+
+def _traffic(before: Look | None, now: Look) -> list[str]:
+    def per_s(name: str) -> str:
+        return _short(rate(before, now, f"warmroute_{name}_total"))
+
+    states: dict[str, int] = {}
+    for row in now.rows:
+        states[row["state"]] = states.get(row["state"], 0) + 1
+    shown = ", ".join(f"{states[s]} {s}" for s in sorted(states, key=_rank))
+    hit, prompt = (
+        now.total(f"warmroute_reported_{what}_tokens_total") for what in ("hit", "prompt")
+    )
+    return [
+        f"workers {len(now.rows)}: {shown or 'none'}",
+        f"requests/s {per_s('decisions')}  prompt tokens/s {per_s('prompt_tokens')}  "
+        f"hit rate {_percent(hit / prompt if prompt else None)}  "
+        f"in flight {now.total('warmroute_inflight_requests'):.0f}",
+        f"per s: held {per_s('holds')}  rejected {per_s('rejections')}  "
+        f"retried {per_s('retries')}  moved {per_s('migrations')}  ejected {per_s('ejections')}",
+    ]
+
+
+def _sources(now: Look) -> list[str]:
+    """Those that name workers and are in trouble."""
+    ill = [one for one in now.sources if one.get("trouble")]
+    return [f"! {one['source']}: {one['trouble']}" for one in ill[:_SOURCES]]
+
+
+def _fleet(now: Look, view: View, room: int) -> list[str]:
+    said = of_workers(now.decisions)
+    rows = sorted(now.rows, key=_order(view.sort))
+    kept = rows if len(rows) <= room - 1 else rows[: max(room - 2, 0)]
+    lines = [_HEAD, *(_worker(row, said.get(row["id"])) for row in kept)]
+    if len(kept) < len(rows):
+        lines.append(f"... {len(rows) - len(kept)} more")
+    return lines
+
+
+def _worker(row: Mapping[str, Any], said: OfWorker | None) -> str:
+    capacity, used = row.get("kv_capacity_tokens"), row.get("kv_used_tokens")
+    used = row.get("context_tokens") if used is None else used
+    share = used / capacity if capacity and used is not None else None
+    state = "leaving" if row.get("leaving") else row["state"]
+    address = row["url"].partition("://")[2]
+    address += "" if row.get("rank") is None else f"#{row['rank']}"
+    why = f" {row['trouble']}" if row.get("trouble") else ""
+    ramp = row.get("ramp_share")
+    why += "" if ramp is None or ramp >= 1 else f" ramp {_percent(ramp)}"
+    hit, ttft = (None, None) if said is None else (said.hit_rate, said.ttft_p50_s)
+    return (
+        f"{row['id']:>6} {state:<8} {_short(row.get('inflight_requests')):>4} "
+        f"{_short(row.get('waiting_requests')):>4} {_short(row.get('queued_prefill_tokens')):>7} "
+        f"{_percent(share):>4} {_percent(hit):>4} {_seconds(ttft):>5}  "
+        f"{address}{why}"
+    )
+
+
+def _held(now: Look) -> list[str]:
+    held = now.by("warmroute_held_by_tenant", "tenant")
+    waiting = {tenant or "(none)": count for tenant, count in held.items() if count}
+    if not waiting:
+        return []
+    most = sorted(waiting.items(), key=lambda one: -one[1])
+    oldest = now.total("warmroute_held_oldest_seconds")
+    shown = "  ".join(f"{tenant} {count:.0f}" for tenant, count in most[:_TENANTS])
+    return ["", f"held {sum(waiting.values()):.0f}, the oldest {_seconds(oldest)}: {shown}"]
+
+
+def _latest(now: Look) -> list[str]:
+    if not now.decisions:
+        return []
+    width = max(7, *(len(str(one["request"])) for one in now.decisions[:_DECISIONS]))
+    lines = ["", f"{'request':>{width}} worker  prompt    hit  why"]
+    for one in now.decisions[:_DECISIONS]:
+        best: Sequence[Mapping[str, Any]] = one.get("best") or ()
+        other = f", next {best[1]['worker']}" if len(best) > 1 else ""
+        lines.append(
+            f"{one['request']:>{width}} {one['worker']:>6} {_short(one['prompt_tokens']):>7} "
+            f"{_short(one['expected_hit_tokens']):>6}  {one['reason']} ({one['policy']}){other}"
+        )
+    return lines
+
+
+def _order(sort: str) -> Callable[[Mapping[str, Any]], Any]:
+    def number(row: Mapping[str, Any], name: str) -> float:
+        return -(row.get(name) or 0)
+
+    def key(row: Mapping[str, Any]) -> Any:
+        by = {
+            "trouble": (_rank(row["state"]), number(row, "inflight_requests")),
+            "requests": number(row, "inflight_requests"),
+            "queued": number(row, "queued_prefill_tokens"),
+            "worker": 0,
+        }
+        return by[sort], row["id"]
+
+    return key
+
+
+def _rank(state: str) -> int:
+    return _STATE_FIRST.index(state) if state in _STATE_FIRST else 0
+
+
+def _fit(lines: list[str], view: View) -> list[str]:
+    """Cut to the terminal; what a worker says of itself may hold anything."""
+    plain = ("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+    return [line[: view.columns] for line in plain][: view.lines]
+
+
+def _short(value: float | None) -> str:
+    """At most six characters."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for unit, size in ("G", 1e9), ("M", 1e6), ("k", 1e4):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.{0 if unit == 'k' else 1}f}{unit}"
+    return f"{value:.0f}" if value == int(value) or value >= 100 else f"{value:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{1e3 * value:.0f}ms" if value < 1 else f"{value:.1f}s"
+
+
+ABOUT = """\
+Watch a running router by its admin port: workers, traffic, what is held, the latest decisions.
+
+  warmroute top
+  warmroute top --admin http://127.0.0.1:8081 --once
+
+Keys: q quits, p pauses, s sorts by the next of trouble, requests, queued tokens, number.
+Hit rates and TTFT (median) are of the latest 1,000 decisions. Exit status: 0, 1 cannot be asked.
+"""
+_EVERY_S = 1.0
+_ONCE_COLUMNS, _ONCE_LINES = 160, 10_000  # of a frame for scripts
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # xterm: other screen, no cursor
+_HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def add_top_command(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `warmroute top`."""
+    parser.add_argument("--once", action="store_true", help="print one frame, and end")
+    add_admin_flags(parser)
+
+
+def top_command(args: argparse.Namespace) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        admin = admin_of(args)
+        first = look(admin)
+    except AdminError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if args.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return _once(admin, first)
+    with _screen(), _keys():
+        Watch(admin, first).run()
+    return 0
+
+
+def _once(admin: AdminClient, first: Look) -> int:
+    """Two looks, for rates."""
+    time.sleep(_EVERY_S)
+    try:
+        now = look(admin)
+    except AdminError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(frame(admin.url, first, now, View(_ONCE_COLUMNS, _ONCE_LINES))))
+    return 0
+
+
+@dataclass
+class Watch:
+    """The live view. Lifetime: command."""
+
+    admin: AdminClient
+    now: Look
+    before: Look | None = None
+    sort: int = 0
+    paused: bool = False
+    trouble: str = ""
+
+    def run(self) -> None:
+        """Until q or Ctrl-C."""
+        next_s = time.monotonic() + _EVERY_S
+        while True:
+            self._draw()
+            key = _key(max(next_s - time.monotonic(), 0.0))
+            if key in ("q", "\x03"):
+                return
+            if key == "p":
+                self.paused = not self.paused
+            elif key == "s":
+                self.sort = (self.sort + 1) % len(SORTS)
+            elif not key:
+                next_s = time.monotonic() + _EVERY_S
+                self._look()
+
+    def _look(self) -> None:
+        """A router that is away, as while it is restarted, is asked again."""
+        if self.paused:
+            return
+        try:
+            self.before, self.now = self.now, look(self.admin)
+            self.trouble = ""
+        except AdminError as error:
+            self.trouble = str(error)
+
+    def _draw(self) -> None:
+        size = shutil.get_terminal_size()
+        view = View(size.columns, size.lines, SORTS[self.sort], self.paused, self.trouble)
+        lines = frame(self.admin.url, self.before, self.now, view)
+        shown = "\r\n".join(line + _CLEAR_LINE for line in lines)
+        sys.stdout.write(_HOME + shown + _CLEAR_REST)
+        sys.stdout.flush()
+
+
+def _key(within_s: float) -> str:
+    """The next key, q where nobody can strike one any more; empty: none within the time."""
+    ready, _, _ = select.select([sys.stdin], [], [], within_s)
+    return (os.read(sys.stdin.fileno(), 1).decode(errors="replace") or "q") if ready else ""
+
+
+@contextmanager
+def _screen() -> Iterator[None]:
+    sys.stdout.write(_ENTER)
+    try:
+        yield
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+
+
+@contextmanager
+def _keys() -> Iterator[None]:
+    """Keys come as they are struck."""
+    number = sys.stdin.fileno()
+    kept = termios.tcgetattr(number)
+    tty.setcbreak(number)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, kept)

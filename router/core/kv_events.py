@@ -1,0 +1,151 @@
+"""KV events as they came from the wire, applied to the native record of a worker's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from kvkernels import EventBatch, WorkerBlocks, chain_hashes
+from kvkernels.seeds import chain_seed
+from policies.contract import Hashes
+from policies.facts import BlockNames, Cleared, KvEvent, Removed, Stored, Tier
+
+TIERS: tuple[Tier, ...] = ("gpu", "host", "disk")  # by the index's number of them
+
+
+class WireEvents(Sequence[KvEvent]):
+    """The events of one batch, or of the batches of a snapshot, of a worker serving `model`.
+
+    Events that the batches skipped are not among them. Lifetime: fact.
+    """
+
+    __slots__ = ("_facts", "batches", "model", "payload", "size_bytes")
+
+    def __init__(
+        self,
+        batch: EventBatch | Sequence[EventBatch],
+        model: str,
+        size_bytes: int = 0,
+        payload: bytes | None = None,
+    ) -> None:
+        """`size_bytes`: on the wire, which is about what they take while they wait; `payload`: as
+        it came, of one batch that peers are to be told.
+        """
+        self.size_bytes = size_bytes
+        self.payload = payload
+        self.batches = (batch,) if isinstance(batch, EventBatch) else tuple(batch)
+        self.model = model
+        self._facts: tuple[KvEvent, ...] | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Blocks stored in all of them."""
+        return sum(batch.blocks for batch in self.batches)
+
+    def __len__(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    @overload
+    def __getitem__(self, at: int) -> KvEvent: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[KvEvent]: ...
+    def __getitem__(self, at: int | slice) -> KvEvent | Sequence[KvEvent]:
+        if self._facts is None:
+            listed = (event for batch in self.batches for event in batch.listed())
+            self._facts = tuple(_fact(event, self.model) for event in listed)
+        return self._facts[at]
+
+    def __repr__(self) -> str:
+        return f"WireEvents({len(self)} events, {self.blocks} blocks, model {self.model!r})"
+
+
+def _fact(event: tuple[Any, ...], model: str) -> KvEvent:
+    match event:
+        case ("stored", names, parent, tokens, size, tier, lora, salt, extras, group, full):
+            seed = chain_seed(model, lora, salt)
+            told = {"extras": extras, "group": group, "full_attention": full}
+            return Stored(names, parent, tokens, size, TIERS[tier], seed, **told)
+        case ("removed", names, tier, group):
+            return Removed(names, TIERS[tier], group)
+        case _:
+            return Cleared()
+
+
+_TIER = {name: number for number, name in enumerate(TIERS)}
+
+
+@dataclass(slots=True)
+class Applied:
+    """What `WorkerBlocks` does not count itself. Lifetime: call."""
+
+    clears: int = 0
+    skipped: int = 0  # facts of foreign block sizes, or that tell too little
+
+
+def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: int) -> Applied:
+    """Tell `blocks`, which are of `block_size` tokens, one batch of events in order."""
+    applied = Applied()
+    if isinstance(events, WireEvents):
+        clears = blocks.clears
+        for batch in events.batches:
+            blocks.apply(batch)
+        applied.clears = blocks.clears - clears
+        return applied
+    for event in events:
+        if isinstance(event, Stored):
+            applied.skipped += not _store(event, blocks, block_size)
+        elif isinstance(event, Removed):
+            blocks.remove(block_names(event.hashes), _TIER[event.tier])
+        else:
+            applied.clears += 1
+            blocks.clear()
+    return applied
+
+
+def _store(event: Stored, blocks: WorkerBlocks, block_size: int) -> bool:
+    """False where it cannot be used."""
+    names, tier = block_names(event.hashes), _TIER[event.tier]
+    parent = None if event.parent is None else block_name(event.parent)
+    if event.chain is not None:
+        if len(event.chain) != len(names) or event.block_size != block_size:
+            return False
+        blocks.store(names, parent, event.chain, tier)
+        return True
+    if len(event.tokens) not in (0, len(names) * block_size):
+        return False
+    if len(event.tokens) and event.block_size != block_size:
+        return False
+    if len(event.extras) not in (0, len(names)):
+        return False
+    tokens = np.asarray(event.tokens, dtype=np.int32)
+    blocks.store_tokens(names, parent, tokens, event.seed, tier, event.extras)
+    return True
+
+
+def chain_of(event: Stored, seed: int) -> Hashes:
+    """uint64[blocks]: chain hashes of the blocks of an event that brings their tokens."""
+    tokens = np.asarray(event.tokens, dtype=np.int32)
+    if not event.extras:
+        return chain_hashes(tokens, event.block_size, seed)
+    chain = []
+    for at, extra in enumerate(event.extras):
+        block = tokens[at * event.block_size : (at + 1) * event.block_size]
+        seed = xxh3_64_intdigest(seed.to_bytes(8, "little") + block.tobytes() + extra)
+        chain.append(seed)
+    return np.array(chain, dtype=np.uint64)
+
+
+def block_name(name: int | bytes) -> int:
+    """An engine's name of a block as uint64: a digest's last 8 bytes, as vLLM shortens it."""
+    return name % 2**64 if isinstance(name, int) else int.from_bytes(name[-8:], "big")
+
+
+def block_names(hashes: BlockNames) -> Hashes:
+    """uint64[blocks]: names of blocks as the index's record of them knows them."""
+    if isinstance(hashes, np.ndarray):
+        return hashes
+    return np.array([block_name(name) for name in hashes], dtype=np.uint64)

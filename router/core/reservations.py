@@ -1,0 +1,135 @@
+"""A worker reserved for the request that has waited longest, where others keep passing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies.contract import Ints
+from router.core.columns import WorkerColumns
+from router.core.eligible import Rows
+from router.core.hold_queue import PASSED_S, Pending
+
+PASSES = 8  # of one request; with fewer, room may just have been elsewhere
+
+_Line = dict[int, "_Wait"]  # by serial, in the order in which they began to wait
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Somebody who waits. Lifetime: as long as it does."""
+
+    pending: Pending
+    passed: int = 0  # requests sent since that were not ahead of it, while it was first
+    barren: set[int] = field(default_factory=set)  # workers that were empty and not taken
+    worker_id: int | None = None  # kept for it
+
+
+class Reservations:
+    """At most one worker of a model is kept at a time. Lifetime: process."""
+
+    def __init__(self, columns: WorkerColumns) -> None:
+        self.begun = 0  # times that a worker began to be kept
+        self._columns = columns
+        self._lines: dict[tuple[str, int], _Line] = {}  # by model and priority
+        self._kept: dict[str, _Wait] = {}  # by model
+        self._without: tuple[Rows, int, Rows | None] | None = None  # the latest answer of `rows`
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    # What the hold queue tells.
+
+    def waits(self, pending: Pending) -> None:
+        """It begins to wait."""
+        key = pending.arrival.model, pending.arrival.priority
+        self._lines.setdefault(key, {})[pending.serial] = _Wait(pending)
+
+    def waits_no_more(self, pending: Pending) -> None:
+        """It was sent, turned away, or its client left."""
+        model = pending.arrival.model
+        key = model, pending.arrival.priority
+        line = self._lines[key]
+        wait = line.pop(pending.serial)
+        if not line:
+            del self._lines[key]
+        if self._kept.get(model) is wait:
+            del self._kept[model]
+
+    def sent(self, pending: Pending) -> None:
+        """A request is sent, whether it waited or not."""
+        model = pending.arrival.model
+        for (name, _), line in self._lines.items():
+            first = next(iter(line.values()))
+            if name == model and first.pending is not pending and not _ahead(pending, first):
+                first.passed += 1
+
+    # What the chooser asks.
+
+    def rows(self, pending: Pending, rows: Rows) -> Rows | None:
+        """`rows` without the worker that is kept for somebody whom this one is not ahead of.
+
+        None: no other one is left.
+        """
+        wait = self._kept.get(pending.arrival.model)
+        if wait is None or wait.pending is pending or _ahead(pending, wait):
+            return rows
+        worker_id = wait.worker_id
+        if worker_id is None or worker_id not in rows.worker_ids:
+            return rows
+        known = self._without
+        if known is None or known[0] is not rows or known[1] != worker_id:
+            rest = [worker for worker in rows.workers if worker.worker_id != worker_id]
+            known = self._without = rows, worker_id, Rows.of(rest) if rest else None
+        return known[2]
+
+    def refused(self, pending: Pending, rows: Rows, hits: Ints, now_s: float) -> None:
+        """No worker of `rows` takes it, whose hits on each are `hits`: shall one be kept for it?"""
+        model, priority = pending.arrival.model, pending.arrival.priority
+        if not pending.held or now_s - pending.arrival.now_s <= PASSED_S:
+            return
+        first = next(iter(self._lines[model, priority].values()))
+        if first.pending is not pending or first.passed < PASSES:
+            return
+        kept = self._kept.get(model)
+        if kept is not None and kept is not first and kept.pending.arrival.priority <= priority:
+            return
+        self._barren(first, rows)
+        if first.worker_id in rows.worker_ids:
+            return
+        first.worker_id = self._best(first, rows, hits)
+        if first.worker_id is None:
+            if kept is first:
+                del self._kept[model]
+        else:
+            self._kept[model] = first
+            self.begun += 1
+
+    def _barren(self, wait: _Wait, rows: Rows) -> None:
+        """Give up the kept worker where it has nothing to do and is not taken all the same."""
+        if wait.worker_id not in rows.worker_ids:
+            wait.worker_id = None
+            return
+        slot = rows.slot_ids[rows.worker_ids.index(wait.worker_id)]
+        columns = self._columns
+        others = columns.foreign_running[slot] + columns.foreign_waiting[slot]
+        if not columns.requests[slot] and not others:
+            wait.barren.add(wait.worker_id)
+            wait.worker_id = None
+
+    def _best(self, wait: _Wait, rows: Rows, hits: Ints) -> int | None:
+        """Of those not barren the largest, then with most of its prompt, then the least busy."""
+        columns, slots = self._columns, rows.slot_ids
+        large = np.nan_to_num(columns.kv_capacity_tokens[slots], nan=0.0)
+        order = np.lexsort((columns.requests[slots], -hits, -large))  # stable: then by worker id
+        ids = (rows.worker_ids[place] for place in order.tolist())
+        return next((worker_id for worker_id in ids if worker_id not in wait.barren), None)
+
+
+def _ahead(pending: Pending, wait: _Wait) -> bool:
+    """Whether the hold queue would put it before the other one, however long that has waited."""
+    priority, other = pending.arrival.priority, wait.pending
+    if priority != other.arrival.priority:
+        return priority < other.arrival.priority
+    return pending.standing != "new" and other.turn[0]

@@ -1,0 +1,237 @@
+"""Session tracking, on while the policy in use asks for it, and what a decision sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from policies.contract import Bools, Floats, Hashes, Ints, Standing
+from policies.facts import Arrival
+from policies.load import LoadedPolicy
+from router.core.columns import WorkerColumns
+from router.core.eligible import Rows
+from router.core.hold_queue import Pending
+from router.core.ledger import Ledger
+from router.core.settings import CoreSettings
+from router.core.workers import Worker, WorkerTable
+from router.estimators.sessions import SessionRequest, Sessions
+
+
+class SessionView:
+    """Lifetime: one decision."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        visit: SessionRequest,
+        rows: Rows,
+        hits: Ints,
+        columns: WorkerColumns,
+        chain: Hashes,
+    ) -> None:
+        self._hits, self._chain = hits, chain
+        self.trunk_tokens = visit.trunk_tokens
+        self._sessions, self._visit = sessions, visit
+        self._slots, self._columns = rows.slots, columns
+        self._own_slot, self._own_tokens, self._own_work = sessions.own(visit)
+        self._own_row = self._row_of(self._own_slot)
+        self.home_id = int(columns.worker_id[self._own_slot]) if self._own_slot >= 0 else -1
+        self.standing = self._standing(rows, hits)
+        self.return_chance = sessions.return_chance(visit, rows.slots)
+
+    def _standing(self, rows: Rows, hits: Ints) -> Standing:
+        visit, best = self._visit, int(hits.argmax())
+        hit = int(hits[best])
+        if visit.private_before:
+            if hit >= visit.trunk_tokens + visit.private_before / 2:
+                return "warm"
+            # Where events were lost, the hits are a lower bound: it is believed to be at home.
+            known = self._own_row is None or not self._columns.hits_unknown[self._own_slot]
+            return "cold" if known else "warm"
+        # Not seen by this router, but perhaps by one before it: what one worker alone holds of a
+        # prompt is nobody's trunk. Half of the prompt beyond what others hold, too, is a cache.
+        shared = visit.trunk_tokens
+        if hit > shared:
+            others = hits.copy()
+            others[best] = 0
+            shared = max(int(others.max()), shared)
+        private = visit.prompt_tokens - shared
+        if hit > shared and 2 * (hit - shared) >= private:
+            self.home_id = rows.worker_ids[best]
+            return "warm"
+        return "new"
+
+    def working_set_tokens(self) -> Floats:
+        """float64[rows], without the session of this request."""
+        sets = self._sessions.sets
+        tokens: Floats = sets.private_tokens[self._slots] + sets.trunk_tokens[self._slots]
+        tokens += self._sessions.strangers.wanted_tokens[self._slots]
+        if self._own_row is not None:
+            tokens[self._own_row] -= self._own_tokens
+        # Rounding may leave a sum a hair below nothing.
+        return np.maximum(tokens, 0.0, out=tokens)
+
+    def working_set_s(self) -> Floats:
+        """float64[rows], without the session of this request."""
+        speeds = self._columns.prefill_tokens_per_s[self._slots]
+        # Of strangers it is not known how deep in a context they lie: at least linear work.
+        work = self._sessions.sets.cold_work + self._sessions.strangers.wanted_tokens
+        seconds: Floats = work[self._slots] / speeds
+        if (row := self._own_row) is not None:
+            seconds[row] -= self._own_work / speeds[row]
+        return np.maximum(seconds, 0.0, out=seconds)
+
+    def holds_trunk(self) -> Bools:
+        """bool[rows]: where another session with the same trunk is at home."""
+        sets, visit = self._sessions.sets, self._visit
+        holding = sets.holding(visit.trunk)[self._slots]
+        row = self._own_row
+        if row is None or not holding[row] or not self._sessions.has_trunk(visit):
+            return holding
+        if sets.sessions_with(visit.trunk, self._own_slot) > 1:
+            return holding
+        holding = holding.copy()
+        holding[row] = False
+        return holding
+
+    def trunk(self) -> tuple[int, int]:
+        """(Tokens of the trunk, how many more of the rows should hold it; 0 or less: enough do)."""
+        trunk = self._sessions.trunks.of(self._chain)
+        if trunk is None:
+            return 0, 0
+        copies = int(np.count_nonzero(self._hits >= trunk.tokens))
+        return trunk.tokens, min(trunk.wanted_copies, len(self._hits)) - copies
+
+    def cycle_s(self) -> float:
+        """Seconds of a turn whose cache is warm."""
+        return self._sessions.cycle.seconds(self._slots)
+
+    def _row_of(self, slot: int) -> int | None:
+        """The row of a worker slot; None: it is not among them."""
+        slots = self._slots
+        if isinstance(slots, slice):
+            return slot - slots.start if slots.start <= slot < slots.stop else None
+        rows = np.flatnonzero(slots == slot)
+        return int(rows[0]) if len(rows) else None
+
+
+class SessionTracking:
+    """Lifetime: process. `sessions` is None while no policy asks for them."""
+
+    def __init__(
+        self,
+        columns: WorkerColumns,
+        settings: CoreSettings,
+        ledger: Ledger,
+        workers: WorkerTable,
+        policy: LoadedPolicy,
+    ) -> None:
+        self._columns, self._settings, self._ledger = columns, settings, ledger
+        self._workers = workers
+        self._looked_at: set[int] = set()  # workers whose caches were asked for strangers
+        self.sessions: Sessions | None = None
+        self.follow(policy, ())
+
+    def follow(self, policy: LoadedPolicy, under_way: Iterable[Pending]) -> None:
+        """Begin, go on, or stop, as this policy needs; `under_way`: unfinished, oldest first."""
+        if not policy.needs_sessions:
+            self.sessions = None
+            for pending in under_way:
+                pending.visit = None
+        elif self.sessions is None:
+            settings = self._settings
+            # Each of these may have a session of its own, and none of them can be forgotten.
+            limit = max(settings.sessions, settings.inflight_requests + settings.peer_requests)
+            self._looked_at.clear()
+            self.sessions = Sessions(
+                self._columns, settings.max_workers, limit, settings.session_blocks
+            )
+            for pending in under_way:
+                self.arrived(pending)
+                charge = self._ledger.get(pending.arrival.request_id)
+                if charge is not None:
+                    self.dispatched(pending, charge.slot)
+
+    def arrived(self, pending: Pending) -> None:
+        """A request came in: whose is it?"""
+        if self.sessions is not None:
+            pending.visit = self.sessions.arrived(pending.arrival, *_prompt(pending.arrival))
+
+    def look(self, pending: Pending) -> None:
+        """The same for a request that only asks what would be: nothing is remembered of it."""
+        if self.sessions is not None:
+            pending.visit = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
+
+    def view(self, pending: Pending, rows: Rows, hits: Ints) -> SessionView | None:
+        """What a decision is told; None: nothing."""
+        if self.sessions is None or pending.visit is None:
+            return None
+        chain = pending.arrival.chains[rows.block_sizes[0]]
+        told = SessionView(self.sessions, pending.visit, rows, hits, self._columns, chain)
+        if not pending.held:  # its place in the queue stays
+            pending.standing = told.standing
+        return told
+
+    def wanted_tokens(self, slot: int) -> float:
+        """Tokens that sessions at home on a worker will want again; NaN: nobody follows them."""
+        if self.sessions is None:
+            return float("nan")
+        sets = self.sessions.sets
+        # Rounding may leave a sum a hair below nothing until it is made anew.
+        known = float(sets.private_tokens[slot] + sets.trunk_tokens[slot])
+        return max(known, 0.0) + float(self.sessions.strangers.wanted_tokens[slot])
+
+    def dispatched(self, pending: Pending, slot: int) -> None:
+        """It was sent to the worker in `slot`."""
+        if self.sessions is None or (visit := pending.visit) is None:
+            return
+        if pending.standing == "warm" and not visit.private_before:
+            self.sessions.strangers.known(slot, visit.prompt_tokens - visit.trunk_tokens)
+        self.sessions.dispatched(visit, slot)
+
+    def held(self, pending: Pending) -> None:
+        """It must wait at the router. One whose cache is warm may do so for its home's sake."""
+        if self.sessions is None or pending.visit is None:
+            return
+        if pending.standing != "warm":
+            self.sessions.held(pending.visit)
+
+    def ended(self, pending: Pending, now_s: float, output_tokens: int | None = None) -> None:
+        """Its answer is complete (with `output_tokens`), or it came to nothing (None)."""
+        visit, pending.visit = pending.visit, None
+        if self.sessions is not None and visit is not None:
+            self.sessions.ended(visit, output_tokens, now_s)
+
+    def lost(self, worker: Worker | None) -> None:
+        """A worker's cache is gone."""
+        if self.sessions is not None and worker is not None:
+            self.sessions.worker_lost(worker.slot)
+            self._looked_at.discard(worker.worker_id)
+
+    def tick(self, now_s: float) -> None:
+        """Time passed."""
+        if self.sessions is not None:
+            self._look_for_strangers(self.sessions, now_s)
+            self.sessions.refresh(now_s)
+
+    def _look_for_strangers(self, sessions: Sessions, now_s: float) -> None:
+        """Where a cache has become known since it was last empty, or since they are followed."""
+        if len(self._looked_at) == len(self._workers):
+            return
+        self._looked_at.intersection_update(worker.worker_id for worker in self._workers)
+        for worker in self._workers:
+            if worker.kv.known and worker.worker_id not in self._looked_at:
+                self._looked_at.add(worker.worker_id)
+                if not worker.kv.exact:  # known by turnover: all of it was stored before our eyes
+                    continue
+                held = worker.kv.resident_blocks * worker.facts.block_size
+                sessions.strangers.found(worker.slot, held - self.wanted_tokens(worker.slot), now_s)
+
+
+def _prompt(arrival: Arrival) -> tuple[Hashes, int]:
+    """(Its chain, block size): of the smallest blocks, where sessions part is seen best."""
+    if not arrival.chains:  # nobody serves it
+        return np.empty(0, dtype=np.uint64), 1
+    size = min(arrival.chains)
+    return arrival.chains[size], size

@@ -1,0 +1,353 @@
+"""What all feeds share; delivery of batches to the core, counters, shared readers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import aiohttp
+import zmq.asyncio
+from xxhash import xxh3_64_intdigest
+
+from engine.wire import WireError
+from kvkernels import EventBatch
+from policies.facts import KvEvents, ReplayEnd
+from router.core.kv_events import WireEvents
+from router.lines import worth_a_line
+
+
+class Claim(Protocol):
+    """This router's part in who reads a worker's events."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether they are to be read here, now."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where they come from, for people."""
+        ...
+
+    def open(self, on_change: Callable[[], None]) -> None:
+        """`on_change` is told whenever `reads` has changed. Raises ValueError where another feed
+        has this worker's events.
+        """
+        ...
+
+    def close(self) -> None:
+        """They are not wanted any more."""
+        ...
+
+    def tell(self, fact: KvEvents | ReplayEnd) -> None:
+        """What was read here, for the core and for all others."""
+        ...
+
+    def missing(self) -> bool:
+        """Events are missing. Whether whoever reads here is to ask for them."""
+        ...
+
+
+log = logging.getLogger(__name__)
+
+Key = str | int
+Message = Any  # what the reader of that address gives; feed and reader are of one file
+
+
+class ReaderQueue:
+    """One feed's place at a hub. Lifetime: feed."""
+
+    def __init__(self, limit: int, dropped: Callable[[], None]) -> None:
+        self._queue: asyncio.Queue[Message] = asyncio.Queue(limit)
+        self._dropped = dropped
+        self.connected: Callable[[], None] = lambda: None
+        self._end: BaseException | None = None
+
+    async def receive(self) -> Message:
+        """The next message. Raises what ended the reader."""
+        message = await self._queue.get()
+        if self._end is not None:
+            raise self._end
+        return message
+
+    def give(self, message: Message) -> None:
+        """Keep it for the feed; one beyond the limit is dropped, and counted there."""
+        try:
+            self._queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self._dropped()
+
+    def end(self, error: BaseException) -> None:
+        """No more will come."""
+        self._end = error
+        with suppress(asyncio.QueueFull):  # a full queue wakes its feed as well
+            self._queue.put_nowait(None)
+
+
+class SharedReader:
+    """The seats at one address. Lifetime: from the first feed's start to the last one's end."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.seats: dict[Key, ReaderQueue] = {}
+        self.strays = 0  # messages that nobody sits there for
+        self.reader: asyncio.Task[None] | None = None
+
+    def give(self, key: Key, message: Message) -> None:
+        """A message for the seat `key`; where nobody sits there, count it."""
+        seat = self.seats.get(key)
+        if seat is not None:
+            seat.give(message)
+            return
+        self.strays += 1
+        if worth_a_line(self.strays):
+            log.warning(
+                "%s: %d messages with events that no worker is to have, now of %.100r",
+                self.address,
+                self.strays,
+                key,
+            )
+
+    def give_all(self, message: Message) -> None:
+        """A message for everybody."""
+        for seat in self.seats.values():
+            seat.give(message)
+
+    def connected(self) -> None:
+        """Somebody connected: tell everybody, for nobody knows yet who it is."""
+        for seat in self.seats.values():
+            seat.connected()
+
+    def end(self, reader: asyncio.Task[None]) -> None:
+        """The reader ended by itself, which it never should: tell everybody."""
+        error = None if reader.cancelled() else reader.exception()
+        for seat in self.seats.values():
+            seat.end(error or RuntimeError(f"nobody reads {self.address} any more"))
+
+
+Reader = Callable[[SharedReader], Coroutine[Any, Any, None]]
+
+
+class SharedReaders:
+    """All hubs, by their address. Lifetime: process."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, SharedReader] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @asynccontextmanager
+    async def joined(
+        self, address: str, key: Key, limit: int, dropped: Callable[[], None], read: Reader
+    ) -> AsyncIterator[ReaderQueue]:
+        """A seat for `key` at `address`, read by `read` from the first seat on.
+
+        At most `limit` messages wait in it. Raises ValueError where the seat is taken.
+        """
+        hub = self._open.get(address)
+        if hub is None or hub.reader is None or hub.reader.done():
+            hub = self._open[address] = SharedReader(address)
+            hub.reader = asyncio.create_task(read(hub))
+            hub.reader.add_done_callback(hub.end)
+        if key in hub.seats:
+            raise ValueError(f"two workers take the events of {key!r} at {address}")
+        seat = hub.seats[key] = ReaderQueue(limit, dropped)
+        try:
+            yield seat
+        finally:
+            del hub.seats[key]
+            if not hub.seats:
+                await self._close(hub)
+
+    async def _close(self, hub: SharedReader) -> None:
+        if self._open.get(hub.address) is hub:
+            del self._open[hub.address]
+        assert hub.reader is not None
+        hub.reader.cancel()
+        await asyncio.gather(hub.reader, return_exceptions=True)
+
+
+_TURN_S = 0.005  # of batches that wait already, before others get a turn of the event loop
+_LARGE_BYTES = 256 << 10  # of a payload: decoded beside the event loop
+
+
+# Of a worker, with the number of its latest live batch: whether a peer told all that it holds.
+Borrow = Callable[[int, Callable[[], int]], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedContext:
+    """What the feeds of all workers are given. Lifetime: feed; `hubs` and sockets: process."""
+
+    http: aiohttp.ClientSession
+    zmq: zmq.asyncio.Context
+    clock: Callable[[], float]
+    tell: Callable[[KvEvents | ReplayEnd], None]  # a fact for the core
+    hubs: SharedReaders
+    timeout_s: float  # for one answer: a snapshot's begin, a replayed batch
+    backlog_batches: int  # that may wait in front of a feed
+    # ZMQ does not say when a subscription has reached the publisher: what it published between
+    # our first question and then is asked for once more, when that must be over.
+    subscribed_s: float = 1.0
+    first_seq: int = 0  # number of the first batch to ask for
+    wants_snapshot: Callable[[], bool] = lambda: False  # whether the core lacks what a replay tells
+    # For a worker's events at an address that one router alone can have; None: it is alone.
+    claim: Callable[[int, str], Claim] | None = None
+    borrow: Borrow | None = None  # for what an engine cannot tell; None: there are no peers
+    keeps_payloads: bool = False  # facts have live batches also as they came
+    wall: Callable[[], float] = time.time  # seconds since the epoch, as batches are stamped
+
+
+@dataclass(slots=True)
+class FeedCounters:
+    """Lifetime: worker. Counts only ever grow."""
+
+    malformed_frames: int = 0
+    skipped_events: int = 0
+    replays: int = 0
+    snapshots: int = 0
+    failed_syncs: int = 0  # neither a replay nor a snapshot could be had
+    failed_polls: int = 0
+    dropped_frames: int = 0  # that waited in front of this feed, beyond its backlog
+    # Not a count: how old the latest live batch was when it came, by its publisher's stamp.
+    lag_s: float | None = None
+
+
+class Delivery:
+    """One worker's batches on their way to the core. Lifetime: worker."""
+
+    def __init__(self, worker_id: int, model: str, context: FeedContext) -> None:
+        self.worker_id = worker_id
+        self.model = model
+        self.counters = FeedCounters()
+        self.next_seq = 0  # after the last batch told
+        self.live_seq = -1  # of the last live batch
+        self._tell = context.tell
+        self._clock = context.clock
+        self._wall = context.wall
+        self._keeps_payloads = context.keeps_payloads
+
+    async def batch(
+        self, seq: int, payload: bytes, source: Literal["live", "replay"], digest: int | None = None
+    ) -> None:
+        """Tell a batch of wire events. Raises WireError where it is none.
+
+        `digest` is by default the payload's; 0 where equal payloads say nothing of its publisher.
+        """
+        if len(payload) > _LARGE_BYTES:
+            batch = await asyncio.to_thread(decoded, payload)
+        else:
+            batch = decoded(payload)
+        if source == "live" and batch.ts_s and math.isfinite(batch.ts_s):
+            self.counters.lag_s = self._wall() - batch.ts_s
+        self.counters.skipped_events += batch.skipped
+        self.next_seq = seq + 1
+        if source == "live":
+            self.live_seq = seq
+        if digest is None:
+            digest = xxh3_64_intdigest(payload)
+        kept = payload if self._keeps_payloads and source == "live" else None
+        events = WireEvents(batch, self.model, len(payload), kept)
+        self._tell(KvEvents(self._clock(), self.worker_id, seq, events, source, digest))
+
+    def snapshot(self, seq: int, batches: Sequence[EventBatch], heard_seq: int) -> None:
+        """Tell the worker's whole cache as of `seq`.
+
+        `heard_seq`: the last batch that had been told when it was asked for. The publisher of that
+        one cannot have a cache as of an earlier batch: this is another one's.
+        """
+        if seq < heard_seq:
+            self.began_anew()
+        self.counters.snapshots += 1
+        self.counters.skipped_events += sum(batch.skipped for batch in batches)
+        self.next_seq = seq + 1
+        events = WireEvents(batches, self.model)
+        self._tell(KvEvents(self._clock(), self.worker_id, seq, events, "snapshot"))
+
+    def replay_end(self, answered: bool) -> None:
+        """Tell that no more of what was missed will come."""
+        self._tell(ReplayEnd(self._clock(), self.worker_id, answered))
+
+    def began_anew(self) -> None:
+        """Tell that the publisher has nothing left of what was heard of it."""
+        log.info("worker %d: its publisher lacks what it had published before", self.worker_id)
+        self._tell(ReplayEnd(self._clock(), self.worker_id, answered=True, began_anew=True))
+
+    def unheard(self, endpoint: str, waited_s: float) -> None:
+        """Say that nobody publishes there: no later batch would show that one is missing."""
+        line = "worker %d: no publisher at %s after %g s: its KV events are not heard"
+        log.warning(line, self.worker_id, endpoint, waited_s)
+
+    def malformed(self, error: WireError) -> None:
+        """Count a message that cannot be read."""
+        self.counters.malformed_frames += 1
+        total = self.counters.malformed_frames
+        if worth_a_line(total):  # a broken publisher must not fill the log
+            log.warning("worker %d: %d malformed event frames: %s", self.worker_id, total, error)
+
+    def failed_poll(self, error: Exception) -> None:
+        """Count a question that was not answered."""
+        self.counters.failed_polls += 1
+        total = self.counters.failed_polls
+        if worth_a_line(total):
+            log.warning("worker %d: %d polls for events failed: %r", self.worker_id, total, error)
+
+    def failed_sync(self, why: str) -> None:
+        """Count what was missed and could not be had again."""
+        self.counters.failed_syncs += 1
+        total = self.counters.failed_syncs
+        if worth_a_line(total):
+            line = "worker %d: missed events are not to be had: %s (%d so far)"
+            log.warning(line, self.worker_id, why, total)
+
+    def dropped(self) -> None:
+        """Count a message for which there was no room in front of this feed."""
+        self.counters.dropped_frames += 1
+        total = self.counters.dropped_frames
+        if worth_a_line(total):
+            log.warning(
+                "worker %d: %d event frames dropped, its backlog is full", self.worker_id, total
+            )
+
+
+class LoopYield:
+    """Gives others a turn of the event loop while messages wait without end.
+
+    Receiving a message that is there already does not wait, so a flood of events would keep
+    the loop to itself. Lifetime: one loop of a feed.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_s = clock()
+
+    async def over(self) -> None:
+        """Called between two messages."""
+        if self._clock() - self._began_s >= _TURN_S:
+            await asyncio.sleep(0)
+            self._began_s = self._clock()
+
+
+def decoded(payload: bytes) -> EventBatch:
+    """The batch in a payload, all of it or nothing. Raises WireError."""
+    try:
+        return EventBatch(payload)
+    except ValueError as error:
+        raise WireError(str(error)) from error
+
+
+async def read_bounded(reply: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The whole body. Raises WireError for one of more than `limit` bytes."""
+    body = bytearray()
+    async for chunk in reply.content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) > limit:
+            raise WireError(f"{reply.method} {reply.url}: an answer of more than {limit} bytes")
+    return bytes(body)

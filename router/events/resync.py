@@ -1,0 +1,328 @@
+"""What a publisher sent while we did not listen, asked for by snapshot and by replay.
+
+A snapshot serves a late joiner best, a replay a gap; where the first is not to be had, the other
+one is asked for; then, where several routers share what they know, a copy of one of those. The
+core keeps live batches meanwhile and puts everything in order. It alone says whether something
+is missing still (`router.core.kv_state`); this module only sees to it that whoever has a
+snapshot is asked for it again while the core wants one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import aiohttp
+import zmq
+import zmq.asyncio
+
+from engine.wire import WireError, parse_replay, replay_request
+from engine.wire.events import MAX_SNAPSHOT_BYTES, snapshot_payloads
+from kvkernels import EventBatch
+from router.events.delivery import Delivery, FeedContext, LoopYield, decoded, read_bounded
+from router.events.sources import ZmqSource
+from router.events.zmq_sockets import opened
+
+log = logging.getLogger(__name__)
+
+_REPLAY_BATCHES = 20_000  # that may wait for us: twice what vLLM keeps
+_REPLAY_MAX_S = 30.0  # for a whole replay, however long its batches keep coming
+
+
+@dataclass(slots=True)
+class Replayed:
+    """A replay that was answered. Lifetime: answer."""
+
+    first_seq: int | None = None  # of its batches
+    last_seq: int = -1
+    leaps: bool = False  # batches are missing in it that it lacked when asked for them alone
+
+
+class Publisher(Protocol):
+    """One publisher. What it answers is told to the core at once."""
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether it can tell its whole cache."""
+        ...
+
+    @property
+    def has_replay(self) -> bool:
+        """Whether it can tell batches once more."""
+        ...
+
+    @property
+    def where(self) -> str | None:
+        """The address that is asked, for people."""
+        ...
+
+    async def snapshot(self) -> bool:
+        """Whether it told its whole cache."""
+        ...
+
+    async def replay(self, from_seq: int) -> Replayed | None:
+        """Its batches from `from_seq` on, those it kept; None where it did not answer."""
+        ...
+
+
+class ZmqPublisher:
+    """The publisher of a `ZmqSource`. Lifetime: feed."""
+
+    def __init__(self, source: ZmqSource, teller: Delivery, context: FeedContext) -> None:
+        self._source = source
+        self._teller = teller
+        self._context = context
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether it can tell its whole cache."""
+        return self._source.snapshot is not None
+
+    @property
+    def has_replay(self) -> bool:
+        """Whether it can tell batches once more."""
+        return self._source.replay is not None
+
+    @property
+    def where(self) -> str | None:
+        """The address that is asked, for people."""
+        return self._source.snapshot or self._source.replay
+
+    async def snapshot(self) -> bool:
+        """Tell its whole cache; False where it cannot be had."""
+        url = self._source.snapshot
+        heard_seq = self._teller.next_seq - 1
+        if url is None:
+            return False
+        try:
+            timeout = aiohttp.ClientTimeout(total=self._context.timeout_s * 5)
+            async with self._context.http.get(url, timeout=timeout, allow_redirects=False) as reply:
+                if reply.status != 200:
+                    raise WireError(f"GET {url} answered {reply.status}")
+                body = await read_bounded(reply, MAX_SNAPSHOT_BYTES)
+            # In a thread: there may be tens of millions of tokens.
+            seq, batches = await asyncio.to_thread(_batches_of_snapshot, body)
+        except (aiohttp.ClientError, TimeoutError, WireError) as error:
+            log.info("worker %d: no snapshot: %s", self._teller.worker_id, error)
+            return False
+        self._teller.snapshot(seq, batches, heard_seq)
+        return True
+
+    async def replay(self, from_seq: int) -> Replayed | None:
+        """Tell the batches it kept, from `from_seq` on; None where it does not answer."""
+        if self._source.replay is None:
+            return None
+        replayed = Replayed()
+        try:
+            async with asyncio.timeout(_REPLAY_MAX_S):
+                again: int | None = from_seq
+                while again is not None:
+                    again = await self._read_replay(self._source.replay, again, replayed)
+        except (TimeoutError, WireError, zmq.ZMQError) as error:
+            if isinstance(error, WireError):
+                self._teller.malformed(error)
+            worker_id = self._teller.worker_id
+            where, why = self._source.replay, str(error) or "no answer in time"
+            log.info("worker %d: replay from %d at %s failed: %s", worker_id, from_seq, where, why)
+            return None
+        self._teller.counters.replays += 1
+        return replayed
+
+    async def _read_replay(self, endpoint: str, from_seq: int, replayed: Replayed) -> int | None:
+        """Tell the core what is replayed; None at its end, else where to ask again.
+
+        A publisher that replays faster than we read drops what its socket has no room for (vLLM
+        before 0.33), the end mark too: what is left is asked for as long as some of it comes. One
+        that lacks batches for good (TensorRT-LLM, whose own queue was full) is not asked for each.
+        Raises TimeoutError, WireError or zmq.ZMQError.
+        """
+        turn = LoopYield(self._context.clock)
+        next_seq = None
+        with opened(self._context, zmq.DEALER, _REPLAY_BATCHES) as dealer:
+            dealer.connect(endpoint)
+            await dealer.send_multipart(replay_request(from_seq))
+            while True:
+                try:
+                    async with asyncio.timeout(self._context.timeout_s):
+                        frames = await dealer.recv_multipart()
+                except TimeoutError:
+                    if next_seq is None:
+                        raise
+                    return next_seq
+                await turn.over()
+                live = parse_replay(frames)
+                if live is None:
+                    return None
+                if next_seq is None:
+                    replayed.leaps |= replayed.first_seq is not None and live.seq > from_seq
+                elif live.seq > next_seq and not replayed.leaps:
+                    return next_seq
+                if replayed.first_seq is None:
+                    replayed.first_seq = live.seq
+                replayed.last_seq = live.seq
+                await self._teller.batch(live.seq, live.payload, "replay")
+                next_seq = live.seq + 1
+
+
+def _batches_of_snapshot(body: bytes) -> tuple[int, list[EventBatch]]:
+    """(seq, batches) of a snapshot. Raises WireError."""
+    seq, payloads = snapshot_payloads(body)
+    return seq, [decoded(payload) for payload in payloads]
+
+
+_MORE_TRIES = 2
+_ASK_AGAIN_S = 1.0  # between two tries at a worker that answers neither replay nor snapshot
+_BETWEEN_SYNCS_S = 0.1  # a worker whose stream has gap after gap must not be asked without end
+_OVERLAP = 64  # batches asked for again of those heard: some came before we saw the connection
+
+# What became of a question; "anew": the publisher has nothing left of what was heard of it.
+Answer = Literal["told", "none", "anew"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What to ask for. Lifetime: answer."""
+
+    from_seq: int
+    heard_seq: int = -1  # of what was heard up to here, something must come again
+
+    @property
+    def proves(self) -> bool:
+        """Whether the answer tells if the publisher is still the one that was heard."""
+        return self.heard_seq >= 0
+
+    def proven_by(self, replayed: Replayed) -> bool:
+        """Whether it has what was heard; by their digests the core knows those batches again."""
+        first_seq, last_seq = replayed.first_seq, replayed.last_seq
+        return first_seq is not None and first_seq <= self.heard_seq <= last_seq
+
+
+async def _nobody() -> bool:
+    return False
+
+
+class Resync:
+    """Asks one publisher for what was missed. Lifetime: feed."""
+
+    def __init__(
+        self,
+        asked: Publisher,
+        teller: Delivery,
+        wants_snapshot: Callable[[], bool],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        borrowed: Callable[[], Awaitable[bool]] = _nobody,
+    ) -> None:
+        """`wants_snapshot`: by the core; `pause` waits for so many seconds; `borrowed`: whether a
+        peer told all that it knows.
+        """
+        self._publisher = asked
+        self._teller = teller
+        self._wants_snapshot = wants_snapshot
+        self._borrowed = borrowed
+        self._pause = pause
+        self._asked = asyncio.Event()  # one of the two that follow waits
+        self._from_seq: int | None = None
+        self._after_absence = False
+        # The last batch heard when the publisher came back: the first time, and the latest one.
+        self._heard_at: tuple[int, int] | None = None
+
+    def ask(self, from_seq: int) -> None:
+        """Ask for everything from `from_seq` on. Of several that wait, the earliest is asked."""
+        waits = self._from_seq
+        self._from_seq = from_seq if waits is None else min(from_seq, waits)
+        self._asked.set()
+
+    def note_absence(self) -> None:
+        """The publisher was away and is back: from now on it may be another one."""
+        heard_seq = self._teller.next_seq - 1
+        first_seq = heard_seq if self._heard_at is None else self._heard_at[0]
+        self._heard_at = first_seq, heard_seq
+
+    def ask_after_absence(self) -> None:
+        """Ask whether the publisher is still the one that was heard, and for what it published."""
+        if not self._publisher.has_replay:  # nobody can tell but its next batch, by its number
+            return
+        self._after_absence = True
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Answer what is asked, until cancelled."""
+        while True:
+            await self._asked.wait()
+            question = self._next_question()
+            answer = await self._sync(question)
+            for _ in range(self._tries_left):
+                if answer != "none":
+                    break
+                await self._pause(_ASK_AGAIN_S)
+                answer = await self._sync(question)
+            self._tell_end(question, answer)
+            unanswered = answer == "none"
+            well = not (unanswered or self._lacking)
+            await self._pause(_BETWEEN_SYNCS_S if well else _ASK_AGAIN_S)
+            if self._publisher.has_snapshot and (
+                unanswered or (self._lacking and not self._asked.is_set())
+            ):
+                self.ask(0)  # its whole cache mends what no replay can
+
+    def _tell_end(self, question: _Question, answer: Answer) -> None:
+        """Where another question waits, that one speaks for what is missing now."""
+        if answer == "none":
+            where = self._publisher.where
+            why = f"no usable answer at {where}" if where else "it has no replay endpoint"
+            self._teller.failed_sync(why)
+        if answer == "anew":
+            self._teller.began_anew()
+        elif not self._asked.is_set():
+            self._teller.replay_end(answer != "none")
+        elif answer == "none" and not question.proves:
+            self.ask(question.from_seq)
+
+    def _next_question(self) -> _Question:
+        if self._after_absence:  # first: of another one, a snapshot tells nothing of what was heard
+            latest_seq = self._teller.next_seq - 1
+            first_seq, heard_seq = self._heard_at or (latest_seq, latest_seq)
+            question = _Question(max(min(first_seq, heard_seq) - _OVERLAP, 0), heard_seq)
+            self._after_absence, self._heard_at = False, None
+        else:
+            question = _Question(self._from_seq or 0)
+            self._from_seq = None
+        if self._from_seq is None and not self._after_absence:
+            self._asked.clear()
+        return question
+
+    @property
+    def _tries_left(self) -> int:
+        """How often to ask once more what nobody answered, before all that is known is given up."""
+        publisher = self._publisher
+        return _MORE_TRIES if publisher.has_replay and not publisher.has_snapshot else 0
+
+    @property
+    def _lacking(self) -> bool:
+        """Whether the snapshot is to be asked for, by all that the core was told until now."""
+        return self._publisher.has_snapshot and self._wants_snapshot()
+
+    async def _sync(self, question: _Question) -> Answer:
+        publisher, from_seq = self._publisher, question.from_seq
+        is_whole = from_seq == 0 and not question.proves
+        if is_whole and (await publisher.snapshot() or await self._borrowed()):
+            return "told"
+        replayed = await publisher.replay(from_seq)
+        if question.proves:
+            if replayed is None:
+                return "none"
+            if not question.proven_by(replayed):
+                return "anew"
+            # One that goes on with the numbers of a snapshot that we had of another one shows in
+            # no batch: nobody has told those that the snapshot included.
+            if publisher.has_snapshot:
+                return "told" if await publisher.snapshot() else "none"
+        may_mend = from_seq != 0 and not self._asked.is_set()  # else the next question is asked
+        if may_mend and (replayed is None or self._lacking) and await publisher.snapshot():
+            return "told"
+        if may_mend and self._wants_snapshot() and await self._borrowed():
+            return "told"
+        return "none" if replayed is None else "told"

@@ -1,0 +1,242 @@
+"""Where a worker's KV events are to be had, as data, and how an engine's answers announce it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from engine.wire import WireError
+
+MAX_RANK = 4_095
+_WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
+_CONNECTED = re.compile(
+    r"tcp://[^\s/:*]+:(\d{1,5})|tcp://\[[0-9a-fA-F:.%]+\]:(\d{1,5})|ipc://\S{1,100}"
+)
+_BOUND = re.compile(
+    r"tcp://(?:\*|[^\s/:*]+):(\d{1,5})|tcp://\[[0-9a-fA-F:.%]+\]:(\d{1,5})|ipc://\S{1,100}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ZmqSource:
+    """Batches published by ZMQ; URLs as ZMQ and HTTP take them.
+
+    `topic`: where we connect, the prefix (UTF-8, may be empty) to subscribe to. `bind`: we bind
+    `live` and engines connect to it; workers that share it are told apart by their whole topic.
+    """
+
+    live: str
+    replay: str | None = None  # a ROUTER that sends again what was missed
+    snapshot: str | None = None  # our engine's own: its whole cache by HTTP
+    topic: str = ""
+    bind: bool = False
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether one router alone can have its events: the one that engines connect to."""
+        return self.bind
+
+    @property
+    def address(self) -> str:
+        """For people."""
+        return f"bind:{self.live}" if self.bind else self.live
+
+
+@dataclass(frozen=True, slots=True)
+class PollSource:
+    """Events that are asked for by HTTP (TensorRT-LLM `POST /kv_cache_events`).
+
+    Reading destroys: nobody else may ask at this URL. `rank`: the one whose events to take;
+    events that name no rank are those of rank 0.
+    """
+
+    url: str
+    rank: int = 0
+
+    @property
+    def exclusive(self) -> bool:
+        """What one router reads is gone for all others."""
+        return True
+
+    @property
+    def address(self) -> str:
+        """For people."""
+        return self.url
+
+
+EventSource = ZmqSource | PollSource
+
+
+def at_rank(source: EventSource, rank: int) -> EventSource:
+    """The source of data-parallel rank `rank` of an engine whose rank 0 has `source`.
+
+    By the rule of vLLM, SGLang and TensorRT-LLM: `tcp` ports are counted up from rank 0's, in
+    the live and the replay endpoint; `inproc` and `ipc` names get `_dp<rank>` at their end
+    (vLLM `offset_endpoint_port`, 0.9 to 0.33). Raises ValueError where there is no such endpoint.
+    """
+    if not 0 <= rank <= MAX_RANK:
+        raise ValueError(f"data-parallel rank {rank}; allowed: 0..{MAX_RANK}")
+    if isinstance(source, PollSource):
+        return replace(source, rank=rank)
+    replay = None if source.replay is None else endpoint_at_rank(source.replay, rank)
+    return replace(source, live=endpoint_at_rank(source.live, rank), replay=replay)
+
+
+def endpoint_at_rank(endpoint: str, rank: int) -> str:
+    """One endpoint of `at_rank`. Raises ValueError."""
+    if rank == 0:
+        return endpoint
+    scheme, _, address = endpoint.partition("://")
+    if scheme in ("inproc", "ipc"):
+        return f"{endpoint}_dp{rank}"
+    host, colon, port = address.rpartition(":")
+    if scheme != "tcp" or not colon or not (port.isascii() and port.isdigit()):
+        raise ValueError(f"{endpoint!r} has no endpoint of rank {rank}: it is no tcp://host:port")
+    if int(port) + rank > 65_535:
+        raise ValueError(f"{endpoint!r} has no endpoint of rank {rank}: no port {int(port) + rank}")
+    return f"tcp://{host}:{int(port) + rank}"
+
+
+def usable(endpoint: str, bind: bool = False) -> bool:
+    """Whether ZMQ can connect to it, or bind it: tcp with a host and a port, or ipc.
+
+    Every address can be bound (`tcp://*:5557`, `tcp://0.0.0.0:5557`), but not connected to.
+    """
+    matched = (_BOUND if bind else _CONNECTED).fullmatch(endpoint)
+    if matched is None:
+        return False
+    port = matched[1] or matched[2]
+    return port is None or 0 < int(port) < 65_536
+
+
+def reachable(endpoint: str, host: str) -> str:
+    """An endpoint that was bound to every address, as seen from here: at the worker's `host`."""
+    scheme, _, address = endpoint.partition("://")
+    bound, colon, port = address.rpartition(":")
+    if scheme == "tcp" and colon and bound in _WILDCARDS:
+        shown = f"[{host}]" if ":" in host else host
+        return f"tcp://{shown}:{port}"
+    return endpoint
+
+
+log = logging.getLogger(__name__)
+
+_Text = Annotated[str, Meta(max_length=1024)]
+_Port = Annotated[int, Meta(ge=1, le=65_535)]
+
+
+@dataclass(frozen=True, slots=True)
+class RankedSources:
+    """Sources by data-parallel rank; none where the engine publishes nothing we can reach."""
+
+    by_rank: dict[int, ZmqSource]
+    ranks: int = 1  # how many the engine has, with events or without
+    block_size: int | None = None  # tokens a block of its events, where it says so
+
+
+class _Config(msgspec.Struct):
+    """A publisher's settings as vLLM shows them, resolved."""
+
+    endpoint: _Text
+    replay_endpoint: _Text | None = None
+    topic: _Text = ""
+    publisher: _Text | None = None
+    enable_kv_cache_events: bool = True
+
+
+class _Announced(msgspec.Struct):
+    """SGLang's account of its publishers."""
+
+    endpoint_host: _Text
+    endpoint_port_base: _Port
+    publisher: _Text | None = None
+    topic: _Text | None = None
+    block_size: Annotated[int, Meta(ge=1, le=65_536)] | None = None
+    dp_size: Annotated[int, Meta(ge=1, le=MAX_RANK + 1)] = 1
+    replay_endpoint_port_base: _Port | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    kv_events: _Announced | None = None
+
+
+def kv_event_sources(body: bytes, host: str) -> RankedSources:
+    """What `GET /kv_event_sources` of the worker at `host` answered.
+
+    A map from rank to settings; empty, or `publisher` "null", where nothing is published. An
+    endpoint that cannot be reached from here is left out with a warning: such a worker can serve
+    all the same. Raises WireError for anything else.
+    """
+    try:
+        settings = msgspec.json.decode(body, type=dict[str, _Config | None])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"/kv_event_sources: {error}") from error
+    if len(settings) > MAX_RANK + 1:
+        raise WireError(f"/kv_event_sources: {len(settings)} ranks; at most {MAX_RANK + 1}")
+    by_rank = {}
+    for key, config in settings.items():
+        rank = _rank(key)
+        if config is None or not config.enable_kv_cache_events or config.publisher == "null":
+            continue
+        replay = config.replay_endpoint
+        source = ZmqSource(
+            live=reachable(config.endpoint, host),
+            replay=reachable(replay, host) if replay else None,
+            topic=config.topic,
+        )
+        if _reached(source, f"rank {rank} of {host}"):
+            by_rank[rank] = source
+    ranks = max((_rank(key) + 1 for key in settings), default=1)
+    return RankedSources(by_rank, ranks)
+
+
+def server_info_sources(body: bytes, host: str) -> RankedSources:
+    """What `GET /server_info` of the SGLang worker at `host` says under `kv_events`.
+
+    Null, absent (before 0.5.23) or `publisher` "null" mean that nothing is published. Ports are
+    those of rank 0. Raises WireError for what is malformed.
+    """
+    try:
+        announced = msgspec.json.decode(body, type=_ServerInfo).kv_events
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"/server_info: {error}") from error
+    if announced is None:
+        return RankedSources({})
+    if announced.publisher == "null":
+        return RankedSources({}, announced.dp_size, announced.block_size)
+    named, replay_port = announced.endpoint_host.strip("[]"), announced.replay_endpoint_port_base
+    shown = f"[{named}]" if ":" in named else named or "*"
+    first = ZmqSource(
+        live=reachable(f"tcp://{shown}:{announced.endpoint_port_base}", host),
+        replay=reachable(f"tcp://{shown}:{replay_port}", host) if replay_port else None,
+        topic=announced.topic or "",
+    )
+    by_rank = {}
+    if _reached(first, host):
+        try:
+            for rank in range(announced.dp_size):
+                source = at_rank(first, rank)
+                assert isinstance(source, ZmqSource)
+                by_rank[rank] = source
+        except ValueError as error:
+            raise WireError(f"/server_info: kv_events: {error}") from error
+    return RankedSources(by_rank, announced.dp_size, announced.block_size)
+
+
+def _rank(key: str) -> int:
+    if key.isascii() and key.isdigit() and len(key) <= 4 and int(key) <= MAX_RANK:
+        return int(key)
+    raise WireError(f"/kv_event_sources: rank {key[:40]!r}; allowed: 0..{MAX_RANK}")
+
+
+def _reached(source: ZmqSource, whose: str) -> bool:
+    for endpoint in (source.live, source.replay):
+        if endpoint is not None and not usable(endpoint):
+            log.warning("%s: unusable event endpoint %.200r; no events", whose, endpoint)
+            return False
+    return True

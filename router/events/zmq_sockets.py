@@ -1,0 +1,146 @@
+"""ZMQ subscriptions, connected or bound, with the bounds that all of them have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from engine.wire.events import MAX_PAYLOAD_BYTES
+from router.events.delivery import FeedContext, LoopYield, SharedReader
+from router.events.sources import ZmqSource
+from router.lines import worth_a_line
+
+
+@asynccontextmanager
+async def watched(socket: zmq.asyncio.Socket, connected: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `connected` at every connection, the first and those after it was lost.
+
+    To be entered before the socket is connected or bound.
+    """
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    task = asyncio.create_task(_watch(monitor, connected))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        socket.disable_monitor()
+        monitor.close(linger=0)
+
+
+async def _watch(monitor: zmq.asyncio.Socket, connected: Callable[[], None]) -> None:
+    """Read without pause: ZMQ's own thread waits where nobody does."""
+    while True:
+        await recv_monitor_message(monitor)
+        connected()
+
+
+@contextmanager
+def opened(context: FeedContext, kind: int, batches: int) -> Iterator[zmq.asyncio.Socket]:
+    """A socket of `kind` (`zmq.SUB`, `zmq.DEALER`), closed at the end.
+
+    At most `batches` of each peer wait in it, then more in the peer. ZMQ drops the connection of
+    a peer that sends a frame beyond the limit.
+    """
+    socket = context.zmq.socket(kind)
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES + 1024)
+        socket.setsockopt(zmq.RCVHWM, batches)
+        yield socket
+    finally:
+        socket.close(linger=0)
+
+
+def receiver(socket: zmq.asyncio.Socket) -> Callable[[], Awaitable[Sequence[bytes]]]:
+    """How to read the frames of `socket`'s next message.
+
+    What waits already is taken without a future and a look at the event loop: those cost ten
+    times as much as the message, and in a flood of events every message waits already.
+    """
+    waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
+
+    async def receive() -> Sequence[bytes]:
+        try:
+            return waiting.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            frames: Sequence[bytes] = await socket.recv_multipart()
+            return frames
+
+    return receive
+
+
+Receive = Callable[[], Awaitable[Sequence[bytes]]]  # the frames of the next message
+
+
+@asynccontextmanager
+async def subscribed(
+    source: ZmqSource, context: FeedContext, connected: Callable[[], None]
+) -> AsyncIterator[Receive]:
+    """A socket of our own, connected to the publisher. Raises zmq.ZMQError.
+
+    `connected` is called at every connection.
+    """
+    with opened(context, zmq.SUB, context.backlog_batches) as sub:
+        sub.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
+        async with watched(sub, connected):
+            sub.connect(source.live)
+            yield receiver(sub)
+
+
+log = logging.getLogger(__name__)
+
+_BIND_AGAIN_S = 0.1
+
+
+@asynccontextmanager
+async def joined(
+    source: ZmqSource,
+    context: FeedContext,
+    dropped: Callable[[], None],
+    connected: Callable[[], None],
+) -> AsyncIterator[Receive]:
+    """This worker's messages of those that reach the endpoint we bind.
+
+    `connected` is called when anybody connects: whose publisher it is, only its messages tell.
+    Raises ValueError where another worker has the same topic.
+    """
+    limit, read = context.backlog_batches, partial(_read, context)
+    seat = context.hubs.joined(source.live, source.topic, limit, dropped, read)
+    async with seat as own:
+        own.connected = connected
+        yield own.receive
+
+
+async def _read(context: FeedContext, hub: SharedReader) -> None:
+    """Hand each message to the worker whose topic it has."""
+    turn = LoopYield(context.clock)
+    with opened(context, zmq.SUB, context.backlog_batches) as sub:
+        sub.setsockopt(zmq.SUBSCRIBE, b"")
+        async with watched(sub, hub.connected):
+            await _bind(sub, hub.address)
+            while True:
+                frames = await sub.recv_multipart()
+                hub.give(frames[0].decode("utf-8", "replace"), frames)
+                await turn.over()
+
+
+async def _bind(sub: zmq.asyncio.Socket, address: str) -> None:
+    """Try until it is bound: one of ours that was closed just now may hold the address yet."""
+    failures = 0
+    while True:
+        try:
+            sub.bind(address)
+            return
+        except zmq.ZMQError as error:
+            failures += 1
+            if failures > 1 and worth_a_line(failures):
+                log.warning("events: cannot bind %s, tried %d times: %s", address, failures, error)
+        await asyncio.sleep(_BIND_AGAIN_S)

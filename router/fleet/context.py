@@ -1,0 +1,124 @@
+"""What all members of the fleet share; connections, clock, times, answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from weakref import WeakValueDictionary
+
+import aiohttp
+import zmq.asyncio
+
+from policies.facts import KvEvents, LoadReport, Probed, ReplayEnd, WorkerChange
+from router.events.delivery import Borrow, Claim, SharedReaders
+from router.fleet.upstreams import WorkerTrust
+from router.upstream.native import NativeRelay
+from router.upstream.reply import RelayLimits
+
+if TYPE_CHECKING:
+    from router.fleet.member import Member
+
+
+T = TypeVar("T")
+
+
+class SharedAnswer(Generic[T]):
+    """One question and its latest answer. Lifetime: as long as a worker asks it."""
+
+    def __init__(self) -> None:
+        self._asking = asyncio.Lock()
+        self._at_s: float | None = None
+        self._answer: T | None = None
+        self._error: Exception | None = None
+
+    async def get(
+        self, ask: Callable[[], Awaitable[T]], clock: Callable[[], float], fresh_s: float
+    ) -> T:
+        """The answer, asked for anew where it is older than `fresh_s`; raises what asking raised.
+
+        Whoever comes while somebody asks waits for that answer. If that one is cancelled, the next
+        asks itself.
+        """
+        async with self._asking:
+            if self._at_s is None or clock() - self._at_s > fresh_s:
+                self._at_s = self._answer = self._error = None
+                try:
+                    self._answer = await ask()
+                except Exception as error:  # noqa: BLE001 - it is an answer to all
+                    self._error = error
+                self._at_s = clock()
+        if self._error is not None:
+            raise self._error
+        return self._answer  # type: ignore[return-value]  # set, as there is no error
+
+
+class SharedAnswers:
+    """Questions that are being asked, by what is asked. Lifetime: process."""
+
+    def __init__(self) -> None:
+        self._shared: WeakValueDictionary[Hashable, SharedAnswer[Any]] = WeakValueDictionary()
+
+    def to(self, question: Hashable) -> SharedAnswer[Any]:
+        """The one shared answer to `question`; whoever asks holds on to it."""
+        shared = self._shared.get(question)
+        if shared is None:
+            shared = self._shared[question] = SharedAnswer()
+        return shared
+
+
+_SCRAPES_PER_S_MAX = 200.0  # of the whole fleet; a larger fleet is scraped less often
+FRESH = 0.25  # of the time between two questions: an answer to another rank is taken for ours
+
+WorkerFact = WorkerChange | LoadReport | KvEvents | ReplayEnd | Probed
+End = Literal["down", "anew", "broken"]  # of following a worker
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTerms:
+    """Times and bounds of following workers. Lifetime: process, replaced on reload."""
+
+    probe_s: float  # one health probe, scrape or recognition
+    load_report_s: float  # between two scrapes of one worker
+    health_s: float  # between two health probes of one worker
+    backlog_batches: int
+    relay: RelayLimits
+    drain_s: float = 600.0  # what runs at a worker that leaves may take; 0: as long as it does
+
+
+@dataclass(slots=True)
+class FleetContext:
+    """What all members share. Lifetime: process."""
+
+    http: aiohttp.ClientSession
+    zmq: zmq.asyncio.Context
+    clock: Callable[[], float]
+    tell: Callable[[WorkerFact], None]
+    terms: FleetTerms
+    relay: NativeRelay | None = None  # None: all is relayed in Python
+    members: dict[int, Member] = field(default_factory=dict)
+    answers: SharedAnswers = field(default_factory=SharedAnswers)  # that ranks of one engine share
+    hubs: SharedReaders = field(
+        default_factory=SharedReaders
+    )  # of event addresses that members share
+    trust: WorkerTrust = field(default_factory=WorkerTrust)
+    # The number of the first batch that a worker's new feed asks for.
+    first_seq: Callable[[int], int] = lambda worker_id: 0
+    # Whether it takes a snapshot to know a worker's cache.
+    wants_snapshot: Callable[[int], bool] = lambda worker_id: False
+    # For events that one router alone can have; None: this one shares nothing.
+    claim: Callable[[int, str], Claim] | None = None
+    borrow: Borrow | None = None  # for events that an engine cannot tell again
+
+    @property
+    def scrape_interval_s(self) -> float:
+        """Seconds between two scrapes of one worker."""
+        return max(self.terms.load_report_s, len(self.members) / _SCRAPES_PER_S_MAX)
+
+
+def refused(error: Exception) -> bool:
+    """Nobody listens at its port: there is no engine any more, and no need to ask again."""
+    return isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+        error.os_error, ConnectionRefusedError
+    )

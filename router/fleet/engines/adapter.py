@@ -1,0 +1,273 @@
+"""What every engine adapter gives, and the bounded questions by which it recognizes an engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from msgspec import Meta
+
+from engine.wire import WireError
+from router.config.worker_spec import WorkerSpec
+from router.events.sources import EventSource
+
+MAX_REPLY_BYTES = 1 << 20  # of JSON: models, event sources
+MAX_METRICS_BYTES = 4 << 20
+POST_S = 5.0  # at the least: TensorRT-LLM waits about 2 s for events to come
+
+T = TypeVar("T")
+
+
+class Reply(NamedTuple):
+    """What was answered."""
+
+    status: int
+    body: bytes
+
+
+async def ask(
+    http: aiohttp.ClientSession,
+    url: str,
+    timeout: aiohttp.ClientTimeout,
+    limit: int = MAX_REPLY_BYTES,
+    method: str = "GET",
+    data: bytes | None = None,
+) -> Reply:
+    """Status and body; `data` is JSON to send. Raises WireError for one beyond `limit` bytes."""
+    headers = None if data is None else {"Content-Type": "application/json"}
+    async with http.request(
+        method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+    ) as reply:
+        body = bytearray()
+        async for chunk in reply.content.iter_chunked(1 << 16):
+            body += chunk
+            if len(body) > limit:
+                raise WireError(f"{method} {url}: more than {limit} bytes")
+        return Reply(reply.status, bytes(body))
+
+
+async def ask_text(http: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout) -> str:
+    """A page of metrics. Raises WireError where its status is not 200, too."""
+    status, body = await ask(http, url, timeout, MAX_METRICS_BYTES)
+    if status != 200:
+        raise WireError(f"GET {url} answered {status}")
+    return body.decode("utf-8", "replace")
+
+
+async def ask_json(
+    http: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout, kind: type[T]
+) -> T:
+    """A JSON answer of type `kind`. Raises WireError where its status is not 200, too."""
+    status, body = await ask(http, url, timeout, MAX_METRICS_BYTES)
+    if status != 200:
+        raise WireError(f"GET {url} answered {status}")
+    return decoded(body, kind, url)
+
+
+def decoded(body: bytes, kind: type[T], what: str) -> T:
+    """`body` as JSON of type `kind`. Raises WireError that begins with `what`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"{what}: {error}") from error
+
+
+class Interview:
+    """One worker's answers while it is being recognized; each path is asked for once.
+
+    Lifetime: one recognition.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: float) -> None:
+        self.spec = spec
+        self._http = http
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._replies: dict[str, Reply] = {}
+
+    @property
+    def host(self) -> str:
+        """The worker's, as in its URL."""
+        return urlsplit(self.spec.url).hostname or "127.0.0.1"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where its load figures are: as the operator says, else `/metrics`."""
+        return self.spec.metrics or f"{self.spec.url}/metrics"
+
+    async def get(self, path: str) -> Reply:
+        """What it answers to `GET path`. Raises WireError, aiohttp.ClientError, TimeoutError."""
+        return await self.get_url(f"{self.spec.url}{path}")
+
+    async def get_url(self, url: str) -> Reply:
+        """As `get`, for a whole URL."""
+        if url not in self._replies:
+            limit = MAX_METRICS_BYTES if url == self.metrics_url else MAX_REPLY_BYTES
+            self._replies[url] = await ask(self._http, url, self._timeout, limit)
+        return self._replies[url]
+
+    async def post(self, path: str) -> Reply:
+        """What it answers to `POST path` with an empty body. Never asked for twice either."""
+        key = f"POST {path}"
+        if key not in self._replies:
+            url = f"{self.spec.url}{path}"
+            timeout = aiohttp.ClientTimeout(total=max(self._timeout.total or 0.0, POST_S))
+            self._replies[key] = await ask(self._http, url, timeout, MAX_METRICS_BYTES, "POST")
+        return self._replies[key]
+
+    async def metrics(self) -> str:
+        """Its metrics as text; empty where it has none that we would read."""
+        try:
+            status, body = await self.get_url(self.metrics_url)
+        except WireError:
+            return ""
+        return body.decode("utf-8", "replace") if status == 200 else ""
+
+    async def keys(self, path: str) -> frozenset[str]:
+        """The keys of the JSON object on `path`; none where it is something else."""
+        try:
+            status, body = await self.get(path)
+            return frozenset(decoded(body, dict[str, msgspec.Raw], path) if status == 200 else ())
+        except WireError:
+            return frozenset()
+
+
+class UnrecognizedError(Exception):
+    """The worker did not answer as an OpenAI-compatible engine; the text says what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """The load of one data-parallel rank, as its engine tells it."""
+
+    running: int  # requests in the batch
+    waiting: int  # requests not admitted yet
+    kv_used_tokens: float = math.nan  # NaN: it does not say
+    kv_usage: float = math.nan  # 0..1 of its KV cache, where it says no tokens
+    grown: int = 0  # of what only grows while the engine lives: less means that it began anew
+    asleep: bool = False  # it answers probes and no requests
+    block_size: int = 0  # tokens of a KV block, where the figures say it; 0: they do not yet
+
+
+def total(loads: Collection[RankLoad]) -> RankLoad:
+    """Several ranks taken as one worker; at least one. Shares of the cache are averaged."""
+    if len(loads) == 1:
+        return next(iter(loads))
+    return RankLoad(
+        running=sum(load.running for load in loads),
+        waiting=sum(load.waiting for load in loads),
+        kv_used_tokens=math.fsum(load.kv_used_tokens for load in loads),
+        kv_usage=math.fsum(load.kv_usage for load in loads) / len(loads),
+        grown=sum(load.grown for load in loads),
+        asleep=all(load.asleep for load in loads),
+        block_size=max(load.block_size for load in loads),
+    )
+
+
+class LoadReader(Protocol):
+    """Where an engine's load is read. Readers that are equal give the same answer."""
+
+    def __hash__(self) -> int: ...
+
+    async def read(
+        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
+    ) -> Mapping[int, RankLoad]:
+        """The load of each rank; one that is missing has nothing new to say.
+
+        Raises WireError, aiohttp.ClientError or TimeoutError.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """How to ask whether an engine lives."""
+
+    path: str = "/health"
+    below: int = 500  # a status from here on means that it does not
+    least_s: float = 0.0  # what an answer may take at the least
+
+
+HEALTH = HealthCheck()  # of nearly everybody
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What an engine says of itself. None or empty: it does not say."""
+
+    block_size: int | None = None  # tokens
+    usual_block_size: int = 16  # its default, taken where it does not say
+    kv_tokens: Mapping[int, int] = field(default_factory=dict)  # whole KV cache, by rank
+    ranks: tuple[int, ...] = (0,)  # those behind this URL
+    sources: Mapping[int, EventSource] = field(default_factory=dict)  # of KV events, by rank
+    snapshot: str | None = None  # URL of its whole cache
+    loads: LoadReader | None = None
+    health: HealthCheck = HEALTH
+    advice: str = ""  # to its operator: what it could be started with for better
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One engine.
+
+    `recognize` returns None where another engine answers; it asks for nothing that changes an
+    engine before it is sure. With `named` the operator said that it is this one, and it takes
+    defaults for what is not answered. Raises UnrecognizedError, WireError, aiohttp.ClientError or
+    TimeoutError.
+    """
+
+    kind: str
+    recognize: Callable[[Interview, bool], Awaitable[Profile | None]]
+
+
+Count = Annotated[int, Meta(ge=0, le=10**12)]
+Size = Annotated[int, Meta(ge=1, le=1 << 20)]  # tokens of a block
+Rank = Annotated[int, Meta(ge=0, le=4_095)]
+Ranks = Annotated[int, Meta(ge=1, le=4_096)]
+MAX_SHARE = 1.1  # engines overshoot a little
+
+
+def share(value: float | None, name: str) -> float:
+    """A share of the KV cache, 0..1; NaN for None. Raises WireError for what is none."""
+    if value is None:
+        return math.nan
+    if not 0.0 <= value <= MAX_SHARE:
+        raise WireError(f"{name} is {value:g}; expected 0..1")
+    return min(value, 1.0)
+
+
+MAX_MODELS = 1_024
+
+
+class Card(msgspec.Struct):
+    """One model, an adapter among them."""
+
+    id: str
+    max_model_len: Count | None = None
+    owned_by: str | None = None
+    parent: str | None = None  # the base model of a LoRA adapter
+
+
+class _Cards(msgspec.Struct):
+    data: list[Card]
+
+
+async def cards(talk: Interview) -> list[Card]:
+    """The models it serves, 1 to MAX_MODELS. Raises UnrecognizedError for anything else."""
+    where = f"GET {talk.spec.url}/v1/models"
+    status, body = await talk.get("/v1/models")
+    if status != 200:
+        raise UnrecognizedError(f"{where} answered {status}, not a list of models")
+    try:
+        models = decoded(body, _Cards, f"{where} is not a list of models").data
+    except WireError as error:
+        raise UnrecognizedError(str(error)) from error
+    if not models:
+        raise UnrecognizedError(f"{where} lists no model")
+    if len(models) > MAX_MODELS:
+        raise UnrecognizedError(f"{where} lists more than {MAX_MODELS} models")
+    return models

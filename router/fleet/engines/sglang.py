@@ -1,0 +1,195 @@
+"""SGLang 0.4.8 to 0.5.23; `/server_info` says almost all, its load has three generations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import aiohttp
+import msgspec
+from msgspec import Meta
+
+from engine.wire import WireError
+from engine.wire.metrics import label_rank, samples
+from router.events.sources import RankedSources, server_info_sources
+from router.fleet.engines.adapter import (
+    Adapter,
+    Count,
+    HealthCheck,
+    Interview,
+    LoadReader,
+    Profile,
+    Rank,
+    RankLoad,
+    Ranks,
+    Size,
+    ask_json,
+    ask_text,
+    decoded,
+    share,
+)
+
+_MARKS = frozenset({"page_size", "max_total_num_tokens", "internal_states"})
+_INFO = ("/server_info", "/get_server_info")  # the second to 0.5.9
+_GAUGES = {
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "waiting",
+    "sglang:num_used_tokens": "used",
+    "sglang:token_usage": "usage",
+}
+_HEALTH = HealthCheck(least_s=5.0)  # it waits for its scheduler to do something, a second or more
+_ONE_TOKEN = "its blocks have 1 token, which costs memory and time: give it --page-size 16 or more"
+
+
+class _Info(msgspec.Struct):
+    page_size: Size | None = None
+    dp_size: Ranks | None = None
+    max_total_num_tokens: Count | None = None
+
+
+class _Load(msgspec.Struct):
+    num_running_reqs: Count
+    num_waiting_reqs: Count
+    dp_rank: Rank | None = None
+    num_used_tokens: Count | None = None
+    token_usage: float | None = None
+
+
+class _Answer(msgspec.Struct):
+    loads: Annotated[list[_Load], Meta(max_length=4_096)]
+
+
+class _OldLoad(msgspec.Struct):
+    num_reqs: Count  # those that wait are among them
+    num_waiting_reqs: Count = 0
+    num_tokens: Count | None = None  # in use, and those of the prompts that wait
+    dp_rank: Rank | None = None
+
+
+_OldAnswer: Any = Annotated[list[_OldLoad], Meta(max_length=4_096)] | _OldLoad
+
+
+@dataclass(frozen=True, slots=True)
+class V1Loads:
+    """Reads `GET /v1/loads`."""
+
+    url: str
+
+    async def read(
+        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
+    ) -> Mapping[int, RankLoad]:
+        """The load of each rank. See `LoadReader.read`."""
+        answer = await ask_json(http, self.url, timeout, _Answer)
+        return {
+            load.dp_rank or 0: RankLoad(
+                running=load.num_running_reqs,
+                waiting=load.num_waiting_reqs,
+                kv_used_tokens=_or_nan(load.num_used_tokens),
+                kv_usage=share(load.token_usage, "token_usage"),
+            )
+            for load in answer.loads
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GetLoad:
+    """Reads `GET /get_load`: a list, or one object (0.4.8)."""
+
+    url: str
+
+    async def read(
+        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
+    ) -> Mapping[int, RankLoad]:
+        """The load of each rank. See `LoadReader.read`."""
+        answer: list[_OldLoad] | _OldLoad = await ask_json(http, self.url, timeout, _OldAnswer)
+        loads = answer if isinstance(answer, list) else [answer]
+        return {
+            load.dp_rank or 0: RankLoad(
+                running=max(load.num_reqs - load.num_waiting_reqs, 0),
+                waiting=load.num_waiting_reqs,
+                kv_used_tokens=math.nan if load.num_waiting_reqs else _or_nan(load.num_tokens),
+            )
+            for load in loads
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SglangMetrics:
+    """Reads `sglang:...` gauges; each rank shows its first tensor-parallel rank alone."""
+
+    url: str
+
+    async def read(
+        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
+    ) -> Mapping[int, RankLoad]:
+        """The load of each rank. See `LoadReader.read`."""
+        return loads_in(await ask_text(http, self.url, timeout))
+
+
+def loads_in(text: str) -> dict[int, RankLoad]:
+    """The load of each rank in Prometheus text. Raises WireError where there is none."""
+    by_rank: dict[int, dict[str, float]] = {}
+    for sample in samples(text, _GAUGES):
+        values = by_rank.setdefault(label_rank(sample, "dp_rank") or 0, {})
+        values.setdefault(_GAUGES[sample.name], sample.value)
+    if not by_rank or any(not {"running", "waiting"} <= v.keys() for v in by_rank.values()):
+        raise WireError("metrics without sglang:num_running_reqs and sglang:num_queue_reqs")
+    return {
+        rank: RankLoad(
+            running=int(values["running"]),
+            waiting=int(values["waiting"]),
+            kv_used_tokens=_or_nan(values.get("used")),
+            kv_usage=share(values.get("usage"), "sglang:token_usage"),
+        )
+        for rank, values in by_rank.items()
+    }
+
+
+async def _recognize(talk: Interview, named: bool) -> Profile | None:
+    for path in _INFO:
+        if _MARKS & await talk.keys(path):
+            body = (await talk.get(path)).body
+            info, sources = decoded(body, _Info, path), server_info_sources(body, talk.host)
+            break
+    else:
+        if not named:
+            return None
+        info, sources = _Info(), RankedSources({})
+    ranks = max(info.dp_size or 1, sources.ranks)
+    size = sources.block_size or info.page_size
+    tokens = info.max_total_num_tokens
+    return Profile(
+        block_size=size,
+        usual_block_size=1,
+        kv_tokens=dict.fromkeys(range(ranks), tokens) if tokens else {},
+        ranks=tuple(range(ranks)),
+        sources=sources.by_rank,
+        loads=await _reader(talk),
+        health=_HEALTH,
+        advice=_ONE_TOKEN if size in (None, 1) and talk.spec.block_size is None else "",
+    )
+
+
+async def _reader(talk: Interview) -> LoadReader | None:
+    """The newest way to read its load that it has."""
+    base = talk.spec.url
+    if talk.spec.metrics is None:
+        if "loads" in await talk.keys("/v1/loads"):
+            return V1Loads(f"{base}/v1/loads")
+        status, body = await talk.get("/get_load")
+        if status == 200 and body[:1] in (b"[", b"{"):
+            return GetLoad(f"{base}/get_load")
+    try:
+        loads_in(await talk.metrics())
+    except WireError:
+        return None
+    return SglangMetrics(talk.metrics_url)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+ADAPTER = Adapter("sglang", _recognize)

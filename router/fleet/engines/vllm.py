@@ -1,0 +1,83 @@
+"""vLLM 0.9 to 0.33, and our own engine, which has vLLM's surface.
+
+Prometheus at `/metrics`, label `engine` the rank; `/kv_event_sources` (0.31); ours adds a
+snapshot of its cache at `/kv_snapshot`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from engine.wire import EngineLoad, WireError, parse_loads
+from router.events.sources import RankedSources, kv_event_sources
+from router.fleet.engines.adapter import (
+    Adapter,
+    Interview,
+    Profile,
+    RankLoad,
+    UnrecognizedError,
+    ask_text,
+    share,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmLoads:
+    """Reads `vllm:...` gauges."""
+
+    url: str
+
+    async def read(
+        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
+    ) -> Mapping[int, RankLoad]:
+        """The load of each rank. See `LoadReader.read`."""
+        loads = parse_loads(await ask_text(http, self.url, timeout))
+        return {rank: _load_of(load) for rank, load in loads.items()}
+
+
+def _load_of(load: EngineLoad) -> RankLoad:
+    usage = share(load.kv_usage, "KV usage")
+    capacity = load.kv_capacity_tokens
+    return RankLoad(
+        running=load.running,
+        waiting=load.waiting,
+        kv_used_tokens=float("nan") if capacity is None else usage * capacity,
+        kv_usage=usage,
+        grown=load.prefix_query_tokens or 0,
+        asleep=load.asleep,
+    )
+
+
+async def profile_of(talk: Interview, named: bool) -> Profile | None:
+    """What a vLLM, or an engine with its surface, says of itself. See `Adapter`."""
+    loads: dict[int, EngineLoad] = {}
+    try:
+        loads = parse_loads(await talk.metrics())
+    except WireError:
+        if not named:
+            return None
+    if loads and all(load.asleep for load in loads.values()):
+        raise UnrecognizedError("its engine sleeps; POST /wake_up wakes it")
+    ranked = await _sources(talk)
+    known = [load for load in loads.values() if load.block_size is not None]
+    capacity = {rank: load.kv_capacity_tokens for rank, load in loads.items()}
+    return Profile(
+        block_size=known[0].block_size if known else None,
+        kv_tokens={rank: tokens for rank, tokens in capacity.items() if tokens is not None},
+        ranks=tuple(sorted(loads)) or tuple(range(ranked.ranks)),
+        sources=ranked.by_rank,
+        loads=VllmLoads(talk.metrics_url) if loads else None,
+    )
+
+
+async def _sources(talk: Interview) -> RankedSources:
+    if talk.spec.events is not None:
+        return RankedSources({})
+    status, body = await talk.get("/kv_event_sources")
+    return kv_event_sources(body, talk.host) if status == 200 else RankedSources({})
+
+
+ADAPTER = Adapter("vllm", profile_of)

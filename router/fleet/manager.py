@@ -1,0 +1,323 @@
+"""The fleet; workers join, drain and leave, by hand or as configuration and discovery say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from policies.facts import WorkerChange
+from router.config.worker_spec import WorkerSpec, WorkerSpecError, taken
+from router.core.roster import TableFullError
+from router.fleet.context import FleetContext
+from router.fleet.member import Member
+from router.fleet.wanted import (
+    CONFIGURATION,
+    Key,
+    Leaving,
+    NamedWorker,
+    WantedWorker,
+    key_of,
+    same_but_thresholds,
+    spec_of,
+)
+
+log = logging.getLogger(__name__)
+
+_RANKS = "its engine's ranks"
+
+
+class DuplicateWorkerError(Exception):
+    """The URL, this rank of it, or its place at a bound endpoint is in the fleet already."""
+
+
+class FleetManager:
+    """Lifetime: process. Ids count up and are never reused."""
+
+    def __init__(self, context: FleetContext, max_workers: int) -> None:
+        self._context = context
+        self._max_workers = max_workers
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}  # probes that the core wanted
+        self._closing: set[asyncio.Task[None]] = set()
+        self.dismissed: set[Key] = set()  # named by somebody, and taken out by hand
+        self._next_id = 0
+        self.cut_short = 0  # removed at the end of `drain_s`, with requests
+
+    @property
+    def members(self) -> dict[int, Member]:
+        """All members by id."""
+        return self._context.members
+
+    @property
+    def now_s(self) -> float:
+        """The router's clock."""
+        return self._context.clock()
+
+    def add(self, spec: WorkerSpec, by: str = CONFIGURATION, by_hand: bool = False) -> Member:
+        """Begin to follow a worker; `by` says in the log who asked for it.
+
+        `by_hand`: it stays until it is removed by hand.
+        Raises DuplicateWorkerError or TableFullError.
+        """
+        for member in self.members.values():
+            ranks = (spec.rank, member.named.spec.rank)
+            clash = None in ranks or spec.rank == member.spec.rank
+            if member.spec.url == spec.url and clash and not member.leaving:
+                raise DuplicateWorkerError(f"{spec.name} is worker {member.worker_id} already")
+        member = self._add(spec, NamedWorker(spec, by, by_hand), by)
+        self.dismissed.discard(key_of(spec))
+        return member
+
+    def _add(self, spec: WorkerSpec, named: NamedWorker, by: str) -> Member:
+        for member in self.members.values():
+            if spec.seat is not None and member.spec.seat == spec.seat and not member.leaving:
+                raise DuplicateWorkerError(f"worker {member.worker_id} {taken(spec)}")
+        if len(self.members) >= self._max_workers:
+            raise TableFullError(f"all {self._max_workers} worker slots are taken (limits.workers)")
+        member = Member(self._next_id, spec, named, self._context, self._fits)
+        self._next_id += 1
+        self.members[member.worker_id] = member
+        task = asyncio.create_task(member.run(), name=f"worker {member.worker_id}")
+        task.add_done_callback(_shout)
+        self._tasks[member.worker_id] = task
+        log.info("worker %d (%s) added, by %s", member.worker_id, spec.name, by)
+        return member
+
+    def at_url(self, url: str) -> list[Member]:
+        """All workers there, ranks of one engine, but those that are gone."""
+        return [member for member in self.members.values() if member.spec.url == url]
+
+    def leave(self, member: Member, by: str) -> None:
+        """Drain it, and remove it once idle (`sweep`); `by` says in the log who asked for it.
+
+        A rank does not come back by itself, even if its engine begins anew.
+        """
+        self._dismiss(member)
+        self.drop(member, by)
+
+    def drop(self, member: Member, by: str, may_return: bool = False) -> None:
+        """The same where nobody took it out by hand: it `may_return` when it is named again."""
+        if member.leave is None or not may_return:
+            drained = member.draining if member.leave is None else member.leave.drained
+            member.leave = Leaving(self.now_s, may_return, drained)
+        member.drain(f"{by}, to be removed when idle")
+
+    def take_back(self, member: Member, by: str) -> None:
+        """It was on its way out, and is named again: requests as before."""
+        leave, member.leave = member.leave, None
+        if leave is not None and not leave.drained:
+            member.undrain(f"{by}, which names it again")
+
+    def _dismiss(self, member: Member) -> None:
+        """By hand: neither its rank nor, once it is the last one, its engine comes back."""
+        named = member.named
+        if named.spec.rank is None and member.spec.rank is not None:
+            named.without.add(member.spec.rank)
+        others = (m for m in self.members.values() if m.named is named and m is not member)
+        if all(m.leaving for m in others):
+            self.dismissed.add(key_of(named.spec))
+
+    def _fits(self, member: Member, ranks: tuple[int, ...]) -> bool:
+        """Whether it stands for what it should, now that its engine has these `ranks`.
+
+        Adds a member for each rank that has none. One whose rank is gone takes one that nobody
+        has, else it leaves.
+        """
+        named = member.named
+        if named.spec.rank is not None or member.leaving:
+            return True
+        wanted: tuple[int | None, ...] = ranks if len(ranks) > 1 else (None,)
+        has = {m.spec.rank for m in self.members.values() if m.named is named and not m.leaving}
+        missing = [rank for rank in wanted if rank not in has and rank not in named.without]
+        fits = member.spec.rank in wanted
+        try:
+            if not fits and missing:
+                member.spec = spec_of(named, missing.pop(0))
+            elif not fits:
+                self.drop(member, _RANKS)
+            for rank in missing:
+                self._add(spec_of(named, rank), named, _RANKS)
+        except (TableFullError, DuplicateWorkerError, WorkerSpecError) as error:
+            if str(error) != named.trouble:  # each of its ranks will find the same
+                log.warning("%s: not all of its %d ranks: %s", named.spec.url, len(ranks), error)
+            named.trouble = str(error)
+        else:
+            named.trouble = ""
+        return fits
+
+    async def remove(self, member: Member, how: str) -> None:
+        """Remove it now: what runs there is cut off and retried elsewhere where possible.
+
+        `how` goes to the log. Cancelling this stops the waiting only; the removal goes on.
+        """
+        if member.worker_id in self._tasks:
+            self._dismiss(member)
+        await self._remove(member, how)
+
+    async def _remove(self, member: Member, how: str) -> None:
+        if member.worker_id in self._tasks:
+            log.info("worker %d (%s) removed, %s", member.worker_id, member.spec.name, how)
+        await self._part_from(member)
+
+    async def _part_from(self, member: Member) -> None:
+        task = self._tasks.pop(member.worker_id, None)
+        if task is None:
+            return
+        del self.members[member.worker_id]
+        task.cancel()  # it tells the core nothing from here on
+        if (asking := self._asking.pop(member.worker_id, None)) is not None:
+            asking.cancel()
+        self._context.tell(WorkerChange(self._context.clock(), member.worker_id, "gone"))
+        closing = asyncio.create_task(_close(member, task))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
+
+    def probe(self, worker_id: int, within_s: float | None) -> None:
+        """Ask a worker whether it is well and tell the core (`Probed`); once at a time."""
+        member = self.members.get(worker_id)
+        if member is None or worker_id in self._asking:
+            return
+        asking = asyncio.create_task(member.answer_probe(within_s), name=f"probe {worker_id}")
+        self._asking[worker_id] = asking
+        asking.add_done_callback(lambda task: self._asked(worker_id, task))
+
+    def _asked(self, worker_id: int, task: asyncio.Task[None]) -> None:
+        if self._asking.get(worker_id) is task:
+            del self._asking[worker_id]
+        _shout(task)
+
+    def stalled(self, worker_id: int) -> None:
+        """A worker stands still: what its clients have seen nothing of goes elsewhere."""
+        if (member := self.members.get(worker_id)) is not None:
+            member.abandon_silent()
+
+    def lacks(self, worker_id: int, path: str | None) -> None:
+        """A worker answered that it has no such path: it, and those it shares its URL with, are not
+        asked for it again until they are recognized anew.
+        """
+        asked = self.members.get(worker_id)
+        if asked is None or path is None:
+            return
+        for member in self.at_url(asked.spec.url):
+            known = member.recognized
+            if known is not None and path not in known.facts.lacks:
+                log.info("worker %d (%s) has no %s", member.worker_id, member.spec.name, path)
+                facts = replace(known.facts, lacks=known.facts.lacks | {path})
+                member.amend(replace(known, facts=facts))
+
+    def sweep(self, requests_of: Callable[[int], int]) -> None:
+        """Remove those that are leaving and have nothing left to do, or had long enough.
+
+        Called on every tick.
+        """
+        drain_s = self._context.terms.drain_s
+        until_s = self.now_s - drain_s if drain_s else -math.inf
+        for member in list(self.members.values()):
+            if member.leave is None:
+                continue
+            if requests_of(member.worker_id) == 0:
+                self._go(member, "idle")
+            elif member.leave.since_s <= until_s:
+                self._go(member, f"cut short: it drained for {drain_s:g} s (drain_s)")
+
+    def _go(self, member: Member, how: str) -> None:
+        if member.parting:
+            return
+        member.parting = True
+        self.cut_short += how != "idle"
+        removal = asyncio.create_task(self._remove(member, how))
+        self._closing.add(removal)
+        removal.add_done_callback(self._closing.discard)
+
+    def forgive(self) -> None:
+        """What was taken out by hand may come back: whoever names it was changed by hand, too."""
+        self.dismissed.clear()
+
+    async def aclose(self) -> None:
+        """Stop following everybody."""
+        while self.members:  # a rank may still join meanwhile
+            await self._part_from(next(iter(self.members.values())))
+        if self._closing:
+            await asyncio.wait(set(self._closing))
+
+
+async def _close(member: Member, task: asyncio.Task[None]) -> None:
+    """Wait for its follower's end, and close its connections."""
+    await asyncio.wait([task])
+    await member.upstream.aclose()
+
+
+def _shout(task: asyncio.Task[None]) -> None:
+    """A member's task only ends by being cancelled; anything else is a defect of ours."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("%s died", task.get_name(), exc_info=error)
+
+
+_RELOAD = "configuration reload"
+
+
+def reconcile(fleet: FleetManager, wanted: Iterable[WantedWorker]) -> list[str]:
+    """Add the new, drain the dropped, but for those that were added by hand.
+
+    Other thresholds or another weight change a worker in place, and one that is on its way out
+    turns round when it is named again. What was taken out by hand stays out for as long as it is
+    named without a break. Returns what could not be done, and why.
+    """
+    missing = {one.key: one for one in wanted}
+    fleet.dismissed &= missing.keys()
+    for key in fleet.dismissed:
+        del missing[key]
+    groups: dict[int, tuple[NamedWorker, list[Member]]] = {}
+    for member in fleet.members.values():
+        groups.setdefault(id(member.named), (member.named, []))[1].append(member)
+    for named, members in groups.values():
+        if staying := [m for m in members if not m.leaving]:
+            _keep_or_drop(fleet, named, staying, missing)
+    for named, members in groups.values():
+        one = missing.get(key_of(named.spec))
+        back = [m for m in members if m.leave is not None and m.leave.may_return and not m.parting]
+        if one is not None and back and same_but_thresholds(one.spec, named.spec):
+            del missing[one.key]
+            for member in back:
+                fleet.take_back(member, one.by)
+            _rename(named, one, back)
+    refused = []
+    for one in missing.values():
+        try:
+            fleet.add(one.spec, _who(one.by))
+        except (TableFullError, DuplicateWorkerError) as error:
+            refused.append(f"worker {one.spec.name}: {error}")
+    return refused
+
+
+def _keep_or_drop(
+    fleet: FleetManager, named: NamedWorker, staying: list[Member], missing: dict[Key, WantedWorker]
+) -> None:
+    one = missing.get(key_of(named.spec))
+    if one is not None and same_but_thresholds(one.spec, named.spec):
+        del missing[one.key]
+        _rename(named, one, staying)
+    elif named.by_hand:
+        missing.pop(key_of(named.spec), None)
+    else:
+        for member in staying:
+            fleet.drop(member, _who(named.by), may_return=True)
+
+
+def _rename(named: NamedWorker, one: WantedWorker, members: Iterable[Member]) -> None:
+    """`one` names the worker from now on."""
+    if not named.by_hand:
+        named.by = one.by
+    if one.spec != named.spec:
+        named.spec = one.spec
+        for member in members:
+            member.respec(spec_of(named, member.spec.rank))
+
+
+def _who(by: str) -> str:
+    """Whoever named it, as the log calls it once the router runs."""
+    return _RELOAD if by == CONFIGURATION else by

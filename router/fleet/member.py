@@ -1,0 +1,345 @@
+"""One worker's life as the router sees it; recognize, follow its events, probe, report its load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal
+
+import aiohttp
+
+from engine.wire import WireError
+from policies.facts import LoadReport, Probed, WorkerChange
+from router.config.worker_spec import WorkerSpec
+from router.events.delivery import FeedContext
+from router.events.feed import Feed, open_feed
+from router.fleet.context import FRESH, End, FleetContext, refused
+from router.fleet.engines.adapter import RankLoad, UnrecognizedError, total
+from router.fleet.recognize import NoSuchRankError, Recognized, recognize, with_thresholds
+from router.fleet.upstreams import upstream_at
+from router.fleet.wanted import Leaving, NamedWorker
+
+log = logging.getLogger(__name__)
+
+
+async def report_loads(
+    worker_id: int,
+    rank: int | None,
+    worker: Recognized,
+    told_ranks: set[int],
+    context: FleetContext,
+) -> tuple[End, str]:
+    """Report until the figures show that its engine began anew, sleeps or is gone: how, and why.
+
+    Ranks of one engine share its answers. `rank` None: all ranks together. `told_ranks`: those in
+    the latest answer, kept between two calls for the same worker: an engine whose figures are
+    always of other ranks than it says it has is looked at again once, not for ever.
+    """
+    assert worker.loads is not None
+    shared = context.answers.to(worker.loads)
+    grown = 0
+    while True:
+        timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
+        ask = partial(worker.loads.read, context.http, timeout)
+        answer: Mapping[int, RankLoad] = {}
+        try:
+            answer = await shared.get(ask, context.clock, context.scrape_interval_s * FRESH)
+        except (WireError, aiohttp.ClientError, TimeoutError) as error:
+            log.debug("worker %d: no load report: %r", worker_id, error)
+            if refused(error):
+                return "down", f"load: {error}"
+        if answer and told_ranks != answer.keys():
+            told_ranks.clear()
+            told_ranks.update(answer)
+            if told_ranks != set(worker.ranks):
+                return "anew", "its engine was started anew: it has other ranks"
+        if (load := _own(answer, rank)) is not None:
+            if load.grown < grown:
+                return "anew", "its engine was started anew: its counters went back"
+            if load.asleep:
+                return "down", "its engine sleeps"
+            if load.block_size and not worker.sized:
+                return "anew", "it has run, and says now how large its blocks are"
+            grown = load.grown
+            used = _used_tokens(load, worker.facts.kv_capacity_tokens)
+            context.tell(LoadReport(context.clock(), worker_id, load.running, load.waiting, used))
+        await asyncio.sleep(context.scrape_interval_s)
+
+
+def _own(loads: Mapping[int, RankLoad], rank: int | None) -> RankLoad | None:
+    """The rank's load, or that of all together; None where nothing new is said."""
+    if rank is not None:
+        return loads.get(rank)
+    return total(list(loads.values())) if loads else None
+
+
+def _used_tokens(load: RankLoad, capacity_tokens: float) -> float:
+    used = load.kv_used_tokens
+    return load.kv_usage * capacity_tokens if math.isnan(used) else used
+
+
+_DOWN_AFTER = 2  # health probes in a row that fail
+
+State = Literal["ready", "draining", "down"]
+
+
+Fits = Callable[["Member", tuple[int, ...]], bool]
+
+
+class Member:
+    """Lifetime: worker. `run` ends when cancelled."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        spec: WorkerSpec,
+        named: NamedWorker,
+        context: FleetContext,
+        fits: Fits,
+    ) -> None:
+        """`fits` is asked whether `spec` is right for an engine of these ranks; it may change
+        it, or let the member leave.
+        """
+        self.worker_id = worker_id
+        self.spec = spec
+        self.named = named
+        self.recognized: Recognized | None = None
+        self.feed: Feed | None = None
+        self.trouble = ""  # why it is not ready, for people
+        self.draining = False
+        self.leave: Leaving | None = None  # to be removed once idle
+        self.parting = False  # its removal has begun
+        self.abandoned = 0  # how often all that waited there for a first byte was given up
+        self._state: State = "down"  # as last told; before that nobody knows of it
+        self._told_ranks: set[int] = set()  # those in its latest load figures
+        self._advice = ""  # as last given
+        self._context = context
+        self._fits = fits
+        self.upstream = upstream_at(
+            spec, context.clock, context.trust, context.relay, context.terms.relay
+        )
+
+    @property
+    def leaving(self) -> bool:
+        """It is to be removed once idle."""
+        return self.leave is not None
+
+    @property
+    def rank(self) -> int | None:
+        """What its engine calls its data-parallel rank; None: it is not one of several."""
+        return None if self.recognized is None else self.recognized.address
+
+    @property
+    def kind(self) -> str | None:
+        """Which engine it is; None: not known yet."""
+        return None if self.recognized is None else self.recognized.kind
+
+    async def run(self) -> None:
+        """Recognize it, follow it until it is down, and begin again."""
+        while True:
+            recognized = with_thresholds(await self._recognized(), self.spec)
+            self._tell_state("draining" if self.draining else "ready", recognized)
+            end = await self._follow(recognized)
+            log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.name, self.trouble)
+            self._tell_state("down", None)
+            if end == "anew":  # it serves, though not with the cache we knew
+                self._tell_state("draining" if self.draining else "ready", None)
+            elif end == "broken":
+                await asyncio.sleep(self._context.terms.health_s)
+            else:
+                self.abandon_silent()
+
+    def abandon_silent(self) -> None:
+        """Let those go elsewhere whose clients have seen nothing, where somebody else can serve."""
+        if self.recognized is not None and self._replaceable(self.recognized):
+            self.abandoned += 1
+            self.upstream.abandon_silent()
+
+    async def answer_probe(self, within_s: float | None) -> None:
+        """Ask it at once whether it is well, and tell. No answer of before counts, nor another
+        rank's, and nobody waits behind a probe that hangs already.
+        """
+        if self.recognized is None:
+            return
+        context, health = self._context, self.recognized.health
+        limit_s = context.terms.probe_s if within_s is None else within_s
+        url = f"{self.spec.url}{health.path}"
+        try:
+            well = await _status(context.http, url, max(limit_s, health.least_s)) < health.below
+        except (aiohttp.ClientError, TimeoutError):
+            well = False
+        context.tell(Probed(context.clock(), self.worker_id, well))
+
+    def _replaceable(self, recognized: Recognized) -> bool:
+        """Whether others can answer what it was asked; else it is better to wait for it."""
+        others = (m for m in self._context.members.values() if m is not self and m.ready)
+        served = {name for m in others if m.recognized for name in m.recognized.facts.models}
+        return served.issuperset(recognized.facts.models)
+
+    async def _follow(self, recognized: Recognized) -> End:
+        """Listen, probe and scrape until one of these ends; says how.
+
+        A defect in one must not end the worker's life here: it is told, and all begin again.
+        """
+        tasks: list[asyncio.Task[End]] = [asyncio.create_task(self._until_down(recognized))]
+        if recognized.loads is not None:
+            tasks.append(asyncio.create_task(self._report_loads(recognized)))
+        if recognized.source is not None:
+            self.feed = self._open_feed(recognized)
+            tasks.append(asyncio.create_task(_endless(self.feed)))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ended = [task for task in tasks if task.done()]
+        finally:
+            self.feed = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in ended:
+            if (error := task.exception()) is not None:
+                log.error("worker %d: following it broke", self.worker_id, exc_info=error)
+                self.trouble = f"following it broke: {error!r}"
+                return "broken"
+        return ended[0].result()  # the probes come first: they know best
+
+    def respec(self, spec: WorkerSpec) -> None:
+        """Take over other thresholds or another weight; all else of `spec` must be as it was."""
+        self.spec = spec
+        if self.recognized is not None:
+            self.amend(with_thresholds(self.recognized, spec))
+
+    def amend(self, recognized: Recognized) -> None:
+        """It is known better than before."""
+        self.recognized = recognized
+        self._tell_state(self._state, recognized)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it was told to be ready, for all its probes say."""
+        return self._state == "ready"
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is known and its probes are answered."""
+        return self._state != "down"
+
+    def drain(self, by: str) -> None:
+        """Send it nothing new; what runs there finishes. `by` says in the log who asked for it."""
+        log.info("worker %d (%s) is draining, by %s", self.worker_id, self.spec.name, by)
+        self.draining = True
+        if self._state == "ready":
+            self._tell_state("draining", None)
+
+    def undrain(self, by: str) -> None:
+        """Send it requests again."""
+        log.info("worker %d (%s) drains no more, by %s", self.worker_id, self.spec.name, by)
+        self.draining = False
+        if self._state == "draining":
+            self._tell_state("ready", None)
+
+    async def _recognized(self) -> Recognized:
+        terms = self._context.terms
+        while True:
+            spec = self.spec
+            try:
+                recognized = await recognize(self._context.http, spec, terms.probe_s)
+                fits = self._fits(self, recognized.ranks)
+            except NoSuchRankError as error:
+                fits = self._fits(self, error.ranks)
+                self._not_recognized(str(error))
+            except (UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError) as error:
+                fits = False
+                self._not_recognized(str(error) or type(error).__name__)
+            else:
+                if fits:
+                    self._announce(recognized)
+                    self.recognized = recognized
+                    self.trouble = ""
+                    return recognized
+            if fits or self.spec == spec:
+                await asyncio.sleep(terms.health_s)
+            elif self._state != "down":  # asked at once: till then nobody can name its rank
+                self._tell_state("down", None)
+
+    def _not_recognized(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            log.info(
+                "worker %d (%s) is not recognized: %s", self.worker_id, self.spec.name, trouble
+            )
+        self.trouble = trouble
+
+    def _announce(self, recognized: Recognized) -> None:
+        back = "worker %d (%s) is back: %s"
+        joined = "worker %d (%s) joined: %s"
+        line = joined if self.recognized is None else back
+        log.info(line, self.worker_id, self.spec.name, recognized)
+        if recognized.advice not in ("", self._advice):
+            self._advice = recognized.advice
+            log.warning("worker %d (%s): %s", self.worker_id, self.spec.name, self._advice)
+
+    def _open_feed(self, recognized: Recognized) -> Feed:
+        assert recognized.source is not None
+        context = self._context
+        feeds = FeedContext(
+            http=context.http,
+            zmq=context.zmq,
+            clock=context.clock,
+            tell=context.tell,
+            hubs=context.hubs,
+            timeout_s=context.terms.probe_s,
+            backlog_batches=context.terms.backlog_batches,
+            first_seq=context.first_seq(self.worker_id),
+            wants_snapshot=partial(context.wants_snapshot, self.worker_id),
+            claim=context.claim,
+            borrow=context.borrow,
+        )
+        return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
+
+    async def _until_down(self, recognized: Recognized) -> End:
+        failures = 0
+        where = f"GET {recognized.health.path}"
+        while failures < _DOWN_AFTER:
+            await asyncio.sleep(self._context.terms.health_s)
+            try:
+                self.trouble = await self._complaint()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self.trouble = f"{where}: {str(error) or type(error).__name__}"
+                if refused(error):
+                    return "down"
+            failures = failures + 1 if self.trouble else 0
+        return "down"
+
+    async def _complaint(self) -> str:
+        """What is wrong by its own account; empty when nothing is."""
+        assert self.recognized is not None
+        context, health = self._context, self.recognized.health
+        url = f"{self.spec.url}{health.path}"
+        ask = partial(_status, context.http, url, max(context.terms.probe_s, health.least_s))
+        fresh_s = context.terms.health_s * FRESH
+        status: int = await context.answers.to(url).get(ask, context.clock, fresh_s)
+        return "" if status < health.below else f"GET {health.path} answered {status}"
+
+    async def _report_loads(self, recognized: Recognized) -> End:
+        end, self.trouble = await report_loads(
+            self.worker_id, self.spec.rank, recognized, self._told_ranks, self._context
+        )
+        return end
+
+    def _tell_state(self, state: State, recognized: Recognized | None) -> None:
+        self._state = state
+        facts = None if recognized is None else recognized.facts
+        self._context.tell(WorkerChange(self._context.clock(), self.worker_id, state, facts))
+
+
+async def _status(http: aiohttp.ClientSession, url: str, timeout_s: float) -> int:
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with http.get(url, timeout=timeout, allow_redirects=False) as reply:
+        return reply.status
+
+
+async def _endless(feed: Feed) -> End:
+    await feed.run()
+    return "broken"

@@ -1,0 +1,199 @@
+"""Who is behind a worker's URL; engine kind, models, block size, capacity, event endpoints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import aiohttp
+
+from policies.facts import WorkerFacts
+from router.config.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
+from router.events.sources import EventSource, PollSource, ZmqSource
+from router.fleet.engines.adapter import (
+    HEALTH,
+    HealthCheck,
+    Interview,
+    LoadReader,
+    Profile,
+    UnrecognizedError,
+    cards,
+)
+from router.fleet.engines.table import ADAPTERS
+from router.fleet.engines.trtllm import EVENTS_PATH
+from router.request.paths import lacking
+
+BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
+_GUESSED_BLOCK = 64  # tokens, at least, of blocks that no events tell of
+_SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 100  # in a line of the log
+
+
+class NoSuchRankError(UnrecognizedError):
+    """The worker has other `ranks` than the one asked for."""
+
+    def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
+        known = ", ".join(map(str, ranks[:16]))
+        super().__init__(f"it has no rank {rank}; its ranks: {known}")
+        self.ranks = ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Recognized:
+    """A worker, known."""
+
+    kind: str  # a key of `engines.table.ADAPTERS`
+    facts: WorkerFacts
+    source: EventSource | None  # where its events are; None: it has none
+    loads: LoadReader | None = None  # where its load is; None: it does not tell it
+    health: HealthCheck = HEALTH
+    ranks: tuple[int, ...] = (0,)  # all those behind its URL; none: nobody knows
+    address: int | None = None  # what its engine calls its rank; None: it has nobody beside it
+    advice: str = ""  # to its operator
+    sized: bool = True  # it told its block size
+
+    def __str__(self) -> str:
+        """One line for people."""
+        facts = self.facts
+        shown = [repr(name)[1:-1][:_SHOWN_CHARACTERS] for name in facts.models[:_SHOWN_MODELS]]
+        if more := len(facts.models) - len(shown):
+            shown.append(f"{more} more")
+        capacity = facts.kv_capacity_tokens
+        tokens = "unknown" if math.isnan(capacity) else f"{capacity:.0f}"
+        return (
+            f"kind {self.kind}, models {' '.join(shown)}, block size {facts.block_size}, "
+            f"KV tokens {tokens}, events {'yes' if facts.has_events else 'no'}"
+        )
+
+
+async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: float) -> Recognized:
+    """Ask the worker who it is. Without a rank in `spec`, all its ranks are taken as one worker.
+
+    Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
+    """
+    talk = Interview(http, spec, timeout_s)
+    models = await cards(talk)
+    kind, profile = await _profile(talk)
+    source = _source(spec, profile)
+    size = _block_size(spec, profile, source is not None)
+    limits = [m.max_model_len for m in models if m.max_model_len]
+    facts = WorkerFacts(
+        name=spec.name,
+        models=(spec.model,) if spec.model else tuple(m.id for m in models),
+        block_size=size,
+        role=spec.role,
+        kv_capacity_tokens=_capacity(spec, profile),
+        max_model_tokens=min(limits) if limits else None,
+        has_events=source is not None,
+        adapters=frozenset(m.id for m in models if m.parent is not None),
+        lacks=lacking(kind),
+    )
+    recognized = Recognized(
+        kind,
+        facts,
+        source,
+        profile.loads,
+        profile.health,
+        profile.ranks,
+        _address(spec, profile),
+        _advice(spec, profile),
+        profile.block_size is not None,
+    )
+    return with_thresholds(recognized, spec)
+
+
+def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
+    """The same worker with the thresholds and the weight that `spec` has now."""
+    facts = replace(
+        recognized.facts,
+        max_requests=_or_nan(spec.max_requests),
+        max_queued_tokens=_or_nan(spec.max_queued_tokens),
+        max_kv_fraction=_or_nan(spec.max_kv_fraction),
+        weight=spec.weight,
+    )
+    return replace(recognized, facts=facts)
+
+
+def _block_size(spec: WorkerSpec, profile: Profile, has_events: bool) -> int:
+    """Tokens of the blocks that it is followed by. Raises UnrecognizedError.
+
+    Where no events name its blocks, only our own guesses are kept of its cache: blocks of at least
+    64 tokens make these as good and take a quarter of the time and memory.
+    """
+    size = spec.block_size or profile.block_size or profile.usual_block_size
+    if size not in BLOCK_SIZES:
+        raise UnrecognizedError(f"it says that its blocks have {size} tokens; allowed: 1..4096")
+    if has_events or spec.block_size is not None:
+        return size
+    return size * -(-_GUESSED_BLOCK // size)
+
+
+async def _profile(talk: Interview) -> tuple[str, Profile]:
+    """The kind of engine, as its operator or itself says, and what it says of itself."""
+    named = talk.spec.kind
+    for kind in ADAPTERS if named is None else (named,):
+        profile = await ADAPTERS[kind].recognize(talk, named is not None)
+        if profile is not None:
+            return kind, profile
+    raise AssertionError("the last adapter takes anybody")
+
+
+def _address(spec: WorkerSpec, profile: Profile) -> int | None:
+    """The rank's place among those behind this URL, which is how they are addressed there.
+
+    vLLM `v1/engine/input_processor.py`, 0.14 to 0.33. Raises NoSuchRankError.
+    """
+    if spec.rank is None:
+        return None
+    if not profile.ranks:
+        return spec.rank
+    if spec.rank not in profile.ranks:
+        raise NoSuchRankError(spec.rank, profile.ranks)
+    return profile.ranks.index(spec.rank)
+
+
+def _capacity(spec: WorkerSpec, profile: Profile) -> float:
+    """Tokens of its KV cache, NaN where nobody says. Raises UnrecognizedError for too many."""
+    told = profile.kv_tokens
+    for tokens in told.values():
+        if tokens > MAX_KV_TOKENS:
+            raise UnrecognizedError(f"it says that it has room for {tokens} tokens of KV")
+    if spec.rank is not None:
+        return _or_nan(spec.kv_tokens or told.get(spec.rank))
+    if spec.kv_tokens is not None:
+        return spec.kv_tokens * max(len(profile.ranks), 1)
+    known = set(profile.ranks or (0,)) <= told.keys()
+    return float(sum(told.values())) if known else math.nan
+
+
+def _source(spec: WorkerSpec, profile: Profile) -> EventSource | None:
+    """The worker's event endpoints: as its options say, else as itself does."""
+    if spec.events == "none":
+        return None
+    if spec.events == POLL:
+        return PollSource(f"{spec.url}{EVENTS_PATH}")
+    if spec.events is not None:
+        bind = spec.events.startswith(BIND)
+        live = spec.events.removeprefix(BIND)
+        return ZmqSource(live, spec.replay, profile.snapshot, spec.topic or "", bind)
+    alone = profile.ranks[0] if len(profile.ranks) == 1 else None
+    rank = alone if spec.rank is None else spec.rank
+    source = None if rank is None else profile.sources.get(rank)
+    if isinstance(source, ZmqSource):
+        source = replace(source, snapshot=profile.snapshot)
+        if spec.replay is not None:
+            source = replace(source, replay=spec.replay)
+        if spec.topic is not None:
+            source = replace(source, topic=spec.topic)
+    return source
+
+
+def _advice(spec: WorkerSpec, profile: Profile) -> str:
+    """What its operator should know: events in blocks of another size tell us nothing."""
+    given, told = spec.block_size, profile.block_size
+    if given is None or told in (None, given):
+        return profile.advice
+    return f"block_size={given} was given, it says {told}: its KV events may be of no use"
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)

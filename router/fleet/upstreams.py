@@ -1,0 +1,85 @@
+"""The connections to one worker, as its spec says, and which certificates are trusted for them."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from functools import cached_property
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from router.config.schema import WorkerTls
+from router.config.worker_spec import WorkerSpec
+from router.server.tls import worker_tls
+from router.upstream.fallback import Upstream
+from router.upstream.native import NativeRelay, NativeUpstream
+from router.upstream.reply import RelayLimits
+
+
+class WorkerTrust:
+    """TLS towards workers, for the relay and for all that is asked of them. Lifetime: process."""
+
+    def __init__(self, files: WorkerTls | None = None) -> None:
+        """Raises `router.server.tls.TlsError`."""
+        self._files = files or WorkerTls()
+        self._options: dict[tuple[str, int], tuple[ssl.SSLContext, str | None]] = {}
+        if files is not None:
+            self.verifying  # noqa: B018 - read at once: a bad file must not wait for a worker
+
+    @cached_property
+    def verifying(self) -> ssl.SSLContext:
+        """Believes certificates of the pool's authorities, for the host that was asked."""
+        return worker_tls(self._files)
+
+    @cached_property
+    def _believing(self) -> ssl.SSLContext:
+        return worker_tls(self._files, insecure=True)
+
+    def of(self, spec: WorkerSpec) -> tuple[ssl.SSLContext | None, str | None]:
+        """TLS of connections to a worker, None for plain http; the name its certificate has."""
+        parts = urlsplit(spec.url)
+        if parts.scheme != "https":
+            return None, None
+        options = self._believing if spec.insecure else self.verifying, spec.server_name
+        self._options[parts.hostname or "", parts.port or 443] = options
+        return options
+
+    def session(self) -> aiohttp.ClientSession:
+        """What workers are asked with beside the relay."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ssl=self.verifying)
+        return aiohttp.ClientSession(connector=connector, middlewares=(self._apply,))
+
+    async def _apply(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Give a request the TLS options of its worker; of aiohttp 3.14, pinned by a test."""
+        options = self._options.get((request.url.host or "", request.url.port or 443))
+        if options is not None and request.is_ssl():
+            request._ssl, request.server_hostname = options
+        return await handler(request)
+
+
+def upstream_at(
+    spec: WorkerSpec,
+    clock: Callable[[], float],
+    trust: WorkerTrust,
+    relay: NativeRelay | None,
+    limits: RelayLimits,
+) -> Upstream:
+    """The connections to the worker of `spec`; through the thread `relay` where it can."""
+    parts = urlsplit(spec.url)
+    host, base_path = parts.hostname or "", parts.path.rstrip("/")
+    tls, server_name = trust.of(spec)
+    if relay is not None and tls is None:
+        port = parts.port or 80
+        return NativeUpstream(relay, host, port, clock, base_path=base_path, limits=limits)
+    return Upstream(
+        host,
+        parts.port or (443 if tls else 80),
+        clock,
+        base_path=base_path,
+        tls=tls,
+        server_name=server_name,
+        limits=limits,
+    )

@@ -1,0 +1,193 @@
+"""Metrics of the workers and of the sources that name them.
+
+Samples of the large families are made here, not by the library's `add_metric`, which takes five
+times as long: with a thousand workers there are thirty thousand, read while nothing else runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from router.core.columns import WorkerColumns
+from router.core.core import RouterCore
+from router.core.workers import Worker
+from router.discovery.discovery import Discovery
+from router.fleet.manager import FleetManager
+from router.fleet.member import Member
+
+_GAUGES = {
+    "warmroute_worker_requests": "Requests dispatched to a worker and unfinished",
+    "warmroute_worker_waiting_requests": "Of these, before their first token",
+    "warmroute_worker_foreign_requests": "Requests it reported beyond those of this router",
+    "warmroute_worker_queued_prefill_tokens": "Uncached prompt tokens a worker has yet to compute",
+    "warmroute_worker_context_tokens": "KV tokens of requests past their first token",
+    "warmroute_worker_kv_used_tokens": "KV in use, as reported and sent since",
+    "warmroute_worker_kv_capacity_tokens": "KV that fits into a worker's cache",
+    "warmroute_worker_load_age_seconds": "Age of a worker's latest load report",
+    "warmroute_worker_prefill_tokens_per_second": "Calibrated prefill rate",
+    "warmroute_worker_step_seconds": "Calibrated time of one decode step",
+    "warmroute_worker_resident_blocks": "Blocks a worker is known to hold",
+    "warmroute_worker_kv_known": "1 while no KV event of the worker is missing",
+    "warmroute_worker_kv_backlog_batches": "Event batches that wait for missing ones before them",
+    "warmroute_worker_kv_parked_blocks": "Stored blocks that wait for their parent",
+}
+_LAG = "Age of the latest live KV events when they came, by the worker's clock and ours"
+_OF_FEED = (
+    *("malformed_frames", "replays", "snapshots", "failed_syncs"),
+    *("failed_polls", "dropped_frames"),
+)
+_OF_STATE = (
+    *("batches", "stored_blocks", "removed_blocks", "clears", "gaps", "restarts"),
+    *("duplicates", "orphans", "dropped_batches", "overflows"),
+)
+
+
+def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
+    """All families of the workers, as of now."""
+    lag = _per_worker("warmroute_worker_event_lag_seconds", _LAG)
+    events = CounterMetricFamily(
+        "warmroute_kv_events", "KV events of a worker, by kind", labels=["worker", "kind"]
+    )
+    failures = CounterMetricFamily(
+        "warmroute_worker_failures", "Failures blamed on a worker", labels=["worker", "cause"]
+    )
+    up = GaugeMetricFamily(
+        "warmroute_worker_state", "1 for the state a worker is in", labels=["worker", "state"]
+    )
+    joined: list[Worker] = []
+    for member in fleet.members.values():
+        label = str(member.worker_id)
+        worker = core.workers.get(member.worker_id)
+        state = "joining" if worker is None else worker.shown_state
+        up.add_metric([label, state], 1)
+        for kind, count in _events(member, worker).items():
+            labels = {"worker": label, "kind": kind}
+            events.samples.append(Sample("warmroute_kv_events_total", labels, count))
+        if member.feed is not None and member.feed.counters.lag_s is not None:
+            lag.add_metric([label], member.feed.counters.lag_s)
+        if worker is not None:
+            joined.append(worker)
+            for cause, count in worker.repute.causes.items():
+                failures.add_metric([label, cause], count)
+    yield from (_info(fleet), up, failures, events, lag)
+    yield from _gauges(joined, core.columns, fleet.now_s)
+
+
+def _gauges(workers: list[Worker], columns: WorkerColumns, now_s: float) -> Iterator[Metric]:
+    """A family each; a worker of which a value was never told is left out."""
+    labels = [{"worker": str(worker.worker_id)} for worker in workers]
+    values = _values(workers, columns, now_s)
+    for (name, text), column in zip(_GAUGES.items(), values, strict=True):
+        gauge = _per_worker(name, text)
+        for label, value in zip(labels, column, strict=True):
+            if math.isfinite(value):
+                gauge.samples.append(Sample(name, label, value))
+        yield gauge
+
+
+def _info(fleet: FleetManager) -> Metric:
+    """Whose number it is: dashboards join names by it."""
+    info = GaugeMetricFamily(
+        "warmroute_worker_info", "1: who a worker is", labels=["worker", "url", "engine", "role"]
+    )
+    for member in fleet.members.values():
+        known, spec = member.recognized, member.spec
+        url = spec.url if spec.rank is None else f"{spec.url}#{spec.rank}"
+        kind, role = ("", "") if known is None else (known.kind, known.facts.role)
+        info.add_metric([str(member.worker_id), url, kind, role], 1)
+    return info
+
+
+def _values(workers: list[Worker], columns: WorkerColumns, now_s: float) -> tuple[list[float], ...]:
+    """Of the gauges, in their order: of each worker; not finite: not known."""
+    slots = np.array([worker.slot for worker in workers], dtype=np.int64)
+    queued = columns.queued_tokens(slots)
+    own = columns.context_tokens[slots] + queued
+    sent_since = np.maximum(own - columns.own_tokens_at_report[slots], 0.0)
+    kv = [worker.kv for worker in workers]
+    arrays = (
+        columns.requests[slots],
+        columns.waiting[slots],
+        columns.foreign_running[slots] + columns.foreign_waiting[slots],
+        queued,
+        columns.context_tokens[slots],
+        columns.kv_reported_tokens[slots] + sent_since,
+        columns.kv_capacity_tokens[slots],
+        now_s - columns.report_s[slots],
+        columns.prefill_tokens_per_s[slots],
+        columns.step_s[slots],
+        np.array([one.resident_blocks for one in kv]),
+        np.array([one.known for one in kv]),
+        np.array([one.backlog_batches for one in kv]),
+        np.array([one.parked_blocks for one in kv]),
+    )
+    return tuple(array.astype(np.float64).tolist() for array in arrays)
+
+
+def _events(member: Member, worker: Worker | None) -> dict[str, int]:
+    """What was counted of its KV events, by kind."""
+    counts: dict[str, int] = {}
+    skipped = 0
+    if member.feed is not None:
+        counters = member.feed.counters
+        counts = {kind: getattr(counters, kind) for kind in _OF_FEED}
+        skipped = counters.skipped_events
+    if worker is not None:
+        of_state = worker.kv.counters
+        counts |= {kind: getattr(of_state, kind) for kind in _OF_STATE}
+        counts["skipped_events"] = of_state.skipped_events + skipped
+    return counts
+
+
+def _per_worker(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=["worker"])
+
+
+class DiscoveryCollector(Collector):
+    """Reads what is believed as of now. Lifetime: process."""
+
+    def __init__(self, discovery: Discovery, fleet: FleetManager) -> None:
+        self._discovery = discovery
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Metric]:
+        """All families; those of sources are empty where there is none."""
+        up = _gauge("up", "1 while a source that names workers can be read and has no trouble")
+        workers = _gauge("workers", "Workers that a source is believed to have")
+        refused = _gauge("refused_entries", "Entries of a source that cannot be used, as of now")
+        silent = _gauge("silent_seconds", "For how long a source has named nobody, after it did")
+        changes = CounterMetricFamily(
+            "warmroute_discovery_changes",
+            "Workers that a source named or lost, and returns soon after a loss",
+            labels=["source", "change"],
+        )
+        now_s = self._fleet.now_s
+        for name, believed in self._discovery.sources.items():
+            up.add_metric([name], 0 if believed.trouble or not believed.heard else 1)
+            workers.add_metric([name], self._discovery.count(believed))
+            refused.add_metric([name], len(believed.refused))
+            silent.add_metric([name], believed.silent_s(now_s))
+            for change in ("joined", "left", "flaps"):
+                changes.add_metric([name, change], getattr(believed, change))
+        yield from (up, workers, refused, silent, changes)
+        yield GaugeMetricFamily(
+            "warmroute_discovery_conflicts",
+            "Workers that a second source names otherwise, or that cannot be told apart",
+            value=self._discovery.conflicts,
+        )
+        yield CounterMetricFamily(
+            "warmroute_drains_cut_short",
+            "Workers removed with requests, at the end of drain_s",
+            value=self._fleet.cut_short,
+        )
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"warmroute_discovery_{name}", text, labels=["source"])

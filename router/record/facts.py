@@ -1,0 +1,379 @@
+"""The format of recorded facts, and the player that checks them with a fresh core.
+
+The first record is the `Preamble`. Then come, in the order in which the core saw them:
+
+    ["fact", kind, fields, actions]   one fact; each action as [kind, fields]; or, where the core
+                                      raised an error, its name instead of the list
+    ["explain", fields]               somebody asked where such an arrival would go
+    ["advance", now_s]                somebody looked at the load as of now
+    ["policy", specification]         another policy decides from here on
+    ["slow", [now_s, took_s]]         a call of the policy took too long
+    ["late", fact, event, chain]      the chain of blocks of an earlier fact (counted from 0)
+                                      whose parent became known only here
+    ["end", why]                      why it ends; without it the file was cut off
+
+Stored blocks carry chain hashes, never token ids. An array of hashes is bytes, uint64
+little-endian.
+
+Same facts, same seed, same policy: same actions. A difference means that the core or a policy
+was changed since the recording, that a policy is not pure, or a defect. No I/O but reading the
+file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from policies import facts
+from policies.contract import Hashes
+from policies.load import PolicyError, load
+from router.core.core import RouterCore, take
+from router.core.settings import CoreSettings
+
+FORMAT = "warmroute-facts"
+VERSION = 1
+MAX_RECORD_BYTES = 1 << 28
+
+_LENGTH = struct.Struct(">I")
+
+
+class RecordingError(ValueError):
+    """The file is no recording that can be played; the text says where and why."""
+
+
+class Preamble(msgspec.Struct, frozen=True):
+    """With what the recorded core began. Settings stand by their names."""
+
+    settings: dict[str, float | int | str]
+    seed: int
+    policy: str  # specification, every parameter written out
+    format: str = FORMAT
+    version: int = VERSION
+
+
+def framed(record: Any) -> bytes:
+    """A record as it stands in the file."""
+    data = msgspec.msgpack.encode(record, enc_hook=_plain_value)
+    return _LENGTH.pack(len(data)) + data
+
+
+def as_read(record: Any) -> Any:
+    """A record as `records` would give it back."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(record, enc_hook=_plain_value))
+
+
+def records(path: Path) -> Iterator[Any]:
+    """The file's records, as msgpack spells them; a torn one at its end is left out.
+
+    Raises OSError, and RecordingError for what is no recording.
+    """
+    with path.open("rb") as file:
+        number = 0
+        while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(head)
+            if length > MAX_RECORD_BYTES:
+                raise RecordingError(f"{path}: record {number} has {length} bytes: no recording")
+            data = file.read(length)
+            if len(data) < length:
+                return
+            try:
+                yield msgspec.msgpack.decode(data)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise RecordingError(f"{path}: record {number} is no msgpack: {error}") from error
+            number += 1
+
+
+def preamble_of(record: Any, path: Path) -> Preamble:
+    """The first record, checked. Raises RecordingError."""
+    try:
+        preamble = msgspec.convert(record, Preamble)
+    except msgspec.ValidationError as error:
+        raise RecordingError(f"{path}: does not begin as a recording: {error}") from error
+    if (preamble.format, preamble.version) != (FORMAT, VERSION):
+        found = f"{preamble.format!r}, version {preamble.version}"
+        raise RecordingError(f"{path}: is {found}; expected {FORMAT!r}, version {VERSION}")
+    return preamble
+
+
+# --- to the file ----------------------------------------------------------------------------
+
+
+def plain(thing: Any) -> list[Any]:
+    """`[kind, fields]` of a fact, an event or an action."""
+    return [type(thing).__name__, fields_of(thing)]
+
+
+def fields_of(thing: Any) -> dict[str, Any]:
+    """Its fields by name; those inside of them likewise."""
+    kind: Any = type(thing)
+    return {name: _plain(name, getattr(thing, name)) for name in _names(kind)}
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, (int, float, str, bytes)):
+        return value
+    if name == "hashes":  # names of blocks; they may come as an array
+        return value.tolist() if isinstance(value, np.ndarray) else value
+    if name == "events":
+        return [plain(event) for event in value]
+    if isinstance(value, tuple) and value and not isinstance(value[0], (int, str, bytes)):
+        return [fields_of(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic, tuple, frozenset, Mapping)):
+        return value
+    return fields_of(value)
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.astype("<u8", copy=False).tobytes()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    # How a hook tells msgspec that it does not know a type.
+    raise NotImplementedError(f"no fact holds a {type(value).__name__}")
+
+
+# --- from the file --------------------------------------------------------------------------
+
+
+def fact_of(kind: Any, fields: Any) -> Any:
+    """The fact that `plain` took apart. Raises ValueError or TypeError for what is none."""
+    build = _BUILDERS.get(kind)
+    if build is None or not isinstance(fields, dict):
+        raise ValueError(f"{kind!r} is no kind of fact; known: {', '.join(_BUILDERS)}")
+    return build(fields)
+
+
+def hashes(data: bytes) -> Hashes:
+    """uint64[blocks]. Raises ValueError for torn ones."""
+    return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
+
+
+def _arrival(fields: dict[str, Any]) -> facts.Arrival:
+    chains = {int(size): hashes(data) for size, data in fields["chains"].items()}
+    return facts.Arrival(**{**fields, "chains": chains})
+
+
+def _kv_events(fields: dict[str, Any]) -> facts.KvEvents:
+    events = tuple(_event(kind, event) for kind, event in fields["events"])
+    return facts.KvEvents(**{**fields, "events": events})
+
+
+def _event(kind: str, fields: dict[str, Any]) -> facts.KvEvent:
+    if kind == "Cleared":
+        return facts.Cleared()
+    names = tuple(fields["hashes"])
+    if kind == "Removed":
+        return facts.Removed(**{**fields, "hashes": names})
+    if kind != "Stored":
+        raise ValueError(f"{kind!r} is no kind of KV event")
+    chain = fields["chain"]
+    known = {
+        "hashes": names,
+        "tokens": (),
+        "extras": (),
+        "chain": None if chain is None else hashes(chain),
+    }
+    return facts.Stored(**{**fields, **known})
+
+
+def _worker_change(fields: dict[str, Any]) -> facts.WorkerChange:
+    spec = fields["spec"]
+    if spec is not None:
+        sets = {name: frozenset(spec.get(name, ())) for name in ("adapters", "lacks")}
+        spec = facts.WorkerFacts(**{**spec, "models": tuple(spec["models"]), **sets})
+    return facts.WorkerChange(**{**fields, "spec": spec})
+
+
+def _failure(fields: dict[str, Any]) -> facts.Failure:
+    rest = fields.get("rest")
+    return facts.Failure(**{**fields, "rest": None if rest is None else _arrival(rest)})
+
+
+def _peer_dispatched(fields: dict[str, Any]) -> facts.PeerDispatched:
+    return facts.PeerDispatched(**{**fields, "arrival": _arrival(fields["arrival"])})
+
+
+def _peer_ended(fields: dict[str, Any]) -> facts.PeerEnded:
+    finish = fields["finish"]
+    return facts.PeerEnded(
+        **{**fields, "finish": None if finish is None else facts.Finish(**finish)}
+    )
+
+
+def _as_it_is(kind: type) -> Callable[[dict[str, Any]], Any]:
+    return lambda fields: kind(**fields)
+
+
+_BUILDERS: Mapping[str, Callable[[dict[str, Any]], Any]] = MappingProxyType(
+    {
+        "Arrival": _arrival,
+        "Failure": _failure,
+        "KvEvents": _kv_events,
+        "WorkerChange": _worker_change,
+        "PeerDispatched": _peer_dispatched,
+        "PeerEnded": _peer_ended,
+        **{
+            kind.__name__: _as_it_is(kind)
+            for kind in (
+                facts.FirstToken,
+                facts.Progress,
+                facts.Finish,
+                facts.LoadReport,
+                facts.ReplayEnd,
+                facts.KvCopied,
+                facts.KvHeard,
+                facts.PeerFirstToken,
+                facts.PeerProgress,
+                facts.Probed,
+                facts.Tick,
+            )
+        },
+    }
+)
+
+
+Answer = list[Any] | str  # actions as [kind, fields], or the name of the error that was raised
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One fact that was answered otherwise. After the first one, others may follow from it."""
+
+    fact: int  # its number, from 0
+    kind: str
+    now_s: float
+    recorded: Answer
+    played: Answer
+
+    def __str__(self) -> str:
+        where = f"fact {self.fact} ({self.kind} at {self.now_s:.6f} s)"
+        return f"{where}: recorded {self.recorded}, played {self.played}"
+
+
+class Player:
+    """Lifetime: one playing of one file."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file once to check it and to find the chains that it tells late.
+
+        Raises OSError, RecordingError, and PolicyError for a policy that is not to be had here.
+        """
+        self.facts = 0  # played so far
+        self.actions = 0  # of these, compared so far
+        self.ended = "cut off"  # why the recording ends
+        self._path = path
+        self._late: dict[tuple[int, int], Hashes] = {}
+        self.preamble = self._look_through()
+        self._core = self._fresh_core(self.preamble)
+
+    def differences(self) -> Iterator[Difference]:
+        """Plays the file to its end; call it once. Raises RecordingError where it is damaged."""
+        for number, record in enumerate(records(self._path)):
+            if number == 0:
+                continue
+            try:
+                found = self._play(record)
+            except (ValueError, TypeError, KeyError, IndexError) as error:
+                raise RecordingError(f"{self._path}: record {number}: {error!r}") from error
+            if found is not None:
+                yield found
+
+    def _look_through(self) -> Preamble:
+        read = records(self._path)
+        first = next(read, None)
+        preamble = preamble_of(first, self._path)
+        for number, record in enumerate(read, start=1):
+            match record:
+                case ["late", int(fact), int(event), bytes(chain)]:
+                    self._late[fact, event] = hashes(chain)
+                case ["end", str(why)]:
+                    self.ended = why
+                case ["fact" | "explain" | "advance" | "policy" | "slow", *_]:
+                    pass
+                case _:
+                    raise RecordingError(f"{self._path}: record {number} is of no known kind")
+        return preamble
+
+    def _fresh_core(self, preamble: Preamble) -> RouterCore:
+        try:
+            settings = CoreSettings(**preamble.settings)  # type: ignore[arg-type]
+            policy = load(preamble.policy)
+            return RouterCore(policy, settings, preamble.seed, _forgive)
+        except PolicyError:
+            raise
+        except (TypeError, ValueError, OverflowError, MemoryError) as error:
+            raise RecordingError(f"{self._path}: settings of another version: {error}") from error
+
+    def _play(self, record: list[Any]) -> Difference | None:
+        match record:
+            case ["fact", kind, fields, recorded]:
+                return self._told(fact_of(kind, fields), recorded)
+            case ["explain", fields]:
+                self._explain(fact_of("Arrival", fields))
+            case ["advance", now_s]:
+                self._core.ledger.advance(now_s)
+            case ["policy", spec]:
+                self._core.set_policy(load(spec))
+            case ["slow", [now_s, took_s]]:
+                self._core.guard.settle_slow(now_s, took_s)
+        return None
+
+    def _explain(self, arrival: facts.Arrival) -> None:
+        with suppress(PolicyError):  # it failed there as well, and whoever asked was told
+            self._core.explain(arrival)
+
+    def _told(self, fact: Any, recorded: Answer) -> Difference | None:
+        if isinstance(fact, facts.KvEvents):
+            fact = self._with_chains(fact)
+        played = self._answer(fact)
+        number, self.facts = self.facts, self.facts + 1
+        self.actions += 0 if isinstance(recorded, str) else len(recorded)
+        if played == recorded:
+            return None
+        return Difference(number, type(fact).__name__, fact.now_s, recorded, played)
+
+    def _answer(self, fact: facts.Fact) -> Answer:
+        try:
+            actions = take(self._core, fact)
+        except Exception as error:  # noqa: BLE001 - it is compared with the recorded one
+            return type(error).__name__
+        answer: list[Any] = as_read([plain(action) for action in actions])
+        return answer
+
+    def _with_chains(self, fact: facts.KvEvents) -> facts.KvEvents:
+        """Blocks whose parent never came wait for it here too: any chain does for them."""
+        events = tuple(
+            replace(event, chain=self._chain(position, event))
+            if isinstance(event, facts.Stored)
+            and event.chain is not None
+            and len(event.chain) != len(event.hashes)
+            else event
+            for position, event in enumerate(fact.events)
+        )
+        return replace(fact, events=events)
+
+    def _chain(self, position: int, event: facts.Stored) -> Hashes:
+        found = self._late.get((self.facts, position))
+        return np.zeros(len(event.hashes), dtype=np.uint64) if found is None else found
+
+
+def _forgive(error: PolicyError) -> None:
+    """As the router does: it goes on without the policy's answer."""

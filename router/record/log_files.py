@@ -1,0 +1,344 @@
+"""Files and folders that lines are appended to, and the thread that writes them."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import logging
+import os
+import re
+import shutil
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from router.record.salt import Salt, salt_in
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+_EVERY_S = 0.1  # the thread looks this often; a call that woke it would cost the event loop more
+_BATCH_ITEMS = 64  # written at once: other threads get a turn in between
+
+
+class Sink(Protocol[T_contra]):
+    """What the thread does with items. It answers for errors of files itself."""
+
+    def write(self, items: Sequence[T_contra]) -> None:
+        """Take the next items, in the order in which they were put."""
+        ...
+
+    def reopen(self) -> None:
+        """The file may have been moved away."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class Background(Generic[T]):
+    """One thread tells it items, a thread of its own writes them. Lifetime: process."""
+
+    def __init__(self, name: str, sink: Sink[T], items_max: int, bytes_max: int) -> None:
+        self._sink = sink
+        self._items_max = items_max
+        self._bytes_max = bytes_max
+        self._items: deque[tuple[T, int]] = deque()
+        # Each is written by one thread only; their difference is what waits.
+        self._put_bytes = 0
+        self._taken_bytes = 0
+        self._wake = threading.Event()
+        self._reopen = threading.Event()
+        self._stop = threading.Event()
+        self._broken = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, item: T, size_bytes: int) -> bool:
+        """Hand an item over that keeps about `size_bytes` alive; False: no room, it is lost."""
+        items = self._items
+        waiting_bytes = self._put_bytes - self._taken_bytes
+        if len(items) >= self._items_max or waiting_bytes > self._bytes_max or self._broken:
+            return False
+        items.append((item, size_bytes))
+        self._put_bytes += size_bytes
+        if len(items) * 2 == self._items_max:
+            self._wake.set()
+        return True
+
+    def reopen(self) -> None:
+        """Let the sink open its file anew, soon."""
+        self._reopen.set()
+        self._wake.set()
+
+    def close(self, timeout_s: float) -> int:
+        """Write what waits, and end. Returns how many items were left after `timeout_s`."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout_s)
+        return len(self._items)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._wake.wait(_EVERY_S)
+                self._wake.clear()
+                self._drain()
+                if self._reopen.is_set():
+                    self._reopen.clear()
+                    self._sink.reopen()
+            self._drain()
+            self._sink.close()
+        except Exception:
+            self._broken = True
+            log.exception(
+                "%s ended by a defect of ours; it writes nothing more",
+                threading.current_thread().name,
+            )
+
+    def _drain(self) -> None:
+        while self._items:
+            batch = [self._items.popleft() for _ in range(min(len(self._items), _BATCH_ITEMS))]
+            self._sink.write([item for item, _ in batch])
+            self._taken_bytes += sum(size for _, size in batch)
+
+
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_MODE = 0o600  # what requests share and when is nobody else's business
+
+
+class LogFile:
+    """Lifetime: process. Used by one thread.
+
+    Beyond `limit_bytes` a regular file is renamed to `FILE.1`, in place of an older one, and
+    begun anew. `fresh` is set whenever a header is due.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        """Opens the file. Raises OSError."""
+        self.path = path
+        self.fresh = True
+        self._limit_bytes = limit_bytes
+        self._open()
+
+    @property
+    def where(self) -> str:
+        """The file, for people."""
+        return str(self.path)
+
+    def append(self, data: bytes) -> None:
+        """Write whole lines, or none of them. Raises OSError."""
+        start = os.fstat(self._fd).st_size if self._regular else 0
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            if self._regular:  # a torn line would spoil the next one too
+                os.ftruncate(self._fd, start)
+            raise
+        self.fresh = False
+
+    def make_room(self, size_bytes: int) -> None:
+        """Turn the file over where `size_bytes` more would go beyond the limit. Raises OSError."""
+        if not self._regular:
+            return
+        held_bytes = os.fstat(self._fd).st_size
+        if held_bytes and held_bytes + size_bytes > self._limit_bytes:
+            with suppress(FileNotFoundError):  # moved away, and nobody has told us yet
+                os.replace(self.path, self.path.with_name(self.path.name + ".1"))
+            self._open_anew()
+
+    def reopen(self) -> None:
+        """Where the path names another file by now, or none, go on there. Raises OSError."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(there, os.fstat(self._fd)):
+            self._open_anew()
+
+    def close(self) -> None:
+        """The end."""
+        os.close(self._fd)
+
+    def _open(self) -> None:
+        try:
+            self._fd = os.open(self.path, _FLAGS | os.O_NONBLOCK, _MODE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # to wait for one would keep the router from starting
+                raise OSError(errno.ENXIO, "a pipe that nobody reads", str(self.path)) from error
+            raise
+        os.set_blocking(self._fd, True)  # a slow reader is waited for, in the thread that writes
+        self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        self.fresh = True
+
+    def _open_anew(self) -> None:
+        old = self._fd
+        self._open()  # where that fails the old one stays in use
+        os.close(old)
+
+
+SALT_NAME = "salt"
+_NAME = re.compile(r"requests-(\d{8}T\d{6}\.\d{6})Z\.jsonl(\.gz)?")
+_TIME = "%Y%m%dT%H%M%S.%f"
+_PACKED = 6  # zlib's level; chains hardly shrink at any
+_STEP = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PartLimits:
+    """How large a folder of parts may become. Lifetime: process."""
+
+    part_bytes: int
+    part_s: float  # a part holds lines of one such span of unix time
+    parts: int  # files, the open one included
+    total_bytes: int  # of all files, the open one at its largest included
+
+
+class Parts:
+    """Lifetime: process. Used by one thread; several routers may have one folder."""
+
+    def __init__(self, folder: Path, limits: PartLimits, now_s: Callable[[], float]) -> None:
+        """Makes the folder where only that is missing. `now_s`: unix time.
+
+        Raises OSError that says which file cannot be written and why.
+        """
+        self._folder = folder
+        self._limits = limits
+        self._now_s = now_s
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self.salt: Salt = salt_in(folder / SALT_NAME)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise OSError(f"record: cannot write {folder}: {why}") from error
+        self._file: LogFile | None = None
+        self._span = 0  # of time, which the open part's lines are of
+        self._held_bytes = 0
+
+    @property
+    def fresh(self) -> bool:
+        """The next line is the first of its part."""
+        return self._file is None or self._file.fresh
+
+    @property
+    def where(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    def make_room(self, size_bytes: int) -> None:
+        """End the part where `size_bytes` more are too many, or another hour has come."""
+        span = int(self._now_s() // self._limits.part_s)
+        full = self._held_bytes + size_bytes > self._limits.part_bytes
+        if self._file is not None and self._held_bytes and (full or span != self._span):
+            self._end_part()
+        self._span = span
+
+    def append(self, data: bytes) -> None:
+        """Write whole lines, or none of them. Raises OSError."""
+        if self._file is None:
+            self._file = self._begun()
+        self._file.append(data)
+        self._held_bytes += len(data)
+
+    def reopen(self) -> None:
+        """Begin another part."""
+        if self._held_bytes:
+            self._end_part()
+
+    def close(self) -> None:
+        """The end. The last part stays as it is: a router that ends has no time to pack it."""
+        if self._file is not None:
+            self._file.close()
+            if not self._held_bytes:
+                self._file.path.unlink(missing_ok=True)
+            self._file = None
+
+    def _begun(self) -> LogFile:
+        """A new part, once there is room for it. Raises OSError."""
+        limits = self._limits
+        self._forget(limits.parts - 1, limits.total_bytes - limits.part_bytes)
+        at = datetime.fromtimestamp(self._now_s(), UTC)
+        if parts := parts_in(self._folder):
+            at = max(at, _time_of(parts[-1]) + _STEP)  # after those of a clock that was ahead
+        while True:
+            path = self._folder / f"requests-{at.strftime(_TIME)}Z.jsonl"
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                break
+            except FileExistsError:  # another router's
+                at += _STEP
+        return LogFile(path, limits.total_bytes)
+
+    def _end_part(self) -> None:
+        assert self._file is not None, "a part that holds something is open"
+        path = self._file.path
+        self._file.close()
+        self._file, self._held_bytes = None, 0
+        packed = path.with_name(path.name + ".gz")
+        unfinished = path.with_name(path.name + ".packing")
+        try:
+            _pack(path, unfinished)
+            os.replace(unfinished, packed)
+            path.unlink()
+        except FileNotFoundError:
+            log.warning("recording: %s was taken away", path)
+        except OSError as error:
+            log.error("recording: %s stays unpacked: %s", path, error.strerror)
+        finally:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+
+    def _forget(self, parts: int, total_bytes: int) -> None:
+        """Remove the oldest parts beyond so many, and so many bytes."""
+        held = [
+            (path, size) for path in parts_in(self._folder) if (size := _size(path)) is not None
+        ]
+        count, bytes_held = len(held), sum(size for _, size in held)
+        for path, size in held:
+            if count <= parts and bytes_held <= total_bytes:
+                return
+            path.unlink(missing_ok=True)
+            log.info("recording: removed the oldest part, %s, %d bytes", path.name, size)
+            count, bytes_held = count - 1, bytes_held - size
+
+
+def parts_in(folder: Path) -> list[Path]:
+    """The parts of a recording, the oldest first. Raises OSError."""
+    found = {path.name: path for path in folder.iterdir() if _NAME.fullmatch(path.name)}
+    return [found[name] for name in sorted(found) if f"{name}.gz" not in found]
+
+
+def _time_of(path: Path) -> datetime:
+    named = _NAME.fullmatch(path.name)
+    assert named is not None, f"{path} is a part"
+    try:
+        return datetime.strptime(named[1], _TIME).replace(tzinfo=UTC)
+    except ValueError:  # somebody made the name up
+        return datetime.fromtimestamp(0, UTC)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # another router removed it
+        return None
+
+
+def _pack(path: Path, packed: Path) -> None:
+    with (
+        path.open("rb") as plain,
+        open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as raw,
+        gzip.GzipFile("", "wb", _PACKED, raw, mtime=0) as file,
+    ):
+        shutil.copyfileobj(plain, file, 1 << 18)

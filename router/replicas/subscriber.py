@@ -1,0 +1,393 @@
+"""What this replica understands of its peers: their requests, and the KV events that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from itertools import count
+
+import numpy as np
+
+from kvkernels import EventBatch
+from policies.facts import (
+    Arrival,
+    Finish,
+    KvCopied,
+    KvEvents,
+    KvHeard,
+    PeerDispatched,
+    PeerEnded,
+    PeerFact,
+    PeerFirstToken,
+    PeerProgress,
+)
+from router.core.kv_events import WireEvents
+from router.core.workers import Worker, WorkerTable
+from router.replicas.messages import (
+    HASH_TYPE,
+    Begun,
+    Ended,
+    Grew,
+    Happened,
+    KvBatch,
+    KvCopy,
+    KvHead,
+    KvWanted,
+    Message,
+    Sent,
+)
+from router.replicas.publisher import NOWHERE, Place
+
+
+class Names:
+    """Workers by name, as of the table's latest version. Lifetime: process."""
+
+    def __init__(self, workers: WorkerTable) -> None:
+        self._workers = workers
+        self._version = -1
+        self._ids: dict[str, int] = {}
+
+    def worker_id(self, name: str) -> int | None:
+        """The worker of this name; None where there is none."""
+        if self._version != self._workers.version:
+            self._version = self._workers.version
+            self._ids = {worker.facts.name: worker.worker_id for worker in self._workers}
+        return self._ids.get(name)
+
+
+_KEPT = 1 << 17  # requests of one peer that are told apart
+_UNKNOWN = 0  # stands for the number of a request at a worker that we do not know
+
+
+@dataclass(slots=True)
+class EarCounters:
+    """Of one peer, or of all there ever were. Counts only ever grow. Lifetime: peer, or process."""
+
+    messages: int = 0
+    happened: int = 0
+    gaps: int = 0  # messages missed
+    miscounted: int = 0  # messages after which it has more or fewer requests than we know of
+    strange: int = 0  # requests at workers that this replica does not know
+    beyond: int = 0  # requests for which there was no room
+
+    def add(self, other: EarCounters) -> None:
+        """Count what another one counted."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+class Ear:
+    """Lifetime: peer. Makes facts of what it hears, with numbers of ours for its requests.
+
+    `tell` takes each fact as it is made; `worker_id` finds a worker by its name; `room` says
+    whether one more request may be kept, once the facts so far are told.
+    """
+
+    def __init__(
+        self,
+        worker_id: Callable[[str], int | None],
+        room: Callable[[], bool],
+        numbers: Iterator[int],
+        tell: Callable[[PeerFact], None],
+    ) -> None:
+        self.counters = EarCounters()
+        self.in_step = False  # nothing was missed since all was told
+        self.heard_s = float("-inf")
+        self._worker_id, self._room, self._numbers = worker_id, room, numbers
+        self._tell = tell
+        self._next_number: int | None = None
+        self._ours: dict[int, int] = {}  # its number of a request -> ours
+        self._worker: dict[int, str] = {}  # its number of a request -> where that is
+        self._waiting: set[int] = set()  # of ours: before their first tokens
+        self._retold: set[int] | None = None  # its numbers, in the retelling under way
+
+    def __len__(self) -> int:
+        """Its requests at workers that we know."""
+        return sum(number != _UNKNOWN for number in self._ours.values())
+
+    def hear(self, message: Message, now_s: float) -> None:
+        """Tell the facts of a message."""
+        self.heard_s = now_s
+        self.counters.messages += 1
+        if message.number != self._next_number:
+            self.counters.gaps += self._next_number is not None
+            self.in_step, self._retold = False, None
+        self._next_number = message.number + 1
+        if message.retelling in ("first", "only"):
+            self._retold = set()
+        self.counters.happened += len(message.happened)
+        for one in message.happened:
+            self._understand(one, now_s)
+        if message.retelling in ("last", "only") and self._retold is not None:
+            self._end_all_but(self._retold, now_s)
+            self._retold, self.in_step = None, True
+        if self.in_step and message.open_requests != len(self._ours):
+            self.counters.miscounted += 1
+            self.in_step = False
+
+    def gone(self, now_s: float) -> None:
+        """The peer is no more, and so is all that it had."""
+        self.in_step = False
+        self._end_all_but(set(), now_s)
+
+    def stale(self, now_s: float) -> None:
+        """Nothing is heard any more. What it had stays, as load of its workers; but prompts do
+        get computed, and a queue that never drains would be a worse guess than none.
+        """
+        self.in_step, self._next_number, self._retold = False, None, None
+        for number in sorted(self._waiting, reverse=True):
+            self._tell(PeerFirstToken(now_s, number))
+        self._waiting.clear()
+
+    def _understand(self, one: Happened, now_s: float) -> None:
+        if self._retold is not None:
+            self._retold.add(one.request_id)
+        if type(one) is Sent:
+            self._sent(one, now_s)
+        elif type(one) is Ended:
+            self._end(one.request_id, now_s, one)
+        elif (number := self._ours.get(one.request_id, _UNKNOWN)) == _UNKNOWN:
+            return
+        elif type(one) is Begun:
+            self._waiting.discard(number)
+            self._tell(PeerFirstToken(now_s, number))
+        elif type(one) is Grew:
+            self._tell(PeerProgress(now_s, number, one.output_tokens))
+
+    def _sent(self, sent: Sent, now_s: float) -> None:
+        known = self._ours.get(sent.request_id)
+        if known is not None:
+            if self._retold is not None and self._worker[sent.request_id] == sent.worker:
+                return
+            self._end(sent.request_id, now_s)  # it was sent anew, unheard by us
+        if len(self._ours) >= _KEPT:
+            self.counters.beyond += 1
+            return
+        self._worker[sent.request_id] = sent.worker
+        worker_id = self._worker_id(sent.worker)
+        if worker_id is None or not self._room():
+            self.counters.strange += worker_id is None
+            self.counters.beyond += worker_id is not None
+            self._ours[sent.request_id] = _UNKNOWN
+            return
+        number = self._ours[sent.request_id] = next(self._numbers)
+        self._waiting.add(number)
+        arrival, uncached = _arrival(sent, number, now_s), max(sent.uncached_tokens, 1)
+        self._tell(PeerDispatched(now_s, arrival, worker_id, uncached, sent.standing))
+
+    def _end(self, request_id: int, now_s: float, ended: Ended | None = None) -> None:
+        self._worker.pop(request_id, None)
+        number = self._ours.pop(request_id, _UNKNOWN)
+        self._waiting.discard(number)
+        if number != _UNKNOWN:
+            finish = None if ended is None else _finish(ended, number, now_s)
+            self._tell(PeerEnded(now_s, number, finish))
+
+    def _end_all_but(self, kept: set[int], now_s: float) -> None:
+        for request_id in [one for one in self._ours if one not in kept]:
+            self._end(request_id, now_s)
+
+
+def numbers_below_zero() -> Iterator[int]:
+    """Our numbers for peers' requests: none of them is one of ours, or comes twice."""
+    return count(-1, -1)
+
+
+def _arrival(sent: Sent, number: int, now_s: float) -> Arrival:
+    return Arrival(
+        now_s=now_s,
+        request_id=number,
+        model=sent.model,
+        prompt_tokens=max(sent.prompt_tokens, 1),
+        chains={size: np.frombuffer(chain, HASH_TYPE) for size, chain in sent.chains},
+        approximate=sent.approximate,
+        session=sent.session,
+        tenant=sent.tenant,
+        stream=sent.stream,
+        longest_prompt_tokens=sent.longest_prompt_tokens,
+        weight=sent.weight,
+    )
+
+
+def _finish(ended: Ended, number: int, now_s: float) -> Finish | None:
+    if not ended.answered:
+        return None
+    return Finish(now_s, number, ended.prompt_tokens, ended.cached_tokens, ended.output_tokens)
+
+
+_ASK_AGAIN_S = 0.5
+_REFUSED_S = 10.0  # after a copy that could not be used
+
+KvFact = KvEvents | KvCopied | KvHeard
+
+
+class Heard:
+    """Lifetime: while we want this worker's events and do not read them.
+
+    What the core has is the state of `place`; a number 0 there says that it is of none. In step:
+    nothing was missed since. Heard: and the reader is there.
+    """
+
+    def __init__(
+        self, name: str, worker: Callable[[], Worker | None], tell: Callable[[KvFact], None]
+    ) -> None:
+        """`worker`: as the core has it; `tell` hands the core a fact."""
+        self.name = name
+        self.place: Place = NOWHERE
+        self.in_step = False
+        self.applied = False  # something that was told stands in the core
+        self.reader: str | None = None  # who was heard last
+        self.gaps = self.copies = self.batches = self.refused = 0
+        self._worker, self._tell = worker, tell
+        self._told_heard = True  # as the core was told
+        self._pieces: list[bytes] = []
+        self._of: tuple[int, ...] = ()  # the batch or copy that these are of
+        self._wanted_s = float("-inf")  # not to be asked before
+
+    @property
+    def heard(self) -> bool:
+        """All is known, and what follows will be."""
+        return self.in_step and self.reader is not None
+
+    def wanted(self, now_s: float) -> KvWanted | None:
+        """What to ask for now."""
+        if self.heard or now_s < self._wanted_s:
+            return None
+        self._wanted_s = now_s + _ASK_AGAIN_S
+        return KvWanted(self.name, *self.place)
+
+    def behind(self, now_s: float) -> None:
+        """Something was missed."""
+        self.gaps += self.in_step
+        self.in_step = False
+        self._wanted_s = min(self._wanted_s, now_s)
+        self.update(now_s)
+
+    def lost(self, now_s: float) -> None:
+        """What the core has is the state of no place any more."""
+        self._lose((self.place[0], 0))
+        self.behind(now_s)
+
+    def follow(self, place: Place, now_s: float) -> None:
+        """We read until `place`; somebody else is to go on from there."""
+        self.place, self.in_step, self._told_heard = place, True, True
+        self.applied = True
+        self.silent(now_s)
+
+    def begin_reading(self, now_s: float) -> None:
+        """We read ourselves: as far as anybody knows nothing is missing, or a hole will show it."""
+        worker = self._worker()
+        if worker is not None:
+            self._tell_heard(now_s, worker)
+
+    def silent(self, now_s: float) -> None:
+        """The reader is heard no more."""
+        self.reader, self._pieces, self._of = None, [], ()
+        self._wanted_s = now_s
+        self.update(now_s)
+
+    def hear(self, peer: str, said: KvHead | KvBatch | KvCopy, now_s: float) -> None:
+        """What a reader says; it may be another one than before, or an old one."""
+        token = self.place[0]
+        if said.token < token:
+            return
+        was_heard = self.heard
+        if type(said) is KvHead:
+            self._head(said)
+        elif said.token > token:
+            self._lose((said.token, 0))
+        if peer != self.reader:
+            self.reader = peer
+            self._pieces, self._of = [], ()
+        if type(said) is KvBatch:
+            self._batch(said, now_s)
+        elif type(said) is KvCopy:
+            self._copy(said, now_s)
+        if was_heard and not self.heard:
+            self.gaps += 1
+            self._wanted_s = min(self._wanted_s, now_s)
+        self.update(now_s)
+
+    def update(self, now_s: float) -> None:
+        """Tell the core whether this worker's events reach us, where that changed."""
+        if self.heard != self._told_heard:
+            self._told_heard = self.heard
+            worker = self._worker()
+            if worker is not None:
+                self._tell(KvHeard(now_s, worker.worker_id, self.heard))
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _head(self, head: KvHead) -> None:
+        token, number = self.place
+        if head.token > token:
+            if self.in_step and self.place == (head.after_token, head.after_number):
+                number = head.first
+            else:
+                self._lose((head.token, 0))
+                return
+            self.place = head.token, number
+        self.in_step = head.number == number or (self.in_step and head.number < number)
+
+    def _lose(self, place: Place) -> None:
+        self.place, self.in_step = place, False
+
+    def _batch(self, said: KvBatch, now_s: float) -> None:
+        token, number = self.place
+        if not self.in_step or said.number < number:
+            return
+        if said.number > number:
+            self.in_step = False
+            return
+        body = self._whole((1, said.number), said.piece, said.pieces, said.body)
+        worker = self._worker()
+        if body is None or worker is None:
+            return
+        try:
+            events = WireEvents(EventBatch(body), worker.facts.models[0], len(body))
+        except ValueError:
+            self._lose((token, 0))
+            return
+        self.place = token, number + 1
+        self.batches += 1
+        self._tell_heard(now_s, worker)
+        self._tell(KvEvents(now_s, worker.worker_id, said.seq, events, "live", said.digest))
+
+    def _copy(self, said: KvCopy, now_s: float) -> None:
+        self.in_step = self.in_step and said.number <= self.place[1]
+        if self.in_step:
+            return
+        self._wanted_s = max(self._wanted_s, now_s + _ASK_AGAIN_S)  # it is on its way
+        body = self._whole((2, said.number), said.piece, said.pieces, said.body)
+        worker = self._worker()
+        if body is None or worker is None:
+            return
+        self.place, self.in_step, self.applied = (said.token, said.number), True, True
+        self._told_heard = True
+        refused = worker.kv.counters.refused_copies
+        where = said.next_seq, said.live_seq, said.digest
+        flags = said.exact, said.turned_over
+        self._tell(KvCopied(now_s, worker.worker_id, *where, *flags, body))
+        self.copies += 1
+        if worker.kv.counters.refused_copies > refused:
+            self.refused += 1
+            self._lose((said.token, 0))
+            self._wanted_s = now_s + _REFUSED_S
+
+    def _tell_heard(self, now_s: float, worker: Worker) -> None:
+        if not self._told_heard:
+            self._told_heard = True
+            self._tell(KvHeard(now_s, worker.worker_id, True))
+
+    def _whole(self, of: tuple[int, ...], piece: int, pieces: int, body: bytes) -> bytes | None:
+        """All pieces in one, with the last of them. They come in order, or not at all."""
+        if piece == 0:
+            self._of, self._pieces = of, []
+        elif of != self._of or piece != len(self._pieces):
+            self._of, self._pieces = (), []
+            return None
+        self._pieces.append(body)
+        if piece + 1 < pieces:
+            return None
+        whole, self._of, self._pieces = b"".join(self._pieces), (), []
+        return whole

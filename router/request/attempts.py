@@ -1,0 +1,400 @@
+"""The attempts at one request: ask the core, send, relay; on a failure ask for another worker.
+
+Everything that happens to a request after it was read and understood, up to its answer's last byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType, coroutine
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from policies.facts import Arrival
+from router.core.actions import Reject
+from router.fleet.member import Member
+from router.request.deadlines import Patience, in_time, late_answer, ran_out
+from router.request.desk import Errand, LocalCase
+from router.request.errors import WorkerError, error_body, error_type
+from router.request.explain import EXPLAIN_HEADER
+from router.request.paths import Path
+from router.request.prompts import Prompt
+from router.request.quotas import Permit, told_on
+from router.request.scan import Tokens
+from router.request.visits import VisitedCase
+from router.server.responses import ClientRequest
+from router.tracing.trace import Traced
+from router.upstream.client_reply import ClientReply, upstream_request
+from router.upstream.http1 import Body, follow
+from router.upstream.migration.plan import MOVABLE
+from router.upstream.migration.stream import Migrations, Stream
+from router.upstream.reply import (
+    Header,
+    HeldReply,
+    Outcome,
+    RelayLimits,
+    ReplyHead,
+    ReplySink,
+    Timeouts,
+)
+
+
+@coroutine
+def cohort() -> Generator[None]:
+    """End a stage: wait until the others of this turn have come as far."""
+    yield
+
+
+# Which engines take token ids as `prompt` of a completion, and which as a field beside messages.
+_COMPLETIONS = frozenset({"warmroute", "vllm", "sglang", "trtllm"})
+_CHATS: Mapping[str, str] = MappingProxyType({"trtllm": "prompt_token_ids"})
+
+
+class _Prompt(msgspec.Struct):
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+_PROMPT = msgspec.json.Decoder(_Prompt)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> bytes:
+    """`body`, sent to `path` of a worker of `kind`, with the ids of its prompts instead of text.
+
+    All other bytes stay as they were. The body as it came, where such a worker takes no ids or
+    there are none.
+    """
+    if not ids:
+        return body
+    if path.endswith("/chat/completions"):
+        name = _CHATS.get(kind)
+        return body if name is None else _with_field(body, name, ids[0])
+    if kind not in _COMPLETIONS:
+        return body
+    raw = _PROMPT.decode(body).prompt
+    # A view of the body: where it lies tells which of several `prompt`s counts.
+    at = _address(memoryview(raw)) - _address(body)
+    end = at + len(memoryview(raw))
+    if not 0 < at < end < len(body) or body[at:end] != bytes(raw):
+        return body
+    several = body[at : at + 1] == b"["  # as they came: a list of one prompt stays a list
+    value = [array.tolist() for array in ids] if several else ids[0].tolist()
+    return body[:at] + msgspec.json.encode(value) + body[end:]
+
+
+def _with_field(body: bytes, name: str, ids: Tokens) -> bytes:
+    """The body with one more field before its others; the body itself where it has that one."""
+    if name in _FIELDS.decode(body):
+        return body
+    brace = body.index(b"{") + 1
+    return (
+        body[:brace]
+        + b'"%s":%s,' % (name.encode(), msgspec.json.encode(ids.tolist()))
+        + (body[brace:])
+    )
+
+
+def _address(data: bytes | memoryview) -> int:
+    return int(np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0])
+
+
+_STATUSES = frozenset({404, 405, 501})
+_READ_BYTES = 16_384  # a longer answer is no "not found"
+_FRAMING = RelayLimits()
+# What servers say of a path that they have not got: Starlette, which vLLM, SGLang, TensorRT-LLM and
+# Triton's frontend run on, for 404 and 405; our own engine by the beginning of its message.
+_DETAILS = frozenset({"Not Found", "Method Not Allowed"})
+_OURS = "no such path: "
+_LLAMA_CPP = "File Not Found"
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Denial(msgspec.Struct):
+    detail: msgspec.Raw = msgspec.Raw(b"null")
+    error: _Error | str | None = None
+
+
+_DENIAL = msgspec.json.Decoder(_Denial)
+
+
+class Sieve:
+    """A `ReplySink` before the client's: it keeps back what says that there is no such path.
+
+    Lifetime: one dispatch.
+    """
+
+    def __init__(self, reply: ReplySink) -> None:
+        self._reply = reply
+        self._head: ReplyHead | None = None  # kept back
+        self._body: Body
+        self._data: list[bytes] = []
+        self._payload: list[bytes] = []
+        self._read_bytes = 0
+        self._absent = False
+        self._broken = False  # it ended before it was understood
+
+    @property
+    def movable(self) -> bool:
+        return self._reply.movable
+
+    @property
+    def dechunk(self) -> bool:
+        return self._reply.dechunk
+
+    @property
+    def congested(self) -> bool:
+        return self._reply.congested
+
+    def head(self, head: ReplyHead) -> None:
+        """As of `ReplySink`, and so are the others."""
+        if head.status in _STATUSES:
+            self._head = head
+            self._body = follow(head, _FRAMING)
+        else:
+            self._reply.head(head)
+
+    def data(self, data: bytes) -> None:
+        if self._head is None:
+            self._reply.data(data)
+            return
+        self._data.append(data)
+        self._payload.append(data if self.dechunk else self._body.feed(data))
+        self._read_bytes += len(data)
+        if self._read_bytes > _READ_BYTES:
+            head, self._head = self._head, None
+            self._reply.head(head)
+            self._reply.data(b"".join(self._data))
+
+    async def drain(self) -> None:
+        await self._reply.drain()
+
+    def finish(self) -> None:
+        if self._head is None:
+            self._reply.finish()
+            return
+        body = b"".join(self._payload)
+        self._absent = says_absent(self._head.status, body)
+        if not self._absent:
+            HeldReply(self._head, body).deliver(self._reply)
+
+    def abort(self) -> None:
+        if self._head is None:
+            self._reply.abort()
+        else:
+            self._broken = True
+
+    def judged(self, outcome: Outcome) -> Outcome:
+        """What became of the dispatch, as far as the client is concerned."""
+        if self._absent:
+            error = WorkerError("absent", "the worker has not got this path")
+            return replace(outcome, error=error, bytes_to_client=0)
+        return replace(outcome, bytes_to_client=0) if self._broken else outcome
+
+
+def says_absent(status: int, body: bytes) -> bool:
+    """Whether an answer of 404, 405 or 501 means the path, and not the model or something else
+    that the request names.
+    """
+    if status != 404 or not body:
+        return True
+    try:
+        denial = _DENIAL.decode(body)
+        detail = msgspec.json.decode(denial.detail)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True  # a page for people, of a server that knows nothing of the API
+    if isinstance(denial.error, _Error):
+        return denial.error.message.startswith((_OURS, _LLAMA_CPP))
+    return isinstance(detail, str) and detail in _DETAILS
+
+
+_UNCHANGED_EVERY = 64  # requests: one goes as text where ids are forwarded, to be checked
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTerms:
+    """Bounds and times of the attempts at a request. Lifetime: process, replaced on reload."""
+
+    timeouts: Timeouts
+    client_buffer_bytes: int
+    patience: Patience = field(default_factory=Patience)
+    tenant_header: str = "x-tenant"  # in which workers are told whose a request is
+    forward_token_ids: bool = False  # workers that take ids get them instead of text
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A request that was read and understood. Lifetime: request."""
+
+    request: ClientRequest
+    body: bytes
+    path: Path
+    arrival: Arrival
+    prompt: Prompt
+    permit: Permit | None = None  # of its key, where there are keys
+    traced: Traced | None = None  # None: its trace headers go on as they are
+
+
+class Attempts:
+    """Carries requests to workers, one after the other where they fail. Lifetime: process."""
+
+    def __init__(
+        self,
+        terms: Callable[[], AttemptTerms],
+        keep_authorization: bool,
+        migrations: Migrations | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`keep_authorization`: False where clients' keys are this router's own business."""
+        self._terms = terms
+        self._clock = clock  # that deadlines are told by
+        self._keep_authorization = keep_authorization
+        self._migrations = migrations
+
+    async def answer(self, asking: Asking, case: LocalCase | VisitedCase) -> web.StreamResponse:
+        """The answer of the first worker that gives one, or the refusal."""
+        if self._migrations is None or not asking.arrival.stream:
+            return await self._answer(asking, case, None)
+        if asking.arrival.needs not in MOVABLE:
+            return await self._answer(asking, case, None)
+        read = (asking.arrival, asking.prompt.encoded)
+        with self._migrations.stream(asking.body, asking.request.path, *read) as stream:
+            return await self._answer(asking, case, stream)
+
+    async def _answer(
+        self, asking: Asking, case: LocalCase | VisitedCase, stream: Stream | None
+    ) -> web.StreamResponse:
+        held: HeldReply | None = None
+        lost: Outcome | None = None  # the worker's that a begun stream leaves
+        while True:
+            errand = await case.next_errand()
+            await cohort()
+            if isinstance(errand, Reject):
+                if stream is not None and stream.begun:  # too late for an answer of its own
+                    if asking.permit is not None and lost is not None:
+                        asking.permit.used(lost)
+                    case.refused(errand, 200)
+                    return stream.give_up("refused")
+                return self._refused(asking, errand, held, case)
+            if errand.wait_s:
+                await asyncio.sleep(errand.wait_s)
+            if errand.carrier is None:
+                case.gone()
+                continue
+            headers, terms = _extra_headers(asking, errand), self._terms()
+            reply = ClientReply(asking.request, terms.client_buffer_bytes, headers)
+            if stream is not None and not stream.take(errand.carrier.kind, reply):
+                case.gone()
+                continue
+            outcome, own_tokens = await self._attempt(asking, errand, reply, case, stream, terms)
+            held = outcome.held or held
+            lost = outcome if outcome.resumable else lost
+            rest = stream.rest() if stream is not None and outcome.resumable else None
+            if not case.ended(outcome, own_tokens, rest):
+                if asking.permit is not None:
+                    asking.permit.used(outcome)
+                if ran_out(outcome):
+                    return late_answer(reply if stream is None else stream.reply)
+                return reply if stream is None else stream.reply
+
+    async def _attempt(
+        self,
+        asking: Asking,
+        errand: Errand,
+        reply: ClientReply,
+        case: LocalCase | VisitedCase,
+        stream: Stream | None,
+        terms: AttemptTerms,
+    ) -> tuple[Outcome, int | None]:
+        """What became of the request at one worker, and our count of its prompt's tokens."""
+        arrival, carrier = asking.arrival, errand.carrier
+        assert carrier is not None, "an errand without a carrier is none"
+        sent = _body_for(carrier, asking, terms)
+        request = upstream_request(
+            asking.request,
+            sent,
+            keep_authorization=self._keep_authorization,
+            rank=carrier.rank,
+            trace=asking.traced,
+        )
+        request = told_on(request, terms.tenant_header, arrival.tenant)
+        if arrival.deadline_s is not None:
+            request = terms.patience.passed_on(request, arrival.deadline_s - self._clock())
+        sieve = None
+        if arrival.needs is not None:
+            request, sieve = replace(request, mark=asking.path.mark), Sieve(stream or reply)
+        sending = carrier.upstream.send(
+            request if stream is None else stream.request(request),
+            sieve or stream or reply,
+            terms.patience.timeouts(terms.timeouts, arrival.stream, errand.uncached_tokens),
+            case.first_token if arrival.stream else None,
+            case.progress if arrival.stream else None,
+        )
+        if arrival.deadline_s is not None:
+            shown = reply if stream is None else stream.reply
+            sending = in_time(sending, shown, arrival.deadline_s, self._clock)
+        outcome = await sending
+        if stream is not None:
+            outcome = stream.ended(outcome)
+        if sieve is not None:
+            return sieve.judged(outcome), None
+        exact = sent is asking.body and asking.prompt.encoded
+        return outcome, asking.prompt.tokens if exact else None
+
+    def _refused(
+        self, asking: Asking, reject: Reject, held: HeldReply | None, case: LocalCase | VisitedCase
+    ) -> web.StreamResponse:
+        """The core's refusal, explained where the client asked why."""
+        if asking.permit is not None:
+            asking.permit.turned_away(reject.code)
+        answer = self._turned_away(asking.request, reject, held)
+        if not answer.prepared and (line := case.why_refused(reject)) is not None:
+            answer.headers[EXPLAIN_HEADER] = line
+        case.refused(reject, answer.status)
+        return answer
+
+    def _turned_away(
+        self, request: ClientRequest, reject: Reject, held: HeldReply | None
+    ) -> web.StreamResponse:
+        """A refusal's answer; where workers did answer with an error, the last of these."""
+        if held is not None and reject.code in ("worker_error", "retry_budget_exhausted"):
+            reply = ClientReply(request, self._terms().client_buffer_bytes)
+            held.deliver(reply)
+            return reply
+        headers = {}
+        if reject.retry_after_s is not None:
+            headers["Retry-After"] = str(max(math.ceil(reject.retry_after_s), 1))
+        kind = error_type(reject.status)
+        body = error_body(reject.message, kind, code=reject.code)
+        return web.Response(
+            status=reject.status, body=body, content_type="application/json", headers=headers
+        )
+
+
+def _extra_headers(asking: Asking, errand: Errand) -> tuple[Header, ...]:
+    """What the router adds to the worker's answer."""
+    if asking.permit is None:
+        return errand.headers
+    left = asking.permit.headers()
+    return (*errand.headers, *((name.encode(), value.encode()) for name, value in left))
+
+
+def _body_for(carrier: Member, asking: Asking, terms: AttemptTerms) -> bytes:
+    """What this worker is sent: the client's body, or with ids in it instead of the text."""
+    if (
+        not terms.forward_token_ids
+        or asking.path.reads != "openai"
+        or (kind := carrier.kind) is None
+    ):
+        return asking.body
+    if asking.arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts tokens by itself
+        return asking.body
+    return with_token_ids(asking.body, asking.request.path, kind, asking.prompt.encoded)

@@ -1,0 +1,91 @@
+"""Blame by class: the client's faults, the worker's faults, and the error bodies that tell them.
+
+A `ClientError` becomes a 4xx reply and never counts against a worker. A `WorkerError` lets the
+request go to another worker as long as the client has seen nothing of the reply. Any other
+exception is this router's own fault and must stay loud.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+# Status -> `error.type`, as OpenAI's API names them (API reference, "Errors", 2024).
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+WorkerErrorKind = Literal[
+    "busy",  # all `max_connections` in use, or 503 with Retry-After: load, not illness
+    "connect",  # refused, unreachable, or TLS failure
+    "timeout_connect",  # not connected within `connect_s`
+    "early_close",  # the connection ended before the reply did
+    "timeout_send",  # it took nothing of the request's body for `send_s`
+    "timeout_first_byte",  # no byte of the reply's body within `first_byte_s`
+    "timeout_between",  # the reply stalled for `between_s`
+    "garbage",  # not HTTP, or a head or framing that can be read in two ways
+    "status_5xx",  # 500, 502, 503 or 504
+    "absent",  # it has not got the path: nothing that speaks of its health
+]
+
+
+class ClientError(Exception):
+    """The client's fault: answered with `status` (400..499), never retried."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """`param` is the path of the field at fault, as in `messages[3].role`."""
+        if not 400 <= status <= 499:
+            raise ValueError(f"a client error has a status of 400..499, got {status}")
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    def body(self) -> bytes:
+        """The reply's JSON body."""
+        return error_body(self.message, error_type(self.status), self.param, self.code)
+
+
+class WorkerError(Exception):
+    """A worker's fault: another worker may be tried while the client has seen nothing."""
+
+    def __init__(self, kind: WorkerErrorKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+def kind_of(error: WorkerError | ClientError | None) -> str:
+    """What a reply's error is counted as; empty: there was none."""
+    if isinstance(error, ClientError):
+        return "deadline_exceeded" if error.code == "deadline_exceeded" else "client"
+    return error.kind if error is not None else ""
+
+
+def error_type(status: int) -> str:
+    """OpenAI's `error.type` for an HTTP status of 400..599."""
+    fallback = "invalid_request_error" if status < 500 else "server_error"
+    return ERROR_TYPES.get(status, fallback)
+
+
+def error_body(
+    message: str, type: str, param: str | None = None, code: str | int | None = None
+) -> bytes:
+    """JSON in the shape OpenAI's clients read: `{"error": {message, type, param, code}}`."""
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": type, "param": param, "code": code}}
+    )

@@ -1,0 +1,142 @@
+"""A decision's reasons as JSON, and who gets them in an answer's header."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+
+from policies.facts import Arrival
+from router.core.actions import Decision, Details, Dispatch, Reject, SeenWorker
+from router.core.chooser import Choice, Withheld
+from router.server.responses import ClientRequest
+from router.upstream.reply import Header
+
+_IN_A_HEADER = 3  # workers
+
+
+def explanation(request_id: int, worker_id: int, decision: Decision) -> dict[str, Any]:
+    """A decision in short: the best three, the chosen one first; with their terms, if asked for."""
+    seen = {} if decision.details is None else {one.worker_id: one for one in decision.details.seen}
+    return {
+        "request": request_id,
+        "worker": worker_id,
+        "policy": decision.policy,
+        "reason": decision.reason,
+        "expected_hit_tokens": decision.hit_tokens,
+        "prompt_tokens": decision.prompt_tokens,
+        "approximate": decision.approximate,
+        "held_s": None if decision.details is None else _plain(decision.details.request["held_s"]),
+        "standing": None if decision.details is None else decision.details.request["standing"],
+        "unit": decision.unit,
+        "best": [
+            {"worker": c.worker_id, "cost": _plain(c.cost), "hit_tokens": c.hit_tokens}
+            | ({"terms": _numbers(seen[c.worker_id].terms)} if c.worker_id in seen else {})
+            for c in decision.candidates
+        ],
+    }
+
+
+def everything(details: Details) -> dict[str, Any]:
+    """All that a decision saw: the request, the pool, the best eight workers."""
+    return {
+        "of_request": _numbers(details.request),
+        "of_pool": _numbers(details.pool),
+        "considered_workers": details.workers,
+        "workers": [_worker(seen) for seen in details.seen],
+    }
+
+
+def columns_in_header(details: Details) -> dict[str, Any]:
+    """As much of it as a header may hold: of the best three workers, what is known."""
+    known = {
+        str(seen.worker_id): {
+            name: value for name, value in _numbers(seen.columns).items() if value is not None
+        }
+        for seen in details.seen[:_IN_A_HEADER]
+    }
+    return {"columns": known}
+
+
+def _worker(seen: SeenWorker) -> dict[str, Any]:
+    return {
+        "worker": seen.worker_id,
+        "cost": _plain(seen.cost),
+        "terms": _numbers(seen.terms),
+        "columns": _numbers(seen.columns),
+    }
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has neither NaN nor infinity."""
+    if isinstance(value, bool) or not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def withheld(request_id: int, hold: Withheld) -> dict[str, Any]:
+    """A hold in short: how long, of what standing, and what the best three would cost."""
+    seen = hold.details.seen[:_IN_A_HEADER]
+    return {
+        "request": request_id,
+        "held": True,
+        "held_s": _plain(hold.details.request["held_s"]),
+        "standing": hold.details.request["standing"],
+        "policy": hold.policy,
+        "prompt_tokens": hold.details.request["prompt_tokens"],
+        "best": [{"worker": one.worker_id, "terms": _numbers(one.terms)} for one in seen],
+    }
+
+
+EXPLAIN_HEADER = "x-warmroute-explain"
+WORKER_HEADER = b"x-warmroute-worker"
+Asked = Literal["no", "sampled", "short", "full"]
+TO_CLIENTS = ("short", "full")
+HELD_CODES = ("hold_timeout", "hold_queue_full")  # of requests that no worker would take
+
+_ASKED: Mapping[str | None, Asked] = MappingProxyType({"1": "short", "full": "full"})
+_HEADER_BYTES = 6_000  # of an explanation: many clients stop at 8,190 for a line
+
+
+def asked(request: ClientRequest, request_id: int, allowed: bool, every: int) -> Asked:
+    """Who wants to read why: the client, the operator (of every n-th request), or nobody."""
+    wanted = request.headers.get(EXPLAIN_HEADER) if allowed else None
+    if wanted in _ASKED:
+        return _ASKED[wanted]
+    return "sampled" if every and request_id % every == 0 else "no"
+
+
+def reply_headers(action: Dispatch, request_id: int, explain: Asked) -> tuple[Header, ...]:
+    """What the router adds to a worker's answer."""
+    worker: Header = (WORKER_HEADER, b"%d" % action.worker_id)
+    if explain not in TO_CLIENTS:
+        return (worker,)
+    shown = explanation(request_id, action.worker_id, action.decision)
+    if explain == "full" and action.decision.details is not None:
+        shown |= columns_in_header(action.decision.details)
+    return worker, (EXPLAIN_HEADER.encode(), _line(shown))
+
+
+def refusal_line(arrival: Arrival, now_s: float, choice: Choice | Withheld | Reject) -> str | None:
+    """Why nobody takes a request, as of `now_s`: for the header of its refusal."""
+    if not isinstance(choice, Withheld):
+        return None
+    shown = withheld(arrival.request_id, choice) | {"held_s": round(now_s - arrival.now_s, 6)}
+    return _line(shown).decode()
+
+
+def _line(shown: dict[str, Any]) -> bytes:
+    """One line of JSON, cut down where it would be more than a client's parser takes."""
+    for part in ("columns", "best"):
+        line = msgspec.json.encode(shown)
+        if len(line) <= _HEADER_BYTES:
+            return line
+        shown = {name: value for name, value in shown.items() if name != part}
+    return msgspec.json.encode(shown)

@@ -1,0 +1,209 @@
+"""One inference request, read and identified; `attempts.py` gets it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from urllib.parse import parse_qs, urlsplit
+
+from aiohttp import web
+
+from policies.facts import Arrival
+from router.keys.key_file import KeyTerms
+from router.keys.tenant_counts import TenantCounts
+from router.request.attempts import Asking, Attempts, cohort
+from router.request.deadlines import Patience
+from router.request.desk import LocalCase, LocalDesk
+from router.request.errors import ClientError
+from router.request.explain import asked
+from router.request.paths import OTHER, PATHS, Path
+from router.request.prompts import Prompt, PromptReader
+from router.request.quotas import Permit, Tenants, check_model, priority_within, salt_of, with_salt
+from router.request.scan import Plain, ScanLimits, Scanned
+from router.request.visits import Visit, VisitedCase, Visits
+from router.server.responses import ClientRequest
+from router.tracing.export import Tracer
+from router.tracing.trace import Traced
+
+_HEADER = "content-encoding"
+_PLAIN = frozenset({b"", b"identity"})
+
+
+def refuse_codings(request: ClientRequest) -> None:
+    """Raises ClientError, status 415, for a Content-Encoding other than `identity`."""
+    named = _HEADER.encode()
+    told = (value for name, value in request.raw_headers if name.lower() == named)
+    if any(part.strip().lower() not in _PLAIN for value in told for part in value.split(b",")):
+        raise ClientError(
+            415,
+            "compressed bodies are not read here; send it without Content-Encoding",
+            _HEADER,
+            "unsupported_content_encoding",
+            (("Accept-Encoding", "identity"),),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceTerms:
+    """Bounds of reading inference requests. Lifetime: process, replaced on reload."""
+
+    scan: ScanLimits
+    session_header: str
+    explain: bool  # clients may ask for the reasons of a decision
+    explain_every: int = 0  # every n-th request is explained in full for the operator; 0: none
+    patience: Patience = field(default_factory=Patience)
+    isolate: bool = False  # tenants share no blocks
+
+
+class Inference:
+    """Handles every inference path. Lifetime: process."""
+
+    def __init__(
+        self,
+        desk: LocalDesk,
+        prompts: PromptReader,
+        tenants: Tenants,
+        attempts: Attempts,
+        terms: Callable[[], InferenceTerms],
+        counts: TenantCounts,
+        visits: Visits | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """`visits`: where an access log is kept, or traces are; `tracer`: where they are."""
+        self._tracer = tracer
+        self._visits = visits
+        self._desk = desk
+        self._prompts = prompts
+        self._tenants = tenants
+        self._attempts = attempts
+        self._terms = terms
+        self._counts = counts
+
+    async def handle(self, request: ClientRequest) -> web.StreamResponse:
+        """Answer one request. Raises ClientError for what is the client's own fault."""
+        traced = None if self._tracer is None else self._tracer.begin(request)
+        if self._visits is None or not self._visits.keeps(traced):
+            return await self._permitted(request, None, traced)
+        with self._visits.visit(request, traced) as visit:
+            return visit.answered(await self._permitted(request, visit, traced))
+
+    async def _permitted(
+        self, request: ClientRequest, visit: Visit | None, traced: Traced | None
+    ) -> web.StreamResponse:
+        key = self._tenants.key_of(request)
+        if visit is not None:
+            visit.tenant = key.terms.tenant
+        with Permit(key, self._counts, self._desk.clock) as permit:
+            return await self._answer(request, permit, visit, traced)
+
+    async def _answer(
+        self, request: ClientRequest, permit: Permit, visit: Visit | None, traced: Traced | None
+    ) -> web.StreamResponse:
+        header, terms = request.headers.get, self._terms()
+        deadline_s = terms.patience.deadline_s(header, self._desk.clock())
+        path = PATHS.get(request.path, OTHER)
+        if path is not OTHER and header("content-encoding") is not None:
+            refuse_codings(request)
+        body = await request.read()
+        if traced is not None:
+            traced.read()
+        named = _queried(request.raw_path) if path is OTHER else None
+        arrival, prompt, salt = await self.arrival(body, path, header, permit.terms, named)
+        permit.spend(arrival.prompt_tokens)
+        if salt is not None and path.salt is not None:
+            body = with_salt(body, salt, path.salt)
+        if deadline_s is not None:
+            arrival = replace(arrival, deadline_s=deadline_s)
+        explain = asked(request, arrival.request_id, terms.explain, terms.explain_every)
+        opened: LocalCase | VisitedCase
+        if visit is None:
+            opened = self._desk.case(arrival, explain)
+        else:
+            named_case = self._desk.case(arrival, explain, visit.named())
+            opened = visit.asks(named_case, arrival, len(body))
+        with opened as case:
+            case.arrive()
+            asking = Asking(request, body, path, arrival, prompt, permit, traced)
+            return await self._attempts.answer(asking, case)
+
+    async def arrival(
+        self,
+        body: bytes,
+        path: Path,
+        header: Callable[[str], str | None],
+        key: KeyTerms,
+        named: str | None = None,
+    ) -> tuple[Arrival, Prompt, str | None]:
+        """The request as the core takes it, its prompt, and a salt that its worker must be told.
+
+        `named`: its model, where the body names none. Raises ClientError.
+        """
+        terms = self._terms()
+        scanned = self._prompts.scan(body, path, terms.scan)
+        model = scanned.model or named or self._only_model()
+        if model:
+            check_model(key, model)
+        priority = priority_within(key, scanned.priority)
+        salt = salt_of(key, scanned.cache_salt, terms.isolate) if path.computes else None
+        told = None if salt == scanned.cache_salt else salt
+        if told is not None:
+            if path.salt is None:
+                why = f"{path.path or 'this path'} cannot keep tenants' caches apart"
+                raise ClientError(403, why, code="path_not_isolated")
+            scanned = replace(scanned, cache_salt=told)
+        while True:
+            sizes = self._desk.block_sizes(model)
+            base, adapter = self._desk.identity(model)
+            prompt = await self._prompts.read(scanned, base, sizes, adapter)
+            await cohort()
+            if self._desk.block_sizes(model) <= sizes:
+                break  # else a worker with blocks of another size joined meanwhile
+        session = header(terms.session_header) or scanned.session
+        if session is not None and len(session) > terms.scan.max_key_chars:
+            raise ClientError(400, f"{terms.session_header} is too long", code="string_too_long")
+        if not path.computes:
+            session = None  # it says nothing of what its session computes next
+        arrival = self._arrival_of(scanned, prompt, model, session, key, priority, path.needs)
+        return arrival, prompt, told
+
+    def _arrival_of(
+        self,
+        scanned: Scanned | Plain,
+        prompt: Prompt,
+        model: str,
+        session: str | None,
+        key: KeyTerms,
+        priority: int,
+        needs: str | None,
+    ) -> Arrival:
+        return Arrival(
+            now_s=self._desk.clock(),
+            request_id=self._desk.next_request_id(),
+            model=model,
+            prompt_tokens=prompt.tokens,
+            chains=prompt.chains,
+            approximate=prompt.approximate,
+            max_output_tokens=scanned.max_output_tokens,
+            session=session,
+            tenant=key.tenant,
+            priority=priority,
+            weight=key.weight,
+            stream=scanned.stream,
+            longest_prompt_tokens=prompt.longest_tokens,
+            needs=needs,
+        )
+
+    def _only_model(self) -> str:
+        """A request may leave out the model where there is one only; "" while none is known: that
+        is no fault of the client's, and the core has an answer for it.
+        """
+        models = self._desk.models()
+        if len(models) > 1:
+            why = f"`model` is missing; this router serves: {', '.join(models)}"
+            raise ClientError(400, why, "model", "missing_model")
+        return models[0] if models else ""
+
+
+def _queried(target: str) -> str | None:
+    """The model that a target's query names."""
+    return next(iter(parse_qs(urlsplit(target).query).get("model", ())), None)

@@ -1,0 +1,81 @@
+"""The client port's inference paths, how each is read, and which engines lack it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Reads = Literal[
+    "openai",  # completions and chats
+    "responses",
+    "messages",
+    "input",
+    "pairs",
+    "generate",
+    "token_ids",
+    "model",  # its model alone: nothing is computed
+    "opaque",  # not even that, unless it is there
+]
+
+_OURS = frozenset({"warmroute"})
+# By their HTTP servers: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM 1.2, Triton's OpenAI frontend.
+_NOT_SGLANG = _OURS | {"sglang", "trtllm", "triton"}
+_NOT_VLLM = _OURS | {"vllm", "trtllm", "triton"}
+_NEITHER = _OURS | {"trtllm", "triton"}
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One path of the client port. Lifetime: process."""
+
+    path: str
+    reads: Reads
+    lacking: frozenset[str] = frozenset()  # kinds of engines that have it in no version
+    salt: str | None = None  # field that keeps caches apart; None: its engines read none
+    mark: bytes | None = None  # see `relay.reply.UpstreamRequest`
+    everywhere: bool = False  # each engine has it
+
+    @property
+    def needs(self) -> str | None:
+        """What a worker must not lack, as the core is told (`policies.facts.Arrival`)."""
+        return None if self.everywhere or self.reads == "opaque" else self.path
+
+    @property
+    def computes(self) -> bool:
+        """It makes work for a model."""
+        return self.reads != "model"
+
+
+def _input(path: str, lacking: frozenset[str]) -> Path:
+    return Path(path, "input", lacking)
+
+
+_TABLE = (
+    Path("/v1/completions", "openai", salt="cache_salt", everywhere=True),
+    Path("/v1/chat/completions", "openai", salt="cache_salt", everywhere=True),
+    # Events are named; an answer begins with some that no token has been computed for.
+    Path("/v1/responses", "responses", _OURS | {"triton"}, "cache_salt", b".delta\n"),
+    Path("/v1/messages", "messages", _NEITHER, None, b"content_block_delta\n"),
+    Path("/v1/messages/count_tokens", "model", _NEITHER),
+    _input("/v1/embeddings", _OURS),
+    _input("/pooling", _NOT_SGLANG),
+    _input("/classify", _NEITHER),
+    Path("/score", "pairs", _NOT_SGLANG),
+    Path("/v1/score", "pairs", _NEITHER),
+    Path("/rerank", "pairs", _NOT_SGLANG),
+    Path("/v1/rerank", "pairs", _NEITHER),
+    Path("/v2/rerank", "pairs", _NOT_SGLANG),
+    Path("/generate", "generate", _NOT_VLLM, "extra_key", b"\ndata:"),
+    Path("/inference/v1/generate", "token_ids", _NOT_SGLANG, "cache_salt", b"\ndata:"),
+    Path("/tokenize", "model", frozenset({"trtllm", "triton"})),
+    Path("/detokenize", "model", frozenset({"trtllm", "triton"})),
+)
+PATHS: Mapping[str, Path] = MappingProxyType({path.path: path for path in _TABLE})
+OTHER = Path("", "opaque")  # those that are passed on where the operator wants it
+
+
+def lacking(kind: str) -> frozenset[str]:
+    """Paths that no engine of this kind has."""
+    return frozenset(path.path for path in _TABLE if kind in path.lacking)

@@ -1,0 +1,357 @@
+"""Token ids and chain hashes of a request's prompt, exact where its tokens can be had, else by
+text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import xxhash
+
+from engine.wire import PromptError, chain_seed
+from engine.wire.memo import MemoEncoder
+from engine.wire.tokens import Chat
+from kvkernels import chain_hashes
+from policies.contract import Hashes, record
+from router.request.errors import ClientError
+from router.request.paths import Path
+from router.request.scan import (
+    SHAPES,
+    Message,
+    Plain,
+    ScanLimits,
+    Scanned,
+    Tokens,
+    plain_scan,
+    scan,
+)
+
+# Parts whose content is text (vLLM 0.33 and OpenAI's API).
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+_SHORT_CHARS = 64  # of names and options, which are kept as they are
+
+
+def has_media(messages: Iterable[Message]) -> bool:
+    """Whether any message has a part that is not text."""
+    return any(
+        isinstance(content := message.get("content"), list) and any(map(_is_medium, content))
+        for message in messages
+    )
+
+
+def without_media(messages: Iterable[Message]) -> list[Message]:
+    """The messages with every medium replaced by its XXH3-128, hexadecimal."""
+    return [_shown(message) for message in messages]
+
+
+def _shown(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [_digested(part) if _is_medium(part) else part for part in content]
+    return {**message, "content": parts}
+
+
+def _is_medium(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") not in TEXT_PARTS
+
+
+def _digested(value: Any) -> Any:
+    """The same value with long texts (addresses, base64) replaced by their digests."""
+    if isinstance(value, str) and len(value) > _SHORT_CHARS:
+        return xxhash.xxh3_128_hexdigest(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, dict):
+        return {_digested(key): _digested(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_digested(inner) for inner in value]
+    return value
+
+
+log = logging.getLogger(__name__)
+
+MAX_MODELS = 4_096  # that are kept account of
+_STRIKES_OUT = 3.0
+_PAST_STRIKES = 2.0  # after its time aside, one more is enough
+_FORGIVEN = 0.1  # by a prompt that agrees: one in eleven may differ, which a client could contrive
+_LONGEST_RECHECK_S = 3_600.0
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of one model's tokens. Lifetime: process."""
+
+    strikes: float = 0.0
+    aside_s: float = 0.0  # how long it was put aside the last time
+    until_s: float | None = None  # put aside by its traffic until then
+    failing: set[int] = field(default_factory=set)  # workers whose probes differ
+    told: bool = False
+
+
+class TokenCheck:
+    """Lifetime: process. `clock` gives seconds; `recheck_s` is how long a model stays aside at
+    first; that doubles, up to an hour, each time that traffic after it differs again.
+    """
+
+    def __init__(self, clock: Callable[[], float], recheck_s: Callable[[], float]) -> None:
+        self._clock = clock
+        self._recheck_s = recheck_s
+        self._accounts: dict[str, _Account] = {}
+        self.mismatches: Counter[str] = Counter()  # by model
+
+    def trusts(self, model: str) -> bool:
+        """Whether prompts of `model` are placed by our ids now."""
+        account = self._accounts.get(model)
+        if account is None or (account.until_s is None and not account.failing):
+            return True
+        if account.until_s is not None and self._clock() >= account.until_s:
+            account.until_s = None
+            account.strikes = _PAST_STRIKES
+        return account.until_s is None and not account.failing
+
+    def exact(self) -> Iterator[tuple[str, bool]]:
+        """Every model that was checked, and whether it is trusted."""
+        for model in list(self._accounts):
+            yield model, self.trusts(model)
+
+    def counted(self, model: str, own: int, reported: int) -> None:
+        """A worker answered a prompt of `model`, for which we had counted `own` tokens."""
+        account = self._account(model)
+        if account is None:
+            return
+        if own == reported:
+            account.strikes = max(account.strikes - _FORGIVEN, 0.0)
+            if account.strikes == 0.0:
+                account.aside_s = 0.0
+            return
+        self.mismatches[model] += 1
+        account.strikes += 1.0
+        if account.strikes < _STRIKES_OUT or account.until_s is not None:
+            return
+        account.aside_s = min(max(2 * account.aside_s, self._recheck_s()), _LONGEST_RECHECK_S)
+        account.until_s = self._clock() + account.aside_s
+        what = f"the last prompt has {own} tokens by our count, {reported} by its worker's"
+        self._tell(model, account, what)
+
+    def probed(self, model: str, worker_id: int, difference: str | None) -> None:
+        """A worker was asked for the ids of our probes; `difference` None: they are ours."""
+        account = self._account(model)
+        if account is None:
+            return
+        if difference is None:
+            account.failing.discard(worker_id)
+            if not account.failing:
+                account.until_s, account.strikes, account.told = None, 0.0, False
+            return
+        self.mismatches[model] += 1
+        account.failing.add(worker_id)
+        self._tell(model, account, f"worker {worker_id}: {difference}")
+
+    def forget(self, worker_id: int) -> None:
+        """The worker is gone, or serves something else now."""
+        for account in self._accounts.values():
+            account.failing.discard(worker_id)
+
+    def _account(self, model: str) -> _Account | None:
+        if model not in self._accounts:
+            if len(self._accounts) >= MAX_MODELS:
+                return None
+            self._accounts[model] = _Account()
+        return self._accounts[model]
+
+    def _tell(self, model: str, account: _Account, what: str) -> None:
+        if not account.told:
+            account.told = True
+            log.warning("model %r: its prompts are placed by text from now on: %s", model, what)
+
+
+T = TypeVar("T")
+
+BYTES_A_TOKEN = 4  # of UTF-8 text, roughly, for English and code with today's vocabularies
+_INT32 = np.dtype("<i4")
+_NO_BLOCKS = np.empty(0, dtype=np.uint64)
+_NO_BLOCKS.flags.writeable = False
+_INLINE_TOKENS = 1 << 15  # shorter chains are hashed at once: a thread would cost more
+
+
+@record
+class Prompt:
+    """A prompt as the decision core takes it. Lifetime: request."""
+
+    tokens: int  # of all prompts; exact, or guessed from the text where `approximate`
+    longest_tokens: int  # of the longest one
+    chains: Mapping[int, Hashes]  # by block size
+    approximate: bool
+    encoded: Sequence[Tokens] = ()  # ids that were made here of each prompt's text
+
+
+class PromptReader:
+    """Lifetime: process. `now_s` is the wall clock in seconds, for templates that ask the date.
+
+    At most `waiting_max` requests (limits.inflight_requests) wait for a thread of `executor`.
+    Prompts of models that `check` does not trust are read as text. `drops_unused_tools`: a chat
+    with `tool_choice` "none" is rendered without tools.
+    """
+
+    def __init__(
+        self,
+        encoder: MemoEncoder | None,
+        executor: Executor,
+        now_s: Callable[[], float],
+        waiting_max: int,
+        check: TokenCheck,
+        drops_unused_tools: bool = False,
+    ) -> None:
+        self.encoder = encoder
+        self._executor = executor
+        self._now_s = now_s
+        self._waiting_max = waiting_max
+        self._waiting = 0
+        self._check = check
+        self._drops_unused_tools = drops_unused_tools
+        self.template_refusals = 0  # chats the template could not render; read approximately
+
+    def scan(self, body: bytes, path: Path, limits: ScanLimits) -> Scanned | Plain:
+        """The request of `body`, sent to `path`, for `read`. Raises ClientError(400).
+
+        A tokenizer must see the text itself, which only the long way keeps.
+        """
+        if path.reads != "openai":
+            return SHAPES[path.reads](body, limits)
+        plain = plain_scan(body, path.path, limits) if self.encoder is None else None
+        return scan(body, path.path, limits) if plain is None else plain
+
+    async def read(
+        self,
+        scanned: Scanned | Plain,
+        model: str,
+        block_sizes: Iterable[int],
+        adapter: str | None = None,
+    ) -> Prompt:
+        """The prompt of a request to `model`, with one chain per block size of its pool.
+
+        `model` is the base, where `adapter` names the LoRA adapter that was asked for.
+        Of a request with several prompts the first one places it; one without any counts as a
+        token. Raises ClientError(429) while too many wait.
+        """
+        if isinstance(scanned, Plain):
+            return await self._hashed(scanned, model, block_sizes, adapter)
+        if not scanned.prompts and not scanned.messages:
+            return Prompt(1, 1, dict.fromkeys(block_sizes, _NO_BLOCKS), True)
+        blocks: Sequence[Tokens] = ()
+        encoded: Sequence[Tokens] = ()
+        first = scanned.prompts[0] if scanned.prompts else None
+        if isinstance(first, np.ndarray):
+            blocks = [_kept(ids, scanned) for ids in scanned.prompts if isinstance(ids, np.ndarray)]
+        elif self.encoder is not None and not scanned.by_text:
+            blocks = encoded = await self._encoded(scanned, adapter or model, self.encoder)
+        approximate = not blocks
+        salt = scanned.cache_salt
+        if approximate:  # blocks of text: no engine's events name the like
+            blocks = [_kept(text, scanned) for text in _texts(scanned)]
+            seed = chain_seed(adapter or model, "text", salt)
+        else:
+            seed = chain_seed(model, adapter, salt)
+        tokens = blocks[0]
+        sizes = sorted(set(block_sizes))
+        if len(tokens) <= _INLINE_TOKENS:
+            chains = _chains(tokens, sizes, seed)
+        else:
+            chains = await self._in_thread(lambda: _chains(tokens, sizes, seed))
+        lengths = [max(len(ids), 1) for ids in blocks]
+        return Prompt(sum(lengths), max(lengths), chains, approximate, encoded)
+
+    async def _hashed(
+        self, plain: Plain, model: str, block_sizes: Iterable[int], adapter: str | None
+    ) -> Prompt:
+        """The prompt where no tokenizer is asked."""
+        tokens, longest, chains_of = plain.tokens, plain.longest_tokens, plain.text.chains
+        salt = plain.cache_salt
+        if longest <= _INLINE_TOKENS:
+            chains = chains_of(block_sizes, model, adapter, salt)
+        else:
+            chains = await self._in_thread(lambda: chains_of(block_sizes, model, adapter, salt))
+        return Prompt(tokens, longest, chains, not plain.has_ids)
+
+    async def _encoded(
+        self, scanned: Scanned, model: str, encoder: MemoEncoder
+    ) -> Sequence[Tokens]:
+        """The exact ids of each prompt; none where they cannot be had."""
+        if not self._check.trusts(model) or has_media(scanned.messages):
+            return ()
+        try:
+            return await self._in_thread(lambda: self._encode(scanned, encoder))
+        except PromptError:
+            self.template_refusals += 1
+            return ()
+
+    def _encode(self, scanned: Scanned, encoder: MemoEncoder) -> list[Tokens]:
+        options, salt = scanned.options, scanned.cache_salt
+        if options.truncate_prompt_tokens == -1:
+            raise PromptError("truncation to the engine's own limit", "truncate_prompt_tokens")
+        if scanned.prompts:
+            special = options.add_special_tokens is not False
+            texts = (text for text in scanned.prompts if isinstance(text, str))
+            return [_kept(encoder.encode(text, special, salt), scanned) for text in texts]
+        if options.chat_template is not None:  # whether it counts is for the engine to say
+            raise PromptError("the request brings its own chat template", "chat_template")
+        effort = options.reasoning_effort
+        drops = self._drops_unused_tools and options.tool_choice == "none"
+        chat = Chat(
+            messages=list(scanned.messages),
+            tools=None if drops else options.tools,
+            documents=options.documents,
+            add_generation_prompt=options.add_generation_prompt is not False,
+            continue_final_message=bool(options.continue_final_message),
+            chat_template_kwargs=options.chat_template_kwargs,
+            reasoning_effort=effort if isinstance(effort, str) else None,
+            add_special_tokens=options.add_special_tokens is True,
+        )
+        return [_kept(encoder.encode_chat(chat, self._now_s(), salt), scanned)]
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        if self._waiting >= self._waiting_max:
+            why = f"{self._waiting} requests wait to be tokenized already; try again later"
+            raise ClientError(429, why, code="router_full")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            self._waiting -= 1
+
+
+def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:
+    """What `truncate_prompt_tokens` leaves: the last ones, or the first."""
+    limit = scanned.options.truncate_prompt_tokens
+    if type(limit) is not int or not 0 < limit < len(tokens):
+        return tokens
+    return tokens[:limit] if scanned.options.truncation_side == "right" else tokens[-limit:]
+
+
+def _chains(tokens: Tokens, block_sizes: Iterable[int], seed: int) -> dict[int, Hashes]:
+    return {size: chain_hashes(tokens, size, seed) for size in block_sizes}
+
+
+def _texts(scanned: Scanned) -> list[Tokens]:
+    """Each prompt's text as if four bytes were a token."""
+    texts = [text for text in scanned.prompts if isinstance(text, str)]
+    return [_text_tokens(text) for text in texts or (_conversation(scanned),)]
+
+
+def _text_tokens(text: str) -> Tokens:
+    data = text.encode("utf-8", "surrogatepass")
+    return np.frombuffer(data, _INT32, len(data) // BYTES_A_TOKEN)
+
+
+def _conversation(scanned: Scanned) -> str:
+    """A chat as one text in which an earlier turn is a prefix of the later one."""
+    tools = msgspec.json.encode(scanned.options.tools).decode() if scanned.options.tools else ""
+    messages = without_media(scanned.messages)
+    return tools + "".join(msgspec.json.encode(message).decode() for message in messages)

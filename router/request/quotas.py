@@ -1,0 +1,239 @@
+"""Who a client is by its API key, and what that key allows at each step of a request."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from types import TracebackType
+
+import msgspec
+
+from router.keys.key_file import KeyTerms
+from router.keys.key_ring import Key, KeyRing
+from router.keys.quota import Exhausted, Grant
+from router.keys.tenant_counts import TenantCounts
+from router.request.errors import ClientError
+from router.server.responses import ClientRequest
+from router.upstream.reply import Outcome, UpstreamRequest
+
+Network = IPv4Network | IPv6Network
+
+ANTHROPIC_HEADER = "x-api-key"  # where Anthropic's clients put a key
+
+_MAX_NAME_CHARS = 1_024  # of a tenant, which is kept in memory
+_PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what a field's value says to every reader
+
+
+class Tenants:
+    """Lifetime: process."""
+
+    def __init__(
+        self, keys: KeyRing | None, tenant_header: str, trusted_peers: tuple[Network, ...]
+    ) -> None:
+        self._keys = keys
+        self._tenant_header = tenant_header
+        self._trusted_peers = trusted_peers
+        self._anybody = Key(KeyTerms(), None)
+
+    @property
+    def asks_keys(self) -> bool:
+        """Whether clients' keys are ours to check, and so none of the workers' business."""
+        return self._keys is not None
+
+    def key_of(self, request: ClientRequest) -> Key:
+        """The client's key, or what stands for it. Raises ClientError(401)."""
+        if self._trusted_peers and self._trusts(request.remote):
+            named = request.headers.get(self._tenant_header)
+            if named:
+                return self._named(named)
+        if self._keys is None:
+            return self._anybody
+        presented = request.headers.get(ANTHROPIC_HEADER)
+        if presented is None or request.headers.get("Authorization") is not None:
+            return bearer_key(request, self._keys)
+        return _checked(self._keys.of_key(presented.strip()))
+
+    def _named(self, tenant: str) -> Key:
+        if len(tenant) > _MAX_NAME_CHARS:
+            raise ClientError(
+                400, f"{self._tenant_header} is too long", self._tenant_header, "string_too_long"
+            )
+        known = None if self._keys is None else self._keys.of_tenant(tenant)
+        return Key(KeyTerms(tenant=tenant), None) if known is None else known
+
+    def _trusts(self, remote: str | None) -> bool:
+        if remote is None:
+            return False
+        address = ip_address(remote.partition("%")[0])
+        # A socket that listens on "::" shows IPv4 peers in this form.
+        address = getattr(address, "ipv4_mapped", None) or address
+        return any(address in network for network in self._trusted_peers)
+
+
+def told_on(request: UpstreamRequest, header: str, tenant: str | None) -> UpstreamRequest:
+    """The request with `tenant`, as it is known here, in `header`: a worker counts shares by it.
+
+    What the client says there goes: who is not a trusted peer could name anybody. A name that
+    cannot stand in a field as it is stands there as its SHA-256, the same every time.
+    """
+    name = header.encode()
+    if any(field.lower() == name for field, _ in request.headers):
+        kept = tuple(field for field in request.headers if field[0].lower() != name)
+        request = replace(request, headers=kept)
+    if tenant is None:
+        return request
+    if _PLAIN.fullmatch(tenant) and len(tenant) <= _MAX_NAME_CHARS:
+        said = tenant.encode()
+    else:
+        said = b"sha256-" + hashlib.sha256(tenant.encode(errors="replace")).hexdigest().encode()
+    return replace(request, internal_headers=(*request.internal_headers, (name, said)))
+
+
+def bearer_key(request: ClientRequest, keys: KeyRing) -> Key:
+    """The key in `Authorization: Bearer KEY`. Raises ClientError(401), which shows none of it."""
+    scheme, _, presented = (request.headers.get("Authorization") or "").partition(" ")
+    return _checked(keys.of_key(presented.strip()) if scheme.lower() == "bearer" else None)
+
+
+def _checked(key: Key | None) -> Key:
+    if key is None:
+        raise ClientError(
+            401,
+            "the API key is missing or wrong",
+            code="invalid_api_key",
+            headers=(("WWW-Authenticate", "Bearer"),),
+        )
+    return key
+
+
+EXHAUSTED = "rate_limit_exceeded"
+
+
+class Permit:
+    """Entered before a request's body is read, left when it is over. Lifetime: request."""
+
+    def __init__(self, key: Key, counts: TenantCounts, clock: Callable[[], float]) -> None:
+        self.terms = key.terms
+        self._grant = None if key.allowance is None else Grant(key.allowance)
+        self._counts = counts
+        self._clock = clock
+        self._prompt_tokens = 0
+
+    def __enter__(self) -> Permit:
+        """Raises ClientError(429) while its key may send nothing."""
+        now_s = self._clock()
+        self._counts.arrived(self.terms.tenant)
+        if self._grant is not None:
+            exhausted = self._grant.begin(now_s)
+            if exhausted is not None:  # nobody leaves what was never entered
+                self._counts.refused(self.terms.tenant, EXHAUSTED)
+                raise too_many(exhausted, self._grant.headers(now_s))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, ClientError):
+            self._counts.refused(self.terms.tenant, error.code or str(error.status))
+        if self._grant is not None:
+            self._grant.end(self._clock())
+
+    def spend(self, prompt_tokens: int) -> None:
+        """Its prompt has so many tokens. Raises ClientError(429) where these are too many now."""
+        self._prompt_tokens = prompt_tokens
+        if self._grant is not None:
+            now_s = self._clock()
+            exhausted = self._grant.spend(now_s, prompt_tokens)
+            if exhausted is not None:
+                raise too_many(exhausted, self._grant.headers(now_s))
+
+    def used(self, outcome: Outcome) -> None:
+        """A worker has dealt with it."""
+        tokens = tokens_used(outcome, self._prompt_tokens)
+        if tokens is None:
+            return
+        self._counts.used(self.terms.tenant, *tokens)
+        if self._grant is not None:
+            self._grant.used(self._clock(), *tokens)
+
+    def turned_away(self, code: str) -> None:
+        """The core refused it."""
+        self._counts.refused(self.terms.tenant, code)
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """What is left, for the client to read."""
+        return () if self._grant is None else self._grant.headers(self._clock())
+
+
+def tokens_used(outcome: Outcome, prompt_tokens: int) -> tuple[int, int] | None:
+    """Tokens of prompt and answer by the worker's account, else by ours: `prompt_tokens`, events.
+
+    None where it gave nothing: another worker may.
+    """
+    usage = outcome.usage
+    prompt = None if usage is None else usage.prompt_tokens
+    answer = None if usage is None else usage.completion_tokens
+    if answer is None:
+        answer = outcome.events
+    if outcome.error is not None and not answer:
+        return None
+    return prompt_tokens if prompt is None else prompt, answer
+
+
+def too_many(exhausted: Exhausted, left: tuple[tuple[str, str], ...]) -> ClientError:
+    """The refusal of a request whose key is at a limit; `left`: its key's headers."""
+    wait_s = exhausted.retry_after_s
+    again = (
+        ("Retry-After", str(max(math.ceil(wait_s), 1))),
+        ("retry-after-ms", str(math.ceil(wait_s * 1e3))),  # read first by OpenAI's clients
+    )
+    message = f"{exhausted.what}; try again in {wait_s:.3g} s"
+    return ClientError(429, message, code=EXHAUSTED, headers=(*again, *left))
+
+
+def check_model(terms: KeyTerms, model: str) -> None:
+    """Raises ClientError(403) for a model that the key is not for."""
+    if not terms.allows_model(model):
+        why = f"this API key may not use the model {model!r}"
+        raise ClientError(403, why, "model", "model_not_allowed")
+
+
+def priority_within(terms: KeyTerms, priority: int) -> int:
+    """The priority of a request that asked for `priority`; 0: it did not ask.
+
+    Raises ClientError(403) for one out of the key's range: engines would believe it.
+    """
+    if terms.priority is None:
+        return priority
+    least, most = terms.priority
+    if priority and not least <= priority <= most:
+        why = f"this API key may ask for priorities {least}..{most}, not {priority}"
+        raise ClientError(403, why, "priority", "priority_not_allowed")
+    return min(max(priority, least), most)
+
+
+def salt_of(terms: KeyTerms, asked: str | None, isolate: bool) -> str | None:
+    """The salt of a request's cache: the client's own, where nothing keeps tenants apart.
+
+    Else 32 hex digits made of the tenant's and of what the client asked for. Nobody can write
+    another tenant's salt, for what is written is never used as it is.
+    """
+    if terms.salt is None and not isolate:
+        return asked
+    tenant = terms.tenant if isolate else None
+    whose = msgspec.msgpack.encode(["warmroute-salt", terms.salt, tenant, asked])
+    return sha256(whose).hexdigest()[:32]
+
+
+def with_salt(body: bytes, salt: str, name: str) -> bytes:
+    """`body`, a JSON object of at least one field, with `name` as its last, which counts."""
+    end = body.rindex(b"}")
+    return body[:end] + b',"%s":' % name.encode() + msgspec.json.encode(salt) + body[end:]

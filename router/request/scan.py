@@ -1,0 +1,541 @@
+"""The parts of a request's body that routing needs, read once; the bytes themselves stay as they
+came.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvkernels import PromptText, scan_request
+from policies.contract import record
+from router.config.keys import json_words
+from router.request.errors import ClientError
+
+Tokens = npt.NDArray[np.int32]
+Message = dict[str, Any]
+
+MAX_TOKEN_ID = 2**31 - 1
+
+_WHERE = re.compile(r"^(?P<what>.*) - at `\$(?P<path>.*)`$", re.DOTALL)
+_BYTE = re.compile(r"^JSON is malformed: (?P<what>.*) \(byte (?P<offset>\d+)\)$", re.DOTALL)
+_TRUNCATED = "it ends too early, or has half of a surrogate pair"
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """Bounds of what one body may ask for. Lifetime: process."""
+
+    max_messages: int = 4_096
+    max_prompts: int = 1_024  # prompts in one completions request
+    max_choices: int = 128  # `n`
+    max_key_chars: int = 1_024  # of a session name or salt, which are kept in memory
+
+
+class PromptOptions(msgspec.Struct):
+    """How a body wants its tokens made of its text; names as in vLLM's API.
+
+    What is not typed here is left to the worker to judge: `engine.wire` checks it where it matters.
+    Lifetime: request.
+    """
+
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    documents: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
+
+
+@record
+class Scanned:
+    """One request's body. Lifetime: request.
+
+    `prompts` holds every prompt of a completions request: either texts or int32 token ids in
+    0..2^31-1, none of them empty; `messages` the conversation of a chat request. Each is empty
+    where the body has none, which completions and chat requests are refused for.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    prompts: tuple[str, ...] | tuple[Tokens, ...] = ()
+    messages: tuple[Message, ...] = ()
+    session: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    max_output_tokens: int | None = None
+    choices: int = 1
+    by_text: bool = False  # its tokens cannot be made here
+    options: PromptOptions = field(default_factory=PromptOptions, compare=False)
+
+
+class Common(PromptOptions):
+    """Fields of any body, as JSON types. `null` counts as absent, as in OpenAI's API."""
+
+    model: str | None = None
+    stream: bool | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: Int32 | None = None
+
+
+class _Body(Common):
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    messages: list[Message] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    n: Int32 | None = None
+
+
+_BODY = msgspec.json.Decoder(_Body)
+_TEXT = msgspec.json.Decoder(str)
+_PROMPT = msgspec.json.Decoder(str | list[int | str | list[int]])
+_TOKEN_IDS = msgspec.json.Decoder(list[int])
+
+
+_USUAL = ScanLimits()
+_KEYS = ("session_id", "prompt_cache_key", "user", "cache_salt", "model")
+
+
+def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
+    """Read `body`, sent to `path`. Pure; raises ClientError(400) and nothing else.
+
+    The error's message says what was expected and where (a byte with its line and column, or the
+    path of a field), never what the client wrote there.
+    """
+    fields: _Body = decode(_BODY, body, "")
+    prompts = prompts_in(bytes(fields.prompt), "prompt", limits)
+    messages = messages_in(fields.messages, limits)
+    if path.endswith("/chat/completions"):
+        if not messages:
+            raise refused("a chat needs at least one message", "messages", "empty_messages")
+    elif path.endswith("/completions") and not prompts:
+        raise refused("a completion needs a prompt", "prompt", "missing_prompt")
+    choices = 1 if fields.n is None else fields.n
+    if not 1 <= choices <= limits.max_choices:
+        raise refused(f"`n` must be 1..{limits.max_choices}", "n", "integer_out_of_range")
+    most, longest = fields.max_tokens, fields.max_completion_tokens
+    most = most if longest is None else longest
+    more = {"prompts": prompts, "messages": messages, "choices": choices}
+    return scanned_of(fields, limits, max_output_tokens=most, **more)
+
+
+def scanned_of(fields: Common, limits: ScanLimits, **more: Any) -> Scanned:
+    """What any body tells, with what its API says in its own way. Raises ClientError(400)."""
+    # A name that is too long is refused rather than cut: two cut ones could be mixed up.
+    keys = (
+        fields.session_id,
+        fields.prompt_cache_key,
+        fields.user,
+        fields.cache_salt,
+        fields.model,
+    )
+    for name, value in zip(_KEYS, keys, strict=True):
+        if value is not None and len(value) > limits.max_key_chars:
+            bound = limits.max_key_chars
+            raise refused(f"`{name}` has more than {bound} characters", name, "string_too_long")
+    return Scanned(
+        model=fields.model,
+        stream=bool(fields.stream),
+        session=fields.session_id or fields.prompt_cache_key or fields.user or None,
+        cache_salt=fields.cache_salt or None,
+        priority=fields.priority or 0,
+        options=more.pop("options", fields),
+        **more,
+    )
+
+
+def prompts_in(raw: bytes, name: str, limits: ScanLimits) -> tuple[str, ...] | tuple[Tokens, ...]:
+    """Every prompt within the field `name`: text, token ids, or a list of either; none: null."""
+    if raw.startswith(b'"'):  # nearly always
+        text: str = decode(_TEXT, raw, name)
+        if not text:
+            raise refused("the prompt is empty", name, "empty_prompt")
+        return (text,)
+    if raw == b"null":
+        return ()
+    if re.match(rb"\[\s*-?[0-9]", raw):
+        return (_tokens(decode(_TOKEN_IDS, raw, name), name),)
+    value: str | list[int | str | list[int]] = decode(_PROMPT, raw, name)
+    assert isinstance(value, list)  # texts were read above
+    if not value or not all(item != "" and item != [] for item in value):
+        raise refused("the prompt is empty", name, "empty_prompt")
+    if len(value) > limits.max_prompts:
+        raise refused(f"more than {limits.max_prompts} prompts", name, "array_too_long")
+    texts = tuple(item for item in value if isinstance(item, str))
+    if len(texts) == len(value):
+        return texts
+    lists = [item for item in value if isinstance(item, list)]
+    if len(lists) == len(value):
+        return tuple(_tokens(ids, f"{name}[{i}]") for i, ids in enumerate(lists))
+    raise refused("text and token ids are mixed in one list", name, "invalid_type")
+
+
+def _tokens(ids: list[int], path: str) -> Tokens:
+    """Token ids as int32, each checked."""
+    try:
+        wide = np.array(ids, dtype=np.int64)
+    except OverflowError:
+        wide = np.array([-1])
+    if wide.min() < 0 or wide.max() > MAX_TOKEN_ID:
+        raise refused(f"a token id must be 0..{MAX_TOKEN_ID}", path, "integer_out_of_range")
+    return wide.astype(np.int32)
+
+
+def messages_in(messages: list[Message] | None, limits: ScanLimits) -> tuple[Message, ...]:
+    """The messages, each with a role, and content that templates can render."""
+    if messages is None:
+        return ()
+    if len(messages) > limits.max_messages:
+        bound = limits.max_messages
+        text = f"{len(messages)} messages are more than the {bound} allowed"
+        raise refused(text, "messages", "array_too_long")
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise refused("a message needs a role", f"messages[{i}].role", "invalid_type")
+        content = message.get("content")
+        if isinstance(content, list):
+            _check_parts(content, f"messages[{i}].content")
+        elif content is not None and not isinstance(content, str):
+            expected = "content must be a text, a list of parts, or null"
+            raise refused(expected, f"messages[{i}].content", "invalid_type")
+    return tuple(messages)
+
+
+def _check_parts(parts: list[Any], path: str) -> None:
+    for i, part in enumerate(parts):
+        if isinstance(part, str):
+            continue
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise refused("a content part needs a type", f"{path}[{i}].type", "invalid_type")
+        if part["type"] == "text" and not isinstance(part.get("text"), str):
+            raise refused("a text part needs a text", f"{path}[{i}].text", "invalid_type")
+
+
+def decode(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
+    """Decode `data`, found at `path` of the body; failures become ClientError(400)."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        found = _WHERE.match(str(error))
+        inner = found["path"] if found else ""
+        where = (path + inner).lstrip(".") or None
+        what = found["what"] if found else str(error)
+        at = f"`{where}`" if where else "the body"
+        raise refused(f"{at}: {json_words(what)}", where, "invalid_type") from error
+    except msgspec.DecodeError as error:
+        raise refused(_malformed(str(error), data, path), path or None, "invalid_json") from error
+    except UnicodeDecodeError as error:
+        text = "the body is not valid UTF-8"
+        raise refused(text, path or None, "invalid_json") from error
+    except RecursionError as error:
+        raise refused("the body is nested too deeply", path or None, "invalid_json") from error
+
+
+def _malformed(message: str, data: bytes, path: str) -> str:
+    """Where and how the JSON is broken, in words."""
+    if not data.strip():
+        return "the request has no body; a JSON object is expected"
+    found = _BYTE.match(message)
+    if found is None:
+        return f"the body is not valid JSON: {_TRUNCATED}"
+    if path:
+        return f"`{path}` is not valid JSON: {found['what']}"
+    offset = int(found["offset"])
+    line = data.count(b"\n", 0, offset) + 1
+    column = offset - data.rfind(b"\n", 0, offset)
+    where = f"byte {offset} (line {line}, column {column})"
+    return f"the body is not valid JSON at {where}: {found['what']}"
+
+
+def refused(message: str, param: str | None, code: str) -> ClientError:
+    return ClientError(400, message, param, code)
+
+
+@record
+class Plain:
+    """One request's body, as `Scanned`, but for the prompts. Lifetime: request."""
+
+    text: PromptText
+    model: str | None
+    stream: bool
+    session: str | None
+    cache_salt: str | None
+    priority: int
+    max_output_tokens: int | None
+    tokens: int  # of all prompts
+    longest_tokens: int
+    has_ids: bool  # token ids, else text: four bytes count as one token
+
+
+def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
+    """The request of `body`, sent to `path`; None where `scan` must read it. Pure."""
+    found = scan_request(
+        body, limits.max_messages, limits.max_prompts, limits.max_choices, limits.max_key_chars
+    )
+    if found is None:
+        return None
+    text, fields = found
+    model, stream, session, salt, priority, most, prompts, messages, tokens, longest, ids = fields
+    if path.endswith("/chat/completions"):
+        if not messages:
+            return None
+    elif not prompts and path.endswith("/completions"):
+        return None
+    return Plain(text, model, stream, session, salt, priority, most, tokens, longest, ids)
+
+
+_NULL = msgspec.Raw(b"null")
+_TEXTS = ("input_text", "output_text", "text")  # parts of a response's items that are text
+
+
+class _Responses(Common):
+    """OpenAI's API reference, "Responses" (2025)."""
+
+    input: str | list[Message] | None = None
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+
+
+class _Whose(msgspec.Struct):
+    user_id: str | None = None
+
+
+class _Messages(Common):
+    """Anthropic's API reference, "Messages", version 2023-06-01."""
+
+    system: str | list[Message] | None = None
+    messages: list[Message] | None = None
+    max_tokens: Count | None = None
+    metadata: _Whose | None = None
+
+
+class _Input(Common):
+    """OpenAI's embeddings; vLLM takes a chat in the place of `input`, too."""
+
+    input: msgspec.Raw = _NULL
+    messages: list[Message] | None = None
+
+
+class _Pairs(Common):
+    """Scores and ranks: vLLM's and SGLang's names of the two sides."""
+
+    query: msgspec.Raw = _NULL
+    queries: msgspec.Raw = _NULL
+    text_1: msgspec.Raw = _NULL
+    data_1: msgspec.Raw = _NULL
+    documents: msgspec.Raw = _NULL
+    items: msgspec.Raw = _NULL
+    text_2: msgspec.Raw = _NULL
+    data_2: msgspec.Raw = _NULL
+
+
+class _Sampling(msgspec.Struct):
+    max_new_tokens: Count | None = None
+    max_tokens: Count | None = None
+
+
+class _Generate(Common):
+    """SGLang 0.5.23, `srt/managers/io_struct.py`."""
+
+    text: msgspec.Raw = _NULL
+    input_ids: msgspec.Raw = _NULL
+    sampling_params: _Sampling | list[_Sampling] | None = None
+    extra_key: str | None = None
+    lora_path: str | list[str | None] | None = None
+
+
+class _TokenIds(Common):
+    """vLLM 0.33, `entrypoints/scale_out/token_in_token_out`."""
+
+    token_ids: msgspec.Raw = _NULL
+    sampling_params: _Sampling | None = None
+
+
+class _Model(Common):
+    pass
+
+
+_RESPONSES = msgspec.json.Decoder(_Responses)
+_MESSAGES = msgspec.json.Decoder(_Messages)
+_INPUT = msgspec.json.Decoder(_Input)
+_PAIRS = msgspec.json.Decoder(_Pairs)
+_GENERATE = msgspec.json.Decoder(_Generate)
+_SHAPES_TOKEN_IDS = msgspec.json.Decoder(_TokenIds)
+_MODEL = msgspec.json.Decoder(_Model)
+
+
+def _responses(body: bytes, limits: ScanLimits) -> Scanned:
+    fields: _Responses = decode(_RESPONSES, body, "")
+    if not fields.input:
+        raise refused("a response needs an input", "input", "missing_input")
+    said = fields.input
+    items = [{"role": "user", "content": said}] if isinstance(said, str) else list(map(_item, said))
+    if fields.instructions:
+        items.insert(0, {"role": "system", "content": fields.instructions})
+    return scanned_of(
+        fields,
+        limits,
+        messages=messages_in(items, limits),
+        max_output_tokens=fields.max_output_tokens,
+        options=PromptOptions(tools=_functions(fields.tools, "parameters")),
+    )
+
+
+def _item(item: Message) -> Message:
+    """An item of a response's input as a message."""
+    role, content = item.get("role"), item.get("content")
+    if not isinstance(role, str) or not isinstance(content, (str, list)):
+        return {"role": "tool", "content": [{"type": "item", "item": item}]}
+    if isinstance(content, list):
+        content = [
+            {"type": "text", "text": part["text"]}
+            if isinstance(part, dict) and part.get("type") in _TEXTS and "text" in part
+            else part
+            for part in content
+        ]
+    return {"role": role, "content": content}
+
+
+def _messages(body: bytes, limits: ScanLimits) -> Scanned:
+    fields: _Messages = decode(_MESSAGES, body, "")
+    if not fields.messages:
+        raise refused("a message needs at least one before it", "messages", "empty_messages")
+    said = list(fields.messages)
+    if isinstance(fields.system, list):
+        texts = [text for part in fields.system if isinstance(text := part.get("text"), str)]
+        said.insert(0, {"role": "system", "content": "".join(texts)})
+    elif fields.system:
+        said.insert(0, {"role": "system", "content": fields.system})
+    whose = fields.metadata.user_id if fields.metadata else None
+    fields.user = fields.user or whose
+    return scanned_of(
+        fields,
+        limits,
+        messages=messages_in([_told(message) for message in said], limits),
+        max_output_tokens=fields.max_tokens,
+        options=PromptOptions(tools=_functions(fields.tools, "input_schema")),
+    )
+
+
+def _told(message: Message) -> Message:
+    """A message whose one part is a text, as the text."""
+    content = message.get("content")
+    if isinstance(content, list) and len(content) == 1:
+        part = content[0]
+        if isinstance(part, dict) and part.get("type") == "text" and "text" in part:
+            return {"role": message.get("role"), "content": part["text"]}
+    return message
+
+
+def _functions(tools: list[Any] | None, schema: str) -> list[Any] | None:
+    """Tools in the shape of chats; `schema`: where the API has a function's parameters."""
+    return tools and [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool.get("description"),
+                "parameters": tool.get(schema),
+            },
+        }
+        if isinstance(tool, dict) and "name" in tool
+        else tool
+        for tool in tools
+    ]
+
+
+def _input(body: bytes, limits: ScanLimits) -> Scanned:
+    fields: _Input = decode(_INPUT, body, "")
+    raw = bytes(fields.input)
+    if fields.messages and raw == b"null":
+        return scanned_of(fields, limits, messages=messages_in(fields.messages, limits))
+    if raw == b"null":
+        raise refused("there is no input", "input", "missing_input")
+    if raw[:1] == b"{" or raw[1:].lstrip()[:1] == b"{":  # images beside text: engines' own shapes
+        return _by_text(fields, limits, raw)
+    return scanned_of(fields, limits, prompts=prompts_in(raw, "input", limits))
+
+
+def _pairs(body: bytes, limits: ScanLimits) -> Scanned:
+    fields: _Pairs = decode(_PAIRS, body, "")
+    one = (fields.query, fields.queries, fields.text_1, fields.data_1)
+    other = (fields.documents, fields.items, fields.text_2, fields.data_2)
+    sides = [bytes(raw) for raw in (*one, *other) if raw != _NULL]
+    if not sides:
+        raise refused("there is nothing to compare", None, "missing_input")
+    return _by_text(fields, limits, b"".join(sides))
+
+
+def _by_text(fields: Common, limits: ScanLimits, raw: bytes) -> Scanned:
+    """What engines make tokens of in ways of their own."""
+    return scanned_of(fields, limits, prompts=(raw.decode("utf-8", "replace"),), by_text=True)
+
+
+def _generate(body: bytes, limits: ScanLimits) -> Scanned:
+    fields: _Generate = decode(_GENERATE, body, "")
+    prompts = prompts_in(bytes(fields.input_ids), "input_ids", limits) or prompts_in(
+        bytes(fields.text), "text", limits
+    )
+    if not prompts:
+        raise refused("give text or input_ids", "text", "missing_prompt")
+    params = fields.sampling_params
+    first = (params[0] if params else None) if isinstance(params, list) else params
+    lora = fields.lora_path if isinstance(fields.lora_path, str) else None
+    # An adapter's blocks are nobody else's, as if it were a salt.
+    fields.cache_salt = f"{lora}\n{fields.extra_key or ''}" if lora else fields.extra_key
+    most = first.max_new_tokens if first else None
+    return scanned_of(fields, limits, prompts=prompts, max_output_tokens=most)
+
+
+def _token_ids(body: bytes, limits: ScanLimits) -> Scanned:
+    fields: _TokenIds = decode(_SHAPES_TOKEN_IDS, body, "")
+    prompts = prompts_in(bytes(fields.token_ids), "token_ids", limits)
+    if not prompts:
+        raise refused("give token_ids", "token_ids", "missing_prompt")
+    most = fields.sampling_params.max_tokens if fields.sampling_params else None
+    return scanned_of(fields, limits, prompts=prompts, max_output_tokens=most)
+
+
+def _model(body: bytes, limits: ScanLimits) -> Scanned:
+    fields: _Model = decode(_MODEL, body, "")
+    return Scanned(model=scanned_of(fields, limits).model)
+
+
+def _opaque(body: bytes, limits: ScanLimits) -> Scanned:
+    try:
+        return _model(body, limits)
+    except ClientError:
+        return Scanned()
+
+
+SHAPES: Mapping[str, Callable[[bytes, ScanLimits], Scanned]] = MappingProxyType(
+    {
+        "responses": _responses,
+        "messages": _messages,
+        "input": _input,
+        "pairs": _pairs,
+        "generate": _generate,
+        "token_ids": _token_ids,
+        "model": _model,
+        "opaque": _opaque,
+    }
+)

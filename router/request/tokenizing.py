@@ -1,0 +1,244 @@
+"""Tokenizers as configured, and the probe that compares their ids with the workers'."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from engine.wire import PromptError, WireError
+from engine.wire.memo import MemoEncoder
+from engine.wire.tokens import Chat
+from router.config.schema import Config
+from router.fleet.engines.adapter import ask, decoded
+from router.fleet.manager import FleetManager
+from router.fleet.member import Member
+from router.request.prompts import PromptReader, TokenCheck
+from router.request.scan import Tokens
+
+log = logging.getLogger(__name__)
+
+_MODELS_A_WORKER = 8  # asked for; adapters count
+_REFUSALS = 2  # from the first probe on: it knows no /tokenize
+TEXT = "Naïve facts, 12345 of them:\n\tdef f(x):  return {'x': x}\n\n東京 привет 🦊 <end> "
+_ASK = {"role": "user", "content": f" {TEXT} "}
+_SYSTEM = {"role": "system", "content": "Answer in one word."}
+_ANSWER = {"role": "assistant", "content": "Fox. "}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look <it> up.",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string"}}},
+    },
+}
+CHATS: Mapping[str, dict[str, list[dict[str, Any]]]] = MappingProxyType(
+    {
+        "a chat": {"messages": [_ASK]},
+        "a chat with a system message": {"messages": [_SYSTEM, _ASK]},
+        "a chat of two turns": {"messages": [_ASK, _ANSWER, _ASK]},
+        "a chat with tools": {"messages": [_ASK], "tools": [_TOOL]},
+    }
+)
+
+
+class _Reply(msgspec.Struct):
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTerms:
+    """Times of probing, seconds. Lifetime: process, replaced on reload."""
+
+    every_s: float  # between two looks for workers that joined
+    timeout_s: float  # of one request
+    recheck_s: float  # until a worker that differed is asked again
+
+
+class TokenProbe:
+    """Lifetime: process. `clock` counts seconds; `now_s` is the wall clock, for templates."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        fleet: FleetManager,
+        encoder: MemoEncoder,
+        check: TokenCheck,
+        clock: Callable[[], float],
+        now_s: Callable[[], float],
+        terms: Callable[[], ProbeTerms],
+    ) -> None:
+        self._http = http
+        self._fleet = fleet
+        self._encoder = encoder
+        self._check = check
+        self._clock = clock
+        self._now_s = now_s
+        self._terms = terms
+        self._asked: dict[int, object] = {}  # by worker: what was recognized when it was asked
+        self._again_s: dict[int, float] = {}  # by worker that differed: when to ask it again
+
+    async def run(self) -> None:
+        """Ask every worker that joins, for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._terms().every_s)
+
+    async def look(self) -> None:
+        """Ask those that were not asked since they were recognized, or are to be asked again."""
+        members = self._fleet.members
+        for gone in self._asked.keys() - members.keys():
+            del self._asked[gone]
+            self._again_s.pop(gone, None)
+            self._check.forget(gone)
+        now_s = self._clock()
+        due = [
+            member
+            for member in members.values()
+            if member.ready
+            and (
+                self._asked.get(member.worker_id) is not member.recognized
+                or now_s >= self._again_s.get(member.worker_id, np.inf)
+            )
+        ]
+        answers = await asyncio.gather(*map(self._ask, due), return_exceptions=True)
+        for member, error in zip(due, answers, strict=True):
+            if isinstance(error, Exception):  # a defect here must not end the router
+                log.error("worker %d: token check broke", member.worker_id, exc_info=error)
+
+    async def _ask(self, member: Member) -> None:
+        recognized, worker_id = member.recognized, member.worker_id
+        if recognized is None:
+            return
+        self._asked[worker_id] = recognized
+        self._again_s.pop(worker_id, None)
+        for model in recognized.facts.models[:_MODELS_A_WORKER]:
+            try:
+                difference = await self._difference(member.spec.url, model)
+            except (aiohttp.ClientError, TimeoutError, _NoAnswerError) as error:
+                log.debug("worker %d tells no token ids: %r", worker_id, error)
+                return
+            self._check.probed(model, worker_id, difference)
+            if difference is not None:
+                self._again_s[worker_id] = self._clock() + self._terms().recheck_s
+
+    async def _difference(self, url: str, model: str) -> str | None:
+        """How the worker's ids differ from ours, in counts; None: not at all.
+
+        Raises _NoAnswerError where it answers none of the probes.
+        """
+        answers = refusals = 0
+        for name, body, own in self._probes():
+            theirs = await self._tokenized(url, {"model": model} | body)
+            if theirs is None:
+                refusals += 1
+                if refusals == _REFUSALS and not answers:
+                    break
+                continue
+            answers += 1
+            if own.tolist() != theirs:
+                return f"{name} has {len(own)} tokens by our count, {len(theirs)} by its own" + (
+                    " that differ" if len(own) == len(theirs) else ""
+                )
+        if not answers:
+            raise _NoAnswerError
+        return None
+
+    def _probes(self) -> Iterator[tuple[str, dict[str, Any], Tokens]]:
+        """Name, request and our ids of each prompt that we can encode."""
+        for special in (True, False):
+            body = {"prompt": TEXT, "add_special_tokens": special}
+            yield "a text", body, self._encoder.encode(TEXT, special)
+        for name, fields in CHATS.items():
+            try:
+                chat = Chat(messages=fields["messages"], tools=fields.get("tools"))
+                own = self._encoder.encode_chat(chat, self._now_s())
+            except PromptError:  # such chats are placed by text anyway
+                continue
+            yield name, {**fields, "add_generation_prompt": True}, own
+
+    async def _tokenized(self, url: str, body: dict[str, Any]) -> list[int] | None:
+        """The worker's ids; None where it refuses, or answers what makes no sense."""
+        timeout = aiohttp.ClientTimeout(total=self._terms().timeout_s)
+        data = msgspec.json.encode(body)
+        url = f"{url}/tokenize"
+        try:
+            reply = await ask(self._http, url, timeout, method="POST", data=data)
+            return decoded(reply.body, _Reply, url).tokens if reply.status == 200 else None
+        except WireError:
+            return None
+
+
+class _NoAnswerError(Exception):
+    """The worker has no /tokenize, or refuses all our prompts."""
+
+
+class Tokenizing:
+    """Lifetime: process. `config` gives the configuration of the moment.
+
+    Raises ValueError for a tokenizer that cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        executor: Executor,
+        fleet: FleetManager,
+        http: aiohttp.ClientSession,
+    ) -> None:
+        given = config()
+        encoder = encoder_of(given)
+        self.check = TokenCheck(time.monotonic, lambda: config().intervals.token_recheck_s)
+        self.reader = PromptReader(
+            encoder,
+            executor,
+            time.time,
+            given.limits.inflight_requests,
+            self.check,
+            drops_unused_tools=given.chat_drops_unused_tools,
+        )
+        self._probe: TokenProbe | None = None
+        if encoder is not None:
+            self._probe = TokenProbe(
+                http,
+                fleet,
+                encoder,
+                self.check,
+                time.monotonic,
+                time.time,
+                lambda: _probe_terms(config()),
+            )
+
+    async def run(self) -> None:
+        """Ask workers for their ids of fixed prompts, for ever; returns where nobody is to ask."""
+        if self._probe is not None:
+            await self._probe.run()
+
+
+def _probe_terms(config: Config) -> ProbeTerms:
+    intervals = config.intervals
+    return ProbeTerms(intervals.health_s, config.timeouts.probe_s, intervals.token_recheck_s)
+
+
+def encoder_of(config: Config) -> MemoEncoder | None:
+    """The tokenizer and its memo; None without one. Raises ValueError where it cannot be used."""
+    if config.tokenizer is None:
+        return None
+    from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only
+
+    defaults = msgspec.json.decode(config.chat_template_kwargs, type=dict)
+    try:
+        tokenizer = HfTokenizer(Path(config.tokenizer), config.chat_content_format, defaults)
+    except OSError as error:
+        raise ValueError(f"tokenizer: {error}") from error
+    return MemoEncoder(tokenizer, tokenizer, config.limits.token_memo_bytes)

@@ -1,0 +1,7 @@
+"""A hot restart with no moment in which nobody listens, and caches saved for the next router.
+
+Owns: the hand-over of sockets and knowledge between two routers, the file of saved caches.
+Gives: `cli.serve` both ends of a hot restart, `assembly` the keeper of saved caches.
+Never imports: the client port, replicas.
+Start reading at: `hot_restart.py`.
+"""

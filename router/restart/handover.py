@@ -1,0 +1,80 @@
+"""What of the fleet one router leaves to the next, and what that one makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from router.config.worker_spec import WorkerSpecError, parse_worker_spec
+from router.core.roster import TableFullError
+from router.fleet.manager import DuplicateWorkerError
+from router.restart.hot_restart import Estate, Worker
+
+if TYPE_CHECKING:
+    from router.assembly import Router
+
+log = logging.getLogger(__name__)
+
+_BY = "the router before this one"
+_WARM_S = 10.0  # for workers to be known; the router before serves meanwhile
+_LOOK_S = 0.02
+
+
+def added_by_hand(router: Router) -> tuple[str, ...]:
+    """Workers that stay until they are removed by hand."""
+    named = (m.named for m in router.fleet.members.values() if not m.leaving)
+    return tuple(sorted({str(one.spec) for one in named if one.by_hand}))
+
+
+def workers_of(router: Router) -> tuple[Worker, ...]:
+    """All workers that stay."""
+    core = router.switchboard.core
+    found = []
+    for member in router.fleet.members.values():
+        if not member.leaving:
+            worker = core.workers.get(member.worker_id)
+            known = worker is not None and member.feed is not None and worker.kv.known
+            name = member.spec.name
+            found.append(Worker(name, member.draining, member.ready, known))
+    return tuple(found)
+
+
+async def settle_in(router: Router, estate: Estate) -> None:
+    """Follow whom the router before followed, and return once as much is known of them.
+
+    A worker that is down by now is not waited for longer than `_WARM_S`.
+    """
+    for text in estate.added:
+        try:
+            router.fleet.add(parse_worker_spec(text), _BY, by_hand=True)
+        except (WorkerSpecError, DuplicateWorkerError, TableFullError) as error:
+            log.warning("worker %s of %s: %s", text, _BY, error)
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + _WARM_S
+    while True:
+        missing = _missing(router, estate)
+        if not missing or clock() > until_s:
+            break
+        await asyncio.sleep(_LOOK_S)
+    if missing:
+        log.warning("not known as well as before: %s", ", ".join(sorted(missing)[:20]))
+
+
+def _missing(router: Router, estate: Estate) -> set[str]:
+    """Workers of which the router before knew more. Drains those that it drained."""
+    now = {worker.name: worker for worker in workers_of(router)}
+    followed = {member.spec.url for member in router.fleet.members.values()}
+    missing = set()
+    for before in estate.workers:
+        worker = now.get(before.name)
+        if worker is not None and before.draining and not worker.draining:
+            for member in router.fleet.members.values():
+                if member.spec.name == before.name:
+                    member.drain(_BY)
+        if worker is None:  # its engine's ranks are not known yet, or nobody wants it any more
+            if before.name.partition("#")[0] in followed:
+                missing.add(before.name)
+        elif (before.ready and not worker.ready) or (before.known and not worker.known):
+            missing.add(before.name)
+    return missing

@@ -1,0 +1,312 @@
+"""A hot restart; the running router hands its sockets and its knowledge to the one that starts.
+
+The follower connects to a Unix socket and says `HELLO`. It gets a head of four bytes, the length
+of an `Estate` as JSON, little endian; the JSON; and, in messages of one byte, the listening sockets
+(SCM_RIGHTS, unix(7)), 64 at a time: all of clients, then all of the admin port. Once it serves it
+says `SERVING`; the one before accepts nothing more from then on and says `GONE`.
+
+Nothing changes for the running router until the follower says that it serves: one that ends
+before leaves no trace.
+
+`take_over` is called before the event loop runs, so it may wait; the router before serves
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from router.restart.sockets import close_all
+
+HELLO = b"warmroute takeover 1\n"
+SERVING = b"serving\n"
+GONE = b"gone\n"
+HEAD = struct.Struct("<I")
+MOST_BYTES = 8 << 20  # of an estate: 4,096 workers of 2 KB
+SOCKETS_AT_ONCE = 64  # Linux lets 253 pass in one message
+MOST_SOCKETS = 4_096
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """One worker, or one rank, as it is followed now."""
+
+    name: str  # URL, or URL#rank
+    draining: bool
+    ready: bool
+    known: bool  # all of its cache is
+
+
+class Estate(msgspec.Struct, frozen=True):
+    """Besides sockets, and besides what stands in files (`kv_state`)."""
+
+    client_sockets: int
+    admin_sockets: int
+    added: tuple[str, ...]  # workers added by hand, as `parse_worker_spec` reads them
+    workers: tuple[Worker, ...]
+    found: tuple[tuple[str, str], ...] = ()  # (source of discovery, worker that it is believed)
+
+
+log = logging.getLogger(__name__)
+
+_ASKS_S = 10.0  # for somebody who connects to say what it wants
+_SERVES_S = 120.0  # for a follower to serve
+_PEER = struct.Struct("3i")  # process, user, group (SO_PEERCRED)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What there is to hand over. Lifetime: one handing over."""
+
+    client: Sequence[socket.socket]
+    admin: Sequence[socket.socket]
+    added: tuple[str, ...] = ()
+    workers: tuple[Worker, ...] = ()
+    found: tuple[tuple[str, str], ...] = ()
+
+
+class Handing:
+    """Waits at a Unix socket for a follower. Lifetime: process."""
+
+    def __init__(
+        self,
+        path: Path,
+        leave: Callable[[], Awaitable[Left]],
+        handed: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`leave` writes down what is known and says what there is; `handed` accepts nothing more,
+        and is awaited before the follower hears of it.
+        """
+        self._path = path
+        self._leave = leave
+        self._handed = handed
+        self._socket: socket.socket | None = None
+        self._inode = 0
+        self._waiting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Wait from now on; whoever was there before is not asked any more. Raises OSError."""
+        new = self._path.with_name(self._path.name + f".{os.getpid()}")
+        with suppress(FileNotFoundError):
+            new.unlink()
+        one = socket.socket(socket.AF_UNIX)
+        try:
+            one.bind(str(new))
+            os.chmod(new, 0o600)
+            one.listen(1)
+            one.setblocking(False)
+            self._inode = new.stat().st_ino
+            new.replace(self._path)
+        except OSError as error:
+            one.close()
+            with suppress(OSError):
+                new.unlink()
+            why = error.strerror or str(error)
+            raise OSError(f"takeover: cannot listen at {self._path}: {why}") from error
+        self._socket = one
+        self._waiting = asyncio.create_task(self._wait(one), name="takeover")
+
+    async def aclose(self) -> None:
+        """Nobody can follow any more."""
+        if self._waiting is not None and self._waiting is not asyncio.current_task():
+            self._waiting.cancel()
+            await asyncio.wait([self._waiting])
+        if self._socket is not None:
+            self._socket.close()
+            with suppress(OSError):
+                if self._path.stat().st_ino == self._inode:  # else it is the follower's
+                    self._path.unlink()
+
+    async def _wait(self, one: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            peer, _ = await loop.sock_accept(one)
+            with peer:
+                peer.setblocking(False)
+                try:
+                    if await self._hand_over(peer):
+                        return
+                except TimeoutError:
+                    log.error("takeover: the follower was silent for too long; this router goes on")
+                except (OSError, EOFError) as error:
+                    log.error("takeover: the follower left (%s); this router goes on", error)
+
+    async def _hand_over(self, peer: socket.socket) -> bool:
+        """Whether it was done."""
+        pid, user, _ = _PEER.unpack(
+            peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        )
+        if user not in (0, os.geteuid()):
+            log.error("takeover: refused process %d, which is user %d", pid, user)
+            return False
+        async with asyncio.timeout(_ASKS_S):
+            await _expect(peer, HELLO)
+        log.info("takeover: process %d wants to follow", pid)
+        left = await self._leave()
+        await _tell(peer, left)
+        async with asyncio.timeout(_SERVES_S):
+            await _expect(peer, SERVING)
+        await self._handed()
+        log.info("takeover: process %d serves; what runs here may end", pid)
+        with suppress(OSError):
+            await asyncio.get_running_loop().sock_sendall(peer, GONE)
+        return True
+
+
+async def _tell(peer: socket.socket, left: Left) -> None:
+    sockets = [*left.client, *left.admin]
+    estate = Estate(len(left.client), len(left.admin), left.added, left.workers, left.found)
+    data = msgspec.json.encode(estate)
+    await asyncio.get_running_loop().sock_sendall(peer, HEAD.pack(len(data)) + data)
+    for first in range(0, len(sockets), SOCKETS_AT_ONCE):
+        numbers = [one.fileno() for one in sockets[first : first + SOCKETS_AT_ONCE]]
+        socket.send_fds(peer, [b"."], numbers)
+
+
+async def _expect(peer: socket.socket, wanted: bytes) -> None:
+    """Raises EOFError for anything else."""
+    loop, came = asyncio.get_running_loop(), b""
+    while len(came) < len(wanted):
+        data = await loop.sock_recv(peer, len(wanted) - len(came))
+        if not data:
+            raise EOFError("it hung up")
+        came += data
+    if came != wanted:
+        raise EOFError(f"it said {came!r}, which is not {wanted!r}")
+
+
+_ANSWERS_S = 60.0  # it saves what it knows first
+_GONE_S = 10.0
+
+
+class Inheritance:
+    """What the router before left, and the line to it. Lifetime: until this router serves."""
+
+    def __init__(
+        self,
+        line: socket.socket,
+        estate: Estate,
+        client: list[socket.socket],
+        admin: list[socket.socket],
+    ) -> None:
+        self.estate = estate
+        self.client = client
+        self.admin = admin
+        self._line = line
+
+    async def serving(self) -> None:
+        """Tell it that we serve; returns once it accepts nothing more, or has ended."""
+        loop = asyncio.get_running_loop()
+        self._line.setblocking(False)
+        try:
+            async with asyncio.timeout(_GONE_S):
+                await loop.sock_sendall(self._line, SERVING)
+                await loop.sock_recv(self._line, len(GONE))
+        except (OSError, TimeoutError):
+            pass  # it ended, or hangs: both listen then, and both serve
+        finally:
+            self._line.close()
+
+
+def take_over(path: Path) -> Inheritance | None:
+    """What the router that waits at `path` leaves; None where there is none.
+
+    Raises OSError that says what is wrong with the one there.
+    """
+    line = socket.socket(socket.AF_UNIX)
+    line.settimeout(_ANSWERS_S)
+    try:
+        line.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        line.close()
+        return None
+    except OSError as error:
+        line.close()
+        raise OSError(f"takeover: cannot ask at {path}: {error.strerror or error}") from error
+    try:
+        line.sendall(HELLO)
+        (size,) = HEAD.unpack(_exactly(line, HEAD.size))
+        if size > MOST_BYTES:
+            raise OSError(f"an estate of {size} bytes")
+        estate = msgspec.json.decode(_exactly(line, size), type=Estate)
+        sockets = _sockets(line, estate.client_sockets + estate.admin_sockets)
+    except (OSError, msgspec.DecodeError) as error:
+        line.close()
+        raise OSError(f"takeover: the router at {path} does not hand over: {error}") from error
+    clients = estate.client_sockets
+    return Inheritance(line, estate, sockets[:clients], sockets[clients:])
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    """Raises OSError. Never reads on into the bytes that sockets come with."""
+    data = b""
+    while len(data) < size:
+        more = line.recv(size - len(data))
+        if not more:
+            raise OSError("it hung up")
+        data += more
+    return data
+
+
+def _sockets(line: socket.socket, count: int) -> list[socket.socket]:
+    """Raises OSError."""
+    if not 0 < count <= MOST_SOCKETS:
+        raise OSError(f"{count} sockets")
+    sockets: list[socket.socket] = []
+    try:
+        while len(sockets) < count:
+            data, numbers, _, _ = socket.recv_fds(line, 1, SOCKETS_AT_ONCE, socket.MSG_CMSG_CLOEXEC)
+            if not data or not numbers:
+                raise OSError("it hung up")
+            sockets += [socket.socket(fileno=number) for number in numbers]
+    except OSError:
+        close_all(sockets)
+        raise
+    for one in sockets:
+        one.setblocking(False)
+    return sockets
+
+
+class Successor:
+    """Lifetime: process."""
+
+    def __init__(self, argv: Sequence[str], takeover: str | None) -> None:
+        """`argv` are the arguments of this router's command; `takeover` is the key's value."""
+        self._argv = list(argv)
+        self._takeover = takeover
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, unless one is starting already. It takes over by itself."""
+        if self._takeover is None:
+            log.error("SIGUSR2: no follower is started: the key `takeover` names no socket")
+            return
+        if self._process is not None and self._process.poll() is None:
+            log.warning("SIGUSR2: process %d is about to follow already", self._process.pid)
+            return
+        command = [sys.executable, "-P", "-m", "router", *self._argv]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        except OSError as error:
+            log.error("SIGUSR2: no follower can be started: %s", error)
+            return
+        log.info("SIGUSR2: process %d is started to follow", self._process.pid)
+        threading.Thread(target=_reap, args=(self._process,), daemon=True).start()
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """A follower outlives us where all goes well."""
+    status = process.wait()
+    log.error("the follower, process %d, ended with status %d", process.pid, status)

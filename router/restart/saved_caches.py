@@ -1,0 +1,399 @@
+"""The workers' caches as the router knows them, saved to a file for the next router.
+
+    "warmroute-kv", version (4 bytes, big-endian), records, the last one without a body
+    record: bytes of the head (4), of the body (8), head, body, XXH3-64 of head and body (8)
+    head: a msgpack map of `Head`; of the last record, of `End`
+    body: `WorkerBlocks.dump`
+
+It is written beside its name and takes its place when it is whole, so that a router that dies
+while it writes leaves the file before.
+
+One worker after another is frozen, which takes the event loop a millisecond for each 100,000
+blocks; a thread makes bytes of it and writes them. A router that ends saves once more. What a file
+holds is believed of a worker of the same address, kind, models and block size, and only when the
+core has seen proof that its publisher is still the same one (`router.core.kv_state`).
+
+Workers that are away, because they have not come yet or are down, keep their place in the file:
+for a day, and while all of them take no more than 1 GiB. One that was removed loses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+from xxhash import xxh3_64
+
+from policies.facts import SavedStream, WorkerChange, WorkerFacts
+from router.core.core import RouterCore
+from router.core.kv_state import FrozenStream
+from router.fleet.member import Member
+
+MAGIC = b"warmroute-kv"
+VERSION = 1
+MAX_FILE_BYTES = 8 << 30  # about 300 million blocks
+MAX_HEAD_BYTES = 1 << 20
+MAX_WORKERS = 4_096
+
+_VERSION = struct.Struct(">I")
+_LENGTHS = struct.Struct(">IQ")
+_SUM = struct.Struct(">Q")
+
+
+class SavedFileError(ValueError):
+    """The file is none that was saved, or is damaged; the text says where."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose stream it is: the same worker where all of this is the same."""
+
+    url: str
+    rank: int | None  # what its engine calls its data-parallel rank
+    kind: str
+    models: tuple[str, ...]
+    block_size: int
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What stands before the blocks of a worker: how far its stream went."""
+
+    owner: Owner
+    next_seq: int
+    digest: int
+    known: bool
+    saved_at: float = 0.0  # seconds since the epoch
+
+
+class End(msgspec.Struct, frozen=True):
+    """How many workers there must be."""
+
+    workers: int
+
+
+class Saved(NamedTuple):
+    """One worker of the file."""
+
+    head: Head
+    blocks: bytes
+
+    @property
+    def stream(self) -> SavedStream:
+        """For the core."""
+        head = self.head
+        return SavedStream(head.next_seq, head.digest, head.known, self.blocks)
+
+
+class SavedFile:
+    """A file that is being written; used by one thread at a time. Lifetime: one saving."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._path = path
+        self._new = path.with_name(path.name + ".new")
+        self._file = os.fdopen(_open_private(self._new), "wb")
+        self._workers = 0
+        self._file.write(MAGIC + _VERSION.pack(VERSION))
+
+    def add(self, saved: Saved) -> None:
+        """Write one worker. Raises OSError."""
+        self._workers += 1
+        self._record(msgspec.msgpack.encode(saved.head), saved.blocks)
+
+    def finish(self) -> int:
+        """Make it take the place of the one before; returns its bytes. Raises OSError."""
+        self._record(msgspec.msgpack.encode(End(self._workers)), b"")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        size_bytes = self._file.tell()
+        self._file.close()
+        os.replace(self._new, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return size_bytes
+
+    def abandon(self) -> None:
+        """Leave the file before as it is."""
+        with suppress(OSError):  # what could not be written cannot be flushed either
+            self._file.close()
+        self._new.unlink(missing_ok=True)
+
+    def _record(self, head: bytes, body: bytes) -> None:
+        digest = xxh3_64(head)
+        digest.update(body)
+        self._file.write(_LENGTHS.pack(len(head), len(body)) + head)
+        self._file.write(body)
+        self._file.write(_SUM.pack(digest.intdigest()))
+
+
+def read_saved(path: Path) -> list[Saved]:
+    """All workers of a file. Raises OSError, and SavedFileError for what is none of ours."""
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        if left > MAX_FILE_BYTES:
+            raise SavedFileError(f"it has {left} bytes; at most {MAX_FILE_BYTES}")
+        if file.read(len(MAGIC)) != MAGIC:
+            raise SavedFileError("it does not begin as one")
+        (version,) = _VERSION.unpack(_exactly(file, _VERSION.size))
+        if version != VERSION:
+            raise SavedFileError(f"it is of version {version}; expected {VERSION}")
+        return _records(file)
+
+
+def _records(file: BinaryIO) -> list[Saved]:
+    found: list[Saved] = []
+    try:
+        while (record := _record(file, len(found))) is not None:
+            found.append(record)
+            if len(found) > MAX_WORKERS:
+                raise SavedFileError(f"it has more than {MAX_WORKERS} workers")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SavedFileError(f"worker {len(found)}: {error}") from error
+    return found
+
+
+def _record(file: BinaryIO, number: int) -> Saved | None:
+    """The next worker; None at the end."""
+    head_bytes, body_bytes = _LENGTHS.unpack(_exactly(file, _LENGTHS.size))
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    if head_bytes > MAX_HEAD_BYTES or head_bytes + body_bytes > left:
+        raise SavedFileError(f"worker {number} has more bytes than the file")
+    head, body = _exactly(file, head_bytes), _exactly(file, body_bytes)
+    digest = xxh3_64(head)
+    digest.update(body)
+    if digest.digest() != _exactly(file, _SUM.size):
+        raise SavedFileError(f"worker {number}: the checksum is another one")
+    if not body:
+        end = msgspec.msgpack.decode(head, type=End)
+        if end.workers != number or file.read(1):
+            raise SavedFileError(f"it ends after {number} workers; expected {end.workers}")
+        return None
+    known = msgspec.msgpack.decode(head, type=Head)
+    if known.next_seq < 1 or not 0 < known.digest < 1 << 64:
+        raise SavedFileError(f"worker {number}: goes on from batch {known.next_seq}")
+    return Saved(known, body)
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise SavedFileError("it is cut off")
+    return data
+
+
+def _open_private(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
+log = logging.getLogger(__name__)
+
+AWAY_S = 86_400.0
+AWAY_BYTES = 1 << 30
+
+_Address = tuple[str, int | None]  # URL and rank
+
+
+class StateKeeper:
+    """What it keeps for a worker stays in the file until there is something newer of that worker.
+    Lifetime: process.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        core: RouterCore,
+        members: Callable[[], Mapping[int, Member]],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`wall` gives seconds since the epoch."""
+        self.saves = 0
+        self.failed_saves = 0
+        self.size_bytes = 0  # of the file
+        self._path = path
+        self._core = core
+        self._members = members
+        self._wall = wall
+        self._fresh_s = time.monotonic()  # when it was saved last, or we began
+        self._owners: dict[int, Owner] = {}  # of the workers that the core has
+        self._away: dict[_Address, Saved] = {}  # of workers that are not here now
+        self._leaving: dict[_Address, tuple[Owner, FrozenStream]] = {}  # ..., since the last saving
+        self._timer: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was saved; before the first time, since we began."""
+        return time.monotonic() - self._fresh_s
+
+    async def load(self) -> None:
+        """Read the file, before any worker joins. One that cannot be used is left aside."""
+        try:
+            found = await asyncio.to_thread(read_saved, self._path)
+        except FileNotFoundError:
+            log.info("kv_state: %s does not exist yet; caches are learned anew", self._path)
+        except (OSError, SavedFileError) as error:
+            log.warning("kv_state: %s is not used, caches are learned anew: %s", self._path, error)
+        else:
+            self._away = {_address(one.head.owner): one for one in found}
+            self._forget_old()
+            log.info("kv_state: %s has the caches of %d workers", self._path, len(self._away))
+
+    def heard(self, fact: WorkerChange) -> WorkerChange:
+        """Before the core is told of a worker: the fact, with what was saved of one that joins."""
+        worker, owner = self._core.workers.get(fact.worker_id), self._owners.get(fact.worker_id)
+        if fact.state == "gone":
+            if owner is not None:
+                self._forget(self._owners.pop(fact.worker_id))
+        elif worker is None or owner is None:
+            return self._joins(fact)
+        elif fact.state == "down":
+            frozen = worker.kv.frozen() if worker.state != "down" else None
+            if frozen is not None:
+                self._leaving[_address(owner)] = (owner, frozen)
+        elif worker.state == "down" and fact.spec is not None:
+            self._note_owner(fact.worker_id, fact.spec)
+        return fact
+
+    def start(self, interval_s: Callable[[], float]) -> None:
+        """Save at every interval from now on."""
+        self._timer = asyncio.create_task(self._run(interval_s), name="kv_state")
+
+    async def close(self) -> None:
+        """Save once more, and end; where nothing was started, there is nothing new to save."""
+        if self._timer is not None:
+            self._timer.cancel()
+            await asyncio.wait([self._timer])
+            await self.save()
+
+    def retire(self) -> None:
+        """Save no more: the file is another router's."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def save(self) -> None:
+        """Write all there is. A failure is logged, and the file before stays.
+
+        One saving at a time; cancelling this stops the waiting only.
+        """
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
+        self._saving = asyncio.create_task(self._save(), name="kv_state writes")
+        await asyncio.shield(self._saving)
+
+    # --- who comes and goes -----------------------------------------------------------------
+
+    def _joins(self, fact: WorkerChange) -> WorkerChange:
+        owner = None if fact.spec is None else self._note_owner(fact.worker_id, fact.spec)
+        saved = None if owner is None else self._away.get(_address(owner))
+        if owner is None or saved is None:
+            return fact
+        if saved.head.owner != owner:
+            log.info("worker %d: not the one whose cache was saved", fact.worker_id)
+            self._forget(owner)
+            return fact
+        log.info(
+            "worker %d: its cache was saved (%d bytes), to be proven by batch %d of its events",
+            fact.worker_id,
+            len(saved.blocks),
+            saved.head.next_seq - 1,
+        )
+        return replace(fact, saved=saved.stream)
+
+    def _note_owner(self, worker_id: int, facts: WorkerFacts) -> Owner | None:
+        """Whose events those of this worker are."""
+        member = self._members().get(worker_id)
+        if member is None or member.recognized is None:
+            return None
+        kind, rank = member.recognized.kind, member.recognized.address
+        owner = Owner(member.spec.url, rank, kind, facts.models, facts.block_size)
+        self._owners[worker_id] = owner
+        return owner
+
+    def _forget(self, owner: Owner) -> None:
+        """What was saved of it is old, or of no use any more."""
+        self._away.pop(_address(owner), None)
+        self._leaving.pop(_address(owner), None)
+
+    def _forget_old(self) -> None:
+        """Keep those that are away only so long, and only so many; the latest first."""
+        now = self._wall()
+        latest = sorted(self._away.items(), key=lambda item: _age_s(item[1], now))
+        self._away.clear()
+        size_bytes = 0
+        for address, saved in latest:
+            size_bytes += len(saved.blocks)
+            if _age_s(saved, now) < AWAY_S and size_bytes <= AWAY_BYTES:
+                self._away[address] = saved
+
+    # --- the file ---------------------------------------------------------------------------
+
+    async def _run(self, interval_s: Callable[[], float]) -> None:
+        while True:
+            await asyncio.sleep(interval_s())
+            await self.save()
+
+    async def _save(self) -> None:
+        file = None
+        try:
+            file = await asyncio.to_thread(SavedFile, self._path)
+            written = 0
+            for worker_id in list(self._owners):
+                if (frozen := self._frozen(worker_id)) is not None:
+                    await asyncio.to_thread(self._write, file, *frozen)
+                    self._forget(frozen[0])
+                    written += 1
+            for address, left in list(self._leaving.items()):
+                saved = await asyncio.to_thread(self._thawed, *left)
+                if self._leaving.get(address) is left:  # it has not come back meanwhile
+                    self._away[address] = saved
+                    del self._leaving[address]
+            self._forget_old()
+            for saved in list(self._away.values())[: MAX_WORKERS - written]:
+                await asyncio.to_thread(file.add, saved)
+            self.size_bytes = await asyncio.to_thread(file.finish)
+        except OSError as error:
+            self.failed_saves += 1
+            log.error("kv_state: cannot write %s: %s", self._path, error.strerror or error)
+            if file is not None:
+                await asyncio.to_thread(file.abandon)
+        else:
+            self.saves += 1
+            self._fresh_s = time.monotonic()
+            log.debug("kv_state: %d bytes written to %s", self.size_bytes, self._path)
+
+    def _frozen(self, worker_id: int) -> tuple[Owner, FrozenStream] | None:
+        """What there is to be saved of a worker that is here."""
+        owner, worker = self._owners.get(worker_id), self._core.workers.get(worker_id)
+        stream = None if worker is None else worker.kv.frozen()
+        return None if owner is None or stream is None else (owner, stream)
+
+    def _write(self, file: SavedFile, owner: Owner, frozen: FrozenStream) -> None:
+        """For a thread, as the one that follows."""
+        file.add(self._thawed(owner, frozen))
+
+    def _thawed(self, owner: Owner, frozen: FrozenStream) -> Saved:
+        """It makes bytes of all blocks."""
+        stream = frozen.saved()
+        head = Head(owner, stream.next_seq, stream.digest, stream.known, self._wall())
+        return Saved(head, stream.blocks)
+
+
+def _address(owner: Owner) -> _Address:
+    return owner.url, owner.rank
+
+
+def _age_s(saved: Saved, now: float) -> float:
+    """A stamp of the future tells of a clock that was set: it is taken for one of now."""
+    return max(now - saved.head.saved_at, 0.0)

@@ -1,0 +1,115 @@
+"""Listening sockets, made here or inherited.
+
+A socket that is closed takes with it the connections that nobody has accepted yet; so where a
+router follows another one, it goes on with the very sockets of that one.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterable
+from contextlib import closing
+
+Place = tuple[int, str, int]  # address family, host, port
+
+BACKLOG = 1_024  # connections that wait to be accepted, of each socket
+
+
+def listening_at(
+    host: str, port: int, inherited: Iterable[socket.socket] = (), *, shared: bool = False
+) -> list[socket.socket]:
+    """The sockets to listen with, at least one for each address of `host`.
+
+    Of `inherited`, which may be of another address, what fits is used and the rest closed. Port 0:
+    the inherited one, else any that is free. `shared`: other programs may listen on the same port.
+    Raises OSError where somebody else has the port, or where `host` is no address of this machine.
+    """
+    left = list(inherited)
+    found: list[socket.socket] = []
+    made: list[socket.socket] = []
+    if port == 0 and left:
+        port = _place(left[0])[2]
+    try:
+        for family, name in _addresses(host):
+            ours = [one for one in left if _place(one) == (family, name, port)]
+            left = [one for one in left if one not in ours]
+            if not ours:
+                ours = [_made((family, name, port), shared)]
+                made += ours
+            port = _place(ours[0])[2]
+            found += ours
+    except OSError:
+        close_all(made)
+        raise
+    close_all(left)
+    return found
+
+
+def close_all(sockets: Iterable[socket.socket]) -> None:
+    """Let go; who else has them goes on with them."""
+    for one in sockets:
+        one.close()
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> OSError:
+    """`error`, of `listening_at`, for people."""
+    return OSError(f"cannot listen on {host}, port {port}: {_why(error)}")
+
+
+def _made(place: Place, shared: bool) -> socket.socket:
+    """A new one that listens. Raises OSError."""
+    if not shared:
+        _check_free(place)
+    one = _bound(place, share=True)
+    try:
+        one.listen(BACKLOG)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _addresses(host: str) -> list[tuple[int, str]]:
+    """(Address family, address) of a name. Raises OSError."""
+    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((int(kind), str(address[0])) for kind, _, _, _, address in found))
+
+
+def _place(one: socket.socket) -> Place:
+    host, port = one.getsockname()[:2]
+    return int(one.family), str(host), int(port)
+
+
+def _check_free(place: Place) -> None:
+    """Raises OSError. With SO_REUSEPORT another router at this port would not show."""
+    if place[2]:
+        with closing(_bound(place, share=False)):
+            pass
+
+
+def _bound(place: Place, share: bool) -> socket.socket:
+    family, host, port = place
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind((host, port))
+        one.setblocking(False)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the host's name cannot be resolved ({error.strerror})"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "the host is no address of this machine"
+    if error.errno == errno.EADDRINUSE:
+        return "address already in use: stop what listens there, or choose another port"
+    return error.strerror or str(error)

@@ -1,0 +1,83 @@
+"""TLS of the ports and towards workers, from files that can change while the router runs."""
+
+from __future__ import annotations
+
+import ssl
+
+from router.config.schema import Tls, WorkerTls
+
+
+class TlsError(ValueError):
+    """A file cannot be used; the text says which, and why."""
+
+
+def server_tls(files: Tls) -> ssl.SSLContext | None:
+    """For a port: TLS 1.2 and up; None where no certificate is given. Raises TlsError."""
+    if files.cert is None:
+        if files.key is not None or files.client_ca is not None:
+            raise TlsError("TLS files are given, but no certificate (`cert`)")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    load_own(context, files.cert, files.key)
+    if files.client_ca is not None:
+        load_authorities(context, files.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def worker_tls(files: WorkerTls, insecure: bool = False) -> ssl.SSLContext:
+    """For connections to workers. `insecure`: whoever answers is believed. Raises TlsError."""
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if files.ca is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        load_authorities(context, files.ca)
+    if files.cert is not None:
+        load_own(context, files.cert, files.key)
+    elif files.key is not None:
+        raise TlsError("workers_tls.key is given, but no workers_tls.cert")
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def renew(context: ssl.SSLContext, files: Tls) -> None:
+    """Read a port's files anew, for connections made from now on. Raises TlsError.
+
+    Nothing has changed then. Authorities are added; one is taken away by a restart only.
+    """
+    server_tls(files)
+    assert files.cert is not None
+    load_own(context, files.cert, files.key)
+    if files.client_ca is not None:
+        load_authorities(context, files.client_ca)
+
+
+def load_own(context: ssl.SSLContext, cert: str, key: str | None) -> None:
+    """The certificate to show, with its key. Raises TlsError."""
+    try:
+        # A key with a password would ask for it on the terminal.
+        context.load_cert_chain(cert, key, password=lambda: "")
+    except ssl.SSLError as error:
+        what = (
+            "the key does not belong to the certificate"
+            if "MISMATCH" in str(error)
+            else ("no PEM file of a certificate and its key (without a password)")
+        )
+        raise TlsError(f"{cert}, {key}: {what}") from error
+    except OSError as error:
+        raise TlsError(f"{cert}, {key}: {error.strerror}") from error
+
+
+def load_authorities(context: ssl.SSLContext, path: str) -> None:
+    """The authorities to believe. Raises TlsError."""
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise TlsError(f"{path}: no PEM file of certificates") from error
+    except OSError as error:
+        raise TlsError(f"{path}: {error.strerror}") from error

@@ -1,0 +1,284 @@
+"""The client's side of the relay, a reply whose bytes go to the client's transport as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+import kvkernels
+from router.server.responses import ClientRequest
+from router.tracing.context import TRACEPARENT, TRACESTATE
+from router.upstream.http1 import end_to_end
+from router.upstream.reply import Framing, Header, ReplyHead, ReplySink, UpstreamRequest
+
+if TYPE_CHECKING:
+    from router.tracing.trace import Traced
+
+
+# What the server in front needs for the relay to be right. Without cancellation a client that
+# leaves during a silent prefill goes unnoticed; with decompression bodies would change.
+SERVER_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {"handler_cancellation": True, "auto_decompress": False}
+)
+KEY_HEADERS = (b"authorization", b"x-api-key")  # of OpenAI's clients, of Anthropic's
+RANK_HEADER = b"x-data-parallel-rank"  # vLLM from 0.14, SGLang
+_OF_TRACES = frozenset({TRACEPARENT, TRACESTATE})
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
+
+
+def upstream_request(
+    request: ClientRequest,
+    body: bytes,
+    internal_headers: tuple[Header, ...] = (),
+    keep_authorization: bool = True,
+    rank: int | None = None,
+    trace: Traced | None = None,
+) -> UpstreamRequest:
+    """The client's request as it came, ready for `Upstream.send`.
+
+    `keep_authorization`: False where the client's key is for this router alone. `rank`: of the
+    worker's engine that shall answer; a client's own wish does not count then. `trace`: whose
+    headers stand in place of the client's own.
+    """
+    target = request.raw_path
+    if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    headers = tuple(request.raw_headers)
+    if not keep_authorization:
+        headers = tuple(h for h in headers if h[0].lower() not in KEY_HEADERS)
+    if trace is not None:
+        if trace.replaces:
+            headers = tuple(h for h in headers if h[0].lower() not in _OF_TRACES)
+        internal_headers += trace.to_worker()
+    if rank is not None:
+        headers = tuple(h for h in headers if h[0].lower() != RANK_HEADER)
+        internal_headers = (*internal_headers, (RANK_HEADER, b"%d" % rank))
+    return UpstreamRequest(request.method, target, headers, body, internal_headers)
+
+
+class Lent(NamedTuple):
+    """A client's socket for a while, and how to answer on it."""
+
+    fd: int  # to be duplicated, and only ever written to
+    extra_lines: bytes  # headers of the router's own, each with its CRLF
+    keep_alive: bool  # the client asks for its connection to go on
+    buffer_bytes: int
+
+
+class Given(Protocol):
+    """What a client was given while its socket was lent."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def reason(self) -> bytes: ...
+    @property
+    def persistent(self) -> bool: ...  # its connection outlives the reply
+    @property
+    def ends_with_connection(self) -> bool: ...  # as the body does
+    @property
+    def written(self) -> int: ...  # bytes, head and what is unsent included
+    @property
+    def unsent(self) -> bytes: ...  # to be written now
+
+
+class ClientReply(web.StreamResponse):
+    """A `ReplySink` that a handler returns once the relay is through. Lifetime: request."""
+
+    movable = False  # bytes that went on as they came belong to one worker
+
+    def __init__(
+        self,
+        request: ClientRequest,
+        buffer_bytes: int = 262_144,
+        extra_headers: tuple[Header, ...] = (),
+    ) -> None:
+        """`buffer_bytes`: unread by the client before the worker is paused. `extra_headers` are
+        added to the worker's own.
+        """
+        super().__init__()
+        self._client = request
+        self._extra_headers = extra_headers
+        self._http_1_0 = request.version < (1, 1)
+        self._persistent = False
+        self._ends_with_connection = False
+        self._begun = b""  # the head, until the bytes that follow it in the same turn
+        self._written_bytes = 0
+        self._buffer_bytes = buffer_bytes
+
+    @property
+    def dechunk(self) -> bool:
+        """HTTP/1.0 knows no chunks."""
+        return self._http_1_0
+
+    @property
+    def client_transport(self) -> asyncio.Transport | None:
+        """Where the bytes go; None once the client is gone."""
+        return self._client.transport
+
+    @property
+    def congested(self) -> bool:
+        """More than `buffer_bytes` wait for the client."""
+        return self._client.protocol.writing_paused
+
+    def head(self, head: ReplyHead) -> None:
+        """Begin the reply with the worker's status and headers, hop-by-hop ones rewritten."""
+        self._bound()
+        self.set_status(head.status, head.reason.decode("latin-1"))
+        chunked = head.framing is Framing.CHUNKED
+        self._ends_with_connection = head.framing is Framing.CLOSE or (chunked and self.dechunk)
+        self._persistent = self._client.keep_alive and not self._ends_with_connection
+        lines = [b"HTTP/1.1 %d %s" % (head.status, head.reason)]
+        for name, value in end_to_end(head.headers):
+            if head.status != 204 or name.lower() != b"content-length":
+                lines.append(name + b": " + value)
+        lines += [name + b": " + value for name, value in self._extra_headers]
+        if chunked and not self.dechunk:
+            lines.append(b"Transfer-Encoding: chunked")
+        if not self._persistent:
+            lines.append(b"Connection: close")
+        elif self._http_1_0:
+            lines.append(b"Connection: keep-alive")
+        self._begun = b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def data(self, data: bytes) -> None:
+        """Body bytes as they came from the worker."""
+        self._write(data)
+
+    async def drain(self) -> None:
+        """Wait until the client has read. Raises ConnectionError when it is gone."""
+        await self._client.writer.drain()
+
+    def finish(self) -> None:
+        """The reply is complete; aiohttp goes on with the connection or closes it."""
+        if self._begun:
+            self._write(b"")
+
+    def abort(self) -> None:
+        """End the connection so that the client cannot take the reply for complete."""
+        self._persistent = False
+        transport = self._client.transport
+        if transport is None:
+            return
+        sock = transport.get_extra_info("socket")
+        if self._ends_with_connection and sock is not None:
+            # Its end is the body's end: only a reset says that this one came too early.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        transport.abort()
+
+    # The client's socket, written to by somebody else for a while.
+
+    @property
+    def begun(self) -> bool:
+        """The client has a part of the reply."""
+        return self._written_bytes > 0
+
+    def lend(self) -> Lent | str:
+        """The socket, which nobody here writes to until `take_back` or `given`; where that cannot
+        be a word says why (`relay/lending.py`).
+        """
+        transport = self._client.transport
+        if self._http_1_0:
+            return "http_1_0"
+        if transport is None or transport.is_closing():
+            return "client_gone"
+        if transport.get_extra_info("sslcontext") is not None:
+            return "client_tls"
+        if (sock := transport.get_extra_info("socket")) is None:
+            return "client_gone"
+        if transport.get_write_buffer_size():
+            return "unsent"
+        lines = b""
+        for name, value in self._extra_headers:
+            lines += name + b": " + value + b"\r\n"
+        return Lent(sock.fileno(), lines, self._client.keep_alive, self._buffer_bytes)
+
+    def take_back(self, given: Given, goes_on: bool = False) -> None:
+        """The reply, or its beginning, was written by whom the socket was lent to.
+
+        `goes_on`: more of it may be written here.
+        """
+        self.set_status(given.status, given.reason.decode("latin-1"))
+        self._persistent = given.persistent
+        unsent = given.unsent
+        self.given(given.written - len(unsent), given.ends_with_connection)
+        if unsent or goes_on:
+            self._bound()
+        if unsent:
+            self._write(unsent)
+
+    def given(self, written_bytes: int, ends_with_connection: bool) -> None:
+        """So much of a reply was written, head included, and no more will be."""
+        self._ends_with_connection = ends_with_connection
+        self._written_bytes += written_bytes
+        self._client.writer.output_size = self._written_bytes
+
+    def _bound(self) -> None:
+        """Let no more than `buffer_bytes` wait for the client before `congested`."""
+        if (transport := self._client.transport) is not None:
+            transport.set_write_buffer_limits(high=self._buffer_bytes)
+
+    def _write(self, data: bytes) -> None:
+        if self._begun:
+            data = self._begun + data
+            self._begun = b""
+        self._written_bytes += len(data)
+        # aiohttp looks here before it would answer 500 into a reply that has begun.
+        self._client.writer.output_size = self._written_bytes
+        transport = self._client.transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+
+    # What aiohttp calls.
+
+    @property
+    def keep_alive(self) -> bool | None:
+        """Whether the client's connection outlives this reply."""
+        return self._persistent
+
+    @property
+    def body_length(self) -> int:
+        """Bytes written, for an access log."""
+        return self._written_bytes
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Nothing to prepare: the head was the worker's."""
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing to end: the framing was the worker's."""
+
+
+class LendingSink(ABC):
+    """A `ReplySink` of a stream that may go on at another worker, from where the thread left it."""
+
+    @abstractmethod
+    def lend(self) -> tuple[ClientReply, kvkernels.RelayJournalTerms] | str:
+        """The client's reply and how to read events; a word where Python has to.
+
+        `taken_back` follows where the thread took them, unless the request is given up.
+        """
+
+    @abstractmethod
+    def taken_back(self, end: kvkernels.RelayEnd) -> None:
+        """The client's reply stands as `end` says, and is written to here from now on."""
+
+
+def lent_by(
+    sink: ReplySink,
+) -> tuple[ClientReply | str, LendingSink | None, kvkernels.RelayJournalTerms | None]:
+    """The reply that the thread may write to, or why there is none; of a stream the others."""
+    if isinstance(sink, ClientReply):
+        return sink, None, None
+    if not isinstance(sink, LendingSink):
+        return "judged", None, None
+    lent = sink.lend()
+    return (lent, None, None) if isinstance(lent, str) else (lent[0], sink, lent[1])

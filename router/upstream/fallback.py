@@ -1,0 +1,684 @@
+"""The relay's fallback in Python, for what the native relay does not carry."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from router.request.errors import ClientError, WorkerError
+from router.upstream.http1 import Body, follow, parse_head, request_head
+from router.upstream.meter import Meter
+from router.upstream.reply import (
+    RETRYABLE_STATUSES,
+    Framing,
+    HeldReply,
+    Outcome,
+    RelayLimits,
+    ReplyHead,
+    ReplySink,
+    Terms,
+    Timeouts,
+    UpstreamRequest,
+)
+
+
+class Deadline:
+    """Calls back once its moment has passed. Lifetime: request.
+
+    `push` only notes the new moment: the timer, when it fires, looks again and sleeps on. So a
+    thousand events cost a thousand assignments and not a thousand timers. Only the timer holds
+    the callback, so that a deadline at rest ties no knot for the garbage collector.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._at_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float, on_passed: Callable[[], None]) -> None:
+        """Set the moment `seconds` from now, sooner or later than before."""
+        self.stop()
+        self._at_s = self._clock() + seconds
+        self._arm(seconds, on_passed)
+
+    def push(self, at_s: float) -> None:
+        """Move the moment to `at_s` on the clock, which must not be sooner than before."""
+        self._at_s = at_s
+
+    def stop(self) -> None:
+        """Call nothing until `start`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, seconds: float, on_passed: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, on_passed)
+
+    def _look(self, on_passed: Callable[[], None]) -> None:
+        left_s = self._at_s - self._clock()
+        if left_s > 0:
+            self._arm(left_s, on_passed)
+        else:
+            self._timer = None
+            on_passed()
+
+
+class Receiver(Protocol):
+    """What a connection tells the exchange that uses it."""
+
+    @property
+    def silent(self) -> bool:
+        """The client has seen nothing of the reply that only this worker could go on with."""
+        ...
+
+    def feed(self, data: bytes) -> None:
+        """Bytes came from the worker."""
+        ...
+
+    def lost(self, exc: Exception | None) -> None:
+        """The connection ended; `exc` is None for an orderly end."""
+        ...
+
+    def writable(self) -> None:
+        """The worker has taken enough of the request for more to be written."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """Lifetime: one TCP (or TLS) connection, over many exchanges, one at a time."""
+
+    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+        self.transport: asyncio.Transport
+        self.idle_since_s = 0.0
+        self.lost = False
+        self.used = False  # it has carried a whole exchange before the present one
+        self._write_paused = False
+        self._receiver: Receiver | None = None
+        self._on_lost = on_lost
+
+    @property
+    def closing(self) -> bool:
+        """Nothing can be sent any more."""
+        return self.transport.is_closing()
+
+    @property
+    def can_write(self) -> bool:
+        """The worker takes more now."""
+        return not self._write_paused and not self.transport.is_closing()
+
+    def begin(self, receiver: Receiver) -> None:
+        """Tell `receiver` what happens from now on, and at once if the end came before it."""
+        if self.lost:
+            receiver.lost(None)
+        else:
+            self._receiver = receiver
+
+    def end(self) -> None:
+        """The exchange is over; the connection is idle."""
+        self._receiver = None
+        self.used = True
+
+    def abort(self) -> None:
+        """Close at once, whatever is unsent or unread."""
+        self._receiver = None
+        self.transport.abort()
+
+    def abandon_silent(self) -> None:
+        """Close unless the client has seen a part of the reply; the exchange takes it as lost."""
+        if self._receiver is None or self._receiver.silent:
+            self.transport.abort()
+
+    def pause(self) -> None:
+        """Read no more from the worker until `resume`."""
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read from the worker again."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        # A worker's machine that vanishes during a long silent prefill is noticed this way.
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiver is None:
+            # Nobody asked: what follows could be taken for the answer to the next request.
+            self.transport.abort()
+        else:
+            self._receiver.feed(data)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._receiver is not None:
+            self._receiver.writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._on_lost(self)
+        if self._receiver is not None:
+            self._receiver.lost(exc)
+            self._receiver = None
+
+
+class Sending:
+    """Lifetime: request."""
+
+    def __init__(self, connection: Connection, step_bytes: int) -> None:
+        """`step_bytes`: of the body, written before waiting for the worker."""
+        self._connection = connection
+        self._step_bytes = step_bytes
+        self._unsent: list[memoryview] = []  # what goes next stands last
+
+    @property
+    def done(self) -> bool:
+        """All was written."""
+        return not self._unsent
+
+    @property
+    def can_go_on(self) -> bool:
+        """Something is left, and the worker takes more now."""
+        return bool(self._unsent) and self._connection.can_write
+
+    def begin(self, head: bytes, body: bytes) -> None:
+        """Write the head and as much of the body as needs no waiting; note the rest."""
+        if self._connection.closing:
+            return  # its end has been told or will be
+        step = self._step_bytes
+        if len(body) <= step:
+            self._connection.transport.writelines((head, body) if body else (head,))
+            return
+        view = memoryview(body)
+        self._unsent = [view[at : at + step] for at in range(0, len(body), step)]
+        self._unsent.reverse()
+        self._connection.transport.write(head)
+
+    def go_on(self) -> None:
+        """Write the next part."""
+        self._connection.transport.write(self._unsent.pop())
+
+
+_VERSION = b"HTTP/1."
+
+
+class Exchange:
+    """Follows one reply from its head to its end. Lifetime: request.
+
+    The reply's head goes to the sink together with the first byte of its body: until then the
+    client has seen nothing and another worker can take over, also from one that dies in prefill.
+    """
+
+    def __init__(self, connection: Connection, method: str, sink: ReplySink, terms: Terms) -> None:
+        self.ended = False
+        self.reusable = False  # the connection may carry another exchange
+        self.received_bytes = 0
+        self._connection = connection
+        self._method = method
+        self._sink = sink
+        self._dechunk = sink.dechunk
+        self._terms = terms
+        self._waker: asyncio.Future[None] | None = None
+        self._bug: Exception | None = None
+        self._paused = False
+        self._sending = Sending(connection, terms.limits.write_bytes)
+        self._buffer = b""  # of the head, until it is complete
+        self._heads_bytes = 0
+        self._head: ReplyHead | None = None
+        self._body: Body
+        self._meter: Meter
+        self._held: list[bytes] | None = None
+        self._held_bytes = 0
+        self._held_reply: HeldReply | None = None
+        self._error: WorkerError | ClientError | None = None
+        self._bytes_to_client = 0
+        self._first_byte_s: float | None = None
+        self._first_token_s: float | None = None
+        self._last_byte_s: float | None = None
+        self._told_s = float("-inf")
+        self._told_events = 0
+        self._started_s = terms.clock()
+        self._deadline = Deadline(terms.clock)
+
+    async def run(self, head: bytes, body: bytes) -> Outcome:
+        """Send the request and relay the reply; cancel to give up.
+
+        Raises nothing of the worker's or the client's: their faults are in the outcome.
+        """
+        try:
+            self._connection.begin(self)
+            if not self.ended:
+                self._sending.begin(head, body)
+                self._expect_more()
+            while not self.ended:
+                if self._paused:
+                    await self._drain_client()
+                elif self._sending.can_go_on:
+                    self._sending.go_on()
+                    if self._head is None:
+                        self._expect_more()
+                else:
+                    self._waker = asyncio.get_running_loop().create_future()
+                    await self._waker
+        finally:
+            self._deadline.stop()
+        broken = self._error is not None or self._bug is not None
+        if broken and self._bytes_to_client:
+            # Last of all: the client's end cancels the very task that runs this.
+            self._sink.abort()
+        if self._bug is not None:
+            raise self._bug
+        return self._outcome()
+
+    def _expect_more(self) -> None:
+        """Bound the next step of a worker that has not begun its reply."""
+        timeouts = self._terms.timeouts
+        late_s = timeouts.first_byte_s if self._sending.done else timeouts.send_s
+        self._deadline.start(late_s, self._on_late)
+
+    async def _drain_client(self) -> None:
+        """Wait until the client has read what it was sent, then read from the worker again."""
+        try:
+            async with asyncio.timeout(self._terms.timeouts.client_s):
+                await self._sink.drain()
+        except TimeoutError:
+            self._end(ClientError(408, "the client stopped reading its reply", code="slow_client"))
+        except ConnectionError:
+            self._end(ClientError(499, "the client closed its connection", code="client_closed"))
+        if not self.ended:
+            self._paused = False
+            self._deadline.start(self._terms.timeouts.between_s, self._on_late)
+            self._connection.resume()
+
+    # What the connection calls.
+
+    @property
+    def silent(self) -> bool:
+        """The client has seen nothing of the reply, or nothing that needs this worker."""
+        return self._first_byte_s is None or self._sink.movable
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of the reply came."""
+        if self.ended:
+            self.reusable = False  # bytes after the end: nobody knows what they answer
+            return
+        self.received_bytes += len(data)
+        try:
+            if self._head is None:
+                data = self._read_heads(data)
+                if self._head is None or (not data and not self._body.done):
+                    return
+            self._read_body(data)
+        except WorkerError as error:
+            self._end(error)
+
+    def lost(self, exc: Exception | None) -> None:
+        """The connection ended."""
+        if self.ended:
+            self.reusable = False
+        elif exc is not None and not isinstance(exc, OSError):
+            # An exception in our own callbacks ends the connection too; it is not the worker's.
+            self._bug = exc
+            self.ended = True
+            self._wake()
+        elif exc is None and self._head is not None and self._head.framing is Framing.CLOSE:
+            self._end(None)
+        else:
+            where = "in the middle of" if self._head is not None else "before"
+            self._end(WorkerError("early_close", f"the worker hung up {where} its reply"))
+
+    def writable(self) -> None:
+        """More of the request can be written."""
+        self._wake()
+
+    # The reply.
+
+    def _read_heads(self, data: bytes) -> bytes:
+        """Take the reply's head, and any 1xx before it; returns what follows it."""
+        limit = self._terms.limits.header_bytes
+        searched = max(0, len(self._buffer) - 3)
+        data = self._buffer + data
+        while self._head is None:
+            stop = data.find(b"\r\n\r\n", searched)
+            if self._heads_bytes + (stop if stop >= 0 else len(data)) > limit:
+                raise WorkerError("garbage", f"the worker's reply has a head above {limit} bytes")
+            if data[: len(_VERSION)] != _VERSION[: len(data)]:
+                raise WorkerError("garbage", "the worker's reply does not begin as HTTP/1.x does")
+            if stop < 0:
+                self._buffer = data
+                return b""
+            head = parse_head(data[: stop + 2], self._method)
+            self._heads_bytes += stop + 4
+            data = data[stop + 4 :]
+            searched = 0
+            if head.status >= 200:
+                self._begin_body(head)
+        self._buffer = b""
+        return data
+
+    def _begin_body(self, head: ReplyHead) -> None:
+        limits = self._terms.limits
+        self._head = head
+        self._body = follow(head, limits)
+        self._meter = Meter(head.event_stream, limits.tail_bytes, self._terms.mark)
+        if head.status in RETRYABLE_STATUSES:
+            self._held = []
+            self._deadline.start(limits.held_s, self._on_late)
+
+    def _read_body(self, data: bytes) -> None:
+        payload = self._body.feed(data)
+        surplus = self._body.taken < len(data)
+        if surplus:
+            data = data[: self._body.taken]
+        if self._held is not None:
+            self._hold(payload)
+        elif data:
+            self._relay(data, payload)
+        if self._body.done and not self.ended:
+            self._end(None)
+            if surplus:
+                self.reusable = False
+
+    def _relay(self, data: bytes, payload: bytes) -> None:
+        """Pass body bytes on, and tell who wants to know."""
+        now_s = self._terms.clock()
+        self._last_byte_s = now_s
+        self._meter.feed(payload)
+        if self._first_byte_s is None:
+            self._begin_reply(now_s)
+        else:
+            self._deadline.push(now_s + self._terms.timeouts.between_s)
+        self._bytes_to_client += len(data)
+        self._sink.data(payload if self._dechunk else data)
+        if self._first_token_s is None and self._meter.begun:
+            self._first_token_s = now_s
+            tell = self._terms.on_first_byte
+            if tell is not None and self._head is not None and self._head.answers:
+                tell(now_s)
+        self._tell_progress(now_s)
+        if self._sink.congested and not self._body.done and not self._paused:
+            # The client has a limit of its own; the worker is not to blame for this wait.
+            self._paused = True
+            self._deadline.stop()
+            self._connection.pause()
+            self._wake()
+
+    def _begin_reply(self, now_s: float) -> None:
+        assert self._head is not None
+        self._first_byte_s = now_s
+        if not self._body.done:
+            self._deadline.start(self._terms.timeouts.between_s, self._on_late)
+        self._sink.head(self._head)
+
+    def _tell_progress(self, now_s: float) -> None:
+        events = self._meter.events
+        if self._terms.on_progress is None or events == self._told_events:
+            return
+        if now_s - self._told_s >= self._terms.limits.progress_s:
+            self._told_s = now_s
+            self._told_events = events
+            self._terms.on_progress(now_s, events)
+
+    def _hold(self, payload: bytes) -> None:
+        """Keep a 5xx reply's body from the client while another worker may do better."""
+        assert self._held is not None
+        self._held.append(payload)
+        self._held_bytes += len(payload)
+        if self._held_bytes > self._terms.limits.held_bytes:
+            raise WorkerError("status_5xx", "the worker's error reply is too long to keep")
+
+    # The end.
+
+    def _on_late(self) -> None:
+        if self._head is None and not self._sending.done:
+            self._end(WorkerError("timeout_send", "the worker stopped taking the request"))
+        elif self._first_byte_s is None:
+            self._end(WorkerError("timeout_first_byte", "the worker took too long to begin"))
+        else:
+            self._end(WorkerError("timeout_between", "the worker stopped in its reply"))
+
+    def _end(self, error: WorkerError | ClientError | None) -> None:
+        """Settle the exchange, once."""
+        self.ended = True
+        self._wake()
+        head = self._head
+        if head is not None and self._held is not None:
+            if error is None:
+                self._held_reply = HeldReply(head, b"".join(self._held))
+            self.reusable = error is None and head.reusable
+            error = WorkerError(head.kind, f"the worker answered with status {head.status}")
+        elif error is None:
+            assert head is not None
+            if not self._bytes_to_client:
+                self._sink.head(head)
+            self._sink.finish()
+            self.reusable = head.reusable
+        self._error = error
+        if not self._sending.done:
+            self.reusable = False
+
+    def _wake(self) -> None:
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    def _outcome(self) -> Outcome:
+        head = self._head
+        relayed = head is not None and self._held is None
+        return Outcome(
+            started_s=self._started_s,
+            status=head.status if head is not None else None,
+            error=self._error,
+            bytes_to_client=self._bytes_to_client,
+            first_byte_s=self._first_byte_s,
+            last_byte_s=self._last_byte_s,
+            events=self._meter.events if relayed else 0,
+            usage=self._meter.usage() if relayed else None,
+            held=self._held_reply,
+            first_token_s=self._first_token_s if self._terms.mark else None,
+        )
+
+
+class Upstream:
+    """The connections to one worker. Lifetime: worker."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        clock: Callable[[], float],
+        *,
+        base_path: str = "",
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+        limits: RelayLimits | None = None,
+    ) -> None:
+        """`clock` gives monotonic seconds; `base_path` ("" or "/x", no slash at its end) is put
+        before each request's target; `tls` switches TLS on, with `server_name` as the name
+        that the worker's certificate must have instead of `host`. Raises ValueError.
+        """
+        if not 0 < port < 65_536:
+            raise ValueError(f"port must be 1..65535, got {port}")
+        if base_path and (not base_path.startswith("/") or base_path.endswith("/")):
+            raise ValueError(f'base_path must be "" or "/x" without a last slash: {base_path!r}')
+        self.host = host
+        self.port = port
+        self._clock = clock
+        self._base_path = base_path
+        self._tls = tls
+        self._server_name = server_name if tls is not None else None
+        self._limits = limits or RelayLimits()
+        name = b"[%s]" % host.encode() if ":" in host else host.encode("idna")
+        default_port = 443 if tls is not None else 80
+        self._host_header = name if port == default_port else b"%s:%d" % (name, port)
+        self._why_python = "off" if tls is None else "worker_tls"
+        self._idle: deque[Connection] = deque()  # the one used last stands last
+        self._open: set[Connection] = set()
+        self._connecting = 0
+        self._closed = False
+        self._all_lost = asyncio.Event()
+        self._all_lost.set()
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that exist or are being made, idle ones included."""
+        return len(self._open) + self._connecting
+
+    @property
+    def idle_connections(self) -> int:
+        """Connections that wait for a request."""
+        return len(self._idle)
+
+    async def send(
+        self,
+        request: UpstreamRequest,
+        sink: ReplySink,
+        timeouts: Timeouts,
+        on_first_byte: Callable[[float], None] | None = None,
+        on_progress: Callable[[float, int], None] | None = None,
+    ) -> Outcome:
+        """Send `request` to the worker and its reply to `sink`; says what became of it.
+
+        Replies of status 500, 502, 503 and 504 do not reach the sink: `Outcome.held` keeps them.
+        All others do, whole and unchanged but for hop-by-hop headers. `on_first_byte(now_s)` is
+        called once, of 2xx replies (of an event stream at its first `mark`, where the request has
+        one); `on_progress(now_s, events)` at most every `progress_s` of an
+        event stream. Cancelling closes the worker's connection at once, which stops its work.
+        Raises ClientError(400) for a request that cannot be written as HTTP.
+        """
+        head = request_head(request, self._host_header, self._base_path)
+        told = (on_first_byte, on_progress, request.mark)
+        terms = Terms(self._limits, timeouts, self._clock, *told)
+        started_s = self._clock()
+        outcome = None
+        connection = self._take_idle()
+        if connection is not None:
+            outcome = await self._exchange(connection, request, head, sink, terms)
+        if outcome is None:
+            try:
+                connection = await self._connect(timeouts.connect_s)
+            except WorkerError as error:
+                return Outcome(started_s=started_s, error=error)
+            outcome = await self._exchange(connection, request, head, sink, terms)
+            assert outcome is not None  # only a connection that was used before can be stale
+        outcome.why_python = self._why_python
+        return outcome
+
+    def abandon_silent(self) -> None:
+        """Give up every exchange whose client has seen nothing yet, for another worker to answer.
+
+        For a worker that does not answer its probes: its machine may be gone without a word.
+        """
+        for connection in tuple(self._open):
+            connection.abandon_silent()
+
+    async def aclose(self) -> None:
+        """Close every connection, also those in use, and take no more requests."""
+        self._closed = True
+        self._idle.clear()
+        for connection in tuple(self._open):
+            connection.transport.abort()
+        await self._all_lost.wait()
+
+    async def _exchange(
+        self,
+        connection: Connection,
+        request: UpstreamRequest,
+        head: bytes,
+        sink: ReplySink,
+        terms: Terms,
+    ) -> Outcome | None:
+        """Run one exchange; None if the connection had been closed while it lay idle.
+
+        Workers close idle connections without a word, so an end before any byte of a reply on a
+        connection that was used before says nothing about the request or the worker's health.
+        """
+        exchange = Exchange(connection, request.method, sink, terms)
+        try:
+            outcome = await exchange.run(head, request.body)
+        finally:
+            if exchange.reusable and not connection.closing:
+                self._keep(connection)
+            else:
+                connection.abort()
+        error = outcome.error
+        early = isinstance(error, WorkerError) and error.kind == "early_close"
+        stale = early and connection.used and not exchange.received_bytes
+        return None if stale else outcome
+
+    def _take_idle(self) -> Connection | None:
+        """The idle connection used last, which is the one least likely to be closed by now."""
+        oldest_s = self._clock() - self._limits.idle_s
+        while self._idle and self._idle[0].idle_since_s < oldest_s:
+            self._idle.popleft().abort()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closing:
+                return connection
+        return None
+
+    def _keep(self, connection: Connection) -> None:
+        connection.end()
+        connection.idle_since_s = self._clock()
+        self._idle.append(connection)
+
+    async def _connect(self, connect_s: float) -> Connection:
+        """A fresh connection. Raises WorkerError: "busy", "connect" or "timeout_connect"."""
+        if self._closed:
+            raise WorkerError("connect", "the worker was removed")
+        if self.open_connections >= self._limits.max_connections and not self._close_an_idle():
+            bound = self._limits.max_connections
+            raise WorkerError("busy", f"all {bound} connections to the worker are in use")
+        connection = Connection(self._on_lost)
+        self._connecting += 1
+        try:
+            async with asyncio.timeout(connect_s):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection,
+                    self.host,
+                    self.port,
+                    ssl=self._tls,
+                    server_hostname=self._server_name,
+                )
+        except TimeoutError as error:
+            raise WorkerError("timeout_connect", f"no connection within {connect_s:g} s") from error
+        except (OSError, UnicodeError) as error:
+            raise WorkerError("connect", f"no connection: {error}") from error
+        finally:
+            self._connecting -= 1
+        # Counted from here on, and not when asyncio makes it: uvloop does not report the end of
+        # a connection whose making was cancelled.
+        if not connection.lost:
+            self._open.add(connection)
+            self._all_lost.clear()
+        if self._closed:
+            connection.abort()
+            raise WorkerError("connect", "the worker was removed")
+        return connection
+
+    def _close_an_idle(self) -> bool:
+        """Make room for a connection; False if none is idle."""
+        if not self._idle:
+            return False
+        connection = self._idle.popleft()
+        connection.abort()
+        self._open.discard(connection)
+        return True
+
+    def _on_lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if not self._open:
+            self._all_lost.set()

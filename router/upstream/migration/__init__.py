@@ -1,0 +1,13 @@
+"""A streamed answer goes on at another worker when the one that gave it is lost.
+
+Owns: which requests allow it, what is kept of a stream (token ids), the request for the rest
+of an answer, and the seam: the client reads one stream, in the shape of the first worker's.
+Gives: `Migrations.stream(...) -> Stream | None`, a `ReplySink` between the relay and the client.
+Never imports: router.core, prometheus_client.
+Start reading at: `stream.py`, then `journal.py` (what is kept; `generate.py` for SGLang's own API),
+`plan.py` (what is asked for).
+
+Exactness rests on token ids: text would be tokenized otherwise at the seam. Engines give them
+where `return_token_ids` asks (vLLM from 0.10.2; SGLang's completions from July 2026), or always
+(SGLang's `/generate`).
+"""

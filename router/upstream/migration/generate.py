@@ -1,0 +1,236 @@
+"""Streams of SGLang's own API, `/generate`: what is kept of them, and how they are written.
+
+Each event says all of the answer so far, text and ids (SGLang 0.5,
+`managers/tokenizer_manager.py`), or what is new where the engine runs with
+`--incremental-streaming-output`; between the two, some versions with `--stream-output` say all of
+the text and the new ids. Which it is shows with the second event, or the fifth where ids are new
+ones. A worker that goes on must write as the first one did: engines of a pool are to have the same
+options. The prompt's ids are not in the stream: they are those of the request, or those that this
+router made of its text, where the worker counts as many.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Annotated, Any
+
+import msgspec
+
+from router.request.errors import WorkerError
+from router.upstream.migration.journal import (
+    GIVEN_UP,
+    SAYS_NOTHING,
+    WITHHELD_TOKENS,
+    AnyRoom,
+    Journal,
+    read_chunk,
+)
+from router.upstream.migration.plan import Plan
+
+_GROWTHS = 4  # texts that each go on from a shorter one: by then they are whole, and no pieces
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class _Finish(msgspec.Struct):
+    """Why an answer ended."""
+
+    type: str = ""
+    status_code: int | None = None  # of an answer that was given up
+
+    @property
+    def gives_up(self) -> bool:
+        """The engine could not finish it, by no fault of the request's."""
+        return self.type in GIVEN_UP and (self.status_code is None or self.status_code >= 500)
+
+
+class _Meta(msgspec.Struct):
+    """Of an event's `meta_info` what is read."""
+
+    id: msgspec.Raw = msgspec.Raw(b"null")
+    finish_reason: _Finish | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    cached_tokens: _Count | None = None
+
+
+class _Event(msgspec.Struct):
+    """One event's data."""
+
+    meta_info: _Meta
+    text: str | None = None
+    output_ids: list[_Count] | None = None
+    index: int = 0
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+class _Told:
+    """What one worker has said. Lifetime: its part of the stream."""
+
+    def __init__(self, first: _Told | None = None) -> None:
+        """`first`: of the first worker, whose way of writing this one must have, too."""
+        self.ids = array("i")
+        self.text = ""
+        # Whether each event has all of it; None: not known yet.
+        self.whole_ids: bool | None = None if first is None else first.whole_ids
+        self.whole_text: bool | None = None if first is None else first.whole_text
+        self._latest = ""  # event's text
+        self._growths = 0
+
+    def take(self, event: _Event) -> tuple[list[int], str] | None:
+        """The ids and the text that are new; None where it is not written as it was before."""
+        ids, count = event.output_ids or [], event.meta_info.completion_tokens
+        have = len(self.ids)
+        whole = count == len(ids)
+        if not whole and count != have + len(ids):
+            return None
+        if have:
+            if self.whole_ids is None:
+                self.whole_ids = whole
+                self.whole_text = whole or None
+            if whole != self.whole_ids or (whole and array("i", ids[:have]) != self.ids):
+                return None
+        new = ids[have:] if whole else ids
+        grown = self._grown(event.text or "")
+        if grown is None:
+            return None
+        self.ids.extend(new)
+        return new, grown
+
+    def _grown(self, text: str) -> str | None:
+        if self.whole_text is None:
+            return self._guessed(text)
+        if not self.whole_text:
+            self.text += text
+            return text
+        before = self.text
+        if not text.startswith(before):
+            return None
+        self.text = text
+        return text[len(before) :]
+
+    def _guessed(self, text: str) -> str:
+        """The same while it is not known what texts are: all of them so far may be either."""
+        latest, self._latest = self._latest, text
+        if not text.startswith(latest):
+            self.whole_text = False
+        elif len(text) > len(latest):
+            self._growths += 1
+            if self._growths >= _GROWTHS:
+                self.whole_text, self.text = True, text
+                return text[len(latest) :]
+        if self.whole_ids is None:  # the first event
+            self.text = text
+        else:
+            self.text += text
+        return text
+
+
+class GenerateJournal(Journal):
+    """As `Journal`. Lifetime: request."""
+
+    def __init__(self, plan: Plan, room: AnyRoom) -> None:
+        super().__init__(plan, room)
+        self._told = _Told()  # by the present worker
+        self._first: _Told | None = None  # by the first one, once it is lost
+        self._before = array("i")  # said by workers that are lost
+        self._before_text = ""
+        self._id = msgspec.Raw(b"null")
+
+    def seam(self) -> None:
+        told, begun = self._told, bool(self.said)
+        super().seam()
+        if begun and self._first is None:
+            self._first = told
+            if told.whole_text is None:
+                self._spoil("mode")
+        self._before, self._before_text = self.said[:], self._before_text + told.text
+        self._told = _Told(self._first)
+
+    def _take(self, event: bytes) -> bytes:
+        if event[:1] in SAYS_NOTHING:
+            return event
+        data = event[5:].strip() if event[:5] == b"data:" else b""
+        if data == b"[DONE]":
+            self.complete = True
+            return self._with_held(event)
+        chunk = read_chunk(data)
+        if chunk is not None and bytes(chunk.error) != b"null":
+            return self._with_held(event) if self._is_answer(chunk) else b""
+        try:
+            read = _EVENT.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._spoil("unreadable")
+            return self._with_held(event)
+        return self._take_event(event, data, read)
+
+    def _take_event(self, event: bytes, data: bytes, read: _Event) -> bytes:
+        finish = read.meta_info.finish_reason
+        if finish is not None and finish.gives_up and not self.unfit:
+            self.failure = WorkerError("early_close", "the worker gave the answer up")
+            return b""
+        if read.index:
+            self._spoil("several_choices")
+        ends, new, grown = finish is not None, list[int](), ""
+        if not self.unfit or self._first is not None:
+            new, grown = self._follow(read, ends)
+            if self.failure is not None:
+                return b""
+        self.finished |= ends
+        if self._first is not None:
+            event = self._rewritten(self._first, data, read, new, grown)
+        else:
+            self._id = read.meta_info.id
+        if grown or ends or read.text is None or not self._withheld:
+            return self._with_held(event)
+        self._held.append(event)
+        return b""
+
+    def _follow(self, read: _Event, ends: bool) -> tuple[list[int], str]:
+        """Remember what an event says; the ids and the text that are new in it."""
+        if not self.prompt and not self.unfit and self._plan.prompt is not None:
+            self.prompt.extend(self._plan.prompt)
+            self.prompt_tokens = len(self.prompt)
+            if read.meta_info.prompt_tokens != self.prompt_tokens:
+                self._spoil("prompt_count")
+        found = self._told.take(read)
+        if found is None:
+            if self._first is None:
+                self._spoil("unclear")
+            else:  # one of another version, or with other options: the next one may be as the first
+                self.failure = WorkerError("busy", "the worker writes streams in another way")
+            return [], ""
+        new, grown = found
+        if self.unfit:
+            return found
+        self._withheld.extend(new)
+        if grown or ends or read.text is None:
+            self.said.extend(self._withheld)
+            del self._withheld[:]
+        elif len(self._withheld) > WITHHELD_TOKENS:
+            self._spoil("withheld")
+        self._keep()
+        return found
+
+    def _rewritten(
+        self, first: _Told, data: bytes, read: _Event, new: list[int], grown: str
+    ) -> bytes:
+        """An event of a later worker as the first one would have written it."""
+        told, before = self._told, self._before
+        fields: dict[str, Any] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        meta: dict[str, Any] = msgspec.json.decode(fields["meta_info"], type=dict[str, msgspec.Raw])
+        if read.text is not None:
+            fields["text"] = self._before_text + told.text if first.whole_text else grown
+        fields["output_ids"] = [*before, *told.ids] if first.whole_ids else new
+        meta["id"], meta["prompt_tokens"] = self._id, self.prompt_tokens
+        meta["completion_tokens"] = len(before) + len(told.ids)
+        if read.meta_info.cached_tokens is not None:
+            meta["cached_tokens"] = min(read.meta_info.cached_tokens, self.prompt_tokens)
+        return b"data: " + msgspec.json.encode(fields | {"meta_info": meta}) + b"\n\n"
+
+
+def journal_of(plan: Plan, room: AnyRoom) -> Journal:
+    """The journal for streams of this plan's kind."""
+    return Journal(plan, room) if plan.prompt is None else GenerateJournal(plan, room)

@@ -1,0 +1,470 @@
+"""The token ids kept of one stream, and the events its client gets, without I/O."""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+import kvkernels
+from router.request.errors import WorkerError
+from router.upstream.migration.plan import Form, Plan
+
+
+class Room:
+    """Lifetime: process. Four bytes a token; the bounds may be changed while streams hold some."""
+
+    def __init__(self, stream_tokens: int, tokens: int) -> None:
+        self.stream_tokens = stream_tokens
+        self.tokens = tokens
+        self.taken = 0
+
+    def take(self, more: int, of_stream: int) -> bool:
+        """Keep `more` tokens of a stream, `of_stream` in all; beyond a bound False, and none."""
+        if of_stream > self.stream_tokens or self.taken + more > self.tokens:
+            return False
+        self.taken += more
+        return True
+
+    def give(self, tokens: int) -> None:
+        """A stream needs them no more."""
+        self.taken -= tokens
+
+
+AnyRoom: TypeAlias = "Room | kvkernels.RelayRoom"
+
+
+def room_of_streams() -> AnyRoom:
+    """Room for no token yet; one that the relay's thread shares where there is such a thing."""
+    return Room(0, 0) if kvkernels.RelayRoom is None else kvkernels.RelayRoom(0, 0)
+
+
+_BREAK = re.compile(rb"\r?\n\r?\n")
+_BREAK_BYTES = 4
+_NOTHING = (b"null", b"[]", b'""')
+_Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class Splitter:
+    """Cuts a stream at the ends of its events. Lifetime: one worker's reply."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._buffer = bytearray()
+        self._searched = 0
+        self._limit_bytes = limit_bytes
+
+    @property
+    def full(self) -> bool:
+        """The event under way is longer than any should be."""
+        return len(self._buffer) > self._limit_bytes
+
+    def feed(self, payload: bytes) -> list[bytes]:
+        """The events that `payload` completes, each with the empty line that ends it."""
+        buffer = self._buffer
+        if not buffer and 0 <= payload.find(b"\n\n") == len(payload) - 2 and b"\r" not in payload:
+            return [payload]  # one event, as nearly always
+        buffer += payload
+        events = []
+        start = 0
+        for found in _BREAK.finditer(buffer, self._searched):
+            events.append(bytes(buffer[start : found.end()]))
+            start = found.end()
+        if start:
+            del buffer[:start]
+        self._searched = max(len(buffer) - _BREAK_BYTES + 1, 0)
+        return events
+
+    def rest(self) -> bytes:
+        """What has come of an event that is not whole; it is not kept any longer."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        self._searched = 0
+        return rest
+
+
+class Choice(msgspec.Struct):
+    """One choice of a chunk, of a completion or of a chat."""
+
+    index: int = 0
+    text: str | None = None
+    delta: dict[str, msgspec.Raw] | None = None
+    finish_reason: str | None = None
+    token_ids: list[_Token] | None = None
+    prompt_token_ids: list[_Token] | None = None
+
+    @property
+    def says(self) -> bool:
+        """It has text for the reader."""
+        if self.delta is None:
+            return bool(self.text)
+        return "content" in self.delta and bytes(self.delta["content"]) not in _NOTHING
+
+    @property
+    def parsed(self) -> bool:
+        """A parser of the engine took part of the answer for something else than its text."""
+        if self.delta is None:
+            return False
+        if len(self.delta) == 1 and "content" in self.delta:
+            return False
+        other = self.delta.keys() - {"role", "content"}
+        return any(bytes(self.delta[name]) not in _NOTHING for name in other)
+
+    @property
+    def opens(self) -> bool:
+        """It says that the assistant speaks."""
+        return self.delta is not None and "role" in self.delta
+
+
+class Chunk(msgspec.Struct):
+    """What is read of an event's JSON; the bytes themselves go on."""
+
+    choices: list[Choice] = msgspec.field(default_factory=list)
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+    prompt_token_ids: list[_Token] | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def error_code(self) -> int | None:
+        """The HTTP status in vLLM's and OpenAI's shape of an error; None where it has none."""
+        error = _value(self.error)
+        code = error.get("code") if isinstance(error, dict) else None
+        return code if isinstance(code, int) else None
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """How long the answer is by its usage; None where that is not said."""
+        usage = _value(self.usage)
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        return tokens if isinstance(tokens, int) else None
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # strings in it are no text
+
+
+_CHUNK = msgspec.json.Decoder(Chunk)
+
+
+def read_chunk(data: bytes) -> Chunk | None:
+    """The chunk in an event's data; None for what is none."""
+    try:
+        return _CHUNK.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+CHOICES = b'"choices":'
+_IDS = re.compile(rb'"(prompt_)?token_ids":(?:null|\[[^\]]*\])')
+_COMMA_IDS = re.compile(rb',"(prompt_)?token_ids":(?:null|\[[^\]]*\])')
+_TEXT = re.compile(rb'"text":("(?:[^"\\]|\\.)*")')
+_USAGE = re.compile(rb'"usage":(?=\{)')
+_CHOICE_PROMPT = re.compile(rb',"prompt_token_ids":(?:null|\[[^\]]*\])')
+_NO_STOP = b',"finish_reason":null,"stop_reason":null'
+_DECODER = json.JSONDecoder()
+_DONE = b"data: [DONE]\n\n"
+
+
+def prefix_of(data: bytes) -> bytes | None:
+    """What stands before an event's choices: its id, object, time and model; None: no choices."""
+    at = data.find(CHOICES)
+    return None if at < 0 else data[:at]
+
+
+def with_prefix(data: bytes, prefix: bytes) -> bytes:
+    """The event under the first stream's id, object, time and model."""
+    at = data.find(CHOICES)
+    return data if at < 0 else prefix + data[at:]
+
+
+def without_ids(data: bytes, hidden: bytes, prompt_only: bool = False) -> bytes:
+    """The event with `hidden` where its ids were; empty: without the fields.
+
+    `prompt_only`: those of what it says may be seen.
+    """
+    if b'token_ids":' not in data:
+        return data
+
+    def cut(found: re.Match[bytes]) -> bytes:
+        return found[0] if prompt_only and found[1] is None else b""
+
+    def blank(found: re.Match[bytes]) -> bytes:
+        if prompt_only and found[1] is None:
+            return found[0]
+        return b'"%btoken_ids":%b' % (found[1] or b"", hidden)
+
+    return _IDS.sub(blank, data) if hidden else _COMMA_IDS.sub(cut, data)
+
+
+def as_chat(data: bytes) -> bytes:
+    """A completion's event in the shape of a chat's, as vLLM writes either.
+
+    A chat has no field for the prompt's ids in its choices, and says why it stopped when it does.
+    """
+    data, texts = _TEXT.subn(lambda found: b'"delta":{"content":%b}' % found[1], data, count=1)
+    if not texts:
+        return data
+    return _CHOICE_PROMPT.sub(b"", data).replace(_NO_STOP, b',"finish_reason":null', 1)
+
+
+def with_usage(data: bytes, prompt_tokens: int, said: int) -> bytes:
+    """The event with the whole answer's counts, `said` tokens of it before this worker's."""
+    found = _USAGE.search(data)
+    if found is None:
+        return data
+    try:
+        text = data[found.end() :].decode()
+        usage, chars = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        return data
+    if isinstance(answer := usage.get("completion_tokens"), int):
+        usage |= counts(prompt_tokens, answer + said)  # keys that are there keep their order
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict) and isinstance(cached := details.get("cached_tokens"), int):
+        usage["prompt_tokens_details"] = details | {"cached_tokens": min(cached, prompt_tokens)}
+    return data[: found.end()] + msgspec.json.encode(usage) + text[chars:].encode()
+
+
+def counts(prompt_tokens: int, said: int) -> dict[str, int]:
+    """OpenAI's counts of a request."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + said,
+        "completion_tokens": said,
+    }
+
+
+def closing(prefix: bytes, usage: dict[str, int] | None) -> bytes:
+    """The end of a stream that said all it had to say, but for its usage and its last line."""
+    if usage is None:
+        return _DONE
+    return b'data: %b"choices":[],"usage":%b}\n\n' % (prefix, msgspec.json.encode(usage)) + _DONE
+
+
+WITHHELD_TOKENS = 256  # without text; more than any character or special token explains
+_EVENT_BYTES = 1 << 16  # of the longest event, besides the prompt's ids in the first one
+_ID_BYTES = 12  # of one id there
+SAYS_NOTHING = (b":", b"\r", b"\n")  # a comment, as engines keep connections open by; no line
+GIVEN_UP = ("abort", "error")  # why an engine ends an answer that it could not finish
+
+
+class Journal:
+    """Events in, the client's bytes out, ids kept. Lifetime: request; `close` frees the ids."""
+
+    def __init__(self, plan: Plan, room: AnyRoom) -> None:
+        self.prompt = array("i")
+        self.said = array("i")  # tokens of the answer that the client has seen all of
+        self.prompt_tokens = 0
+        self.unfit = ""  # why it cannot go on elsewhere, in a word
+        self.finished = False  # the answer is, though its usage or last line may not have come
+        self.complete = False  # nothing is to follow
+        self.miscounted = False  # the worker counted other tokens than it gave ids of
+        self.failure: WorkerError | None = None  # the worker gave up in good form
+        self._plan = plan
+        self._room = room
+        self._kept_tokens = 0
+        self._form = Form()
+        self._events = Splitter(_EVENT_BYTES + _ID_BYTES * room.stream_tokens)
+        self._held: list[bytes] = []
+        self._withheld = array("i")  # tokens whose text the engine keeps back
+        self._prefix: bytes | None = None
+        self._opened = False
+        self._prompt_shown = False
+        self._prompt_held = False  # shown in an event that waits
+        self._usage_sent = False
+        self.said_before = 0  # tokens, at the last seam
+        self._seams = 0
+
+    def begin(self, form: Form) -> None:
+        """Events of a worker of this form follow, of the first one or after a seam."""
+        self._form = form
+
+    def adopt(self, first: kvkernels.RelayJournal) -> None:
+        """Go on from what the relay's thread remembers of the first worker, which was lost."""
+        self.prompt.frombytes(first.prompt)
+        self.said.frombytes(first.said)
+        self._kept_tokens = first.leave_room()
+        self.prompt_tokens = first.prompt_tokens
+        self.unfit = first.unfit
+        self.finished, self.complete = first.finished, first.complete
+        self.miscounted = first.miscounted
+        self._prefix = first.prefix
+        self._opened = first.opened
+        self._usage_sent = first.usage_sent
+
+    def seam(self) -> None:
+        """The worker is lost: what it had begun to say is forgotten, the next one says it again."""
+        self._events.rest()
+        self._held.clear()
+        if self._prompt_held:
+            self._prompt_shown = self._prompt_held = False
+        del self._withheld[:]
+        self.said_before = len(self.said)
+        self._seams += 1
+        self.failure = None
+
+    def feed(self, payload: bytes) -> bytes:
+        """The client's part of the reply's next bytes; stops where `failure` is set."""
+        out: list[bytes] = []
+        for event in self._events.feed(payload):
+            out.append(self._take(event))
+            if self.failure is not None:
+                break
+        if self._events.full and self.failure is None:
+            self._spoil("long_event")
+            out += (*self._held, self._events.rest())
+            self._held.clear()
+        return b"".join(out)
+
+    def flush(self) -> bytes:
+        """What waits, once the worker has ended its reply in good form."""
+        held, self._held = self._held, []
+        return b"".join(held) + self._events.rest()
+
+    @property
+    def _owes_usage(self) -> bool:
+        return self._plan.shows_usage and not self._usage_sent and not self.complete
+
+    @property
+    def closable(self) -> bool:
+        """All of the answer was said, and what is missing of the stream is known here."""
+        return self.finished and not (self.unfit and self._owes_usage)
+
+    def closing(self) -> bytes:
+        """The end of a `closable` stream whose worker is gone."""
+        if self.complete:
+            return b""
+        usage = counts(self.prompt_tokens, len(self.said)) if self._owes_usage else None
+        return closing(self._prefix or b"{", usage)
+
+    def close(self) -> None:
+        """Give the room of the ids back."""
+        self._room.give(self._kept_tokens)
+        self._kept_tokens = 0
+        self.prompt, self.said = array("i"), array("i")
+
+    # One event.
+
+    def _take(self, event: bytes) -> bytes:
+        if event[:1] in SAYS_NOTHING:
+            return event
+        data = event[5:].strip() if event[:5] == b"data:" else b""
+        if data == b"[DONE]":
+            self.complete = True
+            return self._with_held(event)
+        chunk = read_chunk(data)
+        if chunk is None:
+            self._spoil("unreadable")
+            return self._with_held(self._cleaned(event))
+        if bytes(chunk.error) != b"null":
+            return self._with_held(self._cleaned(event)) if self._is_answer(chunk) else b""
+        if self._prefix is None:
+            self._prefix = prefix_of(data)
+            if self._prefix is None:
+                self._spoil("unreadable")
+        if not chunk.choices:
+            self._usage_sent |= bytes(chunk.usage) != b"null"
+            if not self.unfit and not self._seams and chunk.answer_tokens is not None:
+                # Parsers of some versions swallow ids along with the text they keep.
+                self.miscounted = chunk.answer_tokens != len(self.said)
+            return self._with_held(self._written(event, data, chunk))
+        choice = chunk.choices[0]
+        if len(chunk.choices) > 1 or choice.index:
+            self._spoil("several_choices")
+        return self._take_choice(event, data, chunk, choice)
+
+    def _take_choice(self, event: bytes, data: bytes, chunk: Chunk, choice: Choice) -> bytes:
+        if choice.finish_reason in GIVEN_UP and not self.unfit:
+            self.failure = WorkerError("early_close", "the worker gave the answer up")
+            return b""
+        prompt = choice.prompt_token_ids or chunk.prompt_token_ids
+        ends = choice.finish_reason is not None
+        says = choice.says
+        if not self.unfit:
+            self._remember(prompt, choice, says, ends)
+        opens = choice.opens and not says
+        if self._seams and self._opened and opens and not ends:
+            return b""
+        written = self._written(event, data, chunk)
+        self._opened |= opens
+        shows_prompt = prompt is not None and not self._prompt_shown
+        self._prompt_shown |= shows_prompt
+        self.finished |= ends
+        if says or ends or not self._withheld:
+            return self._with_held(written)
+        self._held.append(written)
+        self._prompt_held |= shows_prompt
+        return b""
+
+    def _remember(self, prompt: list[int] | None, choice: Choice, says: bool, ends: bool) -> None:
+        ids = choice.token_ids or ()
+        if prompt is not None and not self.prompt:
+            self.prompt.extend(prompt)
+            self.prompt_tokens = len(prompt)
+        self._withheld.extend(ids)
+        if choice.parsed:
+            self._spoil("parsed")
+        elif says and not (self._withheld and self.prompt):
+            self._spoil("no_token_ids")
+        elif says or ends:
+            self.said.extend(self._withheld)
+            del self._withheld[:]
+        elif len(self._withheld) > WITHHELD_TOKENS:
+            self._spoil("withheld")
+        self._keep()
+
+    def _keep(self) -> None:
+        """Take the room that what is remembered needs."""
+        kept = len(self.prompt) + len(self.said)
+        if not self.unfit and not self._room.take(kept - self._kept_tokens, kept):
+            self._spoil("room")
+        elif not self.unfit:
+            self._kept_tokens = kept
+
+    def _is_answer(self, chunk: Chunk) -> bool:
+        """Whether an error is for the client to read; else another worker may do better."""
+        error = chunk.error_code
+        if not self.unfit and not self.finished and (error is None or error >= 500):
+            self.failure = WorkerError("status_5xx", "the worker sent an error in mid-stream")
+            return False
+        self.finished = True
+        return True
+
+    def _written(self, event: bytes, data: bytes, chunk: Chunk) -> bytes:
+        """The event as the client reads it."""
+        new = data
+        if self._seams:
+            new = with_prefix(new, self._prefix or b"")
+            if self._plan.chat:
+                new = as_chat(new)
+            new = with_usage(new, self.prompt_tokens, self.said_before)
+        if not self._plan.shows_ids:
+            new = without_ids(new, self._form.hidden)
+        elif self._prompt_shown:
+            new = without_ids(new, self._form.hidden, prompt_only=True)
+        return event if new is data else event.replace(data, new, 1)
+
+    def _cleaned(self, event: bytes) -> bytes:
+        """An event that is no part of an answer: whatever it is, ids in it are not the client's."""
+        shown = self._plan.shows_ids
+        return event if shown else without_ids(event, self._form.hidden)
+
+    def _with_held(self, event: bytes) -> bytes:
+        if not self._held:
+            return event
+        held, self._held, self._prompt_held = self._held, [], False
+        return b"".join((*held, event))
+
+    def _spoil(self, why: str) -> None:
+        """It stays with its worker from here on."""
+        if not self.unfit:
+            self.unfit = why
+            del self._withheld[:]  # nothing is to wait for its text any more
+            self._room.give(self._kept_tokens)
+            self._kept_tokens = 0
+            self.prompt, self.said = array("i"), array("i")

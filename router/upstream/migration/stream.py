@@ -1,0 +1,393 @@
+"""One client's stream over the workers that give it, between the relay and the client's reply."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from engine.wire import chain_seed
+from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes
+from policies.facts import Arrival
+from router.request.desk import LocalDesk
+from router.request.errors import WorkerError
+from router.request.scan import Tokens
+from router.upstream.client_reply import ClientReply, LendingSink
+from router.upstream.migration.generate import journal_of
+from router.upstream.migration.journal import AnyRoom, Room, room_of_streams
+from router.upstream.migration.plan import (
+    FORMS,
+    Form,
+    Plan,
+    asking_for_ids,
+    plan_of,
+    rest_of,
+    to_completions,
+    tokens_left,
+)
+from router.upstream.reply import Framing, Outcome, ReplyHead, UpstreamRequest, Usage
+
+
+class Told(Protocol):
+    """Who counts what becomes of streams."""
+
+    def watch(self, kept_tokens: Callable[[], int]) -> None:
+        """Ask how many token ids are kept whenever that is to be shown."""
+        ...
+
+    def stays(self, reason: str) -> None:
+        """A stream cannot go on elsewhere, for `reason`."""
+        ...
+
+    def moved(self, gap_s: float) -> None:
+        """Another worker said its first word, `gap_s` after the last of the one before."""
+        ...
+
+    def ended(self, result: str, reason: str) -> None:
+        """What came of a stream whose worker failed in the middle of it, by the kind of failure."""
+        ...
+
+
+MIGRATABLE_HEADER = b"x-warmroute-migratable"
+_MIGRATABLE_LINE = MIGRATABLE_HEADER + b": 1\r\n"
+_REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
+
+
+class Stream(LendingSink):
+    """A `ReplySink` for one worker after the other. Lifetime: request; `close` it."""
+
+    dechunk = True  # events are looked at, so the client's chunks are framed here
+
+    def __init__(
+        self, plan: Plan, arrival: Arrival, room: AnyRoom, moves: int, told: Told, desk: LocalDesk
+    ) -> None:
+        """`moves`: how often it may go on elsewhere."""
+        self.begun = False  # the client has seen a part
+        self.reply: ClientReply  # the client's; the first worker's once it has begun
+        self._plan = plan
+        self._arrival = arrival
+        self._room = room
+        self._moves = moves
+        self._told = told
+        self._desk = desk
+        self._form: Form | None = None  # of the present worker, where it is known to give ids
+        self._journal = journal_of(plan, room)
+        self._head: ReplyHead
+        self._passing = False  # the reply is no stream of events: its bytes go on as they are
+        self._refused: int | None = None  # status of an answer that does not go on with ours
+        self._short = False  # the worker ended its reply before the answer's end
+        self._lost: WorkerError | None = None  # why the worker before this one was lost
+        self._heard_s: float | None = None  # when it was last heard, until another one is
+        self._left: int | None = None  # tokens
+        self._events = 0  # of the workers before
+        self._taken = False  # a worker was, so there is a reply
+        self._over = False  # the client's reply was ended or broken off
+
+    def take(self, kind: str | None, reply: ClientReply) -> bool:
+        """A worker of this kind is next; False where such a one cannot go on with the stream.
+
+        `reply` is the client's, unless one has begun.
+        """
+        form = FORMS.get(kind or "")
+        if self._journal.said and form is None:
+            return False
+        self._form = form
+        self._refused, self._short, self._taken = None, False, True
+        if not self.begun:
+            self.reply = reply
+            self._journal.close()
+            self._journal = journal_of(self._plan, self._room)
+        self._journal.begin(form or Form())
+        return True
+
+    def request(self, request: UpstreamRequest) -> UpstreamRequest:
+        """What to send to the worker taken: `request` itself, or one for the rest of its answer."""
+        said = len(self._journal.said)
+        if said and self._left is not None:
+            ids = [*self._journal.prompt, *self._journal.said]
+            body = rest_of(self._plan, ids, said, self._left)
+            return replace(request, target=to_completions(request.target), body=body)
+        if self._form is None or (self._plan.chat and not self._form.chat):
+            return request
+        return replace(request, body=asking_for_ids(request.body, self._plan))
+
+    def rest(self) -> Arrival | None:
+        """The request as it stands now; None while nothing has been said of its answer."""
+        if not self._journal.said:
+            return None
+        ids = np.array([*self._journal.prompt, *self._journal.said], dtype=np.int32)
+        arrival = self._arrival
+        seed = chain_seed(*self._desk.identity(arrival.model), self._plan.salt)
+        return replace(
+            arrival,
+            now_s=self._desk.clock(),
+            prompt_tokens=len(ids),
+            chains={size: chain_hashes(ids, size, seed) for size in arrival.chains},
+            approximate=False,
+            max_output_tokens=self._left,
+            longest_prompt_tokens=None,
+        )
+
+    def ended(self, outcome: Outcome) -> Outcome:
+        """What a dispatch's end means to the client, whose connection is ended here where nobody
+        can go on; `resumable` where another worker may.
+        """
+        error = outcome.error
+        if self._refused is not None:
+            what = f"the worker answered the rest of a stream with status {self._refused}"
+            error = WorkerError("busy", what)
+        elif error is None and self._short:
+            error = WorkerError("early_close", "the worker ended its stream before the answer")
+        if error is None:
+            return self._whole(outcome)
+        outcome = replace(outcome, error=error)
+        if not self._shown:
+            return replace(outcome, bytes_to_client=0)
+        if not isinstance(error, WorkerError) or self._passing:
+            self._break_off()
+            return outcome
+        return self._lose(outcome, error)
+
+    def _lose(self, outcome: Outcome, error: WorkerError) -> Outcome:
+        """The worker failed in mid-stream."""
+        journal, self._lost = self._journal, error
+        if journal.closable:
+            self._write(journal.closing())
+            self._end()
+            self._told.ended("closed", error.kind)
+            return self._whole(replace(outcome, error=None))
+        journal.seam()
+        stays = journal.unfit or self._stays()
+        if stays:
+            self._told.stays(stays)
+            self.give_up("unfit")
+            return outcome
+        self._moves -= 1
+        self._events += outcome.events
+        if self._heard_s is None:
+            self._heard_s = outcome.last_byte_s or self._desk.clock()
+        return replace(outcome, resumable=True)
+
+    def give_up(self, result: str) -> ClientReply:
+        """Nobody goes on with a stream that has begun: it breaks off, as the client must see."""
+        self._told.ended(result, self._lost.kind if self._lost is not None else "")
+        self._break_off()
+        return self.reply
+
+    def _whole(self, outcome: Outcome) -> Outcome:
+        """The last worker's outcome as if it had given all of the stream.
+
+        When the first byte came belongs to another dispatch than this one: it is left out.
+        """
+        if not self._events:
+            return outcome
+        usage = outcome.usage
+        if usage is not None and usage.completion_tokens is not None:
+            said = usage.completion_tokens + self._journal.said_before
+            usage = Usage(self._journal.prompt_tokens, said)
+        events = outcome.events + self._events
+        return replace(outcome, first_byte_s=None, events=events, usage=usage)
+
+    def close(self) -> None:
+        """The request is over; where that is by a defect, the client must not wait for more."""
+        if self._taken and self._shown and not self._over:
+            self._break_off()
+        self._journal.close()
+
+    @property
+    def _shown(self) -> bool:
+        """The client has a part, also where the thread that gave it was not heard to the end."""
+        return self.begun or self._passing or self.reply.begun
+
+    @property
+    def miscounted(self) -> bool:
+        """Its worker did not give the ids of all it said."""
+        return self._journal.miscounted
+
+    def _stays(self) -> str:
+        """Why a stream whose ids are known cannot go on; "" where it can."""
+        if not self._moves:
+            return "moves"
+        said = len(self._journal.said)
+        context_tokens = None
+        if self._plan.max_tokens is None:
+            cards = (card for card in self._desk.cards() if card["id"] == self._arrival.model)
+            context_tokens = next((card.get("max_model_len") for card in cards), None)
+        form, prompt_tokens = self._form or Form(), self._journal.prompt_tokens
+        self._left = tokens_left(self._plan, form, prompt_tokens, said, context_tokens)
+        return "max_tokens" if said and (self._left is None or self._left < 1) else ""
+
+    # What the relay calls, its thread with the first worker.
+
+    def lend(self) -> tuple[ClientReply, RelayJournalTerms] | str:
+        """See `LendingSink`. Not of clients that asked for ids: which they see, Python knows."""
+        if self.begun or self._plan.shows_ids or isinstance(self._room, Room):
+            return "moved" if self.begun else "ids"
+        hidden = (self._form or Form()).hidden
+        return self.reply, RelayJournalTerms(self._room, hidden, _MIGRATABLE_LINE)
+
+    def taken_back(self, end: RelayEnd) -> None:
+        """See `LendingSink`."""
+        journal, written = end.journal, end.written > 0
+        self._over = written and not end.fault
+        if journal is None:  # no stream of events, or no reply
+            self._passing = written
+            return
+        self.begun = written
+        if end.fault:
+            self._journal.adopt(journal)
+        else:
+            self._journal.miscounted = journal.miscounted
+
+    @property
+    def movable(self) -> bool:
+        """Another worker can go on with what the client has seen."""
+        return self.begun and not self._journal.unfit and self._moves > 0
+
+    @property
+    def congested(self) -> bool:
+        """The client reads more slowly than the worker writes."""
+        return self.reply.congested
+
+    async def drain(self) -> None:
+        """Return once the client has taken what was written."""
+        await self.reply.drain()
+
+    def head(self, head: ReplyHead) -> None:
+        """A worker's reply begins; the client hears of it with its first event."""
+        self._head = head
+        plain = all(name.lower() != b"content-encoding" for name, _ in head.headers)
+        streams = head.answers and head.event_stream and plain
+        if self.begun:
+            self._refused = None if streams else head.status
+        elif not streams:
+            self._passing = True
+            self.reply.head(head)
+
+    def data(self, data: bytes) -> None:
+        """Bytes of a worker's reply. Raises WorkerError where it gave up in good form."""
+        if self._refused is not None:
+            return
+        if self._passing:
+            self.reply.data(self._framed(data))
+            return
+        self._write(self._journal.feed(data))
+        if self._journal.failure is not None:
+            raise self._journal.failure
+
+    def finish(self) -> None:
+        """A worker's reply is complete; the client's is where the answer is."""
+        journal = self._journal
+        if self._refused is not None:
+            return
+        if self._passing:
+            self._end()
+        elif journal.finished or journal.complete or journal.unfit:
+            self._write(journal.flush())
+            self._end()
+        else:
+            self._short = True
+
+    def abort(self) -> None:
+        """A worker's reply broke off: `ended` says what that means."""
+
+    def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        if not self.begun:
+            self.begun = True
+            self.reply.head(self._client_head())
+        elif self._heard_s is not None:
+            self._told.moved(self._desk.clock() - self._heard_s)
+            self._told.ended("moved", self._lost.kind if self._lost is not None else "")
+            self._heard_s = None
+        self.reply.data(self._framed(data))
+
+    def _client_head(self) -> ReplyHead:
+        """The first worker's, framed by chunks whatever that used."""
+        headers = tuple(h for h in self._head.headers if h[0].lower() not in _REFRAMED)
+        if self._journal.prompt and not self._journal.unfit:
+            headers += ((MIGRATABLE_HEADER, b"1"),)
+        return replace(self._head, headers=headers, framing=Framing.CHUNKED, length=0)
+
+    def _framed(self, data: bytes) -> bytes:
+        if self.reply.dechunk or (self._passing and self._head.framing is not Framing.CHUNKED):
+            return data
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    def _break_off(self) -> None:
+        self._over = True
+        self.reply.abort()
+
+    def _end(self) -> None:
+        self._over = True
+        chunked = not self._passing or self._head.framing is Framing.CHUNKED
+        if chunked and not self.reply.dechunk:
+            self.reply.data(b"0\r\n\r\n")
+        self.reply.finish()
+
+
+log = logging.getLogger(__name__)
+
+_MODELS = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationTerms:
+    """Bounds of migration. Lifetime: process, replaced on reload."""
+
+    moves: int = 0  # of one stream; 0: none goes on elsewhere
+    stream_tokens: int = 1 << 17  # kept of a stream, prompt and answer
+    tokens: int = 1 << 25  # kept of all
+
+
+class Migrations:
+    """Lifetime: process."""
+
+    def __init__(self, desk: LocalDesk, told: Told, terms: Callable[[], MigrationTerms]) -> None:
+        self.room: AnyRoom = room_of_streams()
+        self._desk = desk
+        self._told = told
+        self._terms = terms
+        self._distrusted: set[str] = set()  # models, until the end of the process
+        told.watch(lambda: self.room.taken)
+
+    @contextmanager
+    def stream(
+        self, body: bytes, path: str, arrival: Arrival, encoded: Sequence[Tokens] = ()
+    ) -> Iterator[Stream | None]:
+        """The stream of a request; None where it stays with the worker that begins it.
+
+        `encoded`: the ids that were made here of its prompts.
+        """
+        terms = self._terms()
+        if not terms.moves:
+            yield None
+            return
+        if arrival.model in self._distrusted:
+            self._told.stays("miscounted")
+            yield None
+            return
+        plan = plan_of(body, path, arrival.max_output_tokens, encoded)
+        if isinstance(plan, str):
+            self._told.stays(plan)
+            yield None
+            return
+        self.room.stream_tokens, self.room.tokens = terms.stream_tokens, terms.tokens
+        stream = Stream(plan, arrival, self.room, terms.moves, self._told, self._desk)
+        try:
+            yield stream
+        finally:
+            if stream.miscounted:
+                self._distrust(arrival.model)
+            stream.close()
+
+    def _distrust(self, model: str) -> None:
+        """Rests that were built of such ids would be wrong without anybody's noticing."""
+        if model not in self._distrusted and len(self._distrusted) < _MODELS:
+            self._distrusted.add(model)
+            log.warning("streams of model %r stay with their workers: ids are missing", model)

@@ -1,0 +1,397 @@
+"""The native relay, a thread of C++ that carries bytes both ways once a worker is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal, cast
+
+import kvkernels
+from router.request.errors import ClientError, WorkerError, WorkerErrorKind
+from router.upstream.client_reply import Lent, lent_by
+from router.upstream.fallback import Upstream
+from router.upstream.http1 import parse_head, request_head
+from router.upstream.meter import usage_in
+from router.upstream.reply import (
+    HeldReply,
+    Outcome,
+    RelayLimits,
+    ReplySink,
+    Timeouts,
+    UpstreamRequest,
+)
+
+_KEPT_S = 10.0
+
+
+class Addresses:
+    """Lifetime: worker."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._known: list[str] = []
+        self._stale_s = float("-inf")
+        try:
+            self._numeric = str(ipaddress.ip_address(host))
+        except ValueError:
+            self._numeric = ""
+
+    def stale(self, now_s: float) -> bool:
+        """Whether to ask `fresh`, which awaits, and has nothing new else."""
+        return now_s >= self._stale_s
+
+    async def fresh(self, now_s: float, within_s: float) -> list[str] | None:
+        """The addresses where they are new or changed, None where they are as last given.
+
+        Raises WorkerError("connect") for a name that never was found, "timeout_connect" where the
+        answer takes longer than `within_s`. One that was found before keeps its addresses.
+        """
+        if not self.stale(now_s):
+            return None
+        if self._numeric:
+            self._stale_s = float("inf")
+            return [self._numeric]
+        self._stale_s = now_s + _KEPT_S
+        try:
+            found = await self._found(within_s)
+        except WorkerError:
+            if self._known:
+                return None
+            self._stale_s = float("-inf")
+            raise
+        if found == self._known:
+            return None
+        self._known = found
+        return found
+
+    async def _found(self, within_s: float) -> list[str]:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(within_s):
+                rows = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except TimeoutError as error:
+            message = f"no address within {within_s:g} s"
+            raise WorkerError("timeout_connect", message) from error
+        except (OSError, UnicodeError) as error:
+            raise WorkerError("connect", f"no connection: {error}") from error
+        return list(dict.fromkeys(str(row[4][0]).partition("%")[0] for row in rows))
+
+
+def times_of(timeouts: Timeouts) -> kvkernels.RelayTimeouts:
+    """The thread's view of a request's timeouts."""
+    return kvkernels.RelayTimeouts(
+        timeouts.connect_s,
+        timeouts.send_s,
+        timeouts.first_byte_s,
+        timeouts.between_s,
+        timeouts.client_s,
+    )
+
+
+def pool_of(limits: RelayLimits) -> kvkernels.RelayPool:
+    """The thread's view of one worker's connections."""
+    return kvkernels.RelayPool(
+        limits.max_connections,
+        limits.idle_s,
+        limits.header_bytes,
+        limits.chunk_line_bytes,
+        limits.held_bytes,
+        limits.held_s,
+        limits.tail_bytes,
+        limits.progress_s,
+    )
+
+
+class Waiting:
+    """A request that the thread has. Lifetime: request."""
+
+    __slots__ = ("_on_first_byte", "_on_progress", "end", "told")
+
+    def __init__(
+        self,
+        end: asyncio.Future[kvkernels.RelayEnd],
+        on_first_byte: Callable[[float], None] | None,
+        on_progress: Callable[[float, int], None] | None,
+    ) -> None:
+        self.end = end
+        self.told: kvkernels.RelayEnd | None = None  # of the thread, whoever waits for it or not
+        self._on_first_byte = on_first_byte
+        self._on_progress = on_progress
+
+    def tell(self, at_s: float, status: int, events: int) -> None:
+        """Pass a mark on. A fault of those who asked for it is the request's."""
+        try:
+            if 200 <= status < 300 and self._on_first_byte is not None:
+                self._on_first_byte(at_s)
+            if events and self._on_progress is not None:
+                self._on_progress(at_s, events)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits, and told at once
+            loop = self.end.get_loop()
+            loop.call_exception_handler({"message": "a reply's observer", "exception": error})
+            if not self.end.done():
+                self.end.set_exception(error)
+
+
+_CLIENTS_FAULT = {"slow_client": 408, "client_closed": 499}
+
+
+class NativeRelay:
+    """The thread, started when first needed, and the way of its marks to the event loop.
+
+    Lifetime: process, within one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._thread: kvkernels.Relay | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[int, Waiting] = {}
+
+    @classmethod
+    def wanted(cls, how: Literal["auto", "python"]) -> NativeRelay | None:
+        """One where `how` lets it and it was built; None: all is relayed in Python."""
+        return cls() if how == "auto" and cls.usable() else None
+
+    @staticmethod
+    def usable() -> bool:
+        """It was built: on Linux, where there was a compiler."""
+        return kvkernels.Relay is not None
+
+    def thread(self) -> kvkernels.Relay:
+        """The thread, for those who send by it."""
+        if self._thread is None:
+            self._thread = kvkernels.Relay(0.0)
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._thread.marks_fd, self._take)
+        return self._thread
+
+    async def until_closed(self, pool: kvkernels.RelayPool) -> None:
+        """Close a worker's connections, and return once they are closed."""
+        await self._begun(self.thread().close(pool), None, None).end
+
+    async def over(
+        self,
+        job: int,
+        on_first_byte: Callable[[float], None] | None,
+        on_progress: Callable[[float, int], None] | None,
+        given_up: Callable[[int, bool], None],
+    ) -> kvkernels.RelayEnd:
+        """The end of a request just submitted; when it is cancelled or an observer fails `given_up`
+        gets the bytes that the client has of it, head included, and whether they end with the
+        connection. Call it at once: marks of a job that nobody waits for are dropped.
+
+        A cancellation that comes when the client has the whole reply is none: a client that hangs
+        up at once is often noticed before its reply's end was told.
+        """
+        thread, waiting = self.thread(), self._begun(job, on_first_byte, on_progress)
+        try:
+            return await waiting.end
+        except BaseException as error:
+            end, left = waiting.told, isinstance(error, asyncio.CancelledError)
+            if end is not None:
+                if left and end.written and not end.fault:
+                    return end
+                given_up(end.written, end.ends_with_connection)
+                raise
+            written, ends_with_connection, whole = thread.cancel(job)
+            if left and whole:
+                return await self._told(waiting)
+            self._waiting.pop(job, None)
+            given_up(written, ends_with_connection)
+            raise
+
+    async def _told(self, waiting: Waiting) -> kvkernels.RelayEnd:
+        """The end of a reply that its client has, which the thread tells within its present turn.
+
+        However often this is cancelled: the request was answered, and must be told of so.
+        """
+        waiting.end = waiting.end.get_loop().create_future()
+        while not waiting.end.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(waiting.end)
+        return waiting.end.result()
+
+    def _begun(
+        self,
+        job: int,
+        on_first_byte: Callable[[float], None] | None,
+        on_progress: Callable[[float, int], None] | None,
+    ) -> Waiting:
+        # The loop is kept: asking for the running one is a system call each time.
+        assert self._loop is not None
+        waiting = Waiting(self._loop.create_future(), on_first_byte, on_progress)
+        self._waiting[job] = waiting
+        return waiting
+
+    def stop(self) -> None:
+        """End the thread and all that is under way. Idempotent."""
+        if self._thread is not None and self._loop is not None:
+            self._loop.remove_reader(self._thread.marks_fd)
+            self._thread.stop()
+            self._take()
+            self._thread = None
+
+    def _take(self) -> None:
+        assert self._thread is not None
+        for job, at_s, status, events, end in self._thread.take():
+            waiting = self._waiting.get(job)
+            if waiting is None:
+                continue  # given up meanwhile
+            if end is None:
+                waiting.tell(at_s, status, events)
+            else:
+                del self._waiting[job]
+                waiting.told = end
+                if not waiting.end.done():
+                    waiting.end.set_result(end)
+
+
+class NativeUpstream(Upstream):
+    """The connections to one worker that is spoken to without TLS. Lifetime: worker."""
+
+    def __init__(
+        self,
+        relay: NativeRelay,
+        host: str,
+        port: int,
+        clock: Callable[[], float],
+        *,
+        base_path: str = "",
+        limits: RelayLimits | None = None,
+    ) -> None:
+        """As of `Upstream`; `clock` must be `time.monotonic`, which is the thread's own."""
+        super().__init__(host, port, clock, base_path=base_path, limits=limits)
+        self._relay = relay
+        self._addresses = Addresses(host, port)
+        self._pool = pool_of(self._limits)
+        self._timeouts = Timeouts()  # of the request before
+        self._times = times_of(self._timeouts)
+
+    @property
+    def open_connections(self) -> int:
+        return super().open_connections + self._pool.open
+
+    @property
+    def idle_connections(self) -> int:
+        return super().idle_connections + self._pool.idle
+
+    @property
+    def thread_connections(self) -> int:
+        """Of `open_connections`, those of the thread."""
+        return self._pool.open
+
+    async def send(
+        self,
+        request: UpstreamRequest,
+        sink: ReplySink,
+        timeouts: Timeouts,
+        on_first_byte: Callable[[float], None] | None = None,
+        on_progress: Callable[[float, int], None] | None = None,
+    ) -> Outcome:
+        """As `Upstream.send`."""
+        reply, stream, journal = lent_by(sink)
+        asked = (request, sink, timeouts, on_first_byte, on_progress)
+        if isinstance(reply, str) or self._closed:
+            return await self._by_python("worker_gone" if self._closed else str(reply), *asked)
+        head = request_head(request, self._host_header, self._base_path)
+        started_s = self._clock()
+        try:
+            if self._addresses.stale(started_s) and (
+                fresh := await self._addresses.fresh(started_s, timeouts.connect_s)
+            ):
+                self._relay.thread().set_addresses(self._pool, fresh, self.port)
+        except WorkerError as error:
+            return Outcome(started_s=started_s, error=error)
+        lent = reply.lend()
+        if isinstance(lent, str):
+            return await self._by_python(lent, *asked)
+        observed = on_first_byte is not None or on_progress is not None
+        try:
+            job = self._submit(request, head, lent, timeouts, observed, journal)
+        except OSError:  # no file is left for the thread's copy of the socket
+            return await self._by_python("files", *asked)
+        try:
+            end = await self._relay.over(job, on_first_byte, on_progress, reply.given)
+        except Exception:
+            if reply.begun:
+                reply.abort()
+            raise
+        if end.written:
+            reply.take_back(end, goes_on=stream is not None and bool(end.fault))
+        if stream is not None:
+            stream.taken_back(end)
+        elif end.written and end.fault:
+            reply.abort()
+        return _outcome(request, end)
+
+    async def _by_python(self, why: str, *asked: Any) -> Outcome:
+        outcome = await super().send(*asked)
+        outcome.why_python = why
+        return outcome
+
+    def abandon_silent(self) -> None:
+        """As of `Upstream`."""
+        super().abandon_silent()
+        self._relay.thread().abandon_silent(self._pool)
+
+    async def aclose(self) -> None:
+        """As of `Upstream`."""
+        self._closed = True
+        await self._relay.until_closed(self._pool)
+        await super().aclose()
+
+    def _submit(
+        self,
+        request: UpstreamRequest,
+        head: bytes,
+        lent: Lent,
+        timeouts: Timeouts,
+        observed: bool,
+        journal: kvkernels.RelayJournalTerms | None,
+    ) -> int:
+        if timeouts is not self._timeouts:  # else the same for every request until a reload
+            self._timeouts, self._times = timeouts, times_of(timeouts)
+        return self._relay.thread().submit(
+            self._pool,
+            head,
+            request.body,
+            request.method == "HEAD",
+            lent.fd,
+            lent.extra_lines,
+            lent.keep_alive,
+            lent.buffer_bytes,
+            self._times,
+            observed,
+            journal,
+        )
+
+
+def _outcome(request: UpstreamRequest, end: kvkernels.RelayEnd) -> Outcome:
+    held = None
+    if end.held:
+        held = HeldReply(parse_head(end.held_head, request.method), end.held_body)
+    return Outcome(
+        started_s=end.started_s,
+        status=end.status or None,
+        error=_error(end),
+        bytes_to_client=end.bytes_to_client,
+        first_byte_s=end.first_byte_s,
+        last_byte_s=end.last_byte_s,
+        events=end.events,
+        usage=usage_in(end.usage),
+        held=held,
+    )
+
+
+def _error(end: kvkernels.RelayEnd) -> WorkerError | ClientError | None:
+    fault = end.fault
+    if not fault:
+        return None
+    if status := _CLIENTS_FAULT.get(fault):
+        return ClientError(status, end.message, code=fault)
+    if fault == "cancelled":  # the thread was stopped with this under way
+        return ClientError(499, end.message, code="client_closed")
+    return WorkerError(cast(WorkerErrorKind, fault), end.message)

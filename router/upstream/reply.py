@@ -1,0 +1,219 @@
+"""The types of the relay: what is sent, where the reply goes, the account given of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from router.request.errors import ClientError, WorkerError, WorkerErrorKind
+
+Header = tuple[bytes, bytes]  # name and value as received, case kept
+
+RETRYABLE_STATUSES = frozenset({500, 502, 503, 504})
+EVENT_STREAM = b"text/event-stream"
+
+
+class Framing(Enum):
+    """How a reply's body ends (RFC 9112, section 6.3)."""
+
+    NONE = "none"  # no body: HEAD, 204, 304
+    LENGTH = "length"
+    CHUNKED = "chunked"
+    CLOSE = "close"  # ends where the connection ends
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class UpstreamRequest:
+    """A client's request as a worker shall receive it. Lifetime: request.
+
+    `headers` are the client's own; hop-by-hop ones, `Host`, `Content-Length` and
+    `x-warmroute-internal-*` are replaced or dropped when the head is written. `target` is the
+    path and query, ASCII, beginning with "/".
+    """
+
+    method: str
+    target: str
+    headers: tuple[Header, ...] = ()
+    body: bytes = b""
+    internal_headers: tuple[Header, ...] = ()  # ours, added after the client's were filtered
+    mark: bytes | None = None  # once in each event that carries tokens; None: every event does
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long each step of one request may take, in seconds."""
+
+    connect_s: float = 5.0
+    send_s: float = 30.0  # a worker that takes nothing more of the request's body
+    first_byte_s: float = 600.0  # from sending the request to the first byte of the reply's body
+    between_s: float = 120.0  # between two reads of the reply's body
+    client_s: float = 120.0  # a client that reads nothing while its buffer is full
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """The bounds of one `Upstream`. Lifetime: process."""
+
+    max_connections: int = 4096  # open to one worker at once, idle ones included
+    idle_s: float = 30.0  # an idle connection older than this is closed, not used
+    header_bytes: int = 65_536  # of a reply's head, 1xx heads before it included
+    chunk_line_bytes: int = 4_096  # of a chunk's size line, extensions included
+    held_bytes: int = 65_536  # of a 5xx reply's body kept for the case that nobody does better
+    held_s: float = 1.0  # to wait for that body before going elsewhere
+    tail_bytes: int = 8_192  # of a body's end kept to find the usage in
+    write_bytes: int = 262_144  # of a request's body written before waiting for the worker
+    progress_s: float = 0.05  # least time between two calls of `on_progress`
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Terms:
+    """What one exchange is bound by and whom it tells. Lifetime: request."""
+
+    limits: RelayLimits
+    timeouts: Timeouts
+    clock: Callable[[], float]
+    on_first_byte: Callable[[float], None] | None = None  # of an answer; a 4xx is none
+    on_progress: Callable[[float, int], None] | None = None
+    mark: bytes | None = None  # as of `UpstreamRequest`
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class ReplyHead:
+    """A worker's reply before its body. `headers` are complete, hop-by-hop ones included."""
+
+    status: int
+    reason: bytes
+    headers: tuple[Header, ...]
+    framing: Framing
+    length: int = 0  # bytes of the body where framing is LENGTH
+    reusable: bool = True  # the worker keeps the connection open after this reply
+    event_stream: bool = False
+
+    @property
+    def answers(self) -> bool:
+        """It is the answer of a model, not a refusal."""
+        return 200 <= self.status < 300
+
+    @property
+    def kind(self) -> WorkerErrorKind:
+        """Of a retryable status. "busy": it has more than it takes just now and says when to come
+        back (RFC 9110, sections 10.2.3 and 15.6.4), as our engine does with a full queue."""
+        back = self.status == 503 and any(n.lower() == b"retry-after" for n, _ in self.headers)
+        return "busy" if back else "status_5xx"
+
+
+class ReplySink(Protocol):
+    """Where a reply goes. Called in the order head, data..., then finish or abort, once.
+
+    Nothing at all is called when the worker failed before the first byte of its body.
+    """
+
+    @property
+    def dechunk(self) -> bool:
+        """The client cannot read chunks (HTTP/1.0): give `data` without chunk framing."""
+        ...
+
+    @property
+    def movable(self) -> bool:
+        """Another worker can take over though the client has seen a part of the reply."""
+        ...
+
+    @property
+    def congested(self) -> bool:
+        """The client reads more slowly than the worker writes: call `drain` before more."""
+        ...
+
+    def head(self, head: ReplyHead) -> None:
+        """Begin the reply. `data` or `finish` follows in the same turn of the event loop."""
+        ...
+
+    def data(self, data: bytes) -> None:
+        """Body bytes, chunk framing included unless `dechunk`."""
+        ...
+
+    async def drain(self) -> None:
+        """Return once the client has taken what was written."""
+        ...
+
+    def finish(self) -> None:
+        """The reply is complete."""
+        ...
+
+    def abort(self) -> None:
+        """The reply broke off: end the client's connection so that it cannot look complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReply:
+    """A 5xx reply kept from the client, for the case that no other worker does better."""
+
+    head: ReplyHead
+    body: bytes
+
+    def deliver(self, sink: ReplySink) -> None:
+        """Give the client what this worker said, body re-framed by its length."""
+        headers = tuple(
+            (name, value)
+            for name, value in self.head.headers
+            if name.lower() not in (b"content-length", b"transfer-encoding", b"trailer")
+        )
+        framing = Framing.NONE
+        if self.head.framing is not Framing.NONE:
+            headers += ((b"Content-Length", b"%d" % len(self.body)),)
+            framing = Framing.LENGTH
+        sink.head(ReplyHead(self.head.status, self.head.reason, headers, framing, len(self.body)))
+        if self.body:
+            sink.data(self.body)
+        sink.finish()
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Usage:
+    """Token counts as the worker reported them; None where it did not."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Outcome:
+    """What became of one request at one worker. Times are seconds on the injected clock.
+
+    `error` says whose fault it was by its class; None means that the whole reply, 4xx ones
+    included, reached the client's buffer. `events` counts the `data:` lines of an event stream,
+    the closing `[DONE]` included, or the request's `mark`s; it stays 0 for other replies.
+    """
+
+    started_s: float
+    status: int | None = None  # None: no reply's head came
+    error: WorkerError | ClientError | None = None
+    bytes_to_client: int = 0  # of the reply's body, as handed to the sink
+    first_byte_s: float | None = None  # first byte of the reply's body
+    last_byte_s: float | None = None
+    events: int = 0
+    usage: Usage | None = None
+    held: HeldReply | None = None  # the 5xx reply, when it came whole and within the bounds
+    resumable: bool = False  # the client saw a part, and another worker can give it the rest
+    first_token_s: float | None = None  # the first `mark`, in an event stream that has marks
+    why_python: str = ""  # why Python relayed it, a word of `relay/lending.py`; "": the thread did
+
+    @property
+    def answers(self) -> bool:
+        """It is a model's answer, or the start of one; a refusal is none."""
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def retryable(self) -> bool:
+        """Another worker may be tried: the worker is to blame, and what the client saw of the
+        reply is nothing, or can be gone on with."""
+        seen = self.bytes_to_client > 0 and not self.resumable
+        return isinstance(self.error, WorkerError) and not seen

@@ -1,0 +1,117 @@
+"""The command `replay`: every policy with every seed, then the reports."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Console
+
+from simulator.cli.replay_options import setups_of
+from simulator.cli.usage import UsageError, check_files
+from simulator.replay.observer import Observer
+from simulator.replay.run import ReplayProgress, replay
+from simulator.replay.setup import Setup
+from simulator.report.console import ProgressDisplay, print_report
+from simulator.report.files import RequestsCsv, write_json
+from simulator.report.page import render_page
+from simulator.report.row import ReplayRow, summarize
+from simulator.report.view import HotPrefixes, RunView, view
+from simulator.runs.executor import side_by_side
+
+
+class Replayed(NamedTuple):
+    """What is kept of one replay."""
+
+    row: ReplayRow
+    notes: tuple[str, ...]  # what people should know of it
+    seen: RunView | None  # what is drawn, where there is a page
+
+
+REPORTS = ("json", "html", "csv")
+Done = Callable[[Setup, Replayed], None]
+
+
+def run(options: argparse.Namespace, console: Console) -> bool:
+    """Replays, prints the tables, writes what was asked for; False when nothing completed."""
+    setups = setups_of(options)
+    _check_reports(options, setups)
+    found: dict[Setup, Replayed] = {}
+    several = options.jobs > 1 and len(setups) > 1
+    (_side_by_side if several else _one_by_one)(options, setups, console, found.__setitem__)
+    kept = [found[setup] for setup in setups]
+    rows = [one.row for one in kept]
+    about = {"setups": [msgspec.to_builtins(setup) for setup in setups]}
+    if options.json is not None:
+        write_json(options.json, rows, about)
+    if options.html is not None:
+        views = [one.seen for one in kept if one.seen is not None]
+        name = Path(options.trace).name
+        options.html.write_text(render_page(rows, views, title=f"Replay of {name}"))
+    print_report(console, rows)
+    for note in dict.fromkeys(note for one in kept for note in one.notes):
+        console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
+    return any(row.completed for row in rows)
+
+
+def _check_reports(options: argparse.Namespace, setups: Sequence[Setup]) -> None:
+    named = options.trace, *(group.profile for group in setups[0].groups), options.faults
+    check_files(options, REPORTS, [name for name in named if name])
+    if options.csv is not None and len(setups) > 1:
+        raise UsageError(
+            f"--csv holds one replay and this is {len(setups)}: name one --policy and one --seed"
+        )
+
+
+def _one_by_one(
+    options: argparse.Namespace, setups: Sequence[Setup], console: Console, done: Done
+) -> None:
+    with ProgressDisplay(console) as board:
+        for setup in setups:
+            board.start(_label(setup))
+            done(setup, _replayed(setup, options.html is not None, options.csv, board.note))
+
+
+def _side_by_side(
+    options: argparse.Namespace, setups: Sequence[Setup], console: Console, done: Done
+) -> None:
+    drawn = options.html is not None
+    found = side_by_side(partial(_replayed, drawn=drawn), setups, options.jobs)
+    with closing(found):
+        for number, (setup, one) in enumerate(found, start=1):
+            done(setup, one)
+            console.print(
+                f"{number} of {len(setups)}: {_label(setup)}, {one.row.wall_s:.1f} s",
+                highlight=False,
+            )
+
+
+def _replayed(
+    setup: Setup,
+    drawn: bool,
+    csv: Path | None = None,
+    on_progress: Callable[[ReplayProgress], None] | None = None,
+) -> Replayed:
+    """One replay."""
+    prefixes = HotPrefixes() if drawn else None
+    observers: list[Observer] = [] if prefixes is None else [prefixes]
+    if csv is None:
+        result = replay(setup, on_progress=on_progress, observers=observers)
+    else:
+        with csv.open("w", encoding="utf-8", newline="") as file:
+            writers = [*observers, RequestsCsv(file)]
+            result = replay(setup, on_progress=on_progress, observers=writers)
+    if prefixes is None:
+        return Replayed(summarize(result), result.notes, None)
+    result = replace(result, hot=prefixes.found(result.samples.time_ns))
+    return Replayed(summarize(result), result.notes, view(result))
+
+
+def _label(setup: Setup) -> str:
+    return f"{setup.policy}, seed {setup.seed}"

@@ -1,0 +1,366 @@
+"""Options of the commands that compute many replays, bounds, fits and checks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from simulator.cli import usage as arguments
+from simulator.cli.replay_options import (
+    PROFILE,
+    SEEDS,
+    WORKERS,
+    add_policies,
+    add_pool,
+    add_reports,
+    add_source,
+    add_workload,
+    add_world,
+    known,
+)
+from simulator.cli.usage import add_command, from_module
+from simulator.limits.hits import ALL_RULES, RULES
+
+STUDIES = "simulator.cli.study"
+_TARGETS = (
+    ("ttft-mean-ms", "mean time to first token"),
+    ("ttft-p90-ms", "its 90th percentile"),
+    ("ttft-p99-ms", "its 99th percentile"),
+    ("tpot-mean-ms", "mean time per later token, which is the mean gap between tokens (ITL)"),
+    ("tpot-p90-ms", "its 90th percentile"),
+    ("tpot-p99-ms", "its 99th percentile"),
+)
+PLAN_EXAMPLES = """\
+examples:
+  warmroute-sim plan requests.jsonl --ttft-p90-ms 1000 --tpot-mean-ms 50
+  warmroute-sim plan requests.jsonl --ttft-p90-ms 1000 --max-rate --workers 8
+"""
+SWEEP_EXAMPLES = """\
+example of a file:
+  workload: {source: requests.jsonl}
+  fleet: {profile: qwen3-32b-h100-tp2}
+  grid:
+    policies: [round_robin, {hybrid: {load_factor: [0.5, 1, 2]}}]
+    workers: [6, 8, 12]
+    seeds: [1, 2, 3]
+"""
+COMPARE_EXAMPLES = """\
+examples:
+  warmroute-sim compare sweep.yaml.results.jsonl --base hybrid
+  warmroute-sim compare build/study/*.results.jsonl --base lmetric --html study.html
+"""
+
+
+def add_plan(parsers: Any) -> None:
+    """`warmroute-sim plan`."""
+    parser = add_command(
+        parsers,
+        "plan",
+        "TRACE --ttft-p90-ms MS [other targets] [--policy SPEC]... [option]...",
+        "the smallest fleet and the policy that keep latency targets",
+        "Replays TRACE with fewer and more workers until the smallest fleet that keeps every "
+        "target is found, per policy; or, with --max-rate, the highest rate that the given fleet "
+        "takes. Every seed must keep every target.",
+        PLAN_EXAMPLES + known(),
+    )
+    add_source(parser)
+    add_policies(parser, seeds=" ".join(map(str, SEEDS)))
+    _add_targets(parser)
+    _add_search(parser)
+    add_pool(parser)
+    add_workload(parser)
+    add_world(parser)
+    _add_runs(parser)
+    add_reports(parser, json="the answer, every size that was tried, and why")
+    parser.set_defaults(command=from_module(STUDIES, "plan"))
+
+
+def _add_targets(parser: argparse.ArgumentParser) -> None:
+    targets = parser.add_argument_group("targets (at least one)")
+    for name, what in _TARGETS:
+        targets.add_argument(
+            f"--{name}", type=arguments.positive, metavar="MS", help=f"{what}, at most"
+        )
+    targets.add_argument(
+        "--goodput-share", type=arguments.share, metavar="SHARE",
+        help="good answers (below) of all requests, at least, as 0.99",
+    )  # fmt: skip
+    targets.add_argument(
+        "--max-lost-share", type=arguments.share, default=0.0, metavar="SHARE",
+        help="requests turned away or lost, of all, at most; default 0",
+    )  # fmt: skip
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--max-rate", action="store_true",
+        help="search for the requests per second that --workers can take, not for workers",
+    )  # fmt: skip
+    search.add_argument(
+        "--most-workers", type=arguments.count, default=64, metavar="N",
+        help="largest fleet to try; default %(default)s",
+    )  # fmt: skip
+    search.add_argument(
+        "--most-runs", type=arguments.count, default=500, metavar="N",
+        help="replays to spend, of all policies and seeds; default %(default)s",
+    )  # fmt: skip
+    search.add_argument(
+        "--rule", choices=("all", "interval"), default="all",
+        help="all: every seed must keep the targets; interval: the bad end of the seeds' 95 %% "
+        "interval; default all",
+    )  # fmt: skip
+    search.add_argument(
+        "--results", type=Path, metavar="FILE", help="keep results here, go on from them"
+    )
+
+
+def add_sweep(parsers: Any) -> None:
+    """`warmroute-sim sweep`."""
+    parser = add_command(
+        parsers,
+        "sweep",
+        "FILE [option]...",
+        "many replays from one file: policies, parameters, fleets, loads, seeds",
+        "Runs the grid or the random search that a YAML file describes, in parallel; what was "
+        "run before is taken from the file of results, so an interrupted sweep goes on.",
+        SWEEP_EXAMPLES,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="YAML (docs/simulator.md, Sweep)")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="default: FILE.results.jsonl, beside it"
+    )
+    _add_runs(parser)
+    add_reports(
+        parser, csv="a line per run", json="all figures", html="a page with Pareto pictures"
+    )
+    parser.set_defaults(command=from_module(STUDIES, "sweep"))
+
+
+def add_compare(parsers: Any) -> None:
+    """`warmroute-sim compare`."""
+    parser = add_command(
+        parsers,
+        "compare",
+        "RESULTS... --base RULE [option]...",
+        "rules against one of them, seed by seed, from files of sweep results",
+        "Reads what sweeps have kept and says of each workload, fleet and load: times, hits, good "
+        "requests, collapsed seeds, and by which factor each rule is better or worse than the "
+        "base on the same seeds; where several loads were run, which one each rule takes.",
+        COMPARE_EXAMPLES,
+    )
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS", help="of `sweep`")
+    parser.add_argument("--base", required=True, metavar="RULE", help="what others are divided by")
+    parser.add_argument(
+        "--policy", action="append", metavar="RULE", help="show these and the base; default: all"
+    )
+    add_reports(
+        parser, json="all figures", html="a page with pictures", markdown="tables for a document"
+    )
+    parser.set_defaults(command=from_module(STUDIES, "compare"))
+
+
+def add_study(parsers: Any) -> None:
+    """`warmroute-sim study`."""
+    parser = add_command(
+        parsers,
+        "study",
+        "[--full] [--only SWEEP]... [--policy SPEC]... [option]...",
+        "the sweeps behind docs/policies.md: run, resumed, compared",
+        "Runs the sweeps of simulator/data/study with the rules and seeds of study.yaml, keeps "
+        "every result, and writes the comparison. Interrupted, the same command goes on.",
+        "example:\n  warmroute-sim study --only w4b --policy 'hybrid|bounded_load'\n",
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="more seeds, loads, memories, traces; default: "
+        "the first pass, the whole catalogue on three seeds",
+    )  # fmt: skip
+    parser.add_argument("--only", action="append", metavar="SWEEP", help="this one; repeat")
+    parser.add_argument(
+        "--policy", action="append", metavar="SPEC", help="besides those of the list; repeat"
+    )
+    parser.add_argument("--alone", action="store_true", help="those of --policy only")
+    parser.add_argument(
+        "--quick", action="store_true", help="150 requests of two rules: that it works"
+    )
+    parser.add_argument(
+        "--traces", type=Path, default=Path(), metavar="FOLDER", help="where trace files lie"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/study"), metavar="FOLDER",
+        help="results and tables; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--base", default="lmetric", metavar="RULE",
+        help="what others are divided by; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--jobs", type=arguments.count, metavar="N", help="default: one a core")
+    parser.set_defaults(command=from_module("simulator.cli.study", "study"))
+
+
+def add_hits(parsers: Any) -> None:
+    """`warmroute-sim hits`."""
+    parser = add_command(
+        parsers,
+        "hits",
+        "TRACE --kv-tokens T [--workers N] [option]...",
+        "hit rates of routing rules over caches alone, without service times",
+        "Takes requests in order; a prompt's blocks are cached as it arrives. Says what routing "
+        "can do for the caches of a pool, in seconds; says nothing about latency.",
+        "example:\n  warmroute-sim hits requests.jsonl --workers 8 --kv-tokens 300k\n",
+    )
+    add_source(parser)
+    parser.add_argument(
+        "--workers", type=arguments.count, default=WORKERS, metavar="N", help="default %(default)s"
+    )
+    parser.add_argument(
+        "--kv-tokens", type=arguments.capacity, required=True, metavar="T",
+        help="tokens that each worker's cache holds: 300k, 1M, inf",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rule", action="append", choices=ALL_RULES, metavar="RULE",
+        help=f"of {', '.join(ALL_RULES)}; repeat for several; default: the first {len(RULES)}",
+    )  # fmt: skip
+    add_workload(parser, closed_loop=False)
+    add_reports(parser, json="the rows")
+    parser.set_defaults(command=from_module(STUDIES, "hits"))
+
+
+def add_bound(parsers: Any) -> None:
+    """`warmroute-sim bound`."""
+    parser = add_command(
+        parsers,
+        "bound",
+        "TRACE [--policy SPEC]... [--workers N] [--profile P] [option]...",
+        "what no policy can beat on a trace, what can be reached, where policies lose",
+        "Lower bounds of latency and upper bounds of hits for TRACE on a pool, the best "
+        "assignment found, and for each policy its gap, regret and losses.",
+        "example:\n  warmroute-sim bound requests.jsonl --policy hybrid --svg losses.svg\n"
+        + known(),
+    )
+    add_source(parser)
+    add_policies(parser, seeds="0; only one")
+    parser.add_argument(
+        "--no-waterfall", action="store_true", help="leave out the losses: a third of the time"
+    )
+    parser.add_argument(
+        "--hindsight", action="store_true",
+        help="search for better assignments knowing the future: slow, for some hundred requests",
+    )  # fmt: skip
+    add_pool(parser)
+    add_workload(parser, closed_loop=False)
+    add_world(parser)
+    add_reports(parser, json="all figures", svg="bounds and losses as a picture")
+    parser.set_defaults(command=from_module(STUDIES, "bound"))
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    runs = parser.add_argument_group("where it runs")
+    runs.add_argument(
+        "--jobs", type=arguments.count, metavar="N", help="processes; default: one for each core"
+    )
+    runs.add_argument("--dask", metavar="tcp://HOST:PORT", help="run on this Dask cluster instead")
+
+
+TRUTHS = "simulator.cli.truth"
+VALIDATED = ("round_robin", "hybrid")
+
+
+def add_validate(parsers: Any) -> None:
+    """`warmroute-sim validate`."""
+    parser = add_command(
+        parsers,
+        "validate",
+        "TRACE [--policy SPEC]... [--workers N] [--seconds S] [option]...",
+        "the same trace live and simulated, figure by figure",
+        "Starts timed workers and a router for each policy, puts TRACE on them in real time, "
+        "replays it, and prints what differs and why. Ends with 0 when hit rates are within 2 "
+        "points, mean TTFT within 15 % and the policies in the same order in both worlds.",
+        "example:\n  warmroute-sim validate requests.jsonl --seconds 100\n",
+    )
+    add_source(parser)
+    parser.add_argument(
+        "--policy", action="append", metavar="SPEC",
+        help=f"repeat to compare; default: {', '.join(VALIDATED)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workers", type=arguments.count, default=WORKERS, metavar="N", help="default %(default)s"
+    )
+    parser.add_argument("--profile", default=PROFILE, metavar="P", help="default %(default)s")
+    parser.add_argument(
+        "--kv-tokens", type=arguments.count, metavar="T",
+        help="KV tokens a worker holds; default: the profile's",
+    )  # fmt: skip
+    parser.add_argument(
+        "--block-size", type=arguments.count, default=64, metavar="B",
+        help="tokens of a KV block; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--live-speed", type=arguments.positive, default=1.0, metavar="X",
+        help="run the live side X times as fast, below 1 on a slow machine; default 1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/validate"), metavar="DIR",
+        help="for logs of the programs; default %(default)s",
+    )  # fmt: skip
+    add_workload(parser, closed_loop=False)
+    add_reports(parser, json="all figures")
+    parser.set_defaults(command=from_module(TRUTHS, "validate"))
+
+
+def add_calibrate(parsers: Any) -> None:
+    """`warmroute-sim calibrate`."""
+    parser = add_command(
+        parsers,
+        "calibrate",
+        "URL|FILE [--out FILE.json] [option]...",
+        "fit step times to a live engine, or to its step log",
+        "Measures an OpenAI-compatible engine that nobody else uses meanwhile (about a minute), "
+        "or reads a step log (`warmroute-engine --step-log`), fits the constants of the step-time "
+        "model, prints the errors, and writes a profile for --profile and --timed.",
+        "examples:\n  warmroute-sim calibrate http://127.0.0.1:8000 --out mine.json\n"
+        "  warmroute-sim calibrate steps.csv --kv-tokens 269k --out mine.json\n",
+    )
+    parser.add_argument("source", metavar="URL|FILE", help="http://HOST:PORT, or a step log (CSV)")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the profile")
+    parser.add_argument("--name", metavar="NAME", help="of the profile; default: the file's")
+    parser.add_argument(
+        "--kv-tokens", type=arguments.count, metavar="T",
+        help="KV tokens the engine holds; default: what its /metrics say",
+    )  # fmt: skip
+    live = parser.add_argument_group("of a live engine")
+    live.add_argument("--model", metavar="M", help="default: the first that the endpoint lists")
+    live.add_argument(
+        "--max-num-tokens", type=arguments.count, default=8192, metavar="N",
+        help="prefill tokens of a step at most, as the engine was started with; "
+        "default %(default)s",
+    )  # fmt: skip
+    live.add_argument(
+        "--max-prompt-tokens", type=arguments.count, default=16_384, metavar="N",
+        help="longest prompt to measure; default %(default)s",
+    )  # fmt: skip
+    live.add_argument(
+        "--vocabulary", type=arguments.count, default=10_000, metavar="N",
+        help="token ids to make prompts of are below it; default %(default)s",
+    )  # fmt: skip
+    live.add_argument(
+        "--seed", type=arguments.whole, default=0, metavar="N", help="default %(default)s"
+    )
+    parser.set_defaults(command=from_module(TRUTHS, "calibrate"))
+
+
+def add_check_facts(parsers: Any) -> None:
+    """`warmroute-sim check-facts`."""
+    parser = add_command(
+        parsers,
+        "check-facts",
+        "FILE",
+        "play a router's recording of facts: does this core decide the same?",
+        "Plays what a router with `record_facts` wrote to a fresh decision core and prints every "
+        "action that differs. Ends with 0 when all are the same.",
+        "example:\n  warmroute serve --record-facts facts.bin ...\n"
+        "  warmroute-sim check-facts facts.bin\n",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the recording")
+    parser.set_defaults(command=from_module("simulator.cli.study", "check_facts"))

@@ -1,0 +1,7 @@
+"""Load on real programs over real HTTP.
+
+Owns: starting programs, the load generator, what clients saw, the demo.
+Gives: `run_scenario`, `run_load`, `run_demo`.
+Never imports: the router's or the engine's shells; they run as processes.
+Start reading at: `stack.py`, then `load.py`.
+"""

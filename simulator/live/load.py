@@ -1,0 +1,228 @@
+"""The load generator sends a workload open loop at its own times, or closed loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from random import Random
+from time import perf_counter
+from typing import Literal
+
+from simulator.live.client import Sender, Target
+from simulator.live.outcome import Outcome
+from simulator.replay.setup import WorkloadSpec
+from simulator.traces.generators.prefixes import shared_then_own
+from simulator.traces.job import Job
+from simulator.traces.mooncake import MAX_PROMPT_TOKENS
+from simulator.traces.open import open_jobs, sessions
+from simulator.traces.timing import NS
+
+MAX_REQUESTS = 1_000_000
+
+
+class WorkloadError(ValueError):
+    """A workload that cannot be: says which size is wrong and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in order of arrival. Lifetime: process (one measurement may use it many times).
+
+    A closed loop (`ends_s` given): a session's turn follows the answer before it and the pause
+    between, and none is begun at `ends_s` seconds or later.
+    """
+
+    name: str
+    jobs: tuple[Job, ...]
+    block_tokens: int  # prompt tokens an id of `jobs` stands for
+    origin: str  # where it comes from, one line for the report
+    ends_s: float | None = None  # None: an open loop, every job at its own time
+
+    def __post_init__(self) -> None:
+        if not self.jobs:
+            raise WorkloadError(f"workload {self.name}: has no requests")
+        if len(self.jobs) > MAX_REQUESTS:
+            raise WorkloadError(f"workload {self.name}: more than {MAX_REQUESTS} requests")
+        if self.ends_s is not None and not 0 < self.ends_s < math.inf:
+            raise WorkloadError(f"workload {self.name}: ends_s {self.ends_s:g}: must be above 0")
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the start to the last arrival, or to the end of a closed loop."""
+        return self.jobs[-1].at_ns / NS if self.ends_s is None else self.ends_s
+
+
+def generated_shared_prefix(
+    groups: int,
+    prompts_per_group: int,
+    system_tokens: int,
+    question_tokens: int,
+    output_tokens: int,
+    rate_per_s: float,
+    seed: int,
+    arrivals: Literal["poisson", "even"] = "poisson",
+) -> Workload:
+    """`groups` system prompts, each asked `prompts_per_group` distinct questions, shuffled.
+
+    The shape of `generated-shared-prefix` in SGLang's bench_serving (2024), with arrivals. Ids
+    stand for blocks of gcd(system, question) tokens, so that the border falls between two ids.
+    Raises `WorkloadError` for sizes that are not positive.
+    """
+    sizes = (groups, prompts_per_group, system_tokens, question_tokens, output_tokens)
+    if min(sizes) < 1 or rate_per_s <= 0:
+        raise WorkloadError("groups, prompts, tokens and rate must all be above 0")
+    if system_tokens + question_tokens > MAX_PROMPT_TOKENS:
+        raise WorkloadError(f"a prompt of more than {MAX_PROMPT_TOKENS} tokens")
+    if groups * prompts_per_group > MAX_REQUESTS:
+        raise WorkloadError(f"more than {MAX_REQUESTS} requests")
+    random = Random(seed)
+    order = [group for group in range(groups) for _ in range(prompts_per_group)]
+    random.shuffle(order)
+    block = math.gcd(system_tokens, question_tokens)
+    jobs: list[Job] = []
+    arrival_s, tokens = 0.0, system_tokens + question_tokens
+    for serial, group in enumerate(order):
+        at_ns, own = round(arrival_s * NS), groups + serial
+        jobs.append(shared_then_own(at_ns, group, system_tokens, own, tokens, output_tokens, block))
+        arrival_s += random.expovariate(rate_per_s) if arrivals == "poisson" else 1 / rate_per_s
+    origin = (
+        f"{groups} x {prompts_per_group} prompts, {system_tokens} shared + {question_tokens} own "
+        f"tokens, {output_tokens} output tokens, {arrivals} arrivals at {rate_per_s:g} per second"
+    )
+    name = "shared_prompt" if groups == 1 else "shared_prompts"
+    return Workload(name, tuple(jobs), block, origin)
+
+
+def opened(
+    spec: WorkloadSpec, name: str, origin: str, seed: int = 0, ends_s: float | None = None
+) -> Workload:
+    """The requests of a trace or generator, held in memory; with `ends_s`, a closed loop.
+
+    Raises `TraceError` for a source that cannot be used, `WorkloadError` for one of too many
+    requests.
+    """
+    stream = open_jobs(spec, seed)
+    jobs = tuple(islice(stream.jobs, MAX_REQUESTS + 1))
+    return Workload(name, jobs, stream.block_tokens, origin, ends_s)
+
+
+OnOutcome = Callable[[Outcome], None]
+
+
+async def run_load(
+    workload: Workload,
+    target: Target,
+    on_outcome: OnOutcome,
+    speed: float = 1.0,
+    concurrency: int | None = None,
+) -> None:
+    """Sends the jobs of `workload` and calls `on_outcome` once for each, in order of ending.
+
+    Open loop (neither `concurrency` nor `workload.ends_s`): a job leaves at its time divided by
+    `speed` whatever became of the earlier ones; where the generator or its bound of
+    `target.max_in_flight` makes it late, times still count from when it was due, and the outcome
+    says how late it left. Closed loop of sessions (`workload.ends_s`): see `_sessions`. Closed
+    loop of requests: `concurrency` of them are under way until none is left, and the jobs' times
+    are ignored.
+    Cancelling closes every connection; outcomes given so far stand.
+    """
+    if speed <= 0:
+        raise ValueError(f"speed {speed:g}: must be above 0")
+    if concurrency is not None and concurrency < 1:
+        raise ValueError(f"concurrency {concurrency}: must be 1 or more")
+    async with target.open_session() as session:
+        # The loop's own clock is no finer than a millisecond under uvloop, as long as some TTFTs.
+        sender = Sender(target, session, perf_counter, started_s=perf_counter())
+        if concurrency is None and workload.ends_s is not None:
+            await _sessions(workload, sender, on_outcome, speed, workload.ends_s)
+        elif concurrency is None:
+            await _open_loop(workload, sender, on_outcome, speed)
+        else:
+            await _closed_loop(workload, sender, on_outcome, concurrency)
+
+
+async def _open_loop(
+    workload: Workload, sender: Sender, on_outcome: OnOutcome, speed: float
+) -> None:
+    slots = asyncio.Semaphore(sender.target.max_in_flight)
+
+    async def one(job: Job, serial: int, body: bytes, due_s: float) -> None:
+        try:
+            on_outcome(await sender.send(job, serial, body, due_s))
+        finally:
+            slots.release()
+
+    async with asyncio.TaskGroup() as group:
+        for serial, job in enumerate(workload.jobs):
+            # Made before the wait, so that making it does not make the request late.
+            body = sender.target.body(job, serial)
+            due_s = sender.started_s + job.at_ns / NS / speed
+            await _sleep_until(due_s, sender.clock)
+            await slots.acquire()
+            group.create_task(one(job, serial, body, due_s))
+
+
+async def _sessions(
+    workload: Workload, sender: Sender, on_outcome: OnOutcome, speed: float, ends_s: float
+) -> None:
+    """A session begins at its first job's time; each further turn waits for the answer before it.
+
+    It comes `think_ns` after that answer's last byte, or after its refusal; where no pause was
+    recorded, as long after as the two recorded arrivals lie apart. What would come at `ends_s` or
+    later is not sent: the turns of a session that got slow answers are fewer then.
+    """
+    slots = asyncio.Semaphore(sender.target.max_in_flight)
+    ends_at_s = sender.started_s + ends_s / speed
+    serials = {id(job): serial for serial, job in enumerate(workload.jobs)}
+
+    async def one(turns: list[Job], due_s: float) -> None:
+        for number, job in enumerate(turns):
+            if number:
+                due_s = sender.clock() + _pause_ns(turns[number - 1], job) / NS / speed
+            if due_s >= ends_at_s:
+                return
+            serial = serials[id(job)]
+            body = sender.target.body(job, serial)
+            await _sleep_until(due_s, sender.clock)
+            async with slots:
+                outcome = await sender.send(job, serial, body, due_s)
+            on_outcome(replace(outcome, turn=number))
+
+    async with asyncio.TaskGroup() as group:
+        for _, turns in sessions(iter(workload.jobs)):
+            due_s = sender.started_s + turns[0].at_ns / NS / speed
+            if due_s >= ends_at_s:
+                break
+            await _sleep_until(due_s, sender.clock)
+            group.create_task(one(turns, due_s))
+
+
+def _pause_ns(before: Job, job: Job) -> int:
+    pause_ns = job.at_ns - before.at_ns if job.think_ns is None else job.think_ns
+    return max(pause_ns, 0)
+
+
+async def _sleep_until(due_s: float, clock: Callable[[], float]) -> None:
+    """Lets others run once at least, and never returns before `due_s`, as coarse timers do."""
+    early_s = max(0.0, due_s - clock())
+    while early_s >= 0:
+        await asyncio.sleep(early_s)
+        early_s = due_s - clock()
+
+
+async def _closed_loop(
+    workload: Workload, sender: Sender, on_outcome: OnOutcome, concurrency: int
+) -> None:
+    left = iter(enumerate(workload.jobs))
+
+    async def one_place() -> None:
+        for serial, job in left:
+            body = sender.target.body(job, serial)
+            on_outcome(await sender.send(job, serial, body, sender.clock()))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(workload.jobs))):
+            group.create_task(one_place())

@@ -1,0 +1,7 @@
+"""Many replays: sweeps, plans, comparisons, the study.
+
+Owns: the sweep file, the executor, the file of results, plans and comparisons.
+Gives: `run_sweep`, `run_plan`, `run_compare`, `run_study`.
+Never imports: the live load generator.
+Start reading at: `sheet.py`, then `runs.py`.
+"""

@@ -1,0 +1,324 @@
+"""`warmroute-sim compare`: a comparison as tables, as Markdown, as a page."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from policies.load import name_of
+from simulator.replay.setup import Setup
+from simulator.report.console import Column, policy_tables
+from simulator.report.figures import NOTHING, percent, whole
+from simulator.report.live_page import STYLE_PATH, picture
+from simulator.report.plots import dots_plot, ladder_plot
+from simulator.runs.scenes import (
+    COLLAPSE,
+    LEAST_GOOD,
+    MAX_TTFT_MS,
+    RATIOS,
+    Ladder,
+    Ratio,
+    RuleFigures,
+    Saturation,
+    Scene,
+    SceneFigures,
+    compare_scene,
+    ladder_of_scenes,
+    read_scenes,
+)
+from simulator.runs.sweep import writable
+from simulator.runs.task import SweepError
+
+Cell = Callable[[RuleFigures], str]
+
+
+def in_s(value_ms: float | None) -> str:
+    """Milliseconds as seconds of three digits."""
+    if value_ms is None:
+        return NOTHING
+    value = value_ms / 1000
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.1 else f"{value:.3f}"
+
+
+def _ratio(found: Ratio | None) -> str:
+    if found is None:
+        return NOTHING
+    if found.low is None or found.high is None:
+        return f"{found.mean:.2f}"
+    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _spread(rule: RuleFigures) -> str:
+    median, worst = in_s(rule.ttft_median_ms), in_s(rule.ttft_worst_ms)
+    return f"{in_s(rule.ttft_mean_ms)} ({median} / {worst})"
+
+
+def _plain_ms(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1f}"
+
+
+COLUMNS: tuple[tuple[str, Cell], ...] = (
+    ("TTFT (med/worst)", _spread),
+    ("p99", lambda rule: in_s(rule.ttft_p99_ms)),
+    ("new", lambda rule: in_s(rule.new_ttft_ms)),
+    ("later", lambda rule: in_s(rule.later_ttft_ms)),
+    ("later p99", lambda rule: in_s(rule.later_p99_ms)),
+    ("held", lambda rule: in_s(rule.held_max_ms)),
+    ("E2E", lambda rule: in_s(rule.e2e_mean_ms)),
+    ("TPOT p90", lambda rule: _plain_ms(rule.tpot_p90_ms)),
+    ("hits", lambda rule: percent(rule.hit_rate)),
+    ("good", lambda rule: percent(rule.good)),
+    ("sessions/h", lambda rule: whole(rule.sessions_per_hour)),
+    ("preempt.", lambda rule: whole(rule.preemptions)),
+    ("lost", lambda rule: percent(rule.lost_share)),
+    ("collapsed", lambda rule: f"{rule.collapsed}/{len(rule.seeds)}"),
+    *(
+        (title, lambda rule, name=name: _ratio(rule.ratios[name]))
+        for name, title in zip(
+            RATIOS, ("TTFT ratio", "p99 ratio", "E2E ratio", "TPOT ratio"), strict=True
+        )
+    ),
+)
+
+
+def print_scenes(
+    console: Console, scenes: Sequence[SceneFigures], ladders: Sequence[Ladder]
+) -> None:
+    """One table a scene (several where the terminal is narrow), then the ladders and the terms."""
+    for scene in scenes:
+        console.print(Text(_heading(scene), style="bold"))
+        columns: list[Column] = [
+            (title, [Text(f"{cell(rule)} ") for rule in scene.rules]) for title, cell in COLUMNS
+        ]
+        names = [rule.policy for rule in scene.rules]
+        for part in policy_tables(names, columns, console.width):
+            console.print(part)
+    for steps in ladders:
+        console.print(Text(f"{steps.name}: takes so many {steps.load_unit}", style="bold"))
+        for found in steps.rules:
+            console.print(f"  {found.policy:<32} {taken(found)}", markup=False, highlight=False)
+        console.print()
+    for line in terms():
+        console.print(Text(line, style="dim"))
+
+
+def as_markdown(scenes: Sequence[SceneFigures], ladders: Sequence[Ladder]) -> str:
+    """The same tables for a document, then the terms."""
+    lines: list[str] = []
+    for scene in scenes:
+        head = ("rule", *(title for title, _ in COLUMNS))
+        lines += [f"**{_heading(scene)}**", "", _row(head), _row(["---"] * len(head))]
+        for rule in scene.rules:
+            lines.append(_row([f"`{rule.policy}`", *(cell(rule) for _, cell in COLUMNS)]))
+        lines.append("")
+    for steps in ladders:
+        lines += [f"**{steps.name}: saturation, {steps.load_unit}**", ""]
+        lines += [_row(("rule", "takes")), _row(("---", "---"))]
+        lines += [_row((f"`{found.policy}`", taken(found))) for found in steps.rules]
+        lines.append("")
+    return "\n".join([*lines, *terms()]) + "\n"
+
+
+def taken(found: Saturation) -> str:
+    """The load at which a rule saturates."""
+    if found.beyond is not None:
+        return f"{found.beyond:g} and more"
+    return f"less than {found.below:g}" if found.load is None else f"{found.load:.3g}"
+
+
+def terms() -> Iterator[str]:
+    """What the words in the tables mean."""
+    yield (
+        "Times in s, TPOT in ms; TTFT counts from the arrival at the router. TTFT: mean over "
+        "seeds, (median / worst seed). new, later: mean of requests that begin a session, of the "
+        "others. held: longest wait at the router."
+    )
+    yield (
+        f"collapsed: seeds with a mean TTFT above {COLLAPSE:g} x the best seed of the best rule, "
+        "or 1 % of requests lost. Ratios: geometric mean of paired seeds against the base, 95 % "
+        "interval."
+    )
+    yield (
+        f"Saturation: where mean TTFT rises above {MAX_TTFT_MS / 1000:g} s or good falls below "
+        f"{LEAST_GOOD:.0%}, interpolated between the loads tried."
+    )
+
+
+def _heading(scene: SceneFigures) -> str:
+    versus = f"; ratios to {scene.base}" if scene.base else "; the base was not run here"
+    seeds = sorted({len(rule.seeds) for rule in scene.rules})
+    many = "-".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1]))) if seeds else "0"
+    return f"{scene.name}: {many} seeds{versus}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+STYLE = """
+th, td { text-align: right; } th:first-child, td:first-child { text-align: left; }
+td { white-space: nowrap; } tr.base td { font-weight: 600; }
+.curves { display: grid; gap: 1.4rem; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); }
+"""
+MAX_PICTURES = 60
+
+
+def render_page(
+    scenes: Sequence[SceneFigures],
+    ladders: Sequence[Ladder],
+    title: str,
+    failed: Sequence[str] = (),
+) -> str:
+    """The whole page: a picture and a table for each scene, then the ladders, then the terms."""
+    by_name = {scene.name: scene for scene in scenes}
+    body = "".join(_scene(scene, drawn=n < MAX_PICTURES) for n, scene in enumerate(scenes))
+    steps = "".join(_ladder(found, by_name) for found in ladders)
+    under_load = f'<h2>Under load</h2><div class="curves">{steps}</div>' if steps else ""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in failed)
+    told = f"<h2>Failed runs</h2><ul>{lines}</ul>" if lines else ""
+    words = "".join(f'<p class="soft">{escape(line)}</p>' for line in terms())
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>warmroute: {escape(title)}</title>"
+        f"<style>{STYLE_PATH.read_text()}{STYLE}</style></head><body><main>"
+        f"<h1>{escape(title)}</h1>{body}{under_load}{told}<h2>Terms</h2>{words}"
+        "</main></body></html>\n"
+    )
+
+
+def _scene(scene: SceneFigures, *, drawn: bool) -> str:
+    shown = ""
+    if drawn and any(rule.ttft_mean_ms for rule in scene.rules):
+        alt = f"Mean TTFT, {scene.name}. " + "; ".join(
+            f"{rule.policy}: {in_s(rule.ttft_mean_ms)} s, worst seed {in_s(rule.ttft_worst_ms)} s"
+            for rule in scene.rules
+        )
+        told = "Each dot a seed, bars their means; dashed: above it a seed is collapsed."
+        caption = f"<figcaption>{told}</figcaption>"
+        shown = f"<figure>{picture(dots_plot(scene), alt)}{caption}</figure>"
+    head = "".join(f"<th>{escape(title)}</th>" for title, _ in COLUMNS)
+    rows = "".join(
+        f"<tr{' class=base' if rule.policy == scene.base else ''}>"
+        f"<td><code>{escape(rule.policy)}</code></td>"
+        + "".join(f"<td>{escape(cell(rule))}</td>" for _, cell in COLUMNS)
+        + "</tr>"
+        for rule in scene.rules
+    )
+    return (
+        f'<h2>{escape(scene.name)}</h2><p class="soft">{escape(scene.workload)}, '
+        f"{scene.load:g} {scene.load_unit}</p>{shown}"
+        f'<div class="table"><table><tr><th>rule</th>{head}</tr>{rows}</table></div>'
+    )
+
+
+def _ladder(found: Ladder, scenes: dict[str, SceneFigures]) -> str:
+    says = "; ".join(f"{rule.policy}: {taken(rule)}" for rule in found.rules)
+    told = f"{found.name}: mean TTFT against {found.load_unit}; the line: 2 s."
+    shown = picture(ladder_plot(found, scenes), f"{told} Saturation: {says}.")
+    items = "".join(
+        f"<tr><td><code>{escape(rule.policy)}</code></td><td>{escape(taken(rule))}</td></tr>"
+        for rule in found.rules
+    )
+    return (
+        f"<div><figure>{shown}<figcaption>{escape(told)}</figcaption></figure>"
+        f'<div class="table"><table><tr><th>rule</th><th>saturates at</th></tr>{items}</table>'
+        "</div></div>"
+    )
+
+
+FORMAT: Literal["warmroute-compare"] = "warmroute-compare"
+VERSION: Literal[1] = 1
+
+
+class CompareReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole JSON file. `version` grows when a field changes."""
+
+    format: Literal["warmroute-compare"]
+    version: Literal[1]
+    base: str
+    scenes: tuple[SceneFigures, ...]
+    ladders: tuple[Ladder, ...]
+    failed: tuple[str, ...]  # runs without figures
+
+
+@dataclass(frozen=True, slots=True)
+class CompareCommand:
+    """What the command line asks. Lifetime: process."""
+
+    results: tuple[Path, ...]
+    base: str  # a specification as it was run, or a name that one rule has
+    policies: tuple[str, ...] = ()  # these only, and the base; empty: all
+    json: Path | None = None
+    html: Path | None = None
+    markdown: Path | None = None
+
+
+def run_compare(command: CompareCommand, console: Console) -> bool:
+    """Prints the tables and writes what is asked; whether every run had figures.
+
+    Raises `SweepError` for files that cannot be read or written, and for an unknown rule.
+    """
+    writable(command.json, command.html, command.markdown)
+    scenes = read_scenes(command.results)
+    base = _chosen(command.base, scenes)
+    kept = {base, *(_chosen(one, scenes) for one in command.policies)}
+    if command.policies:
+        for scene in scenes:
+            scene.rows = {policy: rows for policy, rows in scene.rows.items() if policy in kept}
+    found = [compare_scene(scene, base) for scene in scenes if scene.rows]
+    steps = ladders_of(scenes, found)
+    failed = [f"{scene.name}: {line}" for scene in scenes for line in scene.failed]
+    print_scenes(console, found, steps)
+    for line in failed:
+        console.print(f"failed: {line}", markup=False, highlight=False)
+    report = CompareReport(FORMAT, VERSION, base, tuple(found), tuple(steps), tuple(failed))
+    if command.json is not None:
+        command.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    if command.markdown is not None:
+        command.markdown.write_text(as_markdown(found, steps))
+    if command.html is not None:
+        command.html.write_text(render_page(found, steps, f"Rules beside {base}", failed))
+    return not failed
+
+
+def ladders_of(scenes: Sequence[Scene], found: Sequence[SceneFigures]) -> list[Ladder]:
+    """Of the scenes that differ by their load alone, where there are two loads or more."""
+    by_name = {figures.name: figures for figures in found}
+    groups: dict[tuple[str, str, Setup], list[SceneFigures]] = {}
+    for scene in scenes:
+        if scene.name in by_name:
+            key = (scene.file, scene.load.unit, scene.load.of)
+            groups.setdefault(key, []).append(by_name[scene.name])
+    several = [
+        (file, own) for (file, _, _), own in groups.items() if len({s.load for s in own}) > 1
+    ]
+    files = [file for file, _ in several]
+    return [
+        ladder_of_scenes(file if files.count(file) == 1 else f"{file}, as {own[0].name}", own)
+        for file, own in several
+    ]
+
+
+def _chosen(asked: str, scenes: Sequence[Scene]) -> str:
+    """The specification that was run; `SweepError` where none or several answer to it."""
+    run = list(dict.fromkeys(policy for scene in scenes for policy in scene.rows))
+    if asked in run:
+        return asked
+    same = [policy for policy in run if name_of(policy) == asked]
+    if len(same) == 1:
+        return same[0]
+    if same:
+        raise SweepError([f"{asked}: was run as {', '.join(same)}; name one of them"])
+    close = difflib.get_close_matches(asked, run, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise SweepError([f"{asked}: no result is of it{hint}; there are {', '.join(run) or 'none'}"])

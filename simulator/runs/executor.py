@@ -1,0 +1,338 @@
+"""Where runs are executed: processes of this machine, or a Dask cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from importlib.metadata import version
+from multiprocessing import connection, resource_tracker
+from threading import Thread
+from types import FrameType
+from typing import Any, Self, TypeVar
+
+from simulator.live.processes import StartError
+from simulator.replay.setup import Setup
+from simulator.report.row import ReplayRow
+from simulator.runs.task import Evaluate, Outcome, SweepError, Task
+
+ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def side_by_side(
+    function: Callable[[T], R], things: Sequence[T], jobs: int
+) -> Generator[tuple[T, R], None, None]:
+    """Yields (thing, result) as they come, `jobs` at a time. What a call raises is raised here.
+
+    Whatever ends this generator ends its processes; if this process is killed, they end
+    themselves. Raises `StartError` when one of them is killed.
+    """
+    # Spawned, not forked: a child must not inherit half of what this process is doing.
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(things)), spawn, _begin)
+    with _ended(pool):
+        with _deaf():
+            tasks = {pool.submit(function, thing): thing for thing in things}
+        for task in as_completed(tasks):
+            try:
+                yield tasks[task], task.result()
+            except BrokenProcessPool as error:
+                raise StartError(
+                    "a process of this replay was killed; too little memory? fewer --jobs need less"
+                ) from error
+
+
+@contextmanager
+def _ended(pool: ProcessPoolExecutor) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.kill()  # it has nothing to put away, and may not have begun to listen
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Nothing interrupts us half-way through starting a process: signals come a moment later.
+
+    Blocked, which children inherit, so that they never see a Ctrl-C, which a terminal sends to all
+    processes; and put off, for other threads of ours may still take a signal. Main thread only.
+    """
+    came: list[int] = []
+
+    def put_off(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    resource_tracker.ensure_running()  # it unblocks signals when it starts
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    handlers = {number: signal.signal(number, put_off) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for late in came:
+            signal.raise_signal(late)
+
+
+def _begin() -> None:
+    """What a child does first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot end its children: they see it gone and end themselves."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+MAX_ATTEMPTS = 2  # of a run whose process died; a run that raises would raise again
+# One process a core is enough: libraries that start threads of their own would only get in the way.
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+LAST_BREATH_S = 5.0  # from a closed pipe to the end of its process
+
+Answer = tuple[ReplayRow | None, str | None]
+
+
+class LocalProcesses:
+    """Spawned processes that run tasks. Lifetime: the `with` block, which leaves none behind."""
+
+    def __init__(self, evaluate: Evaluate, jobs: int | None = None) -> None:
+        self.jobs = jobs or cores()
+        self._evaluate = evaluate
+        self._children: list[_Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children:
+            child.end()
+        self._children.clear()
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """The outcomes as they come. A run that raises has failed; one whose process dies is
+        tried once more.
+        """
+        waiting = deque((task, 1) for task in tasks)
+        while True:
+            for child in self._free(len(waiting)):
+                child.give(*waiting.popleft())
+            busy = {child.pipe: child for child in self._children if child.task is not None}
+            if not busy:
+                return
+            for pipe in connection.wait(list(busy)):
+                assert isinstance(pipe, connection.Connection)
+                child = busy[pipe]
+                outcome = child.take()
+                if outcome.row is None and outcome.error is None:
+                    self._children.remove(child)
+                    outcome = _died(outcome, child.how_it_ended())
+                    if outcome.attempts < MAX_ATTEMPTS:
+                        waiting.appendleft((outcome.task, outcome.attempts + 1))
+                        continue
+                yield outcome
+
+    def _free(self, wanted: int) -> list[_Child]:
+        """At most `wanted` processes without a task; started where there are too few."""
+        free = [child for child in self._children if child.task is None][:wanted]
+        while len(free) < wanted and len(self._children) < self.jobs:
+            child = _Child(self._evaluate)
+            self._children.append(child)
+            free.append(child)
+        return free
+
+
+class _Child:
+    """One process and the task it is at. Lifetime: process."""
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, theirs = spawn.Pipe()
+        self.task: Task | None = None
+        self._attempts = 0
+        self._process = spawn.Process(target=work, args=(theirs,), daemon=True)
+        # Ctrl-C in a terminal goes to all processes: ours ends the others. Blocked while it
+        # starts, which it inherits, a child never sees it; here it comes a moment later.
+        resource_tracker.ensure_running()  # it unblocks the signal when it starts
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._send(evaluate)
+
+    def give(self, task: Task, attempt: int) -> None:
+        self.task, self._attempts = task, attempt
+        self._send(task.setup)
+
+    def take(self) -> Outcome:
+        """What came of the task; neither row nor error: the process died."""
+        assert self.task is not None
+        task, self.task = self.task, None
+        try:
+            row, error = self.pipe.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            row = error = None
+        return Outcome(task, row, error, self._attempts)
+
+    def end(self) -> None:
+        """Ends it, whatever it is at; a run leaves nothing behind."""
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self.pipe.close()
+
+    def how_it_ended(self) -> str:
+        """In words, of one whose pipe has closed; then nothing is left of it."""
+        self._process.join(LAST_BREATH_S)
+        code = self._process.exitcode
+        self.end()
+        if code is None:
+            return "closed its pipe"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+    def _send(self, what: object) -> None:
+        # Dead already? Reading from it says so to whoever waits for its answer.
+        with suppress(BrokenPipeError):
+            self.pipe.send(what)
+
+
+def work(pipe: connection.Connection) -> None:
+    """A child's life: a function, then set-ups, each answered by (row, None) or (None, error)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for name in ONE_THREAD:
+        os.environ.setdefault(name, "1")
+    Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        evaluate: Evaluate = pipe.recv()
+        while True:
+            pipe.send(answer(evaluate, pipe.recv()))
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def answer(evaluate: Evaluate, setup: Setup) -> Answer:
+    """The row, or in words why there is none."""
+    try:
+        return evaluate(setup), None
+    except Exception as error:  # noqa: BLE001 - told to the person; the other runs go on
+        return None, f"{type(error).__name__}: {error}"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _died(outcome: Outcome, how: str) -> Outcome:
+    hint = "; too little memory?" if how.endswith("SIGKILL") else ""
+    error = f"its process {how}, {outcome.attempts} times{hint}"
+    return Outcome(outcome.task, None, error, outcome.attempts)
+
+
+CONNECT_S = 10.0
+AHEAD = 2  # runs handed out for each core, so that no core waits for the next
+
+
+class DaskCluster:
+    """A cluster by the address of its scheduler. Lifetime: the `with` block."""
+
+    def __init__(self, address: str, evaluate: Evaluate) -> None:
+        """Connects. Raises `SweepError` when nobody answers or no worker could run anything."""
+        try:
+            distributed: Any = import_module("distributed")
+        except ImportError as error:
+            raise SweepError(["--dask needs the extra: pip install 'warmroute[dask]'"]) from error
+        try:
+            self._client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise SweepError([f"--dask {address}: no scheduler answers there: {error}"]) from error
+        self._as_completed = partial(distributed.as_completed, loop=self._client.loop)
+        self._evaluate = evaluate
+        try:
+            self._check(address)
+        except BaseException:
+            self._client.close()
+            raise
+        self.jobs = max(1, sum(self._client.nthreads().values()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """The outcomes as they come; what is under way when nobody asks on is cancelled."""
+        waiting = iter(tasks)
+        pending: dict[Any, Task] = {}
+        ended = self._as_completed()
+        try:
+            for task in waiting:
+                self._submit(task, pending, ended)
+                if len(pending) >= AHEAD * self.jobs:
+                    break
+            while pending:
+                future = next(ended)
+                yield _outcome(pending.pop(future), future)
+                future.release()
+                for task in waiting:
+                    self._submit(task, pending, ended)
+                    break
+        finally:
+            if pending:
+                self._client.cancel(list(pending))
+
+    def _submit(self, task: Task, pending: dict[Any, Task], ended: Any) -> None:
+        future = self._client.submit(answer, self._evaluate, task.setup, pure=False)
+        pending[future] = task
+        ended.add(future)
+
+    def _check(self, address: str) -> None:
+        ours = version("warmroute")
+        theirs = self._client.run(_version)
+        if not theirs:
+            raise SweepError([f"--dask {address}: the scheduler has no workers; start some"])
+        for worker, found in theirs.items():
+            if found != ours:
+                has = f"warmroute {found}" if found else "no warmroute"
+                raise SweepError([f"--dask {address}: {worker} has {has}, here is {ours}"])
+
+
+def _outcome(task: Task, future: Any) -> Outcome:
+    if future.status == "finished":
+        answered: Answer = future.result()
+        return Outcome(task, *answered)
+    error = future.exception() if future.status == "error" else future.status
+    return Outcome(task, None, f"its worker was lost: {error}")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        return version("warmroute")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,570 @@
+"""A plan: for each policy the smallest fleet, or the highest rate, that keeps the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from math import log
+from typing import Literal
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from simulator.replay.setup import Setup
+from simulator.report.figures import NOTHING, Interval, figure, interval, percent, seconds
+from simulator.report.row import ReplayRow
+from simulator.runs.points import PER_GPU, fleet_gpus, points_of
+from simulator.runs.runs import Runs
+from simulator.runs.sheet import check_policies, check_setups
+from simulator.runs.task import Outcome, SweepError
+
+# Every seed must keep the limits, or the bad end of the 95 % interval of their mean.
+Rule = Literal["all", "interval"]
+
+
+class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits; None: any value will do. Shares are of all requests, 0..1."""
+
+    ttft_mean_ms: float | None = None
+    ttft_p90_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    tpot_mean_ms: float | None = None  # the mean gap between tokens (ITL) as well
+    tpot_p90_ms: float | None = None
+    tpot_p99_ms: float | None = None
+    goodput_share: float | None = None  # at least, within the set-up's goodput limits
+    max_lost_share: float = 0.0  # turned away or lost, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One of the targets. Lifetime: process."""
+
+    field: str
+    title: str
+    of: Callable[[ReplayRow], float | None]
+    show: Callable[[float | None], str]
+    at_least: bool = False
+
+
+def _at(path: str) -> Callable[[ReplayRow], float | None]:
+    return lambda row: reduce(getattr, path.split("."), row)  # type: ignore[return-value]
+
+
+def _lost(row: ReplayRow) -> float | None:
+    return (row.rejected + row.failed) / row.requests if row.requests else None
+
+
+def _ms(value: float | None) -> str:
+    if value is None or value >= 1000:
+        return seconds(value)
+    return f"{value:.1f}".removesuffix(".0") + " ms"
+
+
+LIMITS = (
+    Limit("ttft_mean_ms", "TTFT mean", _at("ttft_ms.mean"), _ms),
+    Limit("ttft_p90_ms", "TTFT p90", _at("ttft_ms.p90"), _ms),
+    Limit("ttft_p99_ms", "TTFT p99", _at("ttft_ms.p99"), _ms),
+    Limit("tpot_mean_ms", "TPOT mean", _at("tpot_ms.mean"), _ms),
+    Limit("tpot_p90_ms", "TPOT p90", _at("tpot_ms.p90"), _ms),
+    Limit("tpot_p99_ms", "TPOT p99", _at("tpot_ms.p99"), _ms),
+    Limit("goodput_share", "goodput", _at("goodput.share"), percent, at_least=True),
+    Limit("max_lost_share", "lost", _lost, percent),
+)
+
+
+def check_targets(targets: Targets) -> None:
+    """Raises `SweepError` for limits that say nothing or that nothing can keep."""
+    problems = []
+    for limit in LIMITS:
+        value = getattr(targets, limit.field)
+        share = limit.field.endswith("_share")
+        if value is not None and not (0 <= value <= 1 if share else 0 < value < float("inf")):
+            expected = "a share from 0 to 1" if share else "milliseconds above 0"
+            problems.append(f"{limit.field}: {value:g}; expected {expected}")
+    if all(getattr(targets, limit.field) is None for limit in LIMITS[:-1]):
+        names = ", ".join(limit.field for limit in LIMITS[:-1])
+        problems.append(f"no target: nothing but lost requests is limited; give one of {names}")
+    if problems:
+        raise SweepError(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One limit against what was measured. Lifetime: report."""
+
+    limit: Limit
+    bound: float
+    value: float | None  # of the worst seed, or the bad end of the interval; None: nothing there
+    seed: int | None  # the worst one
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is within the bound; a figure that nobody has is not."""
+        if self.value is None:
+            return False
+        return self.value >= self.bound if self.limit.at_least else self.value <= self.bound
+
+    @property
+    def reason(self) -> str:
+        """Value and bound, as in `TTFT p90: 2.31 s > 1.00 s (seed 3)`."""
+        show = self.limit.show
+        if self.value is None:
+            return f"{self.limit.title}: no request has one"
+        sign = "<" if self.limit.at_least else ">"
+        if self.met:
+            sign = "≥" if self.limit.at_least else "≤"
+        who = "" if self.seed is None else f" (seed {self.seed})"
+        value, bound = show(self.value), show(self.bound)
+        if value == bound and not self.met:  # by less than the digits shown
+            unit = " ms" if self.limit.field.endswith("_ms") else ""
+            value, bound = f"{self.value:.8g}{unit}", f"{self.bound:.8g}{unit}"
+        return f"{self.limit.title}: {value} {sign} {bound}{who}"
+
+    @property
+    def used(self) -> float:
+        """How much of the bound is used: 1 is all of it; less is better."""
+        if self.value is None:
+            return float("inf")
+        if self.limit.at_least:
+            return (1 - self.value) / (1 - self.bound) if self.bound < 1 else 1 - self.value
+        return self.value / self.bound if self.bound else self.value
+
+
+def kept(targets: Targets, runs: Sequence[tuple[Setup, ReplayRow]], rule: Rule) -> list[Kept]:
+    """Every limit that `targets` sets against the runs of all seeds."""
+    return [
+        _kept(limit, bound, runs, rule)
+        for limit in LIMITS
+        if (bound := getattr(targets, limit.field)) is not None
+    ]
+
+
+def _kept(limit: Limit, bound: float, runs: Sequence[tuple[Setup, ReplayRow]], rule: Rule) -> Kept:
+    values = [(limit.of(row), setup.seed) for setup, row in runs]
+    known = [(value, seed) for value, seed in values if value is not None]
+    if len(known) < len(values) or not known:
+        return Kept(limit, bound, None, None)
+    if rule == "interval":
+        found = interval([value for value, _ in known])
+        assert found is not None
+        end = found.low if limit.at_least else found.high
+        return Kept(limit, bound, found.mean if end is None else end, None)
+    worst = (min if limit.at_least else max)(known, key=lambda pair: pair[0])
+    return Kept(limit, bound, worst[0], worst[1] if len(known) > 1 else None)
+
+
+def shown(targets: Targets) -> Iterator[str]:
+    """The targets in words."""
+    for limit in LIMITS:
+        bound = getattr(targets, limit.field)
+        if bound is not None:
+            yield f"{limit.title} {'≥' if limit.at_least else '≤'} {limit.show(bound)}"
+
+
+@dataclass(slots=True)
+class Found:
+    """Where the border is. Lifetime: one search."""
+
+    at: int | None = None  # None: not even the highest will do
+    asked: dict[int, bool] = field(default_factory=dict)
+    lucky: list[tuple[int, int]] = field(default_factory=list)  # will do; a higher that will not
+
+
+def search(start: int, low: int, high: int) -> Generator[int, bool, Found]:
+    """Yields numbers of [low, high] to be told whether each will do; returns what it found.
+
+    The answer and its upper neighbour do, its lower neighbour does not; each is asked once. Takes
+    about 2 log2 of the distance from `start` to the answer, and three more.
+    """
+    found = Found()
+    floor, at = low, min(max(start, low), high)
+    while True:
+        border = yield from _border(at, floor, high, found)
+        if border is None:
+            return found
+        after = border + 1
+        if after > high or (yield from _ask(after, found)):
+            break
+        found.lucky.append((border, after))
+        floor = at = after + 1
+        if floor > high:
+            return found
+    found.at = border
+    below = border - 2
+    lucky = below >= low and (yield from _ask(below, found))
+    if lucky and (below, border - 1) not in found.lucky:
+        found.lucky.append((below, border - 1))
+    return found
+
+
+def _border(at: int, low: int, high: int, found: Found) -> Generator[int, bool, int | None]:
+    """A number that will do above one that will not, or `low`; None where `high` will not do."""
+    step = 1
+    if (yield from _ask(at, found)):
+        good, bad = at, low - 1
+        while good > low:
+            lower = max(low, good - step)
+            if not (yield from _ask(lower, found)):
+                bad = lower
+                break
+            good, step = lower, step * 2
+    else:
+        good, bad = high + 1, at
+        while bad < high:
+            higher = min(high, bad + step)
+            if (yield from _ask(higher, found)):
+                good = higher
+                break
+            bad, step = higher, step * 2
+        if good > high:
+            return None
+    while good - bad > 1:
+        middle = (good + bad) // 2
+        if (yield from _ask(middle, found)):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def _ask(number: int, found: Found) -> Generator[int, bool, bool]:
+    if number not in found.asked:
+        found.asked[number] = yield number
+    return found.asked[number]
+
+
+RATE_STEP = 1.05  # a rate is told to five percent
+MIN_RATE_PER_S, MAX_RATE_PER_S = 0.01, 10_000.0
+FIRST_RATE_PER_WORKER = 1.0  # where the search begins when nobody says: requests per second
+DIGITS = 4
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """The smallest fleet, or the highest rate, at which each policy keeps the targets.
+
+    `base` gives the workload and the world; its fleet is where the search begins. A rate of the
+    workload is where the search for a rate begins.
+    """
+
+    base: Setup
+    policies: tuple[str, ...]
+    targets: Targets
+    seeds: tuple[int, ...] = (1, 2, 3)
+    find: Literal["workers", "rate"] = "workers"
+    most_workers: int = 64
+    most_runs: int = 500  # over all policies and seeds
+    rule: Rule = "all"
+
+
+def check_request(request: PlanRequest) -> None:
+    """Raises `SweepError` with what is wrong, before anything runs."""
+    check_targets(request.targets)
+    check_policies(list(request.policies))
+    problems = []
+    if not request.policies or len(set(request.policies)) < len(request.policies):
+        problems.append("policies: give one or more, each once")
+    if not request.seeds or len(set(request.seeds)) < len(request.seeds):
+        problems.append("seeds: give one or more, each once")
+    if request.rule == "interval" and len(request.seeds) < 2:
+        problems.append("seeds: an interval takes two or more")
+    if request.most_workers < 1:
+        problems.append(f"most_workers: {request.most_workers}; expected 1 or more")
+    if request.find == "workers" and len(request.base.groups) != 1:
+        problems.append("groups: the number of workers is searched in a fleet of one group")
+    if problems:
+        raise SweepError(problems)
+    ladder = ladder_of(request)
+    check_setups([ladder.place(request.base, ladder.start)])
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Numbers of which a larger one is easier on the fleet. Lifetime: one plan."""
+
+    find: Literal["workers", "rate"]
+    start: int
+    low: int
+    high: int
+
+    def value(self, rung: int) -> float:
+        """Workers, or requests per second."""
+        if self.find == "workers":
+            return rung
+        return float(f"{RATE_STEP**-rung:.{DIGITS}g}")
+
+    def named(self, rung: int) -> str:
+        """As in `7 workers` or `12.4 requests/s`."""
+        if self.find == "workers":
+            return "1 worker" if rung == 1 else f"{rung} workers"
+        return f"{self.value(rung):.3g} requests/s"
+
+    def place(self, base: Setup, rung: int) -> Setup:
+        """The set-up at a rung."""
+        if self.find == "workers":
+            group = msgspec.structs.replace(base.groups[0], count=rung)
+            return msgspec.structs.replace(base, groups=(group,))
+        workload = msgspec.structs.replace(base.workload, rate_per_s=self.value(rung), speed=1.0)
+        return msgspec.structs.replace(base, workload=workload)
+
+
+def ladder_of(request: PlanRequest) -> Ladder:
+    """The ladder that a request is searched on."""
+    workers = sum(group.count for group in request.base.groups)
+    if request.find == "workers":
+        return Ladder("workers", min(workers, request.most_workers), 1, request.most_workers)
+    rate = request.base.workload.rate_per_s or FIRST_RATE_PER_WORKER * workers
+    low, start, high = (_rung(value) for value in (MAX_RATE_PER_S, rate, MIN_RATE_PER_S))
+    return Ladder("rate", start, low, high)
+
+
+def _rung(rate_per_s: float) -> int:
+    return -round(log(rate_per_s) / log(RATE_STEP))
+
+
+# Shorter runs may end before a queue that grows has become one.
+MIN_SIMULATED_S = 60.0
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """One number that was tried, with all seeds."""
+
+    value: float  # workers, or requests per second
+    met: bool
+    reasons: tuple[str, ...]  # of a miss: which limits, by how much; else the tightest limit
+    used: float  # of the tightest limit: 1 is all of it
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """What one policy needs or takes."""
+
+    policy: str
+    answer: float | None  # workers, or requests per second; null: nothing that was tried will do
+    gpus: int | None  # of the fleet at the answer
+    used: float | None  # of the tightest limit at the answer
+    figures: dict[str, Interval | None]  # at the answer, over seeds
+    trials: tuple[Trial, ...]  # hardest first
+    notes: tuple[str, ...]  # why not less, what to know
+
+    @property
+    def next_best(self) -> str | None:
+        """Why the next harder number will not do."""
+        return self.notes[0] if self.notes else None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The answer to a request; `best` is the policy with the fewest GPUs, or the highest rate."""
+
+    request: PlanRequest
+    rows: tuple[PlanRow, ...]
+    best: str | None
+    runs: int
+
+
+def plan(request: PlanRequest, runs: Runs) -> Plan:
+    """Searches all policies side by side, so that their runs fill the processes.
+
+    Raises `SweepError` for a request that makes no sense, before anything runs.
+    """
+    check_request(request)
+    ladder = ladder_of(request)
+    searches = [_PolicySearch(policy, request, ladder) for policy in request.policies]
+    count = 0
+    while live := [each for each in searches if each.rung is not None]:
+        wave = [setup for each in live for setup in each.wanted()]
+        if count + len(wave) > request.most_runs:
+            for each in live:
+                each.give_up(f"stopped after {count} runs, the limit; raise it to know")
+            break
+        count += len(wave)
+        outcomes = iter(runs.outcomes(wave))
+        for each in live:
+            each.tell([next(outcomes) for _ in request.seeds])
+    rows = tuple(each.row() for each in searches)
+    return Plan(request, rows, _best(request, rows), count)
+
+
+class _PolicySearch:
+    """The search of one policy. Lifetime: one plan."""
+
+    def __init__(self, policy: str, request: PlanRequest, ladder: Ladder) -> None:
+        self.policy, self._request, self._ladder = policy, request, ladder
+        self._trials: dict[int, Trial] = {}
+        self._outcomes: dict[int, Sequence[Outcome]] = {}
+        self._notes: list[str] = []
+        self._found = Found()
+        self._search: Generator[int, bool, Found] = search(ladder.start, ladder.low, ladder.high)
+        self.rung: int | None = next(self._search)
+
+    def wanted(self) -> list[Setup]:
+        """The set-ups to run next, one for each seed."""
+        assert self.rung is not None
+        placed = self._ladder.place(self._request.base, self.rung)
+        return [
+            msgspec.structs.replace(placed, policy=self.policy, seed=seed)
+            for seed in self._request.seeds
+        ]
+
+    def tell(self, outcomes: Sequence[Outcome]) -> None:
+        """What came of them."""
+        assert self.rung is not None
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        if errors:
+            self.give_up(f"{self._ladder.named(self.rung)}: {errors[0]}")
+            return
+        pairs = [(o.task.setup, o.row) for o in outcomes if o.row is not None]
+        trial = self._judge(self.rung, pairs)
+        self._trials[self.rung], self._outcomes[self.rung] = trial, outcomes
+        try:
+            self.rung = self._search.send(trial.met)
+        except StopIteration as stop:
+            self.rung, self._found = None, stop.value
+
+    def give_up(self, why: str) -> None:
+        """Ends the search without an answer."""
+        self._notes.append(why)
+        self.rung = None
+
+    def row(self) -> PlanRow:
+        """What was found."""
+        at, ladder = self._found.at, self._ladder
+        trials = tuple(self._trials[rung] for rung in sorted(self._trials))
+        if at is None:
+            return PlanRow(self.policy, None, None, None, {}, trials, tuple(self._no_answer()))
+        point = points_of(self._outcomes[at])[0]
+        return PlanRow(
+            self.policy,
+            ladder.value(at),
+            fleet_gpus(ladder.place(self._request.base, at)),
+            self._trials[at].used,
+            dict(point.figures),
+            trials,
+            tuple(self._why(at, point.rows)),
+        )
+
+    def _judge(self, rung: int, pairs: Sequence[tuple[Setup, ReplayRow]]) -> Trial:
+        limits = kept(self._request.targets, pairs, self._request.rule)
+        misses = tuple(limit.reason for limit in limits if not limit.met)
+        tightest = max(limits, key=lambda limit: limit.used)
+        return Trial(
+            self._ladder.value(rung),
+            not misses,
+            misses or (tightest.reason,),
+            round(min(tightest.used, 1e9), 4),
+        )
+
+    def _why(self, at: int, rows: Sequence[ReplayRow]) -> list[str]:
+        ladder = self._ladder
+        if at - 1 in self._trials:
+            notes = [f"{_missing(ladder.named(at - 1))} {'; '.join(self._trials[at - 1].reasons)}"]
+        else:
+            notes = [f"{ladder.named(at)} is the end of what was searched"]
+        notes += self._luck()
+        shortest_s = min(row.simulated_s for row in rows)
+        if shortest_s < MIN_SIMULATED_S:
+            notes.append(
+                f"runs of {shortest_s:.0f} s only: a queue may grow for longer; give a longer "
+                "workload"
+            )
+        return notes
+
+    def _luck(self) -> list[str]:
+        named = self._ladder.named
+        return [
+            f"{named(good)} kept the targets, but {named(bad)} missed "
+            f"{'; '.join(self._trials[bad].reasons)}: taken for luck, more seeds would tell"
+            for good, bad in self._found.lucky
+        ]
+
+    def _no_answer(self) -> list[str]:
+        easiest = max(self._trials, default=None)
+        if self._notes or easiest is None:
+            return self._notes
+        reasons = "; ".join(self._trials[easiest].reasons)
+        return [f"even {_missing(self._ladder.named(easiest))} {reasons}", *self._luck()]
+
+
+def _best(request: PlanRequest, rows: Sequence[PlanRow]) -> str | None:
+    """Fewest GPUs, or the highest rate; of equals the one that has more room."""
+    sign = 1 if request.find == "workers" else -1
+    able = [
+        (sign * row.answer, row.used, row.policy)
+        for row in rows
+        if row.answer is not None and row.used is not None
+    ]
+    return min(able)[2] if able else None
+
+
+def _missing(named: str) -> str:
+    """The start of a reason: `7 workers miss`, `1 worker misses`."""
+    return f"{named} {'misses' if named == '1 worker' else 'miss'}"
+
+
+SHOWN = (figure("ttft_ms.p90"), figure("tpot_ms.mean"), figure("hit_rate_tokens"), PER_GPU)
+
+
+def plan_table(plan: Plan) -> Table:
+    """A line for each policy, the best one marked."""
+    rate = plan.request.find == "rate"
+    table = Table(
+        title=f"Targets: {', '.join(shown(plan.request.targets))}",
+        title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    table.add_column("policy", overflow="fold")
+    table.add_column("requests/s" if rate else "workers", justify="right", no_wrap=True)
+    table.add_column("GPUs", justify="right", no_wrap=True)
+    for one in SHOWN:
+        table.add_column(one.title, justify="right", no_wrap=True)
+    table.add_column("used", justify="right", no_wrap=True)
+    for row in plan.rows:
+        table.add_row(*_cells(row), style="bold" if row.policy == plan.best else "")
+    return table
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """What to do, then for each policy why not less and what to know, as rich markup."""
+    yield escape(verdict(plan))
+    for row in plan.rows:
+        for note in row.notes:
+            yield f"[bold]{escape(row.policy)}[/]: {escape(note)}"
+
+
+def verdict(plan: Plan) -> str:
+    """The answer in a sentence."""
+    rows = {row.policy: row for row in plan.rows}
+    if plan.best is None:
+        return "No policy keeps the targets with anything that was tried."
+    best = rows[plan.best]
+    others = [row for row in plan.rows if row.policy != plan.best]
+    told = ", ".join(f"{row.policy} {_amount(plan, row)}" for row in others)
+    if plan.request.find == "workers":
+        head = f"Take {plan.best} on {_amount(plan, best)} ({best.gpus} GPUs)"
+        return f"{head}; the others need: {told}." if told else f"{head}."
+    head = f"{plan.best} takes {_amount(plan, best)} on {best.gpus} GPUs"
+    return f"{head}; the others take: {told}." if told else f"{head}."
+
+
+def as_json(plan: Plan) -> bytes:
+    """The plan as JSON, every trial in it."""
+    return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
+
+
+def _amount(plan: Plan, row: PlanRow) -> str:
+    if row.answer is None:
+        return "(no answer)"
+    if plan.request.find == "rate":
+        return f"{row.answer:.3g} requests/s"
+    return f"{row.answer:g} worker{'' if row.answer == 1 else 's'}"
+
+
+def _cells(row: PlanRow) -> list[str]:
+    if row.answer is None:
+        return [escape(row.policy), *[NOTHING] * (len(SHOWN) + 3)]
+    means = (row.figures.get(one.name) for one in SHOWN)
+    figures = [
+        one.show(None if found is None else found.mean)
+        for one, found in zip(SHOWN, means, strict=True)
+    ]
+    return [escape(row.policy), f"{row.answer:.3g}", str(row.gpus), *figures, percent(row.used)]

@@ -1,0 +1,220 @@
+"""Runs that differ only by seed as one point with intervals, and fronts of points."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from simulator.replay.setup import Setup
+from simulator.report.figures import FIGURES, Figure, Interval, interval, percent, whole
+from simulator.report.row import ReplayRow
+from simulator.runs.sheet import SHORT_NAMES
+from simulator.runs.task import Outcome
+
+
+def gpus_of(profile: str) -> int:
+    """GPUs of one worker: N of a name with a part `tpN`, as in qwen3-32b-h100-tp2; else 1."""
+    parts = re.split(r"[-_.]", PurePath(profile).name.lower())
+    degrees = [int(part[2:]) for part in parts if re.fullmatch(r"tp[1-9]\d{0,3}", part)]
+    return degrees[-1] if degrees else 1
+
+
+def fleet_gpus(setup: Setup) -> int:
+    """GPUs of all workers of a set-up."""
+    return sum(group.count * gpus_of(group.profile) for group in setup.groups)
+
+
+def per_one(value: float | None) -> str:
+    """Tokens per second of one GPU or user, which may be few enough for a decimal to matter."""
+    return whole(value) if value is None or value >= 100 else f"{value:.1f}"
+
+
+PER_GPU = Figure(
+    "tokens_per_s_gpu", "tokens/s/GPU", "higher", per_one, "output of all workers over their GPUs",
+    "tokens/s",
+)  # fmt: skip
+PER_USER = Figure(
+    "tokens_per_s_user", "tokens/s/user", "higher", per_one,
+    "1000 / mean TPOT in ms: how fast one answer grows", "tokens/s",
+)  # fmt: skip
+LOST = Figure(
+    "lost_share", "lost", "lower", percent, "requests turned away or lost, of all requests"
+)
+OURS = (*FIGURES, PER_GPU, PER_USER, LOST)
+# Whoever turns requests away is quick with the others: no rival to those that serve all.
+MAX_LOST_SHARE = 0.01
+SCENERY = ("world.", "goodput.", "workload.", "router.")
+LOADS = ("rate_per_s", "speed")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One choice at one load in one world, over its seeds. Lifetime: report."""
+
+    setup: Setup  # of its first seed
+    varied: Mapping[str, Any]  # what tells it from other points, the policy not among it
+    rows: tuple[ReplayRow, ...]
+    figures: Mapping[str, Interval | None]  # by the names of `OURS`
+
+    @property
+    def name(self) -> str:
+        """Policy and whatever else is varied, in one line."""
+        return _told(self.setup.policy, self.varied)
+
+    @property
+    def choice(self) -> str:
+        """Policy and fleet: what one can choose."""
+        return _told(self.setup.policy, self.fleet)
+
+    @property
+    def fleet(self) -> dict[str, Any]:
+        """What is varied of the workers."""
+        return {k: v for k, v in self.varied.items() if not is_load(k) and not is_scenery(k)}
+
+    @property
+    def scene(self) -> str:
+        """What is varied of the world and is nobody's choice; "" where nothing is."""
+        return _told("", {k: v for k, v in self.varied.items() if is_scenery(k)})
+
+    @property
+    def load(self) -> str:
+        """What is varied of the rate or speed; "" where neither is."""
+        return _told("", {k: v for k, v in self.varied.items() if is_load(k)})
+
+    def mean(self, figure: str) -> float | None:
+        """The figure's mean over seeds."""
+        found = self.figures[figure]
+        return None if found is None else found.mean
+
+    @property
+    def serves(self) -> bool:
+        """Whether it turned nearly nobody away."""
+        lost = self.mean(LOST.name)
+        return lost is not None and lost <= MAX_LOST_SHARE
+
+
+def points_of(outcomes: Iterable[Outcome]) -> list[Point]:
+    """One point for all seeds of a set-up, in order of first runs; failed runs left out."""
+    groups: dict[Setup, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.row is not None:
+            groups.setdefault(msgspec.structs.replace(outcome.task.setup, seed=0), []).append(
+                outcome
+            )
+    varied = varied_of(list(groups))
+    points = []
+    for setup, own in groups.items():
+        rows = tuple(outcome.row for outcome in own if outcome.row is not None)
+        taken = [measured(setup, row) for row in rows]
+        figures = {
+            figure.name: interval(
+                [v for v in (each[figure.name] for each in taken) if v is not None]
+            )
+            for figure in OURS
+        }
+        flat = flat_setup(setup)
+        points.append(Point(own[0].task.setup, {k: flat.get(k) for k in varied}, rows, figures))
+    return points
+
+
+def measured(setup: Setup, row: ReplayRow) -> dict[str, float | None]:
+    """Every figure of one run by its name."""
+    found = {figure.name: figure.of(row) for figure in FIGURES}
+    total, tpot_ms = row.output_tokens_per_s, row.tpot_ms.mean
+    found[PER_GPU.name] = None if total is None else round(total / fleet_gpus(setup), 3)
+    found[PER_USER.name] = round(1000 / tpot_ms, 3) if tpot_ms else None
+    lost = row.rejected + row.failed
+    found[LOST.name] = round(lost / row.requests, 6) if row.requests else None
+    return found
+
+
+def varied_of(setups: Sequence[Setup]) -> list[str]:
+    """Names of what differs between the set-ups, policy and seed not among them."""
+    flats = [flat_setup(setup) for setup in setups]
+    names = dict.fromkeys(name for flat in flats for name in flat)
+    return [name for name in names if len({msgspec.json.encode(f.get(name)) for f in flats}) > 1]
+
+
+def flat_setup(setup: Setup) -> dict[str, Any]:
+    """A set-up as axis name -> value, without policy and seed."""
+    plain = msgspec.to_builtins(setup)
+    groups = plain.pop("groups")
+    del plain["policy"], plain["seed"]
+    if len(groups) == 1:
+        plain["fleet"] = groups[0]
+    else:
+        plain["groups"] = groups
+    flat: dict[str, Any] = {}
+    for name, value in plain.items():
+        if isinstance(value, dict):
+            flat.update({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            flat[name] = value
+    short = {_long(path): name for name, path in SHORT_NAMES.items()}
+    return {short.get(name, name): value for name, value in flat.items()}
+
+
+def is_load(name: str) -> bool:
+    """Whether an axis sets how much is asked of the fleet."""
+    return name in LOADS
+
+
+def is_scenery(name: str) -> bool:
+    """Whether an axis sets the world around: points are compared within one."""
+    return name in ("closed_loop", "faults") or name.startswith(SCENERY)
+
+
+def best(points: Sequence[Point], figure: Figure) -> list[Point]:
+    """The points that have the figure, best first; those that turn requests away only if all do."""
+    able = [point for point in points if point.serves] or list(points)
+    known = [(point, point.mean(figure.name)) for point in able]
+    ranked = [(value, point) for point, value in known if value is not None]
+    sign = 1 if figure.better == "lower" else -1
+    return [point for _, point in sorted(ranked, key=lambda pair: sign * pair[0])]
+
+
+def _long(path: Sequence[str]) -> str:
+    return ".".join("fleet" if part == "groups" else part for part in path)
+
+
+def _told(first: str, varied: Mapping[str, Any]) -> str:
+    parts = [first, *(f"{name}={_plain(value)}" for name, value in varied.items())]
+    return " ".join(filter(None, parts))
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def front(points: Sequence[Point], first: Figure, second: Figure) -> list[Point]:
+    """The points not dominated in both figures, best in `first` first.
+
+    A point is dominated by one that is as good in both and better in one. Points that turn
+    requests away are left out unless all do, as are points without one of the figures. Of equal
+    points the earlier one stands for all.
+    """
+    able = [point for point in points if point.serves] or list(points)
+    signed = [
+        (_signed(first, point), _signed(second, point), order)
+        for order, point in enumerate(able)
+        if point.mean(first.name) is not None and point.mean(second.name) is not None
+    ]
+    kept: list[Point] = []
+    best_second = float("inf")
+    for _, other, order in sorted(signed):
+        if other < best_second:
+            best_second = other
+            kept.append(able[order])
+    return kept
+
+
+def _signed(figure: Figure, point: Point) -> float:
+    """The figure, turned so that less is better."""
+    value = point.mean(figure.name)
+    assert value is not None
+    return value if figure.better == "lower" else -value

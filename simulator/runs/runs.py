@@ -1,0 +1,213 @@
+"""Runs set-ups once each; what the file of results holds is taken from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from simulator.replay.setup import Setup
+from simulator.report.row import ReplayRow, summarize
+from simulator.runs.executor import DaskCluster, LocalProcesses
+from simulator.runs.store import Store
+from simulator.runs.task import Evaluate, Keys, Outcome, Runner, Task
+
+
+def evaluate(setup: Setup) -> ReplayRow:
+    """The figures of one replay. Raises what the replay raises for a set-up that cannot run."""
+    # Imported where it runs: whoever only sends this function away does without the replay.
+    from simulator.replay.run import replay
+
+    return summarize(replay(setup))
+
+
+LINE_EVERY_S = 10.0
+REFRESHES_PER_S = 2
+
+
+class RunsBoard:
+    """Counts runs, and shows each that failed. Lifetime: one sweep."""
+
+    def __init__(self, console: Console, clock_s: Callable[[], float]) -> None:
+        self.console = console
+        self.failed = 0
+        self._clock_s = clock_s
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            refresh_per_second=REFRESHES_PER_S,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("runs", total=None)
+        self._total: int | None = None
+        self._done = 0
+        self._began_s = self._told_s = clock_s()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def expect(self, runs: int) -> None:
+        """So many runs are to come in all: only then can anybody say how long they take."""
+        self._total = runs
+        self._bar.update(self._task, total=runs)
+
+    def note(self, outcome: Outcome) -> None:
+        """Counts one run."""
+        self._done += 1
+        self._bar.advance(self._task)
+        if outcome.error is not None:
+            self.failed += 1
+            setup = outcome.task.setup
+            where = escape(f"{setup.policy}, seed {setup.seed}: {outcome.error}")
+            self.console.print(f"[bold red]failed[/] {where}", highlight=False)
+        now_s = self._clock_s()
+        if not self.console.is_terminal and now_s - self._told_s >= LINE_EVERY_S:
+            self._told_s = now_s
+            self.console.print(self._line(now_s - self._began_s), highlight=False)
+
+    def _line(self, spent_s: float) -> str:
+        if self._total is None:
+            return f"{self._done} runs done"
+        left_s = spent_s / self._done * (self._total - self._done)
+        return f"{self._done} of {self._total} runs, about {duration(left_s)} left"
+
+
+def duration(seconds: float) -> str:
+    """A length of time as one says it."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# Requests that one core replays in a second, where no run has told yet: on the slow side.
+REQUESTS_PER_S = 3_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Where runs are done and kept. Lifetime: one sweep or plan."""
+
+    results: Path | None = None  # JSON lines; what it holds already is not run again
+    jobs: int | None = None  # processes; None: one for each core
+    dask: str | None = None  # address of a scheduler, instead of processes of this machine
+
+
+class Runs:
+    """Results by set-up. Lifetime: the `with` block, which leaves no process behind.
+
+    Entering raises `SweepError` for a file or a cluster that cannot be used.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        console: Console,
+        evaluate: Evaluate = evaluate,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options, self._console, self._evaluate = options, console, evaluate
+        self._clock_s = clock_s
+        self._keys = Keys()
+        self._done: dict[str, Outcome] = {}
+        self._block = ExitStack()
+        self._store: Store | None = None
+
+    def __enter__(self) -> Self:
+        options = self._options
+        with ExitStack() as block:
+            if options.results is not None:
+                self._store = block.enter_context(Store(options.results))
+            self._runner = self._new_runner()
+            block.enter_context(self._runner)
+            self._board = block.enter_context(RunsBoard(self._console, self._clock_s))
+            self._block = block.pop_all()
+        return self
+
+    def _new_runner(self) -> Runner:
+        if self._options.dask is None:
+            return LocalProcesses(self._evaluate, self._options.jobs)
+        return DaskCluster(self._options.dask, self._evaluate)
+
+    def __exit__(self, *_: object) -> None:
+        self._block.close()
+
+    def outcomes(self, setups: Sequence[Setup]) -> list[Outcome]:
+        """The outcome of each set-up, in their order; a failed run is an outcome as well.
+
+        Raises `SweepError` for files that set-ups name and nobody can read.
+        """
+        tasks = [self._keys.task(setup) for setup in setups]
+        missing = self.missing(tasks)
+        for outcome in self._runner.run(missing):
+            if self._store is not None:
+                self._store.add(outcome)
+            self._board.note(outcome)
+            self._done[outcome.task.key] = outcome
+        return [self._done[task.key] for task in tasks]
+
+    def missing(self, tasks: Sequence[Task]) -> list[Task]:
+        """The tasks that have no outcome yet, each once."""
+        for task in tasks:
+            if task.key not in self._done and self._store is not None:
+                there = self._store.done(task)
+                if there is not None:
+                    self._done[task.key] = there
+        return list({task.key: task for task in tasks if task.key not in self._done}.values())
+
+    def announce(self, setups: Sequence[Setup]) -> None:
+        """Says how many runs `setups` take, which are all there will be, and about how long."""
+        tasks = [self._keys.task(setup) for setup in setups]
+        missing = self.missing(tasks)
+        self._board.expect(len(missing))
+        jobs = self._runner.jobs
+        about_s = estimate_s(missing, list(self._done.values()), jobs)
+        about = "" if about_s is None or not missing else f", about {duration(about_s)}"
+        there = len({task.key for task in tasks}) - len(missing)
+        kept = f"; {there} more are there already" if there else ""
+        line = f"{len(missing)} runs, {jobs} at a time{about}{kept}"
+        self._console.print(line, highlight=False)
+
+
+def estimate_s(tasks: Sequence[Task], done: Iterable[Outcome], jobs: int) -> float | None:
+    """About how long the `tasks` take; None where neither a run nor a set-up says how big one is.
+
+    From what runs that are done took, else from the requests that the set-ups ask for.
+    """
+    taken = [outcome.row.wall_s for outcome in done if outcome.row is not None]
+    if taken:
+        return len(tasks) * sum(taken) / len(taken) / jobs
+    asked = [task.setup.workload.requests for task in tasks]
+    if None in asked:
+        return None
+    return sum(count for count in asked if count) / REQUESTS_PER_S / jobs
+
+
+def sweep(
+    setups: Sequence[Setup],
+    options: RunOptions,
+    console: Console,
+    evaluate: Evaluate = evaluate,
+) -> list[Outcome]:
+    """The outcome of each set-up, in their order; a failed run is an outcome as well.
+
+    Says before it starts how many runs there are. Ctrl-C ends all processes; the file of results
+    keeps what is done. Raises `SweepError` before anything runs for files that cannot be used.
+    """
+    with Runs(options, console, evaluate) as runs:
+        runs.announce(setups)
+        return runs.outcomes(setups)

@@ -1,0 +1,402 @@
+"""Results of sweeps in scenes where only the rule differs, and rules compared seed by seed."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from simulator.replay.setup import Setup, WorkloadSpec
+from simulator.report.figures import student_t
+from simulator.report.row import ReplayRow
+from simulator.runs.points import flat_setup, varied_of
+from simulator.runs.store import Record, read_records
+from simulator.runs.task import SweepError
+from simulator.traces.generators.table import PREFIX, find_generator
+from simulator.traces.job import TraceError
+from simulator.traces.options import name_of, parse_options
+from simulator.traces.session_file import SessionOptions
+
+RATE = re.compile(r"(?<=[?&])rate=[^&]*&?")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Scenes of equal `of` differ by their load alone. Lifetime: report."""
+
+    of: Setup  # with everything that says how much taken out
+    value: float
+    unit: str
+
+
+def load_of(setup: Setup) -> Load:
+    """Requests per second where that was asked, a generator's own rate, or the speed of a file."""
+    work = setup.workload
+    value, unit = work.speed, "times as fast as recorded"
+    rate = _own_rate(work)
+    if rate is not None:
+        value, unit = rate * work.speed, "begun per second"
+    if work.rate_per_s is not None:
+        value, unit = work.rate_per_s, "requests per second"
+    bare = msgspec.structs.replace(
+        work,
+        source=_without_rate(work.source) if work.source.startswith(PREFIX) else work.source,
+        format=_without_rate(work.format),
+        rate_per_s=None,
+        speed=1.0,
+    )
+    return Load(msgspec.structs.replace(setup, workload=bare, policy="", seed=0), value, unit)
+
+
+def _own_rate(work: WorkloadSpec) -> float | None:
+    """Of sessions or requests, as the generator or the format is told; None: as recorded."""
+    told: object = None
+    try:
+        if work.source.startswith(PREFIX):
+            told = getattr(find_generator(work.source)[1], "rate", None)
+        elif name_of(work.format) == "sessions":
+            told = parse_options(work.format, SessionOptions).rate
+    except TraceError:  # of another version: its name is all that is known
+        return None
+    return told if isinstance(told, float) else None
+
+
+def _without_rate(text: str) -> str:
+    return RATE.sub("", text).rstrip("?&")
+
+
+GENERATOR = "gen:"
+SUFFIXES = (".jsonl", ".results", ".yaml", ".yml")
+
+
+@dataclass(slots=True)
+class Scene:
+    """One workload on one fleet in one world; policies and seeds differ. Lifetime: report."""
+
+    name: str
+    file: str  # which results it is of, short
+    setup: Setup  # of its first run, without policy and seed
+    load: Load
+    rows: dict[str, dict[int, ReplayRow]] = field(default_factory=dict)  # policy -> seed -> row
+    failed: list[str] = field(default_factory=list)  # runs without a row, and why
+
+
+def read_scenes(paths: Sequence[Path]) -> list[Scene]:
+    """The scenes of all files, in order of first runs.
+
+    A run that stands in a file twice (its policy was changed in between) counts as it is last.
+    Raises `SweepError` for a file that cannot be read, is none of results, or holds none.
+    """
+    names = short_names(paths)
+    return [
+        scene
+        for path, name in zip(paths, names, strict=True)
+        for scene in _scenes(name, _latest(path))
+    ]
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """What each file is called in a report: without suffixes; in full where two would be alike."""
+    short = [_stem(path) for path in paths]
+    return [n if short.count(n) == 1 else str(p) for n, p in zip(short, paths, strict=True)]
+
+
+def _stem(path: Path) -> str:
+    name = path.name
+    while name.endswith(SUFFIXES) and name.count("."):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _latest(path: Path) -> list[Record]:
+    found: dict[Setup, Record] = {}
+    for record in read_records(path):
+        before = found.get(record.setup)
+        if record.row is not None or before is None or before.row is None:
+            found[record.setup] = record
+    if not found:
+        raise SweepError([f"{path}: holds no run yet; let its sweep go on"])
+    return list(found.values())
+
+
+def _scenes(file: str, records: Sequence[Record]) -> list[Scene]:
+    bare = [msgspec.structs.replace(record.setup, policy="", seed=0) for record in records]
+    different = list(dict.fromkeys(bare))
+    varied = varied_of(different)
+    scenes = {
+        setup: Scene(_name(file, flat_setup(setup), varied), file, setup, load_of(setup))
+        for setup in different
+    }
+    for setup, record in zip(bare, records, strict=True):
+        asked = record.setup
+        if record.row is None:
+            why = record.error or "no reason was given"
+            scenes[setup].failed.append(f"{asked.policy}, seed {asked.seed}: {why}")
+        else:
+            scenes[setup].rows.setdefault(asked.policy, {})[asked.seed] = record.row
+    return list(scenes.values())
+
+
+def _name(file: str, flat: dict[str, Any], varied: Sequence[str]) -> str:
+    return " ".join([file, *(_told(name, flat.get(name)) for name in varied)])
+
+
+def _told(name: str, value: Any) -> str:
+    if name == "workload.source":
+        text = str(value)
+        return text.removeprefix(GENERATOR) if text.startswith(GENERATOR) else Path(text).name
+    if name == "groups":
+        return "+".join(f"{group['count']} at {group['speed']:g}" for group in value)
+    return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+
+
+COLLAPSE = 5.0  # times the best rule's best seed
+MAX_LOST_SHARE = 0.01  # who loses more is quick with the others only
+RATIOS: Mapping[str, Callable[[ReplayRow], float | None]] = {
+    "ttft_mean": lambda row: row.ttft_ms.mean,
+    "ttft_p99": lambda row: row.ttft_ms.p99,
+    "e2e_mean": lambda row: row.e2e_ms.mean,
+    "tpot_p90": lambda row: row.tpot_ms.p90,
+}
+
+
+class Ratio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Geometric mean over paired seeds; `low` and `high`, its 95 % interval, are null for one."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+
+class RuleFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rule over its seeds; means of the seeds' own figures. Null: nothing was measured."""
+
+    policy: str
+    seeds: tuple[int, ...]
+    ttft_mean_ms: float | None
+    ttft_median_ms: float | None  # the seed in the middle, by its mean
+    ttft_worst_ms: float | None  # the worst seed's mean
+    ttft_p99_ms: float | None
+    new_ttft_ms: float | None  # mean of requests that began a session
+    later_ttft_ms: float | None  # mean of the others
+    later_p99_ms: float | None
+    held_max_ms: float | None  # longest wait at the router, of any seed
+    e2e_mean_ms: float | None
+    tpot_p90_ms: float | None
+    hit_rate: float | None
+    good: float | None  # share of all requests within the goodput limits
+    sessions_per_hour: float | None
+    preemptions: float | None
+    lost_share: float | None  # turned away or lost
+    collapsed: int  # seeds
+    ttft_by_seed_ms: tuple[float | None, ...]  # in the order of `seeds`
+    ratios: dict[str, Ratio | None]  # by the names of `RATIOS`, against the base
+
+
+class SceneFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One scene; rules in order of their mean time to first token."""
+
+    name: str
+    workload: str
+    load: float
+    load_unit: str
+    base: str | None  # null: the base was not run here
+    collapse_ms: float | None  # a seed's mean time to first token above it is collapsed
+    rules: tuple[RuleFigures, ...]
+
+
+def compare_scene(scene: Scene, base: str) -> SceneFigures:
+    """The figures of all rules, with ratios to `base` where it was run."""
+    line = collapse_line_ms(scene)
+    there = scene.rows.get(base)
+    rules = [_rule(policy, rows, there, line) for policy, rows in scene.rows.items()]
+    rules.sort(key=lambda rule: (rule.ttft_mean_ms is None, rule.ttft_mean_ms))
+    load = scene.load
+    return SceneFigures(
+        scene.name,
+        scene.setup.workload.source,
+        load.value,
+        load.unit,
+        base if there is not None else None,
+        line,
+        tuple(rules),
+    )
+
+
+def collapse_line_ms(scene: Scene) -> float | None:
+    """`COLLAPSE` times the mean TTFT of the best seed of the rule with the lowest mean.
+
+    Rules that lose requests are left out as long as there is another.
+    """
+    able = [rows for rows in scene.rows.values() if (lost(list(rows.values())) or 0.0) <= 0.01]
+    means = [
+        [row.ttft_ms.mean for row in rows.values() if row.ttft_ms.mean is not None]
+        for rows in able or scene.rows.values()
+    ]
+    known = [seeds for seeds in means if seeds]
+    return COLLAPSE * min(min(known, key=statistics.fmean)) if known else None
+
+
+def lost(rows: Sequence[ReplayRow]) -> float | None:
+    """Share of all requests that were turned away or lost."""
+    requests = sum(row.requests for row in rows)
+    return sum(row.rejected + row.failed for row in rows) / requests if requests else None
+
+
+def ratio(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
+    """Of (own, other), both above 0; None where there is no such pair."""
+    logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
+    if not logs:
+        return None
+    mean = statistics.fmean(logs)
+    if len(logs) == 1:
+        return Ratio(_factor(mean), None, None, 1)
+    half = student_t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(_factor(mean), _factor(mean - half), _factor(mean + half), len(logs))
+
+
+def _factor(logarithm: float) -> float:
+    """Six digits; an interval of two seeds may be wider than floats reach."""
+    return float(f"{math.exp(min(max(logarithm, -700.0), 700.0)):.6g}")
+
+
+def _rule(
+    policy: str,
+    by_seed: Mapping[int, ReplayRow],
+    base: Mapping[int, ReplayRow] | None,
+    line_ms: float | None,
+) -> RuleFigures:
+    seeds = tuple(sorted(by_seed))
+    rows = [by_seed[seed] for seed in seeds]
+    times = [row.ttft_ms.mean for row in rows]
+    known = [time for time in times if time is not None]
+    held = [row.waits.max_ms for row in rows if row.waits.max_ms is not None]
+    return RuleFigures(
+        policy=policy,
+        seeds=seeds,
+        ttft_mean_ms=_mean(rows, lambda row: row.ttft_ms.mean),
+        ttft_median_ms=statistics.median(known) if known else None,
+        ttft_worst_ms=max(known, default=None),
+        ttft_p99_ms=_mean(rows, lambda row: row.ttft_ms.p99),
+        new_ttft_ms=_mean(rows, lambda row: row.new_sessions.ttft_ms.mean),
+        later_ttft_ms=_mean(rows, lambda row: row.continuations.ttft_ms.mean),
+        later_p99_ms=_mean(rows, lambda row: row.continuations.ttft_ms.p99),
+        held_max_ms=max(held, default=None),
+        e2e_mean_ms=_mean(rows, lambda row: row.e2e_ms.mean),
+        tpot_p90_ms=_mean(rows, lambda row: row.tpot_ms.p90),
+        hit_rate=_mean(rows, lambda row: row.hit_rate_tokens),
+        good=_mean(rows, lambda row: row.goodput.share),
+        sessions_per_hour=_mean(rows, lambda row: row.sessions.per_hour),
+        preemptions=_mean(rows, lambda row: row.preemptions),
+        lost_share=lost(rows),
+        collapsed=sum(is_collapsed(row, line_ms) for row in rows),
+        ttft_by_seed_ms=tuple(times),
+        ratios={
+            name: None if base is None else _paired(by_seed, base, of)
+            for name, of in RATIOS.items()
+        },
+    )
+
+
+def is_collapsed(row: ReplayRow, line_ms: float | None) -> bool:
+    """Above the line, or so many requests lost that the others' times say nothing."""
+    share, mean = lost([row]), row.ttft_ms.mean
+    if share is not None and share > MAX_LOST_SHARE:
+        return True
+    return mean is not None and line_ms is not None and mean > line_ms
+
+
+def _paired(
+    rows: Mapping[int, ReplayRow],
+    others: Mapping[int, ReplayRow],
+    of: Callable[[ReplayRow], float | None],
+) -> Ratio | None:
+    pairs = [(of(rows[seed]), of(others[seed])) for seed in sorted(rows) if seed in others]
+    return ratio([(own, other) for own, other in pairs if own is not None and other is not None])
+
+
+def _mean(rows: Sequence[ReplayRow], of: Callable[[ReplayRow], float | None]) -> float | None:
+    found = [value for value in map(of, rows) if value is not None]
+    return statistics.fmean(found) if found else None
+
+
+MAX_TTFT_MS = 2000.0
+LEAST_GOOD = 0.9
+
+
+class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of one rule. `load` null: it kept up with none of the loads, or (`beyond`) with all."""
+
+    policy: str
+    load: float | None
+    beyond: float | None  # the highest load tried, where it kept up with it
+    below: float | None  # the lowest one, where it did not keep up with it
+
+
+class Ladder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Scenes of ascending load, and what each rule takes; best first."""
+
+    name: str
+    load_unit: str
+    scenes: tuple[str, ...]
+    loads: tuple[float, ...]
+    rules: tuple[Saturation, ...]
+
+
+def ladder_of_scenes(name: str, scenes: Sequence[SceneFigures]) -> Ladder:
+    """The ladder of scenes that differ by their load alone, two at least."""
+    ordered = sorted(scenes, key=lambda scene: scene.load)
+    policies = dict.fromkeys(rule.policy for scene in ordered for rule in scene.rules)
+    found = [_saturation(policy, ordered) for policy in policies]
+    found.sort(key=_rank, reverse=True)
+    return Ladder(
+        name,
+        ordered[0].load_unit,
+        tuple(scene.name for scene in ordered),
+        tuple(scene.load for scene in ordered),
+        tuple(found),
+    )
+
+
+def keeps_up(rule: RuleFigures) -> bool:
+    """Whether the rule is on the good side of both limits."""
+    if rule.ttft_mean_ms is None or rule.good is None:
+        return False
+    return rule.ttft_mean_ms <= MAX_TTFT_MS and rule.good >= LEAST_GOOD
+
+
+def _saturation(policy: str, scenes: Sequence[SceneFigures]) -> Saturation:
+    steps = [
+        (scene.load, rule) for scene in scenes for rule in scene.rules if rule.policy == policy
+    ]
+    before: tuple[float, RuleFigures] | None = None
+    for load, rule in steps:
+        if not keeps_up(rule):
+            if before is None:
+                return Saturation(policy, None, None, load)
+            return Saturation(policy, _crossing(*before, load, rule), None, None)
+        before = load, rule
+    return Saturation(policy, None, steps[-1][0], None)
+
+
+def _crossing(low: float, good: RuleFigures, high: float, bad: RuleFigures) -> float:
+    shares = [1.0]
+    if good.ttft_mean_ms and bad.ttft_mean_ms and bad.ttft_mean_ms > MAX_TTFT_MS:
+        rise = math.log(bad.ttft_mean_ms / good.ttft_mean_ms)
+        shares.append(math.log(MAX_TTFT_MS / good.ttft_mean_ms) / rise)
+    if good.good is not None and bad.good is not None and bad.good < LEAST_GOOD:
+        shares.append((good.good - LEAST_GOOD) / (good.good - bad.good))
+    return round(low + (high - low) * min(shares), 6)
+
+
+def _rank(found: Saturation) -> float:
+    if found.beyond is not None:
+        return math.inf
+    return -math.inf if found.load is None else found.load

@@ -1,0 +1,199 @@
+"""The study behind `docs/policies.md`: its sweeps with their rules and seeds; run and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from rich.console import Console
+
+from simulator import DATA
+from simulator.replay.setup import Setup
+from simulator.runs.compare import CompareCommand, run_compare
+from simulator.runs.runs import RunOptions, Runs
+from simulator.runs.runs import evaluate as evaluate_replay
+from simulator.runs.sheet import parse_sheet, setups_of
+from simulator.runs.task import Evaluate, SweepError, unknown
+from simulator.yaml_file import YamlFileError, read_yaml
+
+HERE = DATA / "study"
+LIST = HERE / "study.yaml"
+GENERATOR = "gen:"
+QUICK_REQUESTS = 150
+QUICK_RULES = 2
+MAX_SEEDS = 1000
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of the list."""
+
+    sweep: str  # a sweep file beside the list, without its suffix
+    rules: str  # one of the list's sets
+    seeds: int  # 1 to so many
+
+
+class StudyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole list."""
+
+    rules: dict[str, tuple[str, ...]]
+    first: tuple[Entry, ...]
+    full: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What part of the study is wanted. Lifetime: process."""
+
+    traces: Path = Path()  # where trace files lie
+    passes: Literal["first", "full"] = "first"
+    only: tuple[str, ...] = ()  # sweeps; empty: all of the pass
+    policies: tuple[str, ...] = ()  # rules to run besides those of the list
+    alone: bool = False  # these only
+    quick: bool = False  # a seed, two rules and some requests of each: that it works
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One sweep file with everything that is to be run of it. Lifetime: study."""
+
+    name: str
+    setups: tuple[Setup, ...]
+
+
+def read_steps(asked: Asked, file: Path = LIST) -> list[Step]:
+    """The steps in the list's order, one for each sweep file, each run once.
+
+    Raises `SweepError` for a wrong list or sweep file, an unknown sweep, and missing traces.
+    """
+    listed = _list(file)
+    entries = listed.first if asked.passes == "first" else (*listed.first, *listed.full)
+    known = list(dict.fromkeys(entry.sweep for entry in entries))
+    problems = [unknown("sweeps", name, known) for name in asked.only if name not in known]
+    if problems:
+        raise SweepError(problems)
+    names = [name for name in known if not asked.only or name in asked.only]
+    steps = [
+        _step(name, [e for e in entries if e.sweep == name], listed, asked, file.parent)
+        for name in names
+    ]
+    _check_traces(steps)
+    return steps
+
+
+def _list(file: Path) -> StudyList:
+    try:
+        listed = msgspec.convert(read_yaml(file), StudyList)
+    except YamlFileError as error:
+        raise SweepError(error.problems) from error
+    except msgspec.ValidationError as error:
+        raise SweepError([f"{file}: {error}"]) from error
+    problems = []
+    for entry in (*listed.first, *listed.full):
+        if entry.rules not in listed.rules:
+            problems.append(unknown(f"{file}: {entry.sweep}", entry.rules, listed.rules))
+        if not 1 <= entry.seeds <= MAX_SEEDS:
+            problems.append(f"{file}: {entry.sweep}: {entry.seeds} seeds; expected 1..{MAX_SEEDS}")
+    if problems:
+        raise SweepError(problems)
+    return listed
+
+
+def _step(
+    name: str, entries: Sequence[Entry], listed: StudyList, asked: Asked, folder: Path
+) -> Step:
+    path = folder / f"{name}.yaml"
+    try:
+        plain = read_yaml(path)
+    except YamlFileError as error:
+        raise SweepError(error.problems) from error
+    _place(plain, asked.traces)
+    found: dict[Setup, None] = {}
+    for entry in entries:
+        rules = () if asked.alone else listed.rules[entry.rules]
+        policies, seeds = [*rules, *asked.policies], list(range(1, entry.seeds + 1))
+        if asked.quick:
+            policies, seeds = policies[:QUICK_RULES], [1]
+        grid = {**plain.get("grid", {}), "policies": list(dict.fromkeys(policies)), "seeds": seeds}
+        try:
+            found.update(dict.fromkeys(setups_of(parse_sheet({**plain, "grid": grid}))))
+        except SweepError as error:
+            raise SweepError([f"{path}: {line}" for line in error.problems]) from error
+    setups = list(found)
+    return Step(name, tuple(_short(setups) if asked.quick else setups))
+
+
+def _place(plain: dict[str, Any], traces: Path) -> None:
+    """Puts the folder of traces before a file's name."""
+    workload = plain.get("workload")
+    if isinstance(workload, dict) and isinstance(workload.get("source"), str):
+        source = workload["source"]
+        if not source.startswith(GENERATOR):
+            workload["source"] = str(traces / source)
+
+
+def _short(setups: Sequence[Setup]) -> list[Setup]:
+    """The first point of each rule, with few requests."""
+    first: dict[str, Setup] = {}
+    for setup in setups:
+        work = msgspec.structs.replace(setup.workload, requests=QUICK_REQUESTS)
+        first.setdefault(setup.policy, msgspec.structs.replace(setup, workload=work))
+    return list(first.values())
+
+
+def _check_traces(steps: Sequence[Step]) -> None:
+    sources = {s.workload.source: step.name for step in steps for s in step.setups}
+    missing = [
+        f"{source}: there is no such trace, which {name} wants; say where traces lie with "
+        "--traces FOLDER, or name other sweeps with --only"
+        for source, name in sources.items()
+        if not source.startswith(GENERATOR) and not Path(source).is_file()
+    ]
+    if missing:
+        raise SweepError(missing)
+
+
+SUFFIX = ".results.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyCommand:
+    """What the command line asks. Lifetime: process."""
+
+    asked: Asked
+    out: Path
+    base: str
+    jobs: int | None = None
+
+
+def run_study(
+    command: StudyCommand, console: Console, evaluate: Evaluate = evaluate_replay
+) -> bool:
+    """Runs what is missing, sweep by sweep, then compares all; whether no run failed.
+
+    Results are kept in `out` as they come: Ctrl-C ends all processes, the same command goes on.
+    Raises `SweepError` before anything runs for what cannot be read or written.
+    """
+    steps = read_steps(command.asked)
+    folder = command.out / "quick" if command.asked.quick else command.out
+    files = [folder / f"{step.name}{SUFFIX}" for step in steps]
+    for number, (step, file) in enumerate(zip(steps, files, strict=True), 1):
+        console.print(f"{number}/{len(steps)} {step.name}", style="bold", highlight=False)
+        with Runs(RunOptions(file, command.jobs), console, evaluate) as runs:
+            runs.announce(step.setups)
+            runs.outcomes(step.setups)
+    base, run = command.base, {setup.policy for step in steps for setup in step.setups}
+    if command.asked.quick and base not in run:  # of the list's rules it takes two
+        base = min(run)
+    compared = CompareCommand(
+        tuple(files),
+        base,
+        json=folder / "study.json",
+        html=folder / "study.html",
+        markdown=folder / "study.md",
+    )
+    sound = run_compare(compared, console)
+    console.print(f"written: {', '.join(f'study.{k}' for k in ('json', 'html', 'md'))} in {folder}")
+    return sound

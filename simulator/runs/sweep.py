@@ -1,0 +1,571 @@
+"""`warmroute-sim sweep` and `plan`: from options to tables, files and a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape as page_escape
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from simulator.replay.setup import Setup
+from simulator.report.figures import Figure, Interval, figure
+from simulator.report.live_page import STYLE_PATH, picture
+from simulator.report.plots import front_plot, load_plot
+from simulator.report.row import ReplayRow
+from simulator.runs.plan import PlanRequest, plan, plan_lines, plan_table
+from simulator.runs.plan import as_json as plan_as_json
+from simulator.runs.points import (
+    OURS,
+    PER_GPU,
+    PER_USER,
+    Point,
+    best,
+    front,
+    measured,
+    points_of,
+    varied_of,
+)
+from simulator.runs.points import flat_setup as flat
+from simulator.runs.runs import RunOptions, Runs, sweep
+from simulator.runs.runs import evaluate as evaluate_replay
+from simulator.runs.sheet import read_sheet
+from simulator.runs.task import Evaluate, Outcome, SweepError
+
+TARGETS = (
+    figure("ttft_ms.p90"), figure("ttft_ms.p99"), figure("tpot_ms.mean"), figure("goodput.share"),
+    figure("hit_rate_tokens"), PER_GPU,
+)  # fmt: skip
+MAX_TABLES = 12
+
+
+def by_scene(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points that can be compared: those of one world at one load."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(" ".join(filter(None, [point.scene, point.load])), []).append(point)
+    return groups
+
+
+def by_world(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points of each world, whatever their load."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.scene, []).append(point)
+    return groups
+
+
+def best_tables(points: Sequence[Point]) -> list[Table]:
+    """For each world and load, the best by each figure and the next best; at most a dozen."""
+    groups = list(by_scene(points).items())
+    return [_best_table(where or "all choices", own) for where, own in groups[:MAX_TABLES]]
+
+
+def front_table(points: Sequence[Point]) -> Table:
+    """Output per GPU against speed per user: the front of each world, over all its loads."""
+    table = Table(
+        title="Pareto front: tokens/s/GPU against tokens/s/user",
+        title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    table.add_column("choice", overflow="fold")
+    for one in (PER_GPU, PER_USER, TARGETS[0]):
+        table.add_column(one.title, justify="right", no_wrap=True)
+    for own in list(by_world(points).values())[:MAX_TABLES]:
+        for point in front(own, PER_GPU, PER_USER):
+            cells = [said(one, point) for one in (PER_GPU, PER_USER, TARGETS[0])]
+            table.add_row(escape(point.name), *cells)
+    return table
+
+
+def said(one: Figure, point: Point) -> str:
+    """The figure with what stands after ±."""
+    found = point.figures[one.name]
+    if found is None or not found.half:
+        return one.show(None if found is None else found.mean)
+    return f"{one.show(found.mean)} ±{one.show(found.half)}"
+
+
+def _best_table(title: str, points: Sequence[Point]) -> Table:
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_lines=False
+    )
+    table.add_column("best by", no_wrap=True)
+    table.add_column("choice", overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("next", overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
+    for one in TARGETS:
+        ranked = best(points, one)
+        if not ranked:
+            continue
+        cells = [cell for point in ranked[:2] for cell in (escape(point.choice), said(one, point))]
+        table.add_row(one.title, *cells, *[""] * (4 - len(cells)))
+    return table
+
+
+# What stands along the bottom: the first of these that a sweep varies.
+AXES = {
+    "rate_per_s": "requests per second",
+    "speed": "times as fast as recorded",
+    "workers": "workers",
+}
+MAX_LINES = 8  # that can be told apart in one picture
+
+Curve = Sequence[tuple[float, Interval]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPicture:
+    """The lines of one picture. Lifetime: report."""
+
+    title: str  # the fleet, where several are tried
+    xlabel: str
+    curves: dict[str, Curve]
+    left_out: int  # lines beyond those that can be told apart: the worst ones
+
+
+def load_pictures(points: Sequence[Point], figure: Figure) -> list[LoadPicture]:
+    """A picture for each fleet of the points of one world; none where no load is varied."""
+    axis = next((name for name in AXES if any(name in p.varied for p in points)), None)
+    if axis is None:
+        return []
+    groups: dict[str, dict[str, list[tuple[float, Interval]]]] = {}
+    for point in points:
+        found, load = point.figures[figure.name], point.varied.get(axis)
+        if found is None or load is None:
+            continue
+        curves = groups.setdefault(_fleet(point, axis), {})
+        curves.setdefault(point.setup.policy, []).append((float(load), found))
+    return [_picture(title, AXES[axis], curves) for title, curves in groups.items()]
+
+
+def _picture(
+    title: str, xlabel: str, curves: dict[str, list[tuple[float, Interval]]]
+) -> LoadPicture:
+    ranked = sorted(curves, key=lambda name: _level(curves[name]))
+    kept = [name for name in curves if name in ranked[:MAX_LINES]]
+    lines: dict[str, Curve] = {
+        name: sorted(curves[name], key=lambda pair: pair[0]) for name in kept
+    }
+    return LoadPicture(title, xlabel, lines, len(curves) - len(kept))
+
+
+def _level(curve: Curve) -> float:
+    """Mean logarithm over loads: no single load decides which lines are shown."""
+    return sum(math.log(max(found.mean, 1e-3)) for _, found in curve) / len(curve)
+
+
+def _fleet(point: Point, axis: str) -> str:
+    return ", ".join(f"{name} {value}" for name, value in point.fleet.items() if name != axis)
+
+
+FORMAT: Literal["warmroute-sweep-report"] = "warmroute-sweep-report"
+VERSION: Literal[1] = 1
+
+
+class SweepRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One run: what was asked, and the row or why there is none."""
+
+    key: str
+    setup: Setup
+    row: ReplayRow | None
+    error: str | None
+
+
+class SweepPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All seeds of one choice."""
+
+    name: str
+    policy: str  # its specification
+    varied: dict[str, Any]
+    seeds: tuple[int, ...]
+    figures: dict[str, Interval | None]
+    on_front: bool  # of tokens/s/GPU against tokens/s/user, among points of its world
+
+
+class SweepReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file. `version` grows when a field changes."""
+
+    format: Literal["warmroute-sweep-report"]
+    version: Literal[1]
+    runs: tuple[SweepRun, ...]
+    points: tuple[SweepPoint, ...]
+
+
+def as_json(outcomes: Sequence[Outcome], points: Sequence[Point]) -> bytes:
+    """The file's bytes: the same runs give the same, but for the seconds they took."""
+    leading = {
+        id(point) for own in by_world(points).values() for point in front(own, PER_GPU, PER_USER)
+    }
+    report = SweepReport(
+        FORMAT,
+        VERSION,
+        tuple(SweepRun(o.task.key, o.task.setup, o.row, o.error) for o in outcomes),
+        tuple(
+            SweepPoint(
+                point.name,
+                point.setup.policy,
+                dict(point.varied),
+                tuple(row.seed for row in point.rows),
+                dict(point.figures),
+                id(point) in leading,
+            )
+            for point in points
+        ),
+    )
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def as_csv(outcomes: Sequence[Outcome]) -> str:
+    """A line for each run that ended well: what was varied, then every figure of its row.
+
+    Lists and mappings are JSON in one cell; empty: nothing was measured.
+    """
+    done = [outcome for outcome in outcomes if outcome.row is not None]
+    varied = varied_of([outcome.task.setup for outcome in done])
+    lines = [_line(outcome, varied) for outcome in done]
+    names = dict.fromkeys(name for line in lines for name in line)
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, names, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(lines)
+    return buffer.getvalue()
+
+
+def _line(outcome: Outcome, varied: Sequence[str]) -> dict[str, Any]:
+    setup, row = outcome.task.setup, outcome.row
+    assert row is not None
+    settings = flat(setup)
+    line = {"key": outcome.task.key, "spec": setup.policy}
+    line.update({f"varied.{name}": _cell(settings.get(name)) for name in varied})
+    for name, value in msgspec.to_builtins(row).items():
+        if name in ("ttft_ms", "tpot_ms", "e2e_ms", "goodput"):
+            line.update({f"{name}.{key}": _cell(inner) for key, inner in value.items()})
+        else:
+            line[name] = _cell(value)
+    extra = measured(setup, row)
+    line.update({name: _cell(extra[name]) for name in (PER_GPU.name, PER_USER.name)})
+    return line
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, dict | list | tuple):
+        return msgspec.json.encode(value).decode()
+    return "" if value is None else value
+
+
+STYLE = """
+details { margin-top: 1rem; font-size: .9rem; } summary { cursor: pointer; color: var(--soft); }
+.curves { display: grid; gap: 1.4rem; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr)); }
+ol.front { font-size: .84rem; margin: .2rem 0 0; padding-left: 1.8rem; }
+ol.front li::marker { font-weight: 600; }
+ol.front code { font-size: .8rem; overflow-wrap: anywhere; }
+th, td { text-align: left; vertical-align: top; }
+td { white-space: normal; } h3.load { margin: 1.6rem 0 .8rem; }
+td.at { white-space: nowrap; overflow-wrap: normal; }
+td:first-child:not(.at) { overflow-wrap: anywhere; }
+"""
+TTFT, HITS, GOOD = figure("ttft_ms.p90"), figure("hit_rate_tokens"), figure("goodput.share")
+GOOD_ENOUGH = 0.9  # share of requests
+LEAST_APART = 0.05  # of numbered points, as a share of the picture
+MAX_PICTURES = 6  # of load
+MAX_SCENES = 6
+MAX_LOADS = 12  # in the table of the best
+MAX_POINTS = 500  # in the table of all
+ALL_FIGURES = tuple(one for one in OURS if one.name not in ("rejected", "failed"))
+
+
+def render_page(
+    outcomes: Sequence[Outcome], points: Sequence[Point], title: str, notes: Sequence[str] = ()
+) -> str:
+    """The whole page; `notes`: how it was done, a paragraph each."""
+    worlds = by_world(points)
+    sections = "".join(_scene(name, own) for name, own in list(worlds.items())[:MAX_SCENES])
+    left_out = len(worlds) - MAX_SCENES
+    told = [f"{left_out} more worlds are in the tables only."] if left_out > 0 else []
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>warmroute: {page_escape(title)}</title>"
+        f"<style>{STYLE_PATH.read_text()}{STYLE}</style></head>"
+        f"<body><main><h1>{page_escape(title)}</h1>"
+        + _paragraphs("story", story(outcomes, points))
+        + (_bests(points) + sections + _all(points) if points else "")
+        + _failures(outcomes)
+        + "<h2>How it was done</h2>"
+        + _paragraphs("soft", [*told, *notes, _terms()])
+        + "</main></body></html>\n"
+    )
+
+
+def story(outcomes: Sequence[Outcome], points: Sequence[Point]) -> list[str]:
+    """What came out, in sentences."""
+    failed = sum(outcome.error is not None for outcome in outcomes)
+    lost = f"; {failed} runs failed and are listed below" if failed else ""
+    lines = [f"{len(outcomes):,} runs of {len(points):,} choices{lost}."]
+    quick = best(points, TTFT)
+    if len(by_scene(points)) == 1 and len(quick) > 1:
+        first, second = quick[:2]
+        lines.append(
+            f"First tokens come soonest with {first.choice}: nine of ten within "
+            f"{TTFT.said(first.mean(TTFT.name))}, against {TTFT.said(second.mean(TTFT.name))} with "
+            f"the next best, {second.choice}."
+        )
+    good = [point for point in points if (point.mean(GOOD.name) or 0.0) >= GOOD_ENOUGH]
+    dear = best(good, PER_GPU)
+    if dear:
+        top = dear[0]
+        lines.append(
+            f"Most output per GPU where {GOOD_ENOUGH:.0%} of requests are within the goodput "
+            f"limits: {PER_GPU.said(top.mean(PER_GPU.name))} with {top.name}."
+        )
+    elif points:
+        lines.append(f"Nowhere are {GOOD_ENOUGH:.0%} of requests within the goodput limits.")
+    return lines
+
+
+def _scene(scene: str, points: Sequence[Point]) -> str:
+    """The pictures of one world."""
+    head = f"<h2>{page_escape(scene)}</h2>" if scene else "<h2>What can be had together</h2>"
+    fronts = _front(points, PER_USER, PER_GPU, "Speed of one answer against output per GPU.")
+    fronts += _front(points, HITS, TTFT, "Hit rate against time to first token.")
+    loads = "".join(_load(each) for each in load_pictures(points, TTFT)[:MAX_PICTURES])
+    under_load = (
+        f'<h3 class="load">Under load</h3><div class="curves">{loads}</div>' if loads else ""
+    )
+    return (
+        f'{head}<p class="soft">Numbered and joined: the Pareto front, points that no other beats '
+        "in both figures; of those that lie close together one bears a number. "
+        "Faint: points that turned away or lost more than 1 % of requests.</p>"
+        f'<div class="curves">{fronts}</div>{under_load}'
+    )
+
+
+def _front(points: Sequence[Point], first: Figure, second: Figure, told: str) -> str:
+    known = [p for p in points if None not in (p.mean(first.name), p.mean(second.name))]
+    if not known:
+        return ""
+    leading = front(known, first, second)
+    numbered = _numbered(leading, known, first, second)
+    alt = f"{told} Pareto front: " + "; ".join(
+        f"{point.name}: {first.said(point.mean(first.name))}, "
+        f"{second.said(point.mean(second.name))}"
+        for point in numbered.values()
+    )
+    items = "".join(
+        f"<li><code>{page_escape(point.name)}</code>: "
+        f"{page_escape(said(first, point))} {first.title}, "
+        f"{page_escape(said(second, point))} {_unit(second)}</li>"
+        for point in numbered.values()
+    )
+    svg = front_plot(known, leading, numbered, first, second)
+    return (
+        f"<figure>{picture(svg, alt)}<figcaption>{page_escape(told)}</figcaption>"
+        f'<ol class="front">{items}</ol></figure>'
+    )
+
+
+def _numbered(
+    leading: Sequence[Point], points: Sequence[Point], first: Figure, second: Figure
+) -> Mapping[int, Point]:
+    """The front from 1; of a crowded one the points whose numbers do not cover each other."""
+    spans = [_span([_place(point, one) for point in points]) for one in (first, second)]
+    picked: list[tuple[Point, list[float]]] = []
+    for point in leading:
+        place = [_place(point, one) for one in (first, second)]
+        apart = (
+            max(abs(a - b) / span for a, b, span in zip(place, other, spans, strict=True))
+            for _, other in picked
+        )
+        if all(share >= LEAST_APART for share in apart):
+            picked.append((point, place))
+    return {number: point for number, (point, _) in enumerate(picked, 1)}
+
+
+def _place(point: Point, one: Figure) -> float:
+    """Where it stands along the axis of a figure; times have logarithmic ones."""
+    mean = point.mean(one.name)
+    assert mean is not None
+    return math.log(max(mean, 1e-3)) if one.unit == "ms" else mean
+
+
+def _span(places: Sequence[float]) -> float:
+    return (max(places) - min(places)) or 1.0
+
+
+def _unit(one: Figure) -> str:
+    return f"ms {one.title}" if one.unit == "ms" else one.title
+
+
+def _load(shown: LoadPicture) -> str:
+    alt = f"{TTFT.title} against {shown.xlabel}. " + "; ".join(
+        f"{name}: " + ", ".join(f"{load:g}: {TTFT.said(found.mean)}" for load, found in curve)
+        for name, curve in shown.curves.items()
+    )
+    told = f"{TTFT.title} against {shown.xlabel}"
+    told += f", {shown.title}" if shown.title else ""
+    told += ". Shaded: 95 % interval over seeds."
+    told += f" {shown.left_out} slower lines are left out." if shown.left_out else ""
+    svg = load_plot(shown.curves, shown.xlabel, TTFT)
+    return f"<figure>{picture(svg, alt)}<figcaption>{page_escape(told)}</figcaption></figure>"
+
+
+def _bests(points: Sequence[Point]) -> str:
+    """For each world and load, the best by each figure."""
+    groups = list(by_scene(points).items())
+    several = len(groups) > 1
+    head = ("<th>at</th>" if several else "") + "".join(f"<th>{t.title}</th>" for t in TARGETS)
+    body = ""
+    for where, own in groups[:MAX_LOADS]:
+        cells = f"<td class=at>{page_escape(where)}</td>" if several else ""
+        for one in TARGETS:
+            ranked = best(own, one)
+            told = (
+                f"{page_escape(ranked[0].choice)}<br>{page_escape(said(one, ranked[0]))}"
+                if ranked
+                else ""
+            )
+            cells += f"<td>{told}</td>"
+        body += f"<tr>{cells}</tr>"
+    more = len(groups) - MAX_LOADS
+    rest = f" {more} more are in the CSV." if more > 0 else ""
+    return (
+        f'<h2>Best by each figure</h2><p class="soft">Among choices that served at least 99 % of '
+        f"requests, where there is one. Means over seeds ± 95 % interval; times in ms.{rest}</p>"
+        f'<div class="table"><table><tr>{head}</tr>{body}</table></div>'
+    )
+
+
+def _all(points: Sequence[Point]) -> str:
+    head = "".join(f"<th>{page_escape(one.title)}</th>" for one in ALL_FIGURES)
+    body = "".join(
+        f"<tr><td>{page_escape(point.name)}</td>"
+        + "".join(f"<td>{page_escape(said(one, point))}</td>" for one in ALL_FIGURES)
+        + "</tr>"
+        for point in points[:MAX_POINTS]
+    )
+    more = f", the first {MAX_POINTS}" if len(points) > MAX_POINTS else ""
+    return (
+        f"<details><summary>All points{more}</summary>"
+        f'<div class="table"><table><tr><th>choice</th>{head}</tr>{body}</table></div></details>'
+    )
+
+
+def _failures(outcomes: Sequence[Outcome]) -> str:
+    lines = "".join(
+        f"<li>{page_escape(o.task.setup.policy)}, seed {o.task.setup.seed}: "
+        f"{page_escape(o.error)}</li>"
+        for o in outcomes
+        if o.error is not None
+    )
+    return f"<h2>Failed runs</h2><ul>{lines}</ul>" if lines else ""
+
+
+def _terms() -> str:
+    return " ".join(f"{one.title}: {one.meaning}." for one in ALL_FIGURES)
+
+
+def _paragraphs(kind: str, texts: Sequence[str]) -> str:
+    return "".join(f'<p class="{kind}">{page_escape(text)}</p>' for text in texts if text)
+
+
+RESULTS_SUFFIX = ".results.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCommand:
+    """What the command line asks of a sweep. Lifetime: process."""
+
+    file: Path
+    results: Path | None = None  # None: beside the file, with `RESULTS_SUFFIX`
+    jobs: int | None = None
+    dask: str | None = None
+    csv: Path | None = None
+    json: Path | None = None
+    html: Path | None = None
+
+
+def run_sweep(
+    command: SweepCommand, console: Console, evaluate: Evaluate = evaluate_replay
+) -> bool:
+    """Runs the sweep, prints its tables, writes what is asked; whether no run failed.
+
+    Raises `SweepError` before anything runs for what cannot be read, run or written. Ctrl-C
+    (`KeyboardInterrupt`) ends all processes; the same command goes on from there.
+    """
+    writable(command.csv, command.json, command.html)
+    setups = read_sheet(command.file)
+    results = command.results or command.file.with_name(command.file.name + RESULTS_SUFFIX)
+    options = RunOptions(results, command.jobs, command.dask)
+    outcomes = sweep(setups, options, console, evaluate)
+    points = points_of(outcomes)
+    console.print(*best_tables(points))
+    left_out = len(by_scene(points)) - MAX_TABLES
+    if left_out > 0:
+        console.print(f"{left_out} more loads and worlds are in --csv, --json and --html")
+    if points:
+        console.print(front_table(points))
+    if command.csv is not None:
+        command.csv.write_text(as_csv(outcomes))
+    if command.json is not None:
+        command.json.write_bytes(as_json(outcomes, points))
+    if command.html is not None:
+        notes = [
+            f"Sweep file {command.file.name}. Workload: {setups[0].workload.source}.",
+            "Replays of the real decision core and scheduler on virtual time; all seeds of a "
+            "choice see the same workload as the same seeds of the others.",
+        ]
+        page = render_page(outcomes, points, f"Sweep {command.file.name}", notes)
+        command.html.write_text(page)
+    return all(outcome.error is None for outcome in outcomes)
+
+
+def run_plan(
+    request: PlanRequest,
+    options: RunOptions,
+    console: Console,
+    json: Path | None = None,
+    evaluate: Evaluate = evaluate_replay,
+) -> bool:
+    """Searches, prints the answer and its reasons, writes `json`; whether there is an answer.
+
+    Raises `SweepError` and `KeyboardInterrupt` as `run_sweep` does.
+    """
+    writable(json)
+    with Runs(options, console, evaluate) as runs:
+        answer = plan(request, runs)
+    console.print(plan_table(answer))
+    for line in plan_lines(answer):
+        console.print(line, highlight=False)
+    if json is not None:
+        json.write_bytes(plan_as_json(answer))
+    return answer.best is not None
+
+
+def writable(*paths: Path | None) -> None:
+    """Raises `SweepError` for files that could not be written when all is done."""
+    problems: Sequence[str] = [
+        f"{path}: {why}" for path in paths if path is not None and (why := _refusal(path))
+    ]
+    if problems:
+        raise SweepError(problems)
+
+
+def _refusal(path: Path) -> str:
+    if path.is_dir():
+        return "is a folder; name a file"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; create it or name another"
+    place = path if path.exists() else path.parent
+    return "" if os.access(place, os.W_OK) else "may not be written; name another file"

@@ -1,0 +1,155 @@
+"""One run of many, the key by which it is known again, and what is wrong with a sweep."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol, Self
+
+import msgspec
+
+from engine.profiles import SUFFIX as PROFILE_SUFFIX
+from policies.load import POLICY, WRAPPER, PolicyError
+from simulator.replay.setup import Setup
+from simulator.report.row import ReplayRow
+
+
+class SweepError(ValueError):
+    """A sweep or plan that cannot be run. `problems` has a line for each thing that is wrong."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+def unknown(where: str, name: object, valid: Iterable[str]) -> str:
+    """The line for a name that is not among the `valid` ones, with the likeliest meant."""
+    names = list(valid)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"{where}: unknown {name!r}{hint}; valid: {', '.join(names)}"
+
+
+# What a policy is asked, not how it answers: every policy imports these.
+COMMON = frozenset({"policies.contract", "policies.facts"})
+
+
+def policy_files(spec: str) -> list[Path]:
+    """Files of the policy and its wrappers, and of their own package that these import; sorted.
+
+    Empty for a policy that cannot be loaded: its run will say so.
+    """
+    found: dict[str, Path] = {}
+    for number, part in enumerate(spec.split("|")):
+        name = part.partition("?")[0]
+        try:
+            behind = (WRAPPER if number else POLICY).find(name)
+        except PolicyError:
+            return []
+        file = inspect.getsourcefile(behind)
+        if file is not None:
+            _follow(behind.__module__, Path(file), found)
+    return sorted(found.values())
+
+
+def _follow(module: str, file: Path, found: dict[str, Path]) -> None:
+    if module in found or module in COMMON:
+        return
+    found[module] = file
+    for name in _imported(file, module.partition(".")[0]):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin and spec.origin.endswith(".py"):
+            _follow(name, Path(spec.origin), found)
+
+
+def _imported(file: Path, package: str) -> list[str]:
+    """Modules of `package` that a file imports by their full names."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module)
+    return [name for name in names if name.startswith(f"{package}.")]
+
+
+# A row for a set-up. It is sent to other processes by its name, so it is a function of a module.
+Evaluate = Callable[[Setup], ReplayRow]
+KEY_DIGITS = 20
+GENERATOR = "gen:"
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A run to do."""
+
+    key: str
+    setup: Setup
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a run: a row or an error, never both."""
+
+    task: Task
+    row: ReplayRow | None
+    error: str | None = None
+    attempts: int = 1
+
+
+class Runner(Protocol):
+    """Runs tasks elsewhere; leaving its block ends what still runs."""
+
+    jobs: int  # runs at a time
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """The outcomes as they come, in any order, one for each task."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Keys:
+    """Makes tasks of set-ups. Lifetime: one sweep.
+
+    A key stands for the set-up, the bytes of the files it names, those of its policy's source and
+    the version of this program: what was changed under its old name makes another run.
+    """
+
+    def __init__(self) -> None:
+        self._version = version("warmroute")
+        self._digests: dict[str, str] = {}
+        self._policies: dict[str, list[Path]] = {}
+
+    def task(self, setup: Setup) -> Task:
+        """The task of a set-up. Raises `SweepError` for a file that cannot be read."""
+        said = hashlib.sha256(self._version.encode())
+        if setup.policy not in self._policies:
+            self._policies[setup.policy] = policy_files(setup.policy)
+        for path in (*_files(setup), *map(str, self._policies[setup.policy])):
+            said.update(self._digest(path).encode())
+        said.update(msgspec.json.encode(setup, order="sorted"))
+        return Task(said.hexdigest()[:KEY_DIGITS], setup)
+
+    def _digest(self, path: str) -> str:
+        if path not in self._digests:
+            try:
+                with Path(path).open("rb") as file:
+                    self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise SweepError([f"{path}: cannot be read: {error.strerror}"]) from error
+        return self._digests[path]
+
+
+def _files(setup: Setup) -> list[str]:
+    """The files that a set-up names: trace, faults, profiles."""
+    source = setup.workload.source
+    named = [] if source.startswith(GENERATOR) else [source]
+    named += [] if setup.faults is None else [setup.faults]
+    return [*named, *(g.profile for g in setup.groups if g.profile.endswith(PROFILE_SUFFIX))]

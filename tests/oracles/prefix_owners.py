@@ -1,0 +1,158 @@
+"""The plain-Python oracle of the native prefix owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.oracles.index import _buffer, _integer
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_SHARED = -1
+_ONCE, _AGAIN = 0, 3  # passes of the clock's hand that a block survives
+_LOOKS, _LOOKS_EACH = 16384, 64  # of the hand for one claim, and more for each of its blocks
+_PIVOTS = 8
+_ENTRIES_MAX = 1 << 28
+_OWNER_MAX = (1 << 61) - 1
+
+
+class PrefixOwners:
+    """Which blocks one owner uses, and which several do; lifetime: process.
+
+    An owner is whatever claims chains: a session, a tenant. Who uses a block uses those before
+    it, so along a chain come first the blocks that several use, then those of one owner, then
+    unknown ones. Both ends are found by bisection, so a claim of a conversation's next turn
+    visits its new blocks only.
+
+    At most `max_entries` blocks are known. A clock with counters (GCLOCK: A. Smith, "Sequentiality
+    and Prefetching in Database Systems", 1978) makes room: a block claimed once goes when its
+    hand comes by, one claimed again survives three passes; a claim warms all blocks of its chain
+    again when the hand came by. While nothing has been evicted, every answer is exact. After that,
+    "used by" means "as far as is remembered", and a block that left from the midst of a chain can
+    make `shared` and `owner` tell less than the truth, never more; the next claim of the chain
+    fills such holes that it meets.
+
+    Hashes are C-contiguous 1-D buffers of uint64. Members raise TypeError for anything else and
+    ValueError for what is out of range. Any thread may call; the native one releases the GIL.
+    """
+
+    def __init__(self, max_entries: int = 1 << 20) -> None:
+        max_entries = _integer(max_entries, "max_entries")
+        if not 1 <= max_entries <= _ENTRIES_MAX:
+            raise ValueError(f"max_entries must be 1..{_ENTRIES_MAX}, got {max_entries}")
+        self.max_entries = max_entries
+        self.evicted = 0
+        self._users: dict[int, int] = {}  # block -> its owner, or _SHARED
+        self._warmth: dict[int, int] = {}
+        self._clock: list[int] = []  # blocks by place; who comes later takes the place of who left
+        self._hand = 0
+        self._looks = 1  # what the hand may still look at in this claim
+
+    def claim(self, chain: Buffer, owner: int) -> int:
+        """Mark the chain as used by `owner`, 0..2^61-1; returns how many leading blocks several
+        use, this claim included.
+        """
+        blocks: list[int] = _buffer(chain, "chain", "uint64").tolist()
+        owner = _integer(owner, "owner")
+        if not 0 <= owner <= _OWNER_MAX:
+            raise ValueError(f"owner must be 0..{_OWNER_MAX}, got {owner}")
+        shared, known = self._ends(blocks)
+        of_other = shared < known and self._users[blocks[known - 1]] != owner
+        tail_cooled = shared < known and self._cooled(blocks[shared])
+        head_cooled = shared > 0 and self._cooled(blocks[shared - 1])
+        self._looks = _LOOKS + _LOOKS_EACH * len(blocks)
+        users, end = self._settle(blocks, known, len(blocks), owner)
+        if of_other or tail_cooled or users != owner:
+            end = max(end, self._settle(blocks, shared, known, users)[1])
+        if head_cooled:
+            self._settle(blocks, 0, shared, _SHARED)
+        return max(shared, end)
+
+    def shared(self, chain: Buffer) -> int:
+        """How many leading blocks two owners or more have claimed."""
+        return self._ends(_buffer(chain, "chain", "uint64").tolist())[0]
+
+    def owner(self, chain: Buffer) -> tuple[int, int]:
+        """(Owner of the deepest known block, its depth in blocks).
+
+        The owner is -1 where several use that block, and where nothing is known, at depth 0.
+        """
+        blocks: list[int] = _buffer(chain, "chain", "uint64").tolist()
+        known = self._ends(blocks)[1]
+        return (self._users[blocks[known - 1]], known) if known else (_SHARED, 0)
+
+    def __len__(self) -> int:
+        """Blocks known."""
+        return len(self._users)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the native one: it takes all of them when it is made."""
+        return self.max_entries * (16 + 2 * 8)
+
+    def _ends(self, blocks: list[int]) -> tuple[int, int]:
+        """(End of the blocks that several use, end of the known ones)."""
+        known = _first_without(blocks, len(blocks), lambda block: block in self._users)
+        shared = _first_without(blocks, known, lambda block: self._users.get(block) == _SHARED)
+        return shared, known
+
+    def _cooled(self, block: int) -> bool:
+        return self._warmth.get(block, 0) < _AGAIN
+
+    def _settle(self, blocks: list[int], first: int, end: int, users: int) -> tuple[int, int]:
+        """Walk from the last block to the first, on which users only add up.
+
+        Returns (users of the first one, end of those that several use).
+        """
+        shared = 0
+        for i in range(end - 1, first - 1, -1):
+            block = blocks[i]
+            if self._users.get(block, users) != users:
+                users = _SHARED
+            if users == _SHARED:
+                shared = max(shared, i + 1)
+            if block in self._users:
+                self._warmth[block] = _AGAIN
+            else:
+                self._make_room(block)
+                self._warmth[block] = _ONCE
+            self._users[block] = users
+        return users, shared
+
+    def _make_room(self, block: int) -> None:
+        """Give the new block a place on the clock, the coldest one's if there is no other."""
+        if len(self._clock) < self.max_entries:
+            self._clock.append(block)
+            return
+        victim, least = self._hand, _AGAIN + 1
+        while True:
+            seen = self._clock[self._hand]
+            warmth = self._warmth[seen]
+            if warmth < least:
+                victim, least = self._hand, warmth
+            self._hand = (self._hand + 1) % self.max_entries
+            if not warmth:
+                break
+            self._warmth[seen] -= 1
+            self._looks -= 1
+            if not self._looks:
+                self._looks = 1
+                break
+        gone = self._clock[victim]
+        del self._users[gone], self._warmth[gone]
+        self._clock[victim] = block
+        self.evicted += 1
+
+
+def _first_without(blocks: list[int], end: int, holds: Callable[[int], bool]) -> int:
+    """The end of the leading blocks that are such, if all behind it are not: by bisection."""
+    first = 0
+    while first < end:
+        for at in range(first, end, -(-(end - first) // _PIVOTS)):
+            if not holds(blocks[at]):
+                end = at
+                break
+            first = at + 1
+    return end

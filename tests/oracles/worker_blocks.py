@@ -1,0 +1,574 @@
+"""The plain-Python oracle of the native `WorkerBlocks`, named as the engine names them."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvkernels.seeds import chain_seed
+from tests.oracles.event_batch import MAX_BLOCK_SIZE, MAX_RANK, EventBatch
+from tests.oracles.index import (
+    _buffer,
+    _integer,
+    chain_hashes,
+    data_bytes,
+    in_range,
+    names_of,
+    parent_of,
+    uint64,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kvkernels import PrefixIndex
+
+
+MAX_PARKED_TOKENS = 1 << 24  # of one worker: 64 MiB
+
+Name = tuple[int, int]  # an engine's name of a block, and its tier
+
+
+@dataclass(slots=True)
+class Run:
+    """Blocks stored in a row, by their chain hashes or by what is hashed."""
+
+    names: list[int]
+    parent: int | None
+    tier: int
+    chain: npt.NDArray[np.uint64] | None = None
+    tokens: npt.NDArray[np.int32] | None = None
+    extras: tuple[bytes, ...] = ()
+
+    @property
+    def cost_tokens(self) -> int:
+        """What it takes while it is parked; a chain hash counts as two tokens, and so do names."""
+        size = 2 * len(self.names)
+        size += 2 * len(self.chain) if self.chain is not None else 0
+        size += len(self.tokens) if self.tokens is not None else 0
+        return size + sum(len(extra) for extra in self.extras) // 4
+
+
+class ParkedBlocks:
+    """Orphans of one worker, at most `limit` blocks. Lifetime: worker."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.runs: dict[int, list[Run]] = {}  # by the parent they wait for
+        self.dead: set[Name] = set()  # parked, and evicted before their parent came
+        self._blocks = 0
+        self._tokens = 0
+        self._seen_dead = 0  # that the last burial left behind
+        self._names: Counter[Name] = Counter()  # a name may be parked twice
+
+    def __len__(self) -> int:
+        return self._blocks
+
+    def park(self, run: Run) -> bool:
+        """Keep a run until its parent is stored; False where there is no room for it."""
+        assert run.parent is not None
+        if not self._has_room(run):
+            self._bury()
+        if not self._has_room(run):
+            return False
+        self._blocks += len(run.names)
+        self._tokens += run.cost_tokens
+        self._names.update((name, run.tier) for name in run.names)
+        self.runs.setdefault(run.parent, []).append(run)
+        return True
+
+    def revive(self, names: Sequence[int], tier: int) -> None:
+        """These blocks are stored anew: an eviction before says nothing of them any more."""
+        self.dead.difference_update((name, tier) for name in names)
+
+    def evict(self, names: Sequence[int], tier: int) -> None:
+        """Those of these blocks that are parked must not come to life with their parent."""
+        self.dead.update((name, tier) for name in names if (name, tier) in self._names)
+
+    def wake(self, parents: Sequence[int]) -> list[Run]:
+        """The runs that waited for these parents; parked no longer."""
+        woken = [run for parent in parents for run in self.runs.pop(parent, ())]
+        for run in woken:
+            self._unpark(run)
+        return woken
+
+    def take_dead(self, names: Sequence[int], tier: int) -> list[int]:
+        """Those of these blocks that were evicted while they were parked; forgotten here."""
+        dead = [name for name in names if (name, tier) in self.dead]
+        self.revive(dead, tier)
+        return dead
+
+    def clear(self) -> None:
+        """Nothing is parked any more."""
+        self.runs.clear()
+        self.dead.clear()
+        self._names.clear()
+        self._blocks = self._tokens = self._seen_dead = 0
+
+    def _has_room(self, run: Run) -> bool:
+        return (
+            self._blocks + len(run.names) <= self.limit
+            and self._tokens + run.cost_tokens <= MAX_PARKED_TOKENS
+        )
+
+    def _bury(self) -> None:
+        """Make room: park no longer what was evicted whole, for its parent may never come.
+
+        Worth a look at everything parked only where a good part of it died since the last look.
+        """
+        self._seen_dead = min(self._seen_dead, len(self.dead))
+        if (len(self.dead) - self._seen_dead) * 8 < self._blocks:
+            return
+        for parent, runs in list(self.runs.items()):
+            kept = []
+            for run in runs:
+                if self.dead.issuperset((name, run.tier) for name in run.names):
+                    self._unpark(run)
+                else:
+                    kept.append(run)
+            if kept:
+                self.runs[parent] = kept
+            else:
+                del self.runs[parent]
+        self.dead.intersection_update(self._names)
+        self._seen_dead = len(self.dead)
+
+    def _unpark(self, run: Run) -> None:
+        self._blocks -= len(run.names)
+        self._tokens -= run.cost_tokens
+        for name in run.names:
+            self._names[name, run.tier] -= 1
+            if not self._names[name, run.tier]:
+                del self._names[name, run.tier]
+
+
+_MAGIC = b"kvwb"
+_VERSION = 1
+TIERS = 3
+
+
+class Contents(NamedTuple):
+    """What a dump holds; the three arrays are of equal length, names ascending."""
+
+    group: int
+    full_attention: bool
+    names: npt.NDArray[np.uint64]
+    chains: npt.NDArray[np.uint64]
+    tiers: npt.NDArray[np.uint8]
+    parked: ParkedBlocks
+
+
+def contents_of(
+    group: int,
+    full_attention: bool,
+    known: Mapping[int, tuple[int, int]],
+    parked: ParkedBlocks,
+) -> Contents:
+    """A copy of what is known: chain hash and tiers by name, and what is parked."""
+    rows = sorted((name, chain, tiers) for name, (chain, tiers) in known.items())
+    columns = np.array(rows, dtype=np.uint64).reshape(-1, 3).T
+    tiers = columns[2].astype(np.uint8)
+    return Contents(group, full_attention, columns[0], columns[1], tiers, deepcopy(parked))
+
+
+class FrozenBlocks(NamedTuple):
+    """One worker's blocks as of a moment. Lifetime: one dump."""
+
+    block_size: int
+    model: str
+    contents: Contents
+
+    def dump(self) -> bytes:
+        """What `WorkerBlocks.dump` gave at that moment."""
+        return _written(self.block_size, self.model, self.contents)
+
+
+def _written(block_size: int, model: str, contents: Contents) -> bytes:
+    head = struct.pack(
+        "<IIQIBQ",
+        *(_VERSION, block_size, xxhash.xxh3_64_intdigest(model.encode())),
+        *(contents.group, contents.full_attention, len(contents.names)),
+    )
+    parts = [_MAGIC, head]
+    parts += [contents.names.tobytes(), contents.chains.tobytes(), contents.tiers.tobytes()]
+    runs = [run for _, waiting in sorted(contents.parked.runs.items()) for run in waiting]
+    parts.append(struct.pack("<I", len(runs)))
+    for run in runs:
+        parts += _run_parts(run)
+    parts.append(struct.pack("<I", len(contents.parked.dead)))
+    parts += [struct.pack("<QB", *name) for name in sorted(contents.parked.dead)]
+    body = b"".join(parts)
+    return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
+
+
+def read(data: bytes, block_size: int, model: str, max_parked: int) -> Contents:
+    """What is in a dump. ValueError for anything that `written` did not write for such a worker."""
+    parts = _Parts(data)
+    if parts.take(len(_MAGIC)) != _MAGIC or parts.unpack("<I") != (_VERSION,):
+        raise ValueError(f"dump of blocks: not one of version {_VERSION}")
+    start = parts.at
+    if len(data) < start + 8:
+        raise ValueError("dump of blocks: it ends early")
+    body, digest = data[:-8], data[-8:]
+    if digest != struct.pack("<Q", xxhash.xxh3_64_intdigest(body)):
+        raise ValueError("dump of blocks: its bytes were changed")
+    parts = _Parts(body)
+    parts.at = start
+    if parts.unpack("<IQ") != (block_size, xxhash.xxh3_64_intdigest(model.encode())):
+        raise ValueError("dump of blocks: it is of another model or block size")
+    group, full_attention, count = parts.unpack("<IBQ")
+    names = parts.array(count, np.uint64)
+    chains = parts.array(count, np.uint64)
+    tiers = parts.array(count, np.uint8)
+    legal = ((tiers >= 1) & (tiers < 1 << TIERS)).all() and (names[1:] > names[:-1]).all()
+    if group > MAX_RANK or full_attention > 1 or not legal:
+        raise ValueError("dump of blocks: its names are malformed")
+    parked = _read_parked(parts, block_size, max_parked)
+    if parts.at != len(body):
+        raise ValueError("dump of blocks: more bytes follow it")
+    return Contents(group, bool(full_attention), names, chains, tiers, parked)
+
+
+def _run_parts(run: Run) -> list[bytes]:
+    assert run.parent is not None
+    flags = (run.chain is not None, bool(run.extras))
+    parts = [struct.pack("<QBBBI", run.parent, run.tier, *flags, len(run.names))]
+    parts.append(np.array(run.names, dtype=np.uint64).tobytes())
+    content = run.tokens if run.chain is None else run.chain
+    assert content is not None
+    parts.append(content.tobytes())
+    for extra in run.extras:
+        parts += [struct.pack("<I", len(extra)), extra]
+    return parts
+
+
+def _read_parked(parts: _Parts, block_size: int, max_parked: int) -> ParkedBlocks:
+    parked = ParkedBlocks(max_parked)
+    (runs,) = parts.unpack("<I")
+    for _ in range(runs):
+        if not parked.park(_read_run(parts, block_size)):
+            raise ValueError("dump of blocks: more is parked than may be")
+    (dead,) = parts.unpack("<I")
+    for _ in range(dead):
+        name, tier = parts.unpack("<QB")
+        parked.evict([name], tier)
+        if (name, tier) not in parked.dead:
+            raise ValueError("dump of blocks: a dead block was not parked")
+    return parked
+
+
+def _read_run(parts: _Parts, block_size: int) -> Run:
+    parent, tier, has_chain, has_extras, blocks = parts.unpack("<QBBBI")
+    if tier >= TIERS or has_chain > 1 or has_extras > 1 or blocks == 0:
+        raise ValueError("dump of blocks: a parked run is malformed")
+    run = Run(parts.array(blocks, np.uint64).tolist(), parent, tier)
+    if has_chain:
+        run.chain = parts.array(blocks, np.uint64)
+    else:
+        run.tokens = parts.array(blocks * block_size, np.int32)
+    if has_extras:
+        run.extras = tuple(parts.take(parts.unpack("<I")[0]) for _ in range(blocks))
+    return run
+
+
+class _Parts:
+    """Reads bytes in order. Lifetime: one read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    def take(self, size: int) -> bytes:
+        if size > len(self._data) - self.at:
+            raise ValueError("dump of blocks: it ends early")
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+    def unpack(self, code: str) -> tuple[Any, ...]:
+        return struct.unpack(code, self.take(struct.calcsize(code)))
+
+    def array(self, count: int, dtype: type) -> npt.NDArray[Any]:
+        return np.frombuffer(self.take(count * np.dtype(dtype).itemsize), dtype=dtype)
+
+
+__all__ = ["EventBatch", "WorkerBlocks"]
+
+
+class Known(NamedTuple):
+    """What a name stands for: a chain hash, and as bit t whether tier t holds it."""
+
+    chain: int
+    tiers: int
+
+
+class WorkerBlocks:
+    """What one worker's KV events say, told to the index; lifetime: worker.
+
+    Blocks have the names that the engine gives them; `names` and chain hashes are buffers of
+    uint64, `tokens` of int32. The index gets chain hashes: those given, or those computed from the
+    tokens, on from the parent's. A run of blocks whose parent is unknown is parked until the parent
+    comes (at most `max_parked` blocks); a parked block that is removed meanwhile never comes to
+    life. A name that is stored again with another chain leaves the old one. Each tier has its own
+    stores and removals; a name is known while any tier holds it.
+
+    The counters only grow. `stored_blocks` and `removed_blocks` are those of tier 0, whose
+    capacity says when a cache has turned over. `orphans`: blocks that were parked. `clears`: clear
+    events in batches. `skipped_events`: events of other cache groups or block sizes, names without
+    tokens that mean nothing, orphans for which there was no room.
+    Of a hybrid model's cache groups the first told to be one of full attention counts, until then
+    group 0; blocks told without a group count always.
+    Raises IndexError for a worker the index does not have, ValueError for other bad arguments.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        worker: int,
+        block_size: int,
+        model: str,
+        max_parked: int = 65536,
+    ) -> None:
+        self._worker = _integer(worker, "worker")
+        if not 0 <= self._worker < index.workers:
+            raise IndexError(f"worker must be 0..{index.workers - 1}, got {worker}")
+        self._index = index
+        self._block_size = in_range(block_size, "block_size", 1, MAX_BLOCK_SIZE)
+        self._model = model
+        self._parked = ParkedBlocks(in_range(max_parked, "max_parked", 0, 2**31 - 1))
+        self._known: dict[int, Known] = {}
+        self._group = 0
+        self._full_attention = False  # somebody told of such a group: it is `_group`
+        self.stored_blocks = 0
+        self.removed_blocks = 0
+        self.clears = 0
+        self.orphans = 0
+        self.skipped_events = 0
+
+    def apply(self, batch: EventBatch) -> None:
+        """All events of a batch, in order."""
+        for event in batch.listed():
+            if event[0] == "stored":
+                self._take_stored(*event[1:])
+            elif event[0] == "removed":
+                self._take_removed(*event[1:])
+            else:
+                self.clears += 1
+                self.clear()
+
+    def store(self, names: Buffer, parent: int | None, chain: Buffer, tier: int = 0) -> None:
+        """Blocks whose chain hashes are known (replays, recordings), in order."""
+        blocks, hashes = names_of(names), _buffer(chain, "chain", "uint64").copy()
+        tier = in_range(tier, "tier", 0, TIERS - 1)
+        if len(hashes) != len(blocks):
+            raise ValueError(f"chain must be {len(blocks)} hashes, one a name, not {len(hashes)}")
+        self._store(Run(blocks, parent_of(parent), tier, chain=hashes), seed=0)
+
+    def store_tokens(
+        self,
+        names: Buffer,
+        parent: int | None,
+        tokens: Buffer,
+        seed: int,
+        tier: int = 0,
+        extras: Sequence[bytes] = (),
+    ) -> None:
+        """Blocks told by their tokens, in order; `seed` starts the chain where there is no parent.
+
+        No tokens: the names are known already, from another tier. `extras`: bytes to hash after
+        the tokens of each block, one a block, or none at all.
+        """
+        blocks, ids = names_of(names), _buffer(tokens, "tokens", "int32").copy()
+        tier, seed = in_range(tier, "tier", 0, TIERS - 1), uint64(seed, "seed")
+        for what, got, wanted in (
+            ("tokens", len(ids), len(blocks) * self._block_size),
+            ("extras", len(extras), len(blocks)),
+        ):
+            if got not in (0, wanted):
+                raise ValueError(f"{what} must be {wanted} or none at all, not {got}")
+        run = Run(blocks, parent_of(parent), tier, tokens=ids, extras=tuple(extras))
+        self._store_told(run, seed)
+
+    def remove(self, names: Buffer, tier: int = 0) -> None:
+        """These blocks left a tier; those that are not known there change nothing."""
+        self._remove(names_of(names), in_range(tier, "tier", 0, TIERS - 1))
+
+    def clear(self) -> None:
+        """Forget all, in the index too. Counts nothing."""
+        self._index.clear_worker(self._worker)
+        self._known.clear()
+        self._parked.clear()
+
+    def chains(self, tier: int = 0) -> npt.NDArray[np.uint64]:
+        """uint64, ascending, each once: the chain hashes held in a tier."""
+        bit = 1 << in_range(tier, "tier", 0, TIERS - 1)
+        held = {known.chain for known in self._known.values() if known.tiers & bit}
+        return np.array(sorted(held), dtype=np.uint64)
+
+    def dump(self) -> bytes:
+        """Everything but the counters, as bytes (`blocks_file_twin.py`)."""
+        return self.frozen().dump()
+
+    def frozen(self) -> FrozenBlocks:
+        """All of it as it is now, for a thread to dump: a copy, made at once."""
+        contents = contents_of(self._group, self._full_attention, self._known, self._parked)
+        return FrozenBlocks(self._block_size, self._model, contents)
+
+    def load(self, data: Buffer) -> None:
+        """Replace everything by what `dump` gave, in the index too; the counters go on.
+
+        ValueError, and nothing is changed, for bytes that `dump` did not write for a worker of the
+        same model and block size.
+        """
+        contents = read(data_bytes(data, "data"), self._block_size, self._model, self._parked.limit)
+        self.clear()
+        self._group, self._full_attention = contents.group, contents.full_attention
+        self._parked = contents.parked
+        columns = (column.tolist() for column in contents[2:5])
+        self._known = {name: Known(c, t) for name, c, t in zip(*columns, strict=True)}
+        for tier in range(TIERS):
+            self._tell_stored(contents.chains[contents.tiers >> tier & 1 > 0].tolist(), tier)
+
+    def __len__(self) -> int:
+        """Names known in any tier."""
+        return len(self._known)
+
+    @property
+    def parked(self) -> int:
+        """Blocks waiting for their parent."""
+        return len(self._parked)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in use: a rough estimate here, exact in the native class."""
+        return 200 * len(self._known) + 300 * len(self._parked)
+
+    def _take_stored(
+        self,
+        names: npt.NDArray[np.uint64],
+        parent: int | None,
+        tokens: npt.NDArray[np.int32],
+        block_size: int,
+        tier: int,
+        lora_name: str | None,
+        salt: str | None,
+        extras: tuple[bytes, ...],
+        group: int | None,
+        full_attention: bool,
+    ) -> None:
+        if full_attention and not self._full_attention:
+            self._full_attention = True
+            if (group or 0) != self._group:  # what came before was another group's
+                self._group = group or 0
+                self.clear()
+        if group not in (None, self._group) or (len(tokens) and block_size != self._block_size):
+            self.skipped_events += 1
+            return
+        run = Run(names.tolist(), parent, tier, tokens=tokens, extras=extras)
+        self._store_told(run, chain_seed(self._model, lora_name, salt))
+
+    def _take_removed(self, names: npt.NDArray[np.uint64], tier: int, group: int | None) -> None:
+        if group in (None, self._group):
+            self._remove(names.tolist(), tier)
+
+    def _store_told(self, run: Run, seed: int) -> None:
+        assert run.tokens is not None
+        if len(run.tokens) or not run.names:
+            self._store(run, seed)
+            return
+        known = [name for name in run.names if name in self._known]
+        if len(known) < len(run.names):
+            self.skipped_events += 1
+        self._hold(known, [self._known[name].chain for name in known], run.tier)
+
+    def _store(self, run: Run, seed: int) -> None:
+        if not run.names:
+            return
+        self._parked.revive(run.names, run.tier)
+        queue = [run]
+        while queue:  # a parent that arrives late brings its parked descendants along
+            run = queue.pop()
+            if run.parent is not None:
+                parent = self._known.get(run.parent)
+                if parent is None:
+                    self._park(run)
+                    continue
+                seed = parent.chain
+            self._hold(run.names, _chain(run, self._block_size, seed), run.tier)
+            queue += self._parked.wake(run.names)
+            self._drop(self._parked.take_dead(run.names, run.tier), run.tier)
+
+    def _park(self, run: Run) -> None:
+        if self._parked.park(run):
+            self.orphans += len(run.names)
+        else:
+            self.skipped_events += 1
+
+    def _hold(self, names: Sequence[int], chain: Iterable[int], tier: int) -> None:
+        """One block after another: store it, having dropped what its name stood for before."""
+        pending: list[int] = []
+        for name, block in zip(names, chain, strict=True):
+            known = self._known.get(name, Known(block, 0))
+            if known.chain != block:
+                self._tell_stored(pending, tier)
+                pending = []
+                self._leave(known)
+                known = Known(block, 0)
+            self._known[name] = Known(block, known.tiers | 1 << tier)
+            pending.append(block)
+        self._tell_stored(pending, tier)
+        self.stored_blocks += 0 if tier else len(names)
+
+    def _leave(self, known: Known) -> None:
+        for tier in range(TIERS):
+            if known.tiers >> tier & 1:
+                self._tell_removed([known.chain], tier)
+
+    def _remove(self, names: Sequence[int], tier: int) -> None:
+        self._parked.evict(names, tier)
+        self._drop(names, tier)
+
+    def _drop(self, names: Sequence[int], tier: int) -> None:
+        gone: list[int] = []
+        for name in names:
+            known = self._known.get(name)
+            if known is None or not known.tiers >> tier & 1:
+                continue
+            gone.append(known.chain)
+            left = known.tiers & ~(1 << tier)
+            self._known[name] = Known(known.chain, left)
+            if not left:
+                del self._known[name]
+        self._tell_removed(gone, tier)
+
+    def _tell_stored(self, chain: Sequence[int], tier: int) -> None:
+        if chain:
+            self._index.store(self._worker, array("Q", chain), tier)
+
+    def _tell_removed(self, chain: Sequence[int], tier: int) -> None:
+        if chain:
+            self._index.remove(self._worker, array("Q", chain), tier)
+        if tier == 0:
+            self.removed_blocks += len(chain)
+
+
+def _chain(run: Run, block_size: int, seed: int) -> list[int]:
+    chain: list[int] = []
+    if run.chain is not None:
+        return [int(block) for block in run.chain]
+    assert run.tokens is not None
+    if not run.extras:
+        return [int(block) for block in chain_hashes(run.tokens.data, block_size, seed)]
+    for i, extra in enumerate(run.extras):
+        tokens = run.tokens[i * block_size : (i + 1) * block_size].tobytes()
+        seed = xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little") + tokens + extra)
+        chain.append(seed)
+    return chain
