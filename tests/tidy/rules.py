@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 OURS = ("router", "engine", "policies", "simulator", "kvkernels")
@@ -102,14 +103,46 @@ def is_mutable(value: ast.expr) -> bool:
 @cache  # each of a package's rules asks for them
 def imports(tree: ast.Module) -> tuple[tuple[int, str], ...]:
     """(line, dotted name) of everything imported, inside functions too."""
+    return tuple(imported(ast.walk(tree)))
+
+
+def imported(nodes: Iterable[ast.AST]) -> list[tuple[int, str]]:
+    """(line, dotted name) of what these statements import."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             found += ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
-    return tuple(found)
+    return found
+
+
+def run_on_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a module that importing it runs: no functions, nothing for types only."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, FunctionNode):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from run_on_import(child)
+
+
+def import_cycle(trees: dict[str, ast.Module]) -> list[str]:
+    """Modules that import each other in a ring as they are loaded, of `path -> tree`; or none."""
+    names = {dotted(path): path for path in trees}
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for reader, path in names.items():
+        for _, name in imported(run_on_import(trees[path])):
+            target = name if name in names else name.rpartition(".")[0]
+            if target in names and target != reader:
+                sorter.add(reader, target)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def imports_of(tree: ast.Module, banned: str) -> Iterator[str]:

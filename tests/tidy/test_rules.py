@@ -126,6 +126,21 @@ def test_readers_of_modules() -> None:
     }
 
 
+def test_import_cycles() -> None:
+    ring = {
+        "router/a.py": ast.parse("from router import b"),
+        "router/b.py": ast.parse("try:\n    from router.c import x\nexcept ImportError:\n    pass"),
+        "router/c.py": ast.parse("import router.a"),
+    }
+    assert {"router.a", "router.b", "router.c"} == set(rules.import_cycle(ring))
+    for harmless in (
+        "def f():\n    import router.a",
+        "if TYPE_CHECKING:\n    from router.a import x",
+        "import router.c, os",
+    ):
+        assert not rules.import_cycle(ring | {"router/c.py": ast.parse(harmless)})
+
+
 def test_work_left_for_later() -> None:
     assert source(rules.unfinished("x = 1  # TO" + "DO: later"))
     assert not source(rules.unfinished("todos = 1"))

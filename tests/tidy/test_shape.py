@@ -41,3 +41,8 @@ def test_modules_that_one_other_reads_do_not_grow_in_number() -> None:
     for path in lonely:
         print(f"  {path}  <-  {', '.join(readers[rules.dotted(path)])}")
     assert len(lonely) <= READ_BY_ONE
+
+
+def test_no_modules_import_each_other_in_a_ring() -> None:
+    ring = rules.import_cycle({path: parsed(path) for path in product()})
+    assert not ring, " -> ".join(ring)
