@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ QUICK = build.EMULATOR._replace(
     compile_flags=("-std=c++20", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", "-x", "c++"),
     link_flags=("-shared",),
 )
+
+BUILT = Path(__file__).parents[2] / "build" / "slips"  # kept: a slip is named by its sources
 
 # (source, what stands there once, what a slip would make of it)
 DECODE = [
@@ -253,33 +256,36 @@ def mutant(folder: Path, source: str, there: str, instead: str) -> KernelLibrary
     (sources / source).write_text(text.replace(there, instead))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "source_folder", lambda: sources)
-        patch.setattr(build, "cache_folder", lambda: folder / "built")
+        patch.setattr(build, "cache_folder", lambda: BUILT)
         return KernelLibrary(build.build(QUICK))
 
 
+def slips() -> Iterator[Any]:
+    """Each planted slip; of each file's all but the first at full length only: each is a build."""
+    for source, pairs, is_wrong in (
+        ("decode.cuh", DECODE, decode_is_wrong),
+        ("ring.cuh", RING, decode_is_wrong),
+        ("merge.cuh", MERGE, decode_is_wrong),
+        ("append.cuh", APPEND, append_is_wrong),
+        ("prefill.cuh", PREFILL, prefill_is_wrong),
+        ("bulk.cuh", BULK, wgmma_is_wrong),
+        ("prefill_wgmma.cuh", WGMMA_FILLER, wgmma_is_wrong),
+        ("prefill_wgmma_rows.cuh", WGMMA_ROWS, wgmma_is_wrong),
+        ("prefill_tiles.cuh", PREFILL_TILES, prefill_is_wrong),
+        ("decode_quantized.cuh", QUANTIZED, quantized_is_wrong),
+        ("byte_ring.cuh", BYTE_RING, quantized_is_wrong),
+        ("prefill_quantized.cuh", WIDENED, widened_is_wrong),
+        ("shared_decode.cuh", SHARED_QUANTIZED, shared_quantized_is_wrong),
+        ("widen.cuh", WIDEN, widened_is_wrong),
+        ("w8a16.cuh", W8A16, w8a16_is_wrong),
+        ("shared_decode.cuh", SHARED, shared_is_wrong),
+    ):
+        for number, pair in enumerate(pairs):
+            yield pytest.param(source, *pair, is_wrong, marks=[pytest.mark.full] if number else [])
+
+
 @needs_compiler
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("source", "there", "instead", "is_wrong"),
-    [
-        *(("decode.cuh", *pair, decode_is_wrong) for pair in DECODE),
-        *(("ring.cuh", *pair, decode_is_wrong) for pair in RING),
-        *(("merge.cuh", *pair, decode_is_wrong) for pair in MERGE),
-        *(("append.cuh", *pair, append_is_wrong) for pair in APPEND),
-        *(("prefill.cuh", *pair, prefill_is_wrong) for pair in PREFILL),
-        *(("bulk.cuh", *pair, wgmma_is_wrong) for pair in BULK),
-        *(("prefill_wgmma.cuh", *pair, wgmma_is_wrong) for pair in WGMMA_FILLER),
-        *(("prefill_wgmma_rows.cuh", *pair, wgmma_is_wrong) for pair in WGMMA_ROWS),
-        *(("prefill_tiles.cuh", *pair, prefill_is_wrong) for pair in PREFILL_TILES),
-        *(("decode_quantized.cuh", *pair, quantized_is_wrong) for pair in QUANTIZED),
-        *(("byte_ring.cuh", *pair, quantized_is_wrong) for pair in BYTE_RING),
-        *(("prefill_quantized.cuh", *pair, widened_is_wrong) for pair in WIDENED),
-        *(("shared_decode.cuh", *pair, shared_quantized_is_wrong) for pair in SHARED_QUANTIZED),
-        *(("widen.cuh", *pair, widened_is_wrong) for pair in WIDEN),
-        *(("w8a16.cuh", *pair, w8a16_is_wrong) for pair in W8A16),
-        *(("shared_decode.cuh", *pair, shared_is_wrong) for pair in SHARED),
-    ],
-)
+@pytest.mark.parametrize(("source", "there", "instead", "is_wrong"), list(slips()))
 def test_a_slip_is_noticed(
     tmp_path: Path,
     source: str,
