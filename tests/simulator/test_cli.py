@@ -196,6 +196,7 @@ async def test_load_limits_requests_and_finds_the_model_also_below_v1() -> None:
     assert "generator late" in out
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("before", [(), DEAF], ids=["heeded", "ignored"])
 async def test_interrupting_shows_what_came_so_far(

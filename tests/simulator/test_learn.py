@@ -109,6 +109,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.live
 def test_ctrl_c_leaves_whole_generations(tmp_path: Path) -> None:
     script, lessons = tmp_path / "learner.py", tmp_path / "lessons.yaml"
     script.write_text(LEARNER)

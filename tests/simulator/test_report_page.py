@@ -193,6 +193,7 @@ def test_pictures_of_nothing_are_still_pictures() -> None:
         assert "<svg" in svg
 
 
+@pytest.mark.live
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize(("width", "workers"), [(1280, 8), (500, 256)])
 def test_a_browser_shows_it_without_anything_from_outside(
