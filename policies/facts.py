@@ -58,20 +58,24 @@ KvEvent = Stored | Removed | Cleared
 
 
 @dataclass(frozen=True, slots=True)
-class KvCopied:
-    """What a peer, another router, knows of a worker's cache, which replaces what we knew.
+class CacheSnapshot:
+    """What a router knows of a worker's cache; batch `next_seq` of its events goes on from it."""
 
-    The batch `next_seq` goes on from it. `blocks`: `WorkerBlocks.dump`.
-    """
+    next_seq: int
+    live_seq: int  # the highest number of this life of the publisher that came live; -1: none
+    digest: int  # XXH3-64 of the payload of the batch before `next_seq`; 0 where it is not known
+    exact: bool  # no event is missing in it
+    turned_over: bool  # as much was stored since one was missed as the worker holds
+    blocks: bytes  # `WorkerBlocks.dump`
+
+
+@dataclass(frozen=True, slots=True)
+class KvCopied:
+    """What a peer, another router, knows of a worker's cache, which replaces what we knew."""
 
     now_s: float
     worker_id: int
-    next_seq: int
-    live_seq: int  # the highest number of this life of the publisher that came live; -1: none
-    digest: int  # of the batch before `next_seq`; 0 where it is not known
-    exact: bool  # no event is missing in it
-    turned_over: bool  # as much was stored since one was missed as the worker holds
-    blocks: bytes
+    snapshot: CacheSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,19 +231,7 @@ class WorkerChange:
     worker_id: int
     state: Literal["ready", "draining", "down", "gone"]
     spec: WorkerFacts | None = None  # given when it joins or is recognized anew
-    saved: SavedStream | None = None  # what a router before this one knew of its cache
-
-
-@dataclass(frozen=True, slots=True)
-class SavedStream:
-    """A worker's event stream and blocks as they were saved; to be believed once the worker's
-    replay shows that its publisher is still the same one.
-    """
-
-    next_seq: int  # number of the first batch that is not in `blocks`; at least 1
-    digest: int  # XXH3-64 of the payload of the batch before it
-    known: bool
-    blocks: bytes  # `WorkerBlocks.dump`
+    saved: CacheSnapshot | None = None  # by a router before this one; to be proven
 
 
 @dataclass(frozen=True, slots=True)

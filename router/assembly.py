@@ -38,7 +38,7 @@ from router.metrics.tenants import HeldCollector, TenantCollector
 from router.metrics.workers import DiscoveryCollector
 from router.record.access_log import AccessLog
 from router.record.setup import access_log_of, recorder_of, request_log_of
-from router.replicas.membership import Membership
+from router.replicas.replica import Replica
 from router.request.attempts import Attempts
 from router.request.decisions import DecisionLog
 from router.request.desk import LocalDesk
@@ -124,13 +124,13 @@ class Router:
         kept = (counts, told, access, self.traces)
         self.inference = _inference(self.desk, prompts, self._in_force, keys, *kept)
         use = None if keys is None else keys.shared_use
-        self.membership = Membership(config, core, self.switchboard.tell, use)
-        self._context.claim, self._context.borrow = self.membership.claim, self.membership.borrow
+        self.replica = Replica(config, core, self.switchboard.tell, use)
+        self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
         self._show_more(core, counts)
         admin = (self.switchboard, self.desk, self.fleet, self.inference, decisions, self.metrics)
         self.admin = AdminApi(*admin, self._rings.get("admin_keys_file"))
         self.admin.sources = self.discovery.shown
-        self.admin.ui.replicas = partial(replicas_shown, self.membership)
+        self.admin.ui.replicas = partial(replicas_shown, self.replica)
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -140,7 +140,7 @@ class Router:
         if self._keeper is not None:
             await self._keeper.load()
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
-        self.membership.start()
+        self.replica.start()
 
     def _show_more(self, core: RouterCore, counts: TenantCounts) -> None:
         register = self.metrics.register
@@ -149,7 +149,7 @@ class Router:
         register(TenantCollector(counts))
         register(HeldCollector(core, self.switchboard.clock))
         register(DiscoveryCollector(self.discovery, self.fleet))
-        register(ReplicaCollector(self.membership))
+        register(ReplicaCollector(self.replica))
 
     def _in_force(self) -> Config:
         return self.config
@@ -188,7 +188,7 @@ class Router:
             lines += self.discovery.apply(specs, config.discovery)
         self.config = without(refused, config, self.config)
         self._context.terms = fleet_terms(self.config)
-        self.membership.renew(self.config)
+        self.replica.renew(self.config)
         if "log_level" in applied:
             logging.getLogger().setLevel(config.log_level.upper())
         log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
@@ -228,7 +228,7 @@ class Router:
         """Stop following workers, write what waits, free sockets and threads."""
         for task in self._watching:
             task.cancel()
-        await self.membership.aclose()
+        await self.replica.aclose()
         if self._request_log is not None:  # before the fleet goes, which a header counts
             await asyncio.to_thread(self._request_log.close)
         if self.access is not None:

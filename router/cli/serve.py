@@ -99,7 +99,7 @@ class Server:
     async def start(self, before: Inheritance | None) -> None:
         """Know the workers, listen, say so. Raises OSError, and ReplicaRefusedError."""
         router, config = self._router, self._router.config
-        await router.membership.agree()
+        await router.replica.agree()
         self._sockets = _sockets(config, before)
         estate = None if before is None else before.estate
         if estate is None:

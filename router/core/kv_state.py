@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple
 
-from kvkernels import FrozenBlocks, PrefixIndex, WorkerBlocks
+from kvkernels import PrefixIndex, WorkerBlocks
 from policies.contract import Hashes
-from policies.facts import KvCopied, KvEvents, SavedStream
+from policies.facts import CacheSnapshot, KvEvents
 from router.core.kv_events import WireEvents, apply_events
+from router.core.snapshot import FrozenCache
 
 
 @dataclass(slots=True)
@@ -235,30 +235,6 @@ def _size_bytes(batch: KvEvents) -> int:
     return batch.events.size_bytes if isinstance(batch.events, WireEvents) else 0
 
 
-class FrozenStream(NamedTuple):
-    """All that the next router needs to go on from here. Lifetime: until it is saved."""
-
-    next_seq: int  # number of the first batch that is not in `blocks`
-    digest: int  # of the batch before it
-    known: bool
-    blocks: FrozenBlocks
-
-    def saved(self) -> SavedStream:
-        """With its blocks as bytes. For a thread: it takes a while."""
-        return SavedStream(self.next_seq, self.digest, self.known, self.blocks.dump())
-
-
-class CopiedStream(NamedTuple):
-    """All that a peer needs to go on from here. Lifetime: until it is told."""
-
-    next_seq: int
-    live_seq: int
-    digest: int
-    exact: bool
-    turned_over: bool
-    blocks: FrozenBlocks
-
-
 class KvStream:
     """What stands of it; `kv_state.KvState` changes it. Lifetime: worker."""
 
@@ -356,14 +332,14 @@ class KvStream:
         counts = self.next_seq, self.emptied, counters.overflows, len(blocks)
         return (*counts, self._exact, self._turnover.over, self._doubtful, self.settled)
 
-    def copied(self) -> CopiedStream | None:
-        """All that a peer needs to go on from here; None while something is asked for."""
-        if not self.settled:
+    def frozen(self) -> FrozenCache | None:
+        """What is known as of now; None while what another router saved is unproven."""
+        if self._doubtful:
             return None
         next_seq, publisher = self.next_seq, self._publisher
-        digest, blocks = publisher.digest(next_seq - 1), self.blocks.frozen()
-        over = self._turnover.over
-        return CopiedStream(next_seq, publisher.live_seq, digest, self._exact, over, blocks)
+        digest, live_seq = publisher.digest(next_seq - 1), max(publisher.live_seq, -1)
+        over, blocks = self._turnover.over, self.blocks.frozen()
+        return FrozenCache(next_seq, live_seq, digest, self._exact, over, blocks)
 
 
 class KvState(KvStream):
@@ -446,14 +422,7 @@ class KvState(KvStream):
 
     # --- from one router to the next --------------------------------------------------------
 
-    def frozen(self) -> FrozenStream | None:
-        """All that the next router needs to go on from here; None where that is nothing."""
-        digest = self._publisher.digest(self.next_seq - 1)
-        if not digest or self._doubtful:
-            return None
-        return FrozenStream(self.next_seq, digest, self._exact, self.blocks.frozen())
-
-    def take_over(self, saved: SavedStream) -> bool:
+    def take_saved(self, saved: CacheSnapshot) -> bool:
         """Go on from what a router before this one saved, once its last batch is replayed.
 
         Until then it is a lower bound, and what comes live waits. False for damaged blocks.
@@ -465,9 +434,9 @@ class KvState(KvStream):
             return False
         self.next_seq = saved.next_seq
         self._publisher.applied(saved.next_seq - 1, saved.digest)
-        self._exact = saved.known
+        self._exact = saved.exact
         self._doubtful = self.resyncing = True
-        self._turnover.begin(self.blocks.stored_blocks)
+        self._turnover.begin(self.blocks.stored_blocks, saved.turned_over)
         return True
 
     def goes_on_from(self, next_seq: int, digest: int) -> bool:
@@ -478,7 +447,7 @@ class KvState(KvStream):
         is_first = not self._backlog and self._publisher.live_seq < 0
         return next_seq >= self.next_seq and (ours == digest if ours else is_first)
 
-    def take_copy(self, copy: KvCopied) -> int | None:
+    def take_copy(self, copy: CacheSnapshot) -> int | None:
         """Go on from what a peer knows; batches that came meanwhile are in the backlog.
 
         Damaged blocks change nothing. Returns the sequence number to replay from, as `take`.

@@ -87,7 +87,7 @@ class Roster:
         self._columns.hits_unknown[slot] = facts.has_events
         kv = self._kv_state(slot, facts)
         if fact.saved is not None and facts.has_events:
-            kv.take_over(fact.saved)
+            kv.take_saved(fact.saved)
         repute = WorkerHealth(Window(self._settings.ejection_window_s))
         state, now_s = fact.state, fact.now_s
         worker = Worker(fact.worker_id, slot, facts, kv, repute, state, now_s)
@@ -195,7 +195,7 @@ class Roster:
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
-        from_seq = worker.kv.take_copy(fact)
+        from_seq = worker.kv.take_copy(fact.snapshot)
         self._columns.event_s[worker.slot] = fact.now_s
         self._columns.hits_unknown[worker.slot] = not worker.kv.known
         return from_seq

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from router.replicas.membership import Membership
+from router.replicas.replica import Replica
 
 if TYPE_CHECKING:
     from router.replicas.link import Link
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class ReplicaCollector(Collector):
     """No families where the router shares nothing. Lifetime: process."""
 
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
 
     def collect(self) -> Iterable[Metric]:
         """All families, as of now."""
-        link, sharing = self._membership.link, self._membership.sharing
+        link, sharing = self._replica.link, self._replica.sharing
         if link is not None and sharing is not None:
             yield from _link(link)
             yield from _peers(link, sharing)
@@ -32,8 +32,7 @@ class ReplicaCollector(Collector):
 
 
 def _link(link: Link) -> Iterator[Metric]:
-    place = link.place
-    counters, roll = place.counters, place.roll
+    counters = link.counters
     yield GaugeMetricFamily(
         "warmroute_replicas_link_up", "1: the link to redis is up; 0: it is down", value=link.up
     )
@@ -49,10 +48,10 @@ def _link(link: Link) -> Iterator[Metric]:
         (
             "messages",
             "Messages between routers",
-            counters.told_messages,
-            counters.heard_messages,
+            counters.sent_messages,
+            counters.received_messages,
         ),
-        ("bytes", "Bytes of these", counters.told_bytes, counters.heard_bytes),
+        ("bytes", "Bytes of these", counters.sent_bytes, counters.received_bytes),
     ):
         family = CounterMetricFamily(f"warmroute_replicas_{name}", text, labels=["direction"])
         family.add_metric(["told"], told)
@@ -74,18 +73,17 @@ def _link(link: Link) -> Iterator[Metric]:
         labels=["whose"],
     )
     lapses.add_metric(["own"], counters.lapses)
-    lapses.add_metric(["peer"], roll.returned)
+    lapses.add_metric(["peer"], link.membership.returned)
     yield lapses
     yield GaugeMetricFamily(
-        "warmroute_replicas_leases", "Leases that this router has", value=place.leases.held()
+        "warmroute_replicas_leases", "Leases that this router has", value=link.leases.held()
     )
 
 
 def _peers(link: Link, sharing: Sharing) -> Iterator[Metric]:
-    place = link.place
-    now_s = place.clock()
+    now_s = link.clock()
     yield GaugeMetricFamily(
-        "warmroute_replicas_peers", "Other routers that are there", value=len(place.roll.peers)
+        "warmroute_replicas_peers", "Other routers that are there", value=len(link.membership.peers)
     )
     age = GaugeMetricFamily(
         "warmroute_replicas_peer_silent_seconds",
@@ -105,15 +103,15 @@ def _peers(link: Link, sharing: Sharing) -> Iterator[Metric]:
     for row in sharing.rows(now_s):
         age.add_metric([row.name], max(row.silent_s, 0.0))
         requests.add_metric([row.name], row.requests)
-        step.add_metric([row.name], row.in_step)
+        step.add_metric([row.name], row.in_sync)
     yield from (age, requests, step)
     differing = GaugeMetricFamily(
         "warmroute_replicas_disagreements",
         "Keys of the configuration in which another router differs, of those that must agree",
         labels=["peer"],
     )
-    for name in place.roll.peers:
-        differing.add_metric([name], len(place.disagreements.now.get(name, ())))
+    for name in link.membership.peers:
+        differing.add_metric([name], len(link.disagreements.now.get(name, ())))
     yield differing
     yield from _heard(sharing)
 
@@ -126,15 +124,17 @@ def _heard(sharing: Sharing) -> Iterator[Metric]:
         "workers that are not known here or beyond the bound, messages that cannot be read",
         labels=["what"],
     )
-    for what in ("gaps", "miscounted", "strange", "beyond"):
-        trouble.add_metric([what], getattr(counted, what))
+    trouble.add_metric(["gaps"], counted.gaps)
+    trouble.add_metric(["miscounted"], counted.miscounted)
+    trouble.add_metric(["strange"], counted.unknown_workers)
+    trouble.add_metric(["beyond"], counted.beyond)
     trouble.add_metric(["malformed"], sharing.malformed)
     yield trouble
 
 
 def _kv(sharing: Sharing) -> Iterator[Metric]:
     """KV events that one router alone can read, and copies of those that each reads."""
-    told, heard = sharing.kv.voice.counters, sharing.kv.counters()
+    told, heard = sharing.kv.publisher.counters, sharing.kv.counters()
     sources = GaugeMetricFamily(
         "warmroute_replicas_kv_sources",
         "Workers whose KV events one router alone can read: read here, heard of it, or not heard",
@@ -143,15 +143,15 @@ def _kv(sharing: Sharing) -> Iterator[Metric]:
     for kind, count in sharing.kv.sources().items():
         sources.add_metric([kind], count)
     yield sources
-    for name, text in (
-        ("batches", "Batches of such KV events between routers"),
-        ("copies", "Times that a router told all that it knows of a worker's cache"),
+    for name, of, text in (
+        ("batches", "batches", "Batches of such KV events between routers"),
+        ("copies", "snapshots", "Times that a router told all that it knows of a worker's cache"),
     ):
         family = CounterMetricFamily(f"warmroute_replicas_kv_{name}", text, labels=["direction"])
-        family.add_metric(["told"], getattr(told, name))
-        family.add_metric(["heard"], getattr(heard, name))
+        family.add_metric(["told"], getattr(told, of))
+        family.add_metric(["heard"], getattr(heard, of))
         if name == "copies":  # of workers that each router subscribes to itself
-            family.add_metric(["lent"], sharing.kv.lender.copies)
+            family.add_metric(["lent"], sharing.kv.lender.snapshots)
             family.add_metric(["borrowed"], sharing.kv.borrowed)
         yield family
     trouble = CounterMetricFamily(

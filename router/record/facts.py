@@ -218,6 +218,10 @@ def _peer_ended(fields: dict[str, Any]) -> facts.PeerEnded:
     )
 
 
+def _kv_copied(fields: dict[str, Any]) -> facts.KvCopied:
+    return facts.KvCopied(**{**fields, "snapshot": facts.CacheSnapshot(**fields["snapshot"])})
+
+
 def _as_it_is(kind: type) -> Callable[[dict[str, Any]], Any]:
     return lambda fields: kind(**fields)
 
@@ -230,6 +234,7 @@ _BUILDERS: Mapping[str, Callable[[dict[str, Any]], Any]] = MappingProxyType(
         "WorkerChange": _worker_change,
         "PeerDispatched": _peer_dispatched,
         "PeerEnded": _peer_ended,
+        "KvCopied": _kv_copied,
         **{
             kind.__name__: _as_it_is(kind)
             for kind in (
@@ -238,7 +243,6 @@ _BUILDERS: Mapping[str, Callable[[dict[str, Any]], Any]] = MappingProxyType(
                 facts.Finish,
                 facts.LoadReport,
                 facts.ReplayEnd,
-                facts.KvCopied,
                 facts.KvHeard,
                 facts.PeerFirstToken,
                 facts.PeerProgress,

@@ -398,7 +398,7 @@ def _size_of(what: Any) -> int:
     elif isinstance(what, KvEvents) and isinstance(what.events, WireEvents):
         size_bytes += _ITEM_BYTES * len(what.events) + _WIRE_BLOCK_BYTES * what.events.blocks
     elif isinstance(what, KvCopied):
-        size_bytes += len(what.blocks)
+        size_bytes += len(what.snapshot.blocks)
     elif isinstance(what, KvEvents):
         for event in what.events:
             size_bytes += _ITEM_BYTES

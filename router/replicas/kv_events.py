@@ -16,30 +16,38 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import NamedTuple
 
-from kvkernels import FrozenBlocks
-from policies.facts import Fact, KvCopied, KvEvents, ReplayEnd
+from policies.facts import CacheSnapshot, Fact, KvCopied, KvEvents, ReplayEnd
 from router.core.kv_events import WireEvents
+from router.core.snapshot import FrozenCache
 from router.core.workers import Worker, WorkerTable
 from router.replicas.lease import MOST_KEY_CHARS, MOST_LEASES, Election, Leases
-from router.replicas.messages import UNREAD, KvAsked, KvCopy, KvNone, KvSaid, KvWanted, size_of
-from router.replicas.publisher import NOWHERE, CopyCredit, Dump, KvVoice
-from router.replicas.snapshots import Borrowed, KvBorrower, KvLender
-from router.replicas.subscriber import Heard, Names
+from router.replicas.messages import (
+    UNREAD,
+    KvAsked,
+    KvMessage,
+    KvNone,
+    KvSnapshot,
+    KvWanted,
+    size_of,
+)
+from router.replicas.publisher import NOWHERE, Dump, KvPublisher, SnapshotBudget
+from router.replicas.snapshots import SnapshotBorrower, SnapshotLender
+from router.replicas.subscriber import KvSubscriber, Names
 
 
 class Claim:
-    """A worker's events, as `router.events.feed` wants them. Lifetime: feed."""
+    """A worker's events, as `router.events.elected` wants them. Lifetime: feed."""
 
     def __init__(
         self,
         worker_id: int,
         address: str,
         workers: WorkerTable,
-        voice: KvVoice,
+        publisher: KvPublisher,
         tell: Callable[[Fact], None],
         clock: Callable[[], float],
     ) -> None:
@@ -47,29 +55,29 @@ class Claim:
         worker = workers.get(worker_id)
         self.worker_id, self.address = worker_id, address
         self.name = "" if worker is None else worker.facts.name
-        self.heard = Heard(self.name, lambda: workers.get(worker_id), tell)
+        self.subscriber = KvSubscriber(self.name, lambda: workers.get(worker_id), tell)
         self.election: Election  # from `open` to `close`
         self.enter: Callable[[Claim], Election]  # raises ValueError; set by who made this
         self.leave: Callable[[Claim], None]
-        self._workers, self._voice, self._tell, self._clock = workers, voice, tell, clock
+        self._workers, self._publisher, self._tell, self._clock = workers, publisher, tell, clock
         self._on_change: Callable[[], None] = lambda: None
 
     @property
     def reads(self) -> bool:
         """Whether the events are to be read here, now."""
-        return self._voice.outlet(self.name) is not None
+        return self._publisher.stream(self.name) is not None
 
     @property
     def knows(self) -> bool:
         """All that the reader tells is known here."""
-        return self.reads or self.heard.heard
+        return self.reads or self.subscriber.heard
 
     @property
     def source(self) -> str:
         """Where its events come from, for people."""
         if self.reads:
             return "read here"
-        return f"heard from {self.heard.reader}" if self.heard.heard else "not heard"
+        return f"heard from {self.subscriber.reader}" if self.subscriber.heard else "not heard"
 
     def open(self, on_change: Callable[[], None]) -> None:
         """`on_change` is told whenever `reads` has changed. Raises ValueError where somebody has
@@ -77,14 +85,14 @@ class Claim:
         """
         self.election = self.enter(self)
         self._on_change = on_change
-        self.heard.update(self._clock())
+        self.subscriber.update(self._clock())
         self.elected()
 
     def close(self) -> None:
         """Its feed ends."""
         self._on_change = lambda: None
         if self.reads:
-            self._voice.close(self.name)
+            self._publisher.close(self.name)
         self.leave(self)
 
     def tell(self, fact: KvEvents | ReplayEnd) -> None:
@@ -96,37 +104,37 @@ class Claim:
         after = self._kv_mark()
         live = _live(fact)
         if live is not None and _in_order(live.seq, before, after):
-            self._voice.applied(self.name, live.seq, live.digest, live.payload)
+            self._publisher.applied(self.name, live.seq, live.digest, live.payload)
         elif after != before or (isinstance(fact, KvEvents) and fact.source != "live"):
-            self._voice.jumped(self.name)
+            self._publisher.jumped(self.name)
 
     def missing(self) -> bool:
         """Events are missing. Whether whoever reads them is to ask for them."""
         if not self.reads:
-            self.heard.lost(self._clock())
+            self.subscriber.lost(self._clock())
             return False
         return not self.election.hole()
 
     def elected(self) -> None:
         """Begin to read, or end, as the election says."""
-        outlet, reads = self._voice.outlet(self.name), self.election.reads
-        changed = reads != (outlet is not None)
-        if outlet is not None and (not reads or outlet.token != self.election.token):
-            self.heard.follow(self._voice.close(self.name), self._clock())
-            outlet = None
-        if reads and outlet is None:
+        stream, reads = self._publisher.stream(self.name), self.election.reads
+        changed = reads != (stream is not None)
+        if stream is not None and (not reads or stream.token != self.election.token):
+            self.subscriber.follow(self._publisher.close(self.name), self._clock())
+            stream = None
+        if reads and stream is None:
             self._begin()
         if changed:
             self._on_change()
 
     def _begin(self) -> None:
-        heard, now_s = self.heard, self._clock()
-        after = heard.place if heard.in_step else NOWHERE
-        if heard.applied and not heard.in_step:
+        subscriber, now_s = self.subscriber, self._clock()
+        after = subscriber.place if subscriber.in_sync else NOWHERE
+        if subscriber.applied and not subscriber.in_sync:
             # What follows could go on by its number alone, over what we missed.
             self._tell(ReplayEnd(now_s, self.worker_id, answered=True, began_anew=True))
-        heard.begin_reading(now_s)
-        self._voice.open(self.name, self.worker_id, self.election.token, after)
+        subscriber.begin_reading(now_s)
+        self._publisher.open(self.name, self.worker_id, self.election.token, after)
 
     def _kv_mark(self) -> tuple[int, ...]:
         worker: Worker | None = self._workers.get(self.worker_id)
@@ -154,21 +162,21 @@ def _in_order(seq: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool
 
 
 @dataclass(slots=True)
-class KvHeardCounters:
+class KvSubscriberCounters:
     """Of all workers there ever were. Counts only ever grow. Lifetime: process."""
 
     batches: int = 0
-    copies: int = 0
+    snapshots: int = 0
     gaps: int = 0
     refused: int = 0
 
-    def add(self, heard: Heard) -> None:
+    def add(self, subscriber: KvSubscriber) -> None:
         """Count what one worker's events did."""
         for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(heard, field.name))
+            setattr(self, field.name, getattr(self, field.name) + getattr(subscriber, field.name))
 
 
-class KvFan:
+class KvSharing:
     """Lifetime: process. Sans-I/O; `dump` makes bytes of blocks."""
 
     def __init__(
@@ -182,11 +190,11 @@ class KvFan:
         """`identity`: what peers know us by; `tell` hands the core a fact; `on_news`: there is
         something to fetch again.
         """
-        dump, credit = dump or _dump_now, CopyCredit()
+        dump, budget = dump or _dump_now, SnapshotBudget()
         self.identity = identity
-        self.voice = KvVoice(workers, on_news, dump, credit)
-        self.lender = KvLender(self._own, credit, on_news, dump)
-        self.borrower = KvBorrower(on_news)
+        self.publisher = KvPublisher(workers, on_news, dump, budget)
+        self.lender = SnapshotLender(self._own, budget, on_news, dump)
+        self.borrower = SnapshotBorrower(on_news)
         self.borrowed = 0  # copies that the core went on from
         self.connected = False
         self._names = Names(workers)
@@ -196,7 +204,7 @@ class KvFan:
         self._claims: dict[str, Claim] = {}  # by the worker's name
         self._elections: dict[str, Election] = {}  # by address
         self._peers: frozenset[str] = frozenset()
-        self._gone = KvHeardCounters()
+        self._gone = KvSubscriberCounters()
 
     def stand(self, leases: Leases, lease_s: float) -> None:
         """Once, before anything else."""
@@ -205,7 +213,9 @@ class KvFan:
     def claim(self, worker_id: int, address: str) -> Claim:
         """Our part in who reads this worker's events; it begins with `open`."""
         assert self._leases is not None
-        claim = Claim(worker_id, address, self._workers, self.voice, self._tell, self._leases.clock)
+        claim = Claim(
+            worker_id, address, self._workers, self.publisher, self._tell, self._leases.clock
+        )
         claim.enter, claim.leave = self._enter, self._leave
         return claim
 
@@ -214,19 +224,19 @@ class KvFan:
     def joined(self, now_s: float) -> None:
         """The link is up."""
         self.connected = True
-        self.voice.connect()
+        self.publisher.connect()
         for election in list(self._elections.values()):
             election.joined(now_s)
 
     def parted(self, now_s: float) -> None:
         """The link is down."""
         self.connected = False
-        self.voice.disconnect()
+        self.publisher.disconnect()
         self.lender.drop()
         self.borrower.part()
         for claim in list(self._claims.values()):
             if not claim.reads:
-                claim.heard.silent(now_s)
+                claim.subscriber.silent(now_s)
         for election in list(self._elections.values()):
             election.parted()
 
@@ -239,38 +249,38 @@ class KvFan:
     def missed(self, peer: str, now_s: float) -> None:
         """A message of this peer was lost, or cannot be read."""
         for claim in self._claims.values():
-            if claim.heard.reader == peer and not claim.reads:
-                claim.heard.behind(now_s)
+            if claim.subscriber.reader == peer and not claim.reads:
+                claim.subscriber.behind(now_s)
 
-    def hear(self, peer: str, said: Iterable[KvSaid], now_s: float) -> None:
+    def hear(self, peer: str, messages: Iterable[KvMessage], now_s: float) -> None:
         """What a peer says; of workers that we do not know in vain."""
-        for one in said:
+        for one in messages:
             if isinstance(one, KvAsked):
                 if one.peer == self.identity:
                     self.lender.asked(one.worker)
-            elif isinstance(one, KvNone) or (isinstance(one, KvCopy) and one.token == UNREAD):
+            elif isinstance(one, KvNone) or (isinstance(one, KvSnapshot) and one.token == UNREAD):
                 self.borrower.hear(peer, one, now_s)
             elif (claim := self._claims.get(one.worker)) is None:
                 continue
             elif isinstance(one, KvWanted):
-                self.voice.wanted(one)
+                self.publisher.wanted(one)
             else:
                 if not claim.reads:
-                    claim.heard.hear(peer, one, now_s)
+                    claim.subscriber.hear(peer, one, now_s)
                 claim.election.outranked(one.token)
 
-    def fetch(self, now_s: float, room_bytes: int) -> tuple[KvSaid, ...]:
+    def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
         """What there is to say, of about so many bytes."""
         for election in self._elections.values():
             election.consider(now_s, not self._peers, self._lease_s)
-        wanted: list[KvSaid] = [*self.borrower.fetch(now_s, room_bytes)]
+        wanted: list[KvMessage] = [*self.borrower.fetch(now_s, room_bytes)]
         for claim in self._claims.values():
             if room_bytes <= 0:
                 break
-            if not claim.reads and (one := claim.heard.wanted(now_s)) is not None:
+            if not claim.reads and (one := claim.subscriber.wanted(now_s)) is not None:
                 wanted.append(one)
                 room_bytes -= size_of(one)
-        told = self.voice.fetch(now_s, room_bytes)
+        told = self.publisher.fetch(now_s, room_bytes)
         lent = self.lender.fetch(now_s, room_bytes - sum(map(size_of, told)))
         return (*wanted, *told, *lent)
 
@@ -285,14 +295,16 @@ class KvFan:
         """How many workers' events are `read` here, `heard` of peers, and `unheard`."""
         found = Counter({"read": 0, "heard": 0, "unheard": 0})
         for claim in self._claims.values():
-            found["read" if claim.reads else "heard" if claim.heard.heard else "unheard"] += 1
+            found["read" if claim.reads else "heard" if claim.subscriber.heard else "unheard"] += 1
         return found
 
-    def counters(self) -> KvHeardCounters:
+    def counters(self) -> KvSubscriberCounters:
         """What was heard of all peers until now."""
-        total = KvHeardCounters(*(getattr(self._gone, field.name) for field in fields(self._gone)))
+        total = KvSubscriberCounters(
+            *(getattr(self._gone, field.name) for field in fields(self._gone))
+        )
         for claim in self._claims.values():
-            total.add(claim.heard)
+            total.add(claim.subscriber)
         return total
 
     # --- inside -------------------------------------------------------------------------------
@@ -304,9 +316,9 @@ class KvFan:
 
     def _silence(self, whose: Callable[[str], bool], now_s: float) -> None:
         for claim in self._claims.values():
-            reader = claim.heard.reader
+            reader = claim.subscriber.reader
             if reader is not None and whose(reader) and not claim.reads:
-                claim.heard.silent(now_s)
+                claim.subscriber.silent(now_s)
 
     def _enter(self, claim: Claim) -> Election:
         leases, address = self._leases, claim.address
@@ -325,7 +337,7 @@ class KvFan:
 
     def _leave(self, claim: Claim) -> None:
         del self._claims[claim.name]
-        self._gone.add(claim.heard)
+        self._gone.add(claim.subscriber)
         election = self._elections[claim.address]
         election.candidates.remove(claim)
         if not election.candidates:
@@ -333,8 +345,8 @@ class KvFan:
             election.close()
 
 
-def _dump_now(blocks: FrozenBlocks, done: Callable[[bytes], None]) -> None:
-    done(blocks.dump())
+def _dump_now(frozen: FrozenCache, done: Callable[[bytes], None]) -> None:
+    done(frozen.encoded())
 
 
 log = logging.getLogger(__name__)
@@ -347,11 +359,11 @@ _TRIES = 3  # a copy that ends before the first batch that came to us is proven 
 
 
 class Borrowing:
-    """Lifetime: process; `tell` hands the core a fact."""
+    """Has the core go on from peers' snapshots, each proven. Lifetime: process."""
 
     def __init__(
         self,
-        fan: KvFan,
+        fan: KvSharing,
         workers: WorkerTable,
         tell: Callable[[Fact], None],
         clock: Callable[[], float],
@@ -381,21 +393,21 @@ class Borrowing:
             await self._until(lambda: self._fan.connected, _LINK_S)
             self._is_new = False
 
-    async def _copy(self, name: str) -> Borrowed | None:
-        answer: asyncio.Future[Borrowed | None] = asyncio.get_running_loop().create_future()
+    async def _copy(self, name: str) -> CacheSnapshot | None:
+        answer: asyncio.Future[CacheSnapshot | None] = asyncio.get_running_loop().create_future()
 
-        def done(copy: Borrowed | None) -> None:
+        def done(copy: CacheSnapshot | None) -> None:
             if not answer.done():
                 answer.set_result(copy)
 
-        wish = self._fan.borrower.want(name, done)
+        loan = self._fan.borrower.want(name, done)
         try:
             async with asyncio.timeout(_COPY_S):
                 return await answer
         except TimeoutError:
             return None
         finally:
-            self._fan.borrower.drop(wish)
+            self._fan.borrower.drop(loan)
 
     @staticmethod
     async def _until(reached: Callable[[], bool], most_s: float) -> None:
@@ -404,16 +416,15 @@ class Borrowing:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    def _take(self, worker_id: int, copy: Borrowed) -> bool:
+    def _take(self, worker_id: int, copy: CacheSnapshot) -> bool:
         worker = self._workers.get(worker_id)
         if worker is None or not worker.kv.goes_on_from(copy.next_seq, copy.digest):
             return False
         refused = worker.kv.counters.refused_copies
         # Whatever came before `next_seq` came live to that peer, or might have: a lower number
         # from now on, unless it waits here, tells of another life of the publisher.
-        where = copy.next_seq, copy.next_seq - 1, copy.digest
-        how = copy.exact, copy.turned_over
-        self._tell(KvCopied(self._clock(), worker_id, *where, *how, copy.blocks))
+        live = replace(copy, live_seq=copy.next_seq - 1)
+        self._tell(KvCopied(self._clock(), worker_id, live))
         if worker.kv.counters.refused_copies > refused:
             return False
         self._fan.borrowed += 1

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from router.lines import worth_a_line
-from router.replicas.peers import Keys
+from router.replicas.membership import Keys
 from router.replicas.redis_connection import Command, reason_of
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError, ResponseError
@@ -17,14 +17,14 @@ from redis.exceptions import RedisError, ResponseError
 from router.config.schema import Config
 from router.lines import worth_a_line
 from router.replicas.lease import Leases
-from router.replicas.peers import (
+from router.replicas.membership import (
     FIELDS,
     VERSION,
     Disagreements,
     Entry,
     Keys,
+    Membership,
     ReplicaRefusedError,
-    Roll,
     differences,
     entry_text,
     name_of,
@@ -40,9 +40,10 @@ MAX_MESSAGE_BYTES = 256 << 10
 
 
 class Exchange(Protocol):
-    """One replica's side. Peers are named `name@epoch`: a router begun anew is another one.
+    """What a link carries: one replica's messages.
 
-    All times are this process' own clock. Nothing here raises or waits.
+    Peers are named `name@epoch`: a router begun anew is another one. All times are this process'
+    own clock. Nothing here raises or waits.
     """
 
     on_news: Callable[[], None]  # told when there is something to say again; set by the link
@@ -72,33 +73,14 @@ class Exchange(Protocol):
 class LinkCounters:
     """Counts only ever grow. Lifetime: process."""
 
-    told_messages: int = 0
-    told_bytes: int = 0
-    heard_messages: int = 0
-    heard_bytes: int = 0
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0
+    received_bytes: int = 0
     dropped: int = 0  # of ours: too long, or lost with the link
     malformed: int = 0  # of others: entries that are no messages, fields that are no replicas
     reconnects: int = 0  # times that the link was up again
     lapses: int = 0  # times that our own entry was gone from the registry
-
-
-@dataclass(slots=True)
-class Place:
-    """Lifetime: process."""
-
-    me: str
-    keys: Keys
-    exchange: Exchange
-    roll: Roll
-    leases: Leases
-    terms: Mapping[str, str]  # what must agree (`agreement.py`); replaced at a reload
-    flush_s: float
-    lease_s: float
-    clock: Callable[[], float]
-    counters: LinkCounters = field(default_factory=LinkCounters)
-    disagreements: Disagreements = field(default_factory=Disagreements)
-    beats: int = 0
-    leaving: bool = False  # the next flush is the last
 
 
 MESSAGE = b"m"
@@ -109,8 +91,8 @@ KEPT_BYTES = 16 << 20
 _WORD_BYTES = 64  # of an entry besides its payload, by a rough count
 
 
-class Said:
-    """Lifetime: while the link is up.
+class OwnStream:
+    """The stream that this replica writes, kept short. Lifetime: while the link is up.
 
     Redis bounds a stream by entries only, so what to keep is reckoned here: the id of the oldest
     entry within both bounds. Redis may keep a little more (`~`, at most a node of its tree).
@@ -153,30 +135,33 @@ Id = tuple[int, int]
 _BEGINNING: Id = (0, 0)
 
 
-class Hearing:
-    """Lifetime: while the link is up."""
+class StreamReader:
+    """Reads the streams of all peers together. Lifetime: while the link is up."""
 
-    def __init__(self, place: Place, wire: Wire) -> None:
-        self._place = place
+    def __init__(self, link: Link, wire: Wire) -> None:
+        self._link = link
         self._wire = wire
         self._arrivals: Id = _BEGINNING
         self._read: dict[str, Id] = {}  # peer -> the latest entry of its stream that was read
-        self._heard_s: dict[str, float] = {}  # peer -> when that was
+        self._message_s: dict[str, float] = {}  # peer -> when that was
         self._present: frozenset[str] | None = None  # as the exchange was told
 
     async def begin(self, wire: Wire) -> None:
-        """Hear of who arrives from now on. Raises what `Wire.call` raises, and error replies."""
-        (latest,) = checked(await wire.call([_tail(self._place.keys.arrivals)], ANSWER_S))
+        """Find the end of the stream of arrivals.
+
+        Raises what `Wire.call` raises, and error replies.
+        """
+        (latest,) = checked(await wire.call([_tail(self._link.keys.arrivals)], ANSWER_S))
         self._arrivals = _latest(latest)
 
-    async def hear(self) -> None:
+    async def read(self) -> None:
         """Read after read, for ever; raises as `begin`."""
-        place = self._place
-        pace_s = min(place.flush_s * _PACE_FLUSHES, _MOST_PACE_S)
+        link = self._link
+        pace_s = min(link.flush_s * _PACE_FLUSHES, _MOST_PACE_S)
         block_ms = int(_BLOCK_S * 1e3)
         while True:
             peers = list(self._read)
-            streams = [place.keys.arrivals, *map(place.keys.said, peers)]
+            streams = [link.keys.arrivals, *map(link.keys.stream, peers)]
             ids = [self._arrivals, *(self._read[peer] for peer in peers)]
             command = ("XREAD", "COUNT", _MOST_AT_ONCE, "BLOCK", block_ms, "STREAMS", *streams)
             (reply,) = await self._wire.call(
@@ -191,14 +176,14 @@ class Hearing:
                 await asyncio.sleep(pace_s)
 
     async def follow(self, wire: Wire) -> None:
-        """Read also whom we did not; see whether streams that are silent were begun anew.
+        """Read new peers, too, and look whether a silent stream was begun anew.
 
         Raises as `begin`.
         """
-        place, now_s, present = self._place, self._place.clock(), self._here()
+        link, now_s, present = self._link, self._link.clock(), self._here()
         for gone in self._read.keys() - present:
             del self._read[gone]
-        silent = [p for p in self._read if now_s - self._heard_s[p] >= place.lease_s]
+        silent = [p for p in self._read if now_s - self._message_s[p] >= link.lease_s]
         await self._seek([*(present - self._read.keys()), *silent], wire)
 
     def tell_present(self) -> None:
@@ -206,20 +191,20 @@ class Hearing:
         present = self._here()
         if present != self._present:
             self._present = present
-            self._place.exchange.present(present, self._place.clock())
+            self._link.exchange.present(present, self._link.clock())
             names = ", ".join(sorted(present)[:20]) or "no other one"
-            log.info("replicas of this fleet besides %s: %s", self._place.me, names)
+            log.info("replicas of this fleet besides %s: %s", self._link.identity, names)
 
     def count_malformed(self, count: int, key: str) -> None:
-        """Of somebody else: what it means nobody knows."""
-        before = self._place.counters.malformed
-        self._place.counters.malformed += count
+        """Count entries that no replica wrote."""
+        before = self._link.counters.malformed
+        self._link.counters.malformed += count
         if any(worth_a_line(number) for number in range(before + 1, before + count + 1)):
             line = "what is no replica's stands in redis under %s, and is ignored (%d so far)"
             log.warning(line, key, before + count)
 
     def _here(self) -> frozenset[str]:
-        return self._place.roll.present(self._place.terms[VERSION])
+        return self._link.membership.present(self._link.terms[VERSION])
 
     def _entries(self, peer: str | None, entries: Iterable[Any]) -> None:
         """Of a stream; `peer` None: of those who arrive."""
@@ -237,32 +222,32 @@ class Hearing:
     def _arrived(self, field: bytes, value: bytes) -> None:
         identity, entry = read_identity(field), read_entry(value)
         if identity is None or entry is None:
-            self.count_malformed(1, self._place.keys.arrivals)
-        elif self._place.roll.arrived(identity, entry) and identity in self._here():
-            self._read[identity], self._heard_s[identity] = _BEGINNING, self._place.clock()
+            self.count_malformed(1, self._link.keys.arrivals)
+        elif self._link.membership.arrived(identity, entry) and identity in self._here():
+            self._read[identity], self._message_s[identity] = _BEGINNING, self._link.clock()
             self.tell_present()
 
     def _message(self, peer: str, field: bytes, payload: bytes) -> None:
-        place, counters = self._place, self._place.counters
+        link, counters = self._link, self._link.counters
         if field == MESSAGE and len(payload) <= MAX_MESSAGE_BYTES:
-            now_s = self._heard_s[peer] = place.clock()
-            counters.heard_messages += 1
-            counters.heard_bytes += len(payload)
-            place.roll.heard(peer)
-            place.exchange.incoming(peer, payload, now_s)
+            now_s = self._message_s[peer] = link.clock()
+            counters.received_messages += 1
+            counters.received_bytes += len(payload)
+            link.membership.heard(peer)
+            link.exchange.incoming(peer, payload, now_s)
         elif field == GOODBYE:
-            place.roll.left(peer)
+            link.membership.left(peer)
             del self._read[peer]
             self.tell_present()
         else:
-            self.count_malformed(1, place.keys.said(peer))
+            self.count_malformed(1, link.keys.stream(peer))
 
     async def _seek(self, peers: Sequence[str], wire: Wire) -> int:
         """Find the ends of streams; how many cannot be read."""
         if not peers:
             return 0
-        place = self._place
-        replies = await wire.call([_tail(place.keys.said(peer)) for peer in peers], ANSWER_S)
+        link = self._link
+        replies = await wire.call([_tail(link.keys.stream(peer)) for peer in peers], ANSWER_S)
         unreadable = 0
         for peer, reply in zip(peers, replies, strict=True):
             if isinstance(reply, ResponseError):
@@ -270,11 +255,11 @@ class Hearing:
                     raise reply
                 unreadable += 1
                 self._read.pop(peer, None)
-                self.count_malformed(1, place.keys.said(peer))
+                self.count_malformed(1, link.keys.stream(peer))
                 continue
             end = _latest(reply)
             if peer not in self._read:
-                self._read[peer], self._heard_s[peer] = end, place.clock()
+                self._read[peer], self._message_s[peer] = end, link.clock()
             elif end < self._read[peer]:  # its numbers go back: it is another stream
                 self._read[peer] = _BEGINNING
         return unreadable
@@ -306,65 +291,68 @@ _STREAM_LEASES = 10.0  # a stream outlives its replica by so many leases
 
 
 class Connected:
-    """Lifetime: until one of its two wires fails; `join` first, then `tell` and `hear` at once."""
+    """The link while it is up. Lifetime: until one of its two wires fails.
 
-    def __init__(self, place: Place, telling: Wire, hearing: Wire) -> None:
-        self._place = place
-        self._wire = telling
-        self._hearing = Hearing(place, hearing)
-        self.hear = self._hearing.hear
-        self._said = Said(place.keys.said(place.me))
-        self._looked_s = place.clock()
+    `join` first, then `write` and `read` at once.
+    """
+
+    def __init__(self, link: Link, writing: Wire, reading: Wire) -> None:
+        self._link = link
+        self._wire = writing
+        self._reader = StreamReader(link, reading)
+        self.read = self._reader.read
+        self._stream = OwnStream(link.keys.stream(link.identity))
+        self._looked_s = link.clock()
         self._announced = False
         self._news = asyncio.Event()
         self._flushed_s = float("-inf")
-        place.exchange.on_news = self._news.set
+        link.exchange.on_news = self._news.set
 
     async def join(self) -> None:
-        """Be one of those who are there; peers are heard from now on.
+        """Register this replica; peers' messages are read from now on.
 
         Raises what `Wire.call` raises, and error replies.
         """
-        place = self._place
-        place.roll.connected()
-        await self._hearing.begin(self._wire)
+        link = self._link
+        link.membership.connected()
+        await self._reader.begin(self._wire)
         await self._beat([])
-        place.exchange.joined(place.clock())
+        link.exchange.joined(link.clock())
 
-    async def tell(self) -> None:
+    async def write(self) -> None:
         """Flush after flush, until it is time to leave; raises as `join`."""
-        place = self._place
-        while not place.leaving:
-            await self._something()
+        link = self._link
+        while not link.leaving:
+            await self._news_or_pause()
             payloads = self._payloads()
-            if place.clock() - self._looked_s >= BEAT_S:
+            if link.clock() - self._looked_s >= BEAT_S:
                 await self._beat(payloads)
             elif payloads:
                 await self._flush(payloads)
         await self._leave()
 
-    async def _something(self) -> None:
+    async def _news_or_pause(self) -> None:
         """Until there may be something to say: at once after a pause, so that two requests that
         come soon after each other do not go to the same idle worker by way of two replicas; in
         a flood once in `flush_s`, for each message costs as much as what it tells.
         """
-        place = self._place
-        await asyncio.sleep(max(self._flushed_s + place.flush_s - place.clock(), 0.0))
+        link = self._link
+        await asyncio.sleep(max(self._flushed_s + link.flush_s - link.clock(), 0.0))
         if not self._news.is_set():  # in a flood it is by now: that took one turn of the loop
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._news.wait()
         self._news.clear()
-        self._flushed_s = place.clock()
+        self._flushed_s = link.clock()
 
     def _payloads(self) -> list[bytes]:
-        place, payloads = self._place, list[bytes]()
+        link, payloads = self._link, list[bytes]()
         while len(payloads) < _FLUSH_MESSAGES:
-            payload = place.exchange.outgoing(place.clock())
+            payload = link.exchange.outgoing(link.clock())
             if payload is None:
                 break
             if len(payload) > MAX_MESSAGE_BYTES:
-                place.counters.dropped += 1
+                link.counters.dropped += 1
                 log.error("a message of %d bytes is not told, it is too long", len(payload))
             else:
                 payloads.append(payload)
@@ -372,72 +360,72 @@ class Connected:
 
     async def _flush(self, payloads: list[bytes], more: Sequence[Command] = ()) -> list[Any]:
         """The replies to what goes out along with the messages."""
-        counters, count = self._place.counters, len(payloads)
+        counters, count = self._link.counters, len(payloads)
         counters.dropped += count
-        commands = [self._said.command(payload) for payload in payloads]
+        commands = [self._stream.command(payload) for payload in payloads]
         replies = await self._wire.call([*commands, *more], ANSWER_S)
         for payload, reply in zip(payloads, checked(replies[:count]), strict=True):
-            self._said.appended(reply, len(payload))
-            counters.told_bytes += len(payload)
+            self._stream.appended(reply, len(payload))
+            counters.sent_bytes += len(payload)
         counters.dropped -= count
-        counters.told_messages += count
+        counters.sent_messages += count
         return replies[count:]
 
     async def _beat(self, payloads: list[bytes]) -> None:
-        """Be there, and look who else is; renew leases."""
-        place = self._place
-        keys, roll = place.keys, place.roll
-        place.beats += 1
-        entry = entry_text(Entry(place.beats, dict(place.terms)))
-        stream_ms = int(place.lease_s * _STREAM_LEASES * 1e3)
+        """Renew our entry and our leases, and read the others' entries."""
+        link = self._link
+        keys, membership = link.keys, link.membership
+        link.beats += 1
+        entry = entry_text(Entry(link.beats, dict(link.terms)))
+        stream_ms = int(link.lease_s * _STREAM_LEASES * 1e3)
         commands: list[Command] = [
-            ("HSET", keys.replicas, place.me, entry),
+            ("HSET", keys.replicas, link.identity, entry),
             ("HSCAN", keys.replicas, 0, "COUNT", FIELDS),
             ("PEXPIRE", keys.replicas, int(_REGISTRY_S * 1e3)),
-            ("PEXPIRE", keys.said(place.me), stream_ms),
+            ("PEXPIRE", keys.stream(link.identity), stream_ms),
         ]
-        if roll.lapsed:
-            commands.append(("HDEL", keys.replicas, *roll.lapsed))
-            roll.lapsed = []
+        if membership.lapsed:
+            commands.append(("HDEL", keys.replicas, *membership.lapsed))
+            membership.lapsed = []
         own = len(commands)
-        asked, asking = place.leases.commands()
-        asked_s = place.clock()
+        asked, asking = link.leases.commands()
+        asked_s = link.clock()
         replies = await self._flush(payloads, [*commands, *asking])
-        place.leases.answered(asked, replies[own:], asked_s)
+        link.leases.answered(asked, replies[own:], asked_s)
         new, fields, *_ = checked(replies[:own])
         self._look(fields)
         if new:  # for the first time, or what was there is gone
-            place.counters.lapses += self._announced
+            link.counters.lapses += self._announced
             self._announced = True
-            arrival = ("XADD", keys.arrivals, "MAXLEN", "~", 64, "*", place.me, entry)
+            arrival = ("XADD", keys.arrivals, "MAXLEN", "~", 64, "*", link.identity, entry)
             await self._ask([arrival, ("PEXPIRE", keys.arrivals, int(_REGISTRY_S * 1e3))])
         self._announced = True
-        await self._hearing.follow(self._wire)
+        await self._reader.follow(self._wire)
 
     def _look(self, reply: Any) -> None:
-        place = self._place
-        now_s, before_s = place.clock(), self._looked_s
+        link = self._link
+        now_s, before_s = link.clock(), self._looked_s
         self._looked_s = now_s
         cursor, fields = reply
         entries, malformed = read_entries(fields)
         if cursor != b"0":
             malformed += 1
-        self._hearing.count_malformed(malformed, place.keys.replicas)
-        place.roll.look(entries, min(now_s - before_s, 2 * BEAT_S))
-        peers = {name: peer.entry.terms for name, peer in place.roll.peers.items()}
-        place.disagreements.look(place.terms, peers)
-        self._hearing.tell_present()
+        self._reader.count_malformed(malformed, link.keys.replicas)
+        link.membership.look(entries, min(now_s - before_s, 2 * BEAT_S))
+        peers = {name: peer.entry.terms for name, peer in link.membership.peers.items()}
+        link.disagreements.look(link.terms, peers)
+        self._reader.tell_present()
 
     async def _leave(self) -> None:
-        place = self._place
-        keys, said = place.keys, place.keys.said(place.me)
+        link = self._link
+        keys, said = link.keys, link.keys.stream(link.identity)
         await self._flush(
             self._payloads(),
             [
                 ("XADD", said, "*", GOODBYE, b"1"),
-                ("PEXPIRE", said, int(place.lease_s * 1e3)),
-                ("HDEL", keys.replicas, place.me),
-                *place.leases.goodbye(),
+                ("PEXPIRE", said, int(link.lease_s * 1e3)),
+                ("HDEL", keys.replicas, link.identity),
+                *link.leases.goodbye(),
             ],
         )
 
@@ -452,7 +440,10 @@ _AGREE_LOOK_S = 0.1  # between looks whether somebody is alive who differs
 
 
 class Link:
-    """Lifetime: process; `agree`, `start` and `aclose` once each, in this order."""
+    """One replica's link to Redis. Lifetime: process.
+
+    `agree`, `start` and `aclose` once each, in this order.
+    """
 
     def __init__(
         self, config: Config, identity: str, exchange: Exchange, terms: Mapping[str, str]
@@ -462,17 +453,18 @@ class Link:
         replicas = config.replicas
         keys = Keys(replicas.fleet)
         self.url = parse_redis_url(config.state)
-        self.place = Place(
-            identity,
-            keys,
-            exchange,
-            Roll(identity, replicas.lease_s),
-            Leases(keys, identity, replicas.lease_s, time.monotonic, _call_at),
-            terms,
-            replicas.flush_s,
-            replicas.lease_s,
-            time.monotonic,
-        )
+        self.identity = identity
+        self.keys = keys
+        self.exchange = exchange
+        self.membership = Membership(identity, replicas.lease_s)
+        self.leases = Leases(keys, identity, replicas.lease_s, time.monotonic, _call_at)
+        self.terms = terms  # what must agree; replaced at a reload
+        self.flush_s, self.lease_s = replicas.flush_s, replicas.lease_s
+        self.clock = time.monotonic
+        self.counters = LinkCounters()
+        self.disagreements = Disagreements()
+        self.beats = 0
+        self.leaving = False  # the next flush is the last
         self.up = False
         self.down_since_s: float | None = time.monotonic()  # None: it is up
         self._running: asyncio.Task[None] | None = None
@@ -483,7 +475,7 @@ class Link:
     @property
     def stale_s(self) -> float:
         """For how long nothing was heard of anybody; 0: the link is up."""
-        return 0.0 if self.down_since_s is None else self.place.clock() - self.down_since_s
+        return 0.0 if self.down_since_s is None else self.clock() - self.down_since_s
 
     async def agree(self) -> None:
         """Look whether somebody runs who differs in what must be alike.
@@ -492,7 +484,7 @@ class Link:
         """
         wire: Wire | None = None
         try:
-            wire = await open_wire(self.url, self.place.keys.replicas, ANSWER_S)
+            wire = await open_wire(self.url, self.keys.replicas, ANSWER_S)
             await self._look_for_others(wire)
         except ReplicaRefusedError:
             raise
@@ -510,7 +502,7 @@ class Link:
         """Say goodbye, within a second."""
         if self._running is None:
             return
-        self.place.leaving = True
+        self.leaving = True
         if self.up:
             await asyncio.wait([self._running], timeout=_GOODBYE_S)
         self._running.cancel()
@@ -521,7 +513,7 @@ class Link:
 
         Another URL, or another password in it, is connected to at once.
         """
-        self.place.terms = terms
+        self.terms = terms
         if url != self.url:
             self.url = url
             self._complaints.clear()
@@ -530,11 +522,10 @@ class Link:
     # --- inside -------------------------------------------------------------------------------
 
     async def _look_for_others(self, wire: Wire) -> None:
-        place = self.place
         first = await self._others(wire)
         suspects = {name: entry for name, entry in first.items() if self._differs(entry)}
-        until_s = place.clock() + place.lease_s
-        while suspects and place.clock() < until_s:  # whether its beat goes on
+        until_s = self.clock() + self.lease_s
+        while suspects and self.clock() < until_s:  # whether its beat goes on
             await asyncio.sleep(_AGREE_LOOK_S)
             now = await self._others(wire)
             for name, entry in suspects.items():
@@ -544,39 +535,37 @@ class Link:
 
     async def _others(self, wire: Wire) -> dict[str, Entry]:
         """Those of another name: one of ours is the router before this one, which leaves."""
-        command = ("HSCAN", self.place.keys.replicas, 0, "COUNT", FIELDS)
+        command = ("HSCAN", self.keys.replicas, 0, "COUNT", FIELDS)
         (reply,) = checked(await wire.call([command], ANSWER_S))
         entries, _ = read_entries(reply[1])
-        ours = name_of(self.place.me)
+        ours = name_of(self.identity)
         return {name: entry for name, entry in entries.items() if name_of(name) != ours}
 
     def _differs(self, entry: Entry) -> str:
-        return "; ".join(text for _, text in differences(self.place.terms, entry.terms))
+        return "; ".join(text for _, text in differences(self.terms, entry.terms))
 
     async def _run(self) -> None:
-        place = self.place
-        while not place.leaving:
-            begun_s = place.clock()
+        while not self.leaving:
+            begun_s = self.clock()
             try:
                 await self._stretch()
             except Exception as error:  # noqa: BLE001 - told by name, and tried again
                 self._complain(error)
             self._part()
-            if place.clock() - begun_s > _PROVEN_S:
+            if self.clock() - begun_s > _PROVEN_S:
                 self._attempts = 0
-            if not place.leaving:
+            if not self.leaving:
                 await asyncio.sleep(self._pause_s())
 
     async def _stretch(self) -> None:
         """From one connection to its loss, to another URL, or to our leaving."""
-        place = self.place
         self._moved.clear()
-        async with _Wires(self) as (telling, hearing):
-            connected = Connected(place, telling, hearing)
+        async with _wires(self) as wires:
+            connected = Connected(self, *wires)
             await connected.join()
             self._joined()
-            work = connected.tell(), connected.hear(), self._until_moved()
-            tasks = [asyncio.create_task(each) for each in work]
+            work = connected.write(), connected.read(), self._moved.wait()
+            tasks = [asyncio.ensure_future(each) for each in work]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -587,22 +576,17 @@ class Link:
                 if not task.cancelled() and (error := task.exception()) is not None:
                     raise error
 
-    async def _until_moved(self) -> None:
-        await self._moved.wait()
-
     def _joined(self) -> None:
-        place = self.place
         self.up, self.down_since_s = True, None
         self._complaints.clear()
-        place.counters.reconnects += 1
-        fleet = place.keys.fleet
-        log.info("shares state as %s of fleet %s at %s", place.me, fleet, self.url)
+        self.counters.reconnects += 1
+        fleet = self.keys.fleet
+        log.info("shares state as %s of fleet %s at %s", self.identity, fleet, self.url)
 
     def _part(self) -> None:
-        place = self.place
         if self.up:
-            self.up, self.down_since_s = False, place.clock()
-            place.exchange.parted(place.clock())
+            self.up, self.down_since_s = False, self.clock()
+            self.exchange.parted(self.clock())
 
     def _pause_s(self) -> float:
         longest_s = min(_FIRST_PAUSE_S * 2**self._attempts, _LONGEST_PAUSE_S)
@@ -612,7 +596,7 @@ class Link:
     def _complain(self, error: Exception) -> None:
         """Each reason once, until the link is up again."""
         reason = reason_of(error)
-        if reason in self._complaints or self.place.leaving:
+        if reason in self._complaints or self.leaving:
             return
         self._complaints.add(reason)
         trace = None if isinstance(error, (RedisError, OSError)) else error
@@ -629,24 +613,18 @@ def _call_at(when_s: float, ring: Callable[[], None]) -> asyncio.TimerHandle:
     return asyncio.get_running_loop().call_later(max(when_s - time.monotonic(), 0.0), ring)
 
 
-class _Wires:
-    """One to tell and one to hear. Lifetime: one stretch."""
+@asynccontextmanager
+async def _wires(link: Link) -> AsyncIterator[tuple[Wire, Wire]]:
+    """One to write and one to read."""
+    async with AsyncExitStack() as stack:
+        wires = []
+        for _ in range(2):
+            wire = await open_wire(link.url, link.keys.replicas, ANSWER_S)
+            stack.push_async_callback(_closed, wire)
+            wires.append(wire)
+        yield wires[0], wires[1]
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._open: list[Wire] = []
 
-    async def __aenter__(self) -> list[Wire]:
-        try:
-            for _ in range(2):
-                wire = await open_wire(self._link.url, self._link.place.keys.replicas, ANSWER_S)
-                self._open.append(wire)
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self._open
-
-    async def __aexit__(self, *_: object) -> None:
-        for wire in self._open:
-            with suppress(RedisError, OSError):
-                await wire.aclose()
+async def _closed(wire: Wire) -> None:
+    with suppress(RedisError, OSError):
+        await wire.aclose()

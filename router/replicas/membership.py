@@ -1,96 +1,306 @@
-"""This router as one of several: its exchange, its link, and what must agree."""
+"""Which replicas are there, what they are called, and what they must have in common.
+
+Else a prefix has one hash here and another one there, a session or a tenant is somebody else's, or
+two rules of placing requests work against each other.
+
+A replica writes its entry anew with every beat, with a number that grows. Whoever looks on counts
+by its own clock how long that number stands still, and only between looks of its own: no two
+clocks are compared, and who was stopped itself holds nobody else for gone.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+import logging
+import re
+import secrets
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated
 
-from kvkernels import FrozenBlocks
-from policies.facts import Fact
+import msgspec
+from msgspec import Meta
+
+from router.config.keys import text_of, value_at
 from router.config.schema import Config
-from router.core.core import RouterCore
-from router.keys.quota import SharedUse
-from router.replicas.messages import VERSION
-from router.replicas.peers import new_identity, terms_of
-from router.replicas.redis_url import parse_redis_url
+from router.keys.key_file import KeyFileError, read_keys
+from router.lines import worth_a_line
 
-if TYPE_CHECKING:
-    from router.replicas.kv_events import Borrowing, Claim
-    from router.replicas.link import Link
-    from router.replicas.sharing import Sharing
+_IDENTITY = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[0-9a-f]{16}")
+_STRANGE = re.compile(r"[^A-Za-z0-9._-]")
+_MOST_NAME_CHARS = 64
+
+
+def new_identity(name: str) -> str:
+    """`name@epoch`: a router begun anew under the same name is another peer.
+
+    `name`: as configured; empty: the host's.
+    """
+    if not name:
+        name = _STRANGE.sub("-", socket.gethostname()).lstrip("._-")[:_MOST_NAME_CHARS] or "router"
+    return f"{name}@{secrets.token_hex(8)}"
+
+
+def name_of(identity: str) -> str:
+    """The name in it."""
+    return identity.rpartition("@")[0]
+
+
+def read_identity(text: bytes) -> str | None:
+    """Another's, as it came; None: it is none."""
+    return text.decode("ascii") if _IDENTITY.fullmatch(text) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Of one fleet. The braces keep all of them in one slot of a cluster. Lifetime: process."""
+
+    fleet: str
+
+    @property
+    def replicas(self) -> str:
+        """Hash, identity -> `membership.Entry` as JSON."""
+        return f"warmroute:{{{self.fleet}}}:replicas"
+
+    @property
+    def arrivals(self) -> str:
+        """Stream of those who joined, so that peers need not wait for their next look."""
+        return f"warmroute:{{{self.fleet}}}:arrivals"
+
+    def stream(self, identity: str) -> str:
+        """Stream of a replica's messages."""
+        return f"warmroute:{{{self.fleet}}}:stream:{identity}"
+
+    def lease(self, what: str) -> str:
+        """String: who has `what` to itself."""
+        return f"warmroute:{{{self.fleet}}}:lease:{what}"
+
+    def fence(self, what: str) -> str:
+        """String: the latest fencing token of that lease."""
+        return f"warmroute:{{{self.fleet}}}:fence:{what}"
+
+
+log = logging.getLogger(__name__)
+
+# Keys of the configuration whose values are told as they are.
+PLAIN = (
+    "policy",
+    "session_header",
+    "tenant_header",
+    "tenants.isolate",
+    "chat_content_format",
+    "chat_template_kwargs",
+    "chat_drops_unused_tools",
+)
+# Told as digests: of the tokenizer's file; of tenants' names and salts in the file of keys.
+TOKENIZER = "tokenizer"
+SALTS = "api_keys_file (tenants' salts)"
+VERSION = "version of messages"
+_DIGEST_CHARS = 16
+_MOST_CHARS = 200
+_ABSENT = "nothing"
+
+
+class ReplicaRefusedError(ValueError):
+    """This router may not share state with one that runs."""
+
+
+def terms_of(config: Config, speaks: int) -> dict[str, str]:
+    """What peers must have alike, `speaks` among it: our version of messages.
+
+    Reads the tokenizer's file and the file of keys.
+    """
+    terms = {VERSION: str(speaks)}
+    terms |= {path: _short(text_of(value_at(config, path))) for path in PLAIN}
+    terms[TOKENIZER] = "none"
+    if config.tokenizer is not None:
+        terms[TOKENIZER] = _digest_of(Path(config.tokenizer) / "tokenizer.json")
+    terms[SALTS] = "none" if config.api_keys_file is None else _salts(Path(config.api_keys_file))
+    return terms
+
+
+def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each key in which they differ, and how."""
+    for key in sorted({*ours, *theirs}):
+        here, there = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
+        if here != there:
+            yield key, f"{key} is {here!r} here and {there!r} there"
+
+
+class Disagreements:
+    """Between us and those who are here. Lifetime: process."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, dict[str, str]] = {}  # peer -> key -> how it differs
+
+    def look(self, ours: Mapping[str, str], peers: Mapping[str, Mapping[str, str]]) -> None:
+        """As of now; what is new is logged."""
+        found = {name: dict(differences(ours, theirs)) for name, theirs in peers.items()}
+        for name, how in found.items():
+            before = self.now.get(name, {})
+            if new := [text for key, text in how.items() if before.get(key) != text]:
+                log.error("replica %s differs: %s; give both the same", name, "; ".join(new))
+            elif before and not how:
+                log.info("replica %s agrees again", name)
+        self.now = {name: how for name, how in found.items() if how}
+
+
+def refusal(peer: str, how: str) -> ReplicaRefusedError:
+    """One line: who differs, how, and what to do."""
+    return ReplicaRefusedError(
+        f"state: replica {peer} runs and differs: {how}. Give both the same, or start this router "
+        "with another replicas.fleet, or stop the other one first"
+    )
+
+
+def _short(text: str) -> str:
+    if len(text) <= _MOST_CHARS:
+        return text
+    return f"sha256:{sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]}"
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            digest = sha256()
+            while part := file.read(1 << 20):
+                digest.update(part)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return f"sha256:{digest.hexdigest()[:_DIGEST_CHARS]}"
+
+
+def _salts(path: Path) -> str:
+    """Keys may come and go on one replica before the other; caches of a tenant stay its own."""
+    try:
+        lines = read_keys(path)
+    except KeyFileError:
+        return "cannot be read"
+    pairs = sorted(
+        {(line.terms.tenant or "", line.terms.salt or "") for line in lines if line.terms.salt}
+    )
+    return f"sha256:{sha256(repr(pairs).encode()).hexdigest()[:_DIGEST_CHARS]}" if pairs else "none"
+
+
+MOST_PEERS = 255
+FIELDS = 1_024  # of the registry, read at once
+_MOST_ENTRY_BYTES = 16 << 10
+_MOST_GONE = 1_024  # remembered, to tell who comes back
+
+Text = Annotated[str, Meta(max_length=512)]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What a replica says of itself in the registry, as a JSON object."""
+
+    beat: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    terms: Annotated[dict[Text, Text], Meta(max_length=64)]  # what must agree (`agreement.py`)
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Entry)
+
+
+def entry_text(entry: Entry) -> bytes:
+    """As it stands in the registry."""
+    return _ENCODER.encode(entry)
+
+
+def read_entry(text: bytes) -> Entry | None:
+    """None: it is none."""
+    if len(text) > _MOST_ENTRY_BYTES:
+        return None
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def read_entries(fields: Iterable[bytes]) -> tuple[dict[str, Entry], int]:
+    """The registry's fields and values in turn -> its entries, and how many cannot be read."""
+    found: dict[str, Entry] = {}
+    malformed = 0
+    texts = iter(fields)
+    for field, value in zip(texts, texts, strict=False):
+        identity, entry = read_identity(field), read_entry(value)
+        if identity is None or entry is None:
+            malformed += 1
+        else:
+            found[identity] = entry
+    return found, malformed
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another replica. Lifetime: until it is gone."""
+
+    entry: Entry
+    unheard_s: float = 0.0  # between looks of ours
 
 
 class Membership:
-    """Lifetime: process; `agree`, `start` and `aclose` once each, in this order.
+    """Lifetime: process. Sans-I/O; `look` is called about twice a second."""
 
-    Without `config.state` this router shares nothing, and all of it does nothing.
-    """
+    def __init__(self, me: str, lease_s: float) -> None:
+        self.peers: dict[str, Peer] = {}
+        self.returned = 0  # times that somebody was here again who had been held for gone
+        self.crowded_out = 0  # times that somebody found no room
+        self.lapsed: list[str] = []  # whose entries are to be taken out of the registry
+        self._me, self._lease_s = me, lease_s
+        self._gone: dict[str, int] = {}  # identity -> its beat as it was last seen
 
-    def __init__(
-        self,
-        config: Config,
-        core: RouterCore,
-        tell: Callable[[Fact], None],
-        uses: SharedUse | None,
-    ) -> None:
-        """`tell` hands the core a fact; `uses`: of API keys, where there are any."""
-        self.sharing: Sharing | None = None
-        self.link: Link | None = None
-        self.borrowing: Borrowing | None = None
-        self._reading: asyncio.Task[None] | None = None
-        if config.state is not None:
-            # Imported here: with Redis' client, a tenth of the start that one router does without.
-            from router.replicas.kv_events import Borrowing
-            from router.replicas.link import Link
-            from router.replicas.sharing import Sharing
+    def present(self, version: str) -> frozenset[str]:
+        """Who is here and speaks that version of messages; others are not understood."""
+        peers = self.peers.items()
+        return frozenset(name for name, peer in peers if peer.entry.terms.get(VERSION) == version)
 
-            identity = new_identity(config.replicas.name)
-            self.sharing = Sharing(identity, core, tell, uses, _dump)
-            self.link = Link(config, identity, self.sharing, terms_of(config, VERSION))
-            clock = self.link.place.leases.clock
-            self.sharing.kv.stand(self.link.place.leases, config.replicas.lease_s)
-            self.borrowing = Borrowing(self.sharing.kv, core.workers, tell, clock)
+    def connected(self) -> None:
+        """The link is up again. Others may need as long as we did: all are heard as of now."""
+        for peer in self.peers.values():
+            peer.unheard_s = 0.0
 
-    @property
-    def claim(self) -> Callable[[int, str], Claim] | None:
-        """For a worker's events, at an address, that one router alone can have."""
-        return None if self.sharing is None else self.sharing.kv.claim
+    def look(self, entries: Mapping[str, Entry], elapsed_s: float) -> None:
+        """The registry as of now, `elapsed_s` after the look before."""
+        for identity, peer in list(self.peers.items()):
+            entry = entries.get(identity, peer.entry)
+            if entry.beat != peer.entry.beat:
+                peer.entry, peer.unheard_s = entry, 0.0
+                continue
+            peer.unheard_s += elapsed_s
+            if peer.unheard_s >= self._lease_s:
+                self.left(identity)
+                self.lapsed.append(identity)
+        for identity, entry in entries.items():
+            self.arrived(identity, entry)
 
-    @property
-    def borrow(self) -> Callable[[int, Callable[[], int]], Awaitable[bool]] | None:
-        """For events that an engine cannot tell again (`kv_borrowing.Borrowing.borrow`)."""
-        return None if self.borrowing is None else self.borrowing.borrow
+    def arrived(self, identity: str, entry: Entry) -> bool:
+        """Somebody is there; whether that is new."""
+        if identity == self._me or identity in self.peers:
+            return False
+        if len(self.peers) >= MOST_PEERS:
+            self.crowded_out += 1
+            if worth_a_line(self.crowded_out):
+                log.error("replica %s is ignored: %d others are here", identity, MOST_PEERS)
+            return False
+        if identity in self._gone:
+            if self._gone[identity] == entry.beat:  # what it left behind
+                return False
+            del self._gone[identity]
+            self.returned += 1
+        self.peers[identity] = Peer(entry)
+        return True
 
-    async def agree(self) -> None:
-        """Raises ReplicaRefusedError where a router runs that differs in what must be alike."""
-        if self.link is not None:
-            await self.link.agree()
+    def heard(self, identity: str) -> None:
+        """A message of it came."""
+        if (peer := self.peers.get(identity)) is not None:
+            peer.unheard_s = 0.0
 
-    def start(self) -> None:
-        """Be there, as soon as Redis is."""
-        if self.link is not None:
-            self.link.start()
-
-    def renew(self, config: Config) -> None:
-        """The configuration was read anew. Peers look at what differs from now on."""
-        if self.link is not None:
-            self._reading = asyncio.create_task(self._renew(self.link, config))
-
-    async def aclose(self) -> None:
-        """Say goodbye, within a second."""
-        if self._reading is not None:
-            self._reading.cancel()
-        if self.link is not None:
-            await self.link.aclose()
-
-    async def _renew(self, link: Link, config: Config) -> None:
-        assert config.state is not None  # a reload cannot take it away
-        terms = await asyncio.to_thread(terms_of, config, VERSION)
-        link.renew(terms, parse_redis_url(config.state))
-
-
-def _dump(blocks: FrozenBlocks, done: Callable[[bytes], None]) -> None:
-    """In a thread: it takes a while."""
-    made = asyncio.get_running_loop().run_in_executor(None, blocks.dump)
-    made.add_done_callback(lambda made: None if made.cancelled() else done(made.result()))
+    def left(self, identity: str) -> None:
+        """It said goodbye, or is held for gone."""
+        peer = self.peers.pop(identity, None)
+        if peer is not None:
+            self._gone[identity] = peer.entry.beat
+            if len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]

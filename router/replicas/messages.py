@@ -1,20 +1,21 @@
-"""The messages between replicas, as msgpack arrays (`docs/wire.md`).
+"""The messages between replicas, as msgpack arrays (`docs/reference/wire.md`).
 
-One replica reads a worker's events; those that it applied in order are told to all others, numbered
-without a gap. Whoever misses one says so (`KvWanted`) and gets a copy of all that the reader knows.
-A token is the fencing token of the lease by which a replica reads: of two the greater one counts.
+A message is [version, number, open requests, retelling, wanted peers, [request events...], [use of
+keys...], [what concerns KV events...]]. Request events stand in the order in which they happened.
+Messages are numbered from 0 without a gap, so that whoever misses one knows it; it asks (`wants`),
+and the publisher tells all open requests anew.
 
-Of a worker whose events each replica reads for itself, one that lacks some asks another one for a
-copy (`KvAsked`); what it gets has the token `UNREAD`.
+One replica reads a worker's KV events. It publishes those that it applied in order to all others,
+numbered without a gap. A replica that misses one asks (`KvWanted`) and gets a snapshot of all that
+the reader knows. A token is the fencing token of the reader's lease: of two the greater one counts.
 
-A message is [version, number, open requests, retelling, wanted peers, [what happened...], [what was
-used of keys...], [what is said of KV events (`kv_messages.py`)...]]. What happened is told in the
-order in which it did. Messages are numbered from 0 without a gap, so that whoever misses one knows
-it; then it asks (`wants`), and all that is open is told anew.
+Where each replica reads a worker's events for itself, one that lacks some asks another replica for
+a snapshot (`KvAsked`), which comes with the token `UNREAD`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Annotated, Literal
 
 import msgspec
@@ -22,17 +23,16 @@ import numpy as np
 from msgspec import Meta
 
 PIECE_BYTES = 64 << 10
-MAX_BATCH_PIECES = 64  # what is longer is told by a copy
-MAX_COPY_PIECES = 1 << 12  # 15 million blocks
+MAX_BATCH_PIECES = 64  # a longer batch is told by a snapshot
+MAX_SNAPSHOT_PIECES = 1 << 12  # 15 million blocks
 UNREAD = 0  # a token that no lease has: nobody reads this worker for others
 
 _Name = Annotated[str, Meta(max_length=2_048)]
 _Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
-_Seq = Annotated[int, Meta(ge=-1, lt=1 << 62)]
 _Digest = Annotated[int, Meta(ge=0)]  # msgpack has nothing above 64 bits
 _Body = Annotated[bytes, Meta(max_length=PIECE_BYTES)]
-_Piece = Annotated[int, Meta(ge=0, lt=MAX_COPY_PIECES)]
-_Pieces = Annotated[int, Meta(ge=1, le=MAX_COPY_PIECES)]
+_Piece = Annotated[int, Meta(ge=0, lt=MAX_SNAPSHOT_PIECES)]
+_Pieces = Annotated[int, Meta(ge=1, le=MAX_SNAPSHOT_PIECES)]
 
 
 class KvHead(msgspec.Struct, frozen=True, array_like=True, tag="h"):
@@ -63,24 +63,19 @@ class KvBatch(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     body: _Body
 
 
-class KvCopy(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """A piece of all that is known of a worker's cache before the batch `number`."""
+class KvSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """A piece of a snapshot (`router.core.snapshot`) of a worker's cache before batch `number`."""
 
     worker: _Name
     token: _Number
     number: _Number
-    next_seq: _Number
-    live_seq: _Seq
-    digest: _Digest
-    exact: bool
-    turned_over: bool
     piece: _Piece
     pieces: _Pieces
     body: _Body
 
 
 class KvWanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
-    """Whoever reads this worker: I know all before this batch, or, at 0, nothing."""
+    """To the reader of this worker: I know all before this batch, or, at 0, nothing."""
 
     worker: _Name
     token: _Number
@@ -88,36 +83,77 @@ class KvWanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
 
 
 class KvAsked(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """`peer`: tell all that you know of this worker, whose events each of us reads for itself."""
+    """To `peer`: publish a snapshot of this worker, whose events each of us reads for itself."""
 
     worker: _Name
     peer: _Name
 
 
 class KvNone(msgspec.Struct, frozen=True, array_like=True, tag="n"):
-    """Whoever asked me for this worker: I do not know all of it."""
+    """To whoever asked me for this worker: I do not know all of its cache."""
 
     worker: _Name
 
 
-KvSaid = KvHead | KvBatch | KvCopy | KvWanted | KvAsked | KvNone
+KvMessage = KvHead | KvBatch | KvSnapshot | KvWanted | KvAsked | KvNone
 
-_WORD_BYTES = 96
+_PLAIN_KV_BYTES = 96
 
 
-def size_of(said: KvSaid) -> int:
-    """Bytes of it in a message, by a rough count."""
-    body = len(said.body) if type(said) in (KvBatch, KvCopy) else 0  # type: ignore[union-attr]
-    return _WORD_BYTES + len(said.worker) + body
+def size_of(one: KvMessage) -> int:
+    """Its bytes within a message, by a rough count."""
+    body = len(one.body) if type(one) in (KvBatch, KvSnapshot) else 0  # type: ignore[union-attr]
+    return _PLAIN_KV_BYTES + len(one.worker) + body
 
 
 def pieces_of(body: bytes) -> list[bytes]:
-    """One at least."""
+    """At least one piece."""
     starts = range(0, max(len(body), 1), PIECE_BYTES)
     return [body[start : start + PIECE_BYTES] for start in starts]
 
 
-VERSION = 1
+def snapshot_pieces(worker: str, token: int, number: int, body: bytes) -> deque[KvSnapshot] | None:
+    """The messages of a snapshot; None: it is too long."""
+    bodies = pieces_of(body)
+    if len(bodies) > MAX_SNAPSHOT_PIECES:
+        return None
+    count = len(bodies)
+    return deque(KvSnapshot(worker, token, number, at, count, one) for at, one in enumerate(bodies))
+
+
+class Pieces:
+    """Puts a body together; its pieces come in order, or not at all. Lifetime: subscription."""
+
+    def __init__(self) -> None:
+        self.of: tuple[str, int] | None = None  # tag and number of what these are pieces of
+        self._bodies: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def clear(self) -> None:
+        """Forget all pieces."""
+        self.of, self._bodies = None, []
+
+    def add(self, tag: str, one: KvBatch | KvSnapshot) -> bytes | None:
+        """The whole body, with its last piece."""
+        of = tag, one.number
+        if one.piece == 0:
+            self.of, self._bodies = of, []
+        elif of != self.of:
+            return None
+        elif one.piece != len(self._bodies):
+            self.clear()
+            return None
+        self._bodies.append(one.body)
+        if one.piece + 1 < one.pieces:
+            return None
+        whole = b"".join(self._bodies)
+        self.clear()
+        return whole
+
+
+VERSION = 2
 
 MAX_CHAIN_BLOCKS = 8_192  # of a prompt, told of each; what is longer is told as far as this
 MAX_TOKENS = (1 << 31) - 1
@@ -181,24 +217,24 @@ class Used(msgspec.Struct, frozen=True, array_like=True):
     inflight: Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-Happened = Sent | Begun | Grew | Ended
+RequestEvent = Sent | Begun | Grew | Ended
 
-# Of all that is open, told anew: not a part of it, its first message, one between, the last one,
-# or both first and last.
+# The part of all open requests, told anew, that a message is: none, the first, one between, the
+# last, or first and last at once.
 Retelling = Literal["", "first", "more", "last", "only"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """One message of a replica."""
+    """A message of a replica."""
 
     version: int
     number: Annotated[int, Meta(ge=0, lt=1 << 62)]
     open_requests: Annotated[int, Meta(ge=0)]  # at workers, after all of this
     retelling: Retelling
-    wants: tuple[Name, ...]  # peers that shall tell anew
-    happened: tuple[Happened, ...]
+    wants: tuple[Name, ...]  # peers that are to tell anew
+    events: tuple[RequestEvent, ...]
     used: tuple[Used, ...] = ()  # with the first message of a retelling: of all keys
-    kv: tuple[KvSaid, ...] = ()
+    kv: tuple[KvMessage, ...] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -218,7 +254,7 @@ def decoded(payload: bytes) -> Message:
         raise ValueError(str(error)) from error
     if message.version != VERSION:
         raise ValueError(f"version {message.version} of messages, this router speaks {VERSION}")
-    for one in message.happened:
+    for one in message.events:
         if type(one) is Sent:
             _check(one)
     return message

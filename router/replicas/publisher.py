@@ -11,50 +11,49 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from kvkernels import FrozenBlocks
 from policies.facts import Finish
 from router.core.hold_queue import Pending
-from router.core.kv_state import CopiedStream
+from router.core.snapshot import FrozenCache
 from router.core.workers import Worker, WorkerTable
 from router.keys.quota import Use
 from router.replicas.messages import (
     HASH_TYPE,
     MAX_BATCH_PIECES,
     MAX_CHAIN_BLOCKS,
-    MAX_COPY_PIECES,
     MAX_TOKENS,
     VERSION,
     Begun,
     Ended,
     Grew,
-    Happened,
     KvBatch,
-    KvCopy,
     KvHead,
-    KvSaid,
+    KvMessage,
+    KvSnapshot,
     KvWanted,
     Message,
+    RequestEvent,
     Retelling,
     Sent,
     Used,
     encoded,
     pieces_of,
     size_of,
+    snapshot_pieces,
 )
 
 _BYTES_PER_S = 32 << 20
 _BURST_BYTES = 512 << 10
 
 
-class CopyCredit:
-    """One for all copies that this replica tells. Lifetime: process."""
+class SnapshotBudget:
+    """How fast snapshots go out, so that they do not crowd out all else. Lifetime: process."""
 
     def __init__(self) -> None:
         self._left_bytes, self._earned_s = 0.0, 0.0
 
     @property
     def is_spent(self) -> bool:
-        """Nothing more may be told for now."""
+        """Nothing more may go out for now."""
         return self._left_bytes <= 0
 
     def earn(self, now_s: float) -> None:
@@ -64,27 +63,29 @@ class CopyCredit:
         self._earned_s = now_s
 
     def spend(self, size_bytes: int) -> None:
-        """So much of a copy is told."""
+        """So much of a snapshot goes out."""
         self._left_bytes -= size_bytes
 
 
-_QUEUED_BYTES = 8 << 20  # beyond it those who listen get a copy instead
+_QUEUED_BYTES = 8 << 20  # beyond it peers get a snapshot instead
 
-Place = tuple[int, int]  # token and number: what all before this batch have told
+Place = tuple[int, int]  # token and number: all batches before it are known
 NOWHERE: Place = (0, 0)
 
 
-class Copying:
-    """A copy among what is to be said. Its place is kept until it has bytes. Lifetime: copy."""
+class QueuedSnapshot:
+    """A snapshot in a queue of batches; it has no pieces until these are made.
 
-    def __init__(self, number: int, stream: CopiedStream) -> None:
+    Lifetime: until it is told.
+    """
+
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.stream = stream
-        self.pieces: deque[KvCopy] | None = None
+        self.pieces: deque[KvSnapshot] | None = None
 
 
-class Outlet:
-    """Lifetime: from when we begin to read until we end."""
+class WorkerPublisher:
+    """What is to be told of one worker's KV events. Lifetime: while this replica reads them."""
 
     def __init__(self, worker: str, worker_id: int, token: int, first: int, after: Place) -> None:
         """`after`: the place of which what we know is the state; `NOWHERE`: of none."""
@@ -92,44 +93,44 @@ class Outlet:
         self.number = first  # of the next batch
         self._first, self._after = first, after
         self._head_due = True
-        self._said: deque[KvBatch | Copying] = deque()
+        self._queue: deque[KvBatch | QueuedSnapshot] = deque()
         self._size_bytes = 0
 
     @property
-    def has_copy(self) -> bool:
-        """One is on its way."""
-        return any(type(one) is Copying for one in self._said)
+    def has_snapshot(self) -> bool:
+        """A snapshot is in the queue."""
+        return any(type(one) is QueuedSnapshot for one in self._queue)
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to be said now."""
+        """Whether there is a message now."""
         if self._head_due:
             return True
-        first = self._said[0] if self._said else None
-        return first is not None and not (type(first) is Copying and first.pieces is None)
+        first = self._queue[0] if self._queue else None
+        return first is not None and not (type(first) is QueuedSnapshot and first.pieces is None)
 
     @property
-    def copies_next(self) -> bool:
-        """What comes next is a piece of a copy."""
-        return not self._head_due and bool(self._said) and type(self._said[0]) is Copying
+    def snapshot_next(self) -> bool:
+        """The next message is a piece of a snapshot."""
+        return not self._head_due and bool(self._queue) and type(self._queue[0]) is QueuedSnapshot
 
     def tell_head(self) -> None:
-        """Somebody may not know where we are."""
+        """A peer may not know where we are."""
         self._head_due = True
 
     def jump(self) -> None:
-        """What is known changed in a way that only a copy tells."""
+        """What is known changed in a way that only a snapshot tells."""
         self.number += 1
         self._head_due = True
 
     def drop(self) -> None:
-        """What waits is not said any more."""
-        self._said.clear()
+        """Empty the queue."""
+        self._queue.clear()
         self._size_bytes = 0
         self._head_due = True
 
     def batch(self, seq: int, digest: int, payload: bytes) -> bool:
-        """The next batch, applied by us in order; False: it must be told by a copy."""
+        """The next batch, applied by us in order; False: only a snapshot can tell it."""
         pieces = pieces_of(payload)
         if len(pieces) > MAX_BATCH_PIECES or self._size_bytes + len(payload) > _QUEUED_BYTES:
             self.drop()
@@ -137,202 +138,194 @@ class Outlet:
         number, self.number = self.number, self.number + 1
         for at, body in enumerate(pieces):
             place = self.worker, self.token, number
-            self._said.append(KvBatch(*place, seq, digest, at, len(pieces), body))
+            self._queue.append(KvBatch(*place, seq, digest, at, len(pieces), body))
         self._size_bytes += len(payload)
         return True
 
-    def begin_copy(self, stream: CopiedStream) -> Copying:
-        """After all that waits comes a copy; it has its bytes later (`fill`)."""
-        copying = Copying(self.number, stream)
-        self._said.append(copying)
-        return copying
+    def begin_snapshot(self) -> QueuedSnapshot:
+        """A snapshot comes after all that waits; it has its bytes later (`fill`)."""
+        queued = QueuedSnapshot(self.number)
+        self._queue.append(queued)
+        return queued
 
-    def fill(self, copying: Copying, blocks: bytes) -> bool:
-        """The bytes of its blocks (`FrozenBlocks.dump`); False: these are too many."""
-        stream, bodies = copying.stream, pieces_of(blocks)
-        if len(bodies) > MAX_COPY_PIECES:
-            if copying in self._said:
-                self._said.remove(copying)
-            return False
-        place = self.worker, self.token, copying.number
-        how = stream.next_seq, max(stream.live_seq, -1), stream.digest
-        flags = stream.exact, stream.turned_over
-        copying.pieces = deque(
-            KvCopy(*place, *how, *flags, at, len(bodies), body) for at, body in enumerate(bodies)
-        )
-        return True
+    def fill(self, queued: QueuedSnapshot, body: bytes) -> bool:
+        """The snapshot's bytes; False: these are too many."""
+        queued.pieces = snapshot_pieces(self.worker, self.token, queued.number, body)
+        if queued.pieces is None and queued in self._queue:
+            self._queue.remove(queued)
+        return queued.pieces is not None
 
-    def next(self) -> KvSaid:
-        """What comes next; `ready` says whether there is any."""
+    def next(self) -> KvMessage:
+        """The next message; `ready` says whether there is one."""
         if self._head_due:
             self._head_due = False
             return self._head()
-        first = self._said[0]
-        if type(first) is Copying:
+        first = self._queue[0]
+        if type(first) is QueuedSnapshot:
             assert first.pieces
             piece = first.pieces.popleft()
             if not first.pieces:
-                self._said.popleft()
+                self._queue.popleft()
             return piece
         assert type(first) is KvBatch
-        self._said.popleft()
+        self._queue.popleft()
         self._size_bytes -= len(first.body)
         return first
 
     def _head(self) -> KvHead:
-        """Where we are once all that waits is said; who heard it before that, asks in vain."""
-        waiting = next((one.number for one in self._said), self.number)
+        """Where we are once the queue is told; a peer that reads it earlier asks in vain."""
+        waiting = next((one.number for one in self._queue), self.number)
         return KvHead(self.worker, self.token, waiting, self._first, *self._after)
 
 
-Dump = Callable[[FrozenBlocks, Callable[[bytes], None]], None]  # calls back with the bytes
+Dump = Callable[[FrozenCache, Callable[[bytes], None]], None]  # calls back with the snapshot
 
 
 @dataclass(slots=True)
-class KvVoiceCounters:
+class KvPublisherCounters:
     """Counts only ever grow. Lifetime: process."""
 
     batches: int = 0  # told
-    copies: int = 0  # begun
-    jumps: int = 0  # changes that only a copy tells
+    snapshots: int = 0  # begun
+    jumps: int = 0  # changes that only a snapshot tells
 
 
-class KvVoice:
-    """Lifetime: process. `dump` makes bytes of blocks: at once, or in a thread."""
+class KvPublisher:
+    """Publishes the KV events that this replica reads, worker by worker. Lifetime: process."""
 
     def __init__(
-        self, workers: WorkerTable, on_news: Callable[[], None], dump: Dump, credit: CopyCredit
+        self, workers: WorkerTable, on_news: Callable[[], None], dump: Dump, budget: SnapshotBudget
     ) -> None:
-        self.counters = KvVoiceCounters()
+        """`dump` makes bytes of a cache: at once, or in a thread."""
+        self.counters = KvPublisherCounters()
         self._workers, self._on_news = workers, on_news
-        self._dump, self._credit = dump, credit
-        self._outlets: dict[str, Outlet] = {}
-        self._ready: dict[str, None] = {}  # those that may have something to say, in turn
-        self._asked: dict[str, None] = {}  # those of which a copy is wanted, in turn
-        self._copying: Outlet | None = None  # one at a time
+        self._dump, self._budget = dump, budget
+        self._streams: dict[str, WorkerPublisher] = {}
+        self._ready: dict[str, None] = {}  # workers that may have a message, in turn
+        self._asked: dict[str, None] = {}  # those of which a snapshot is wanted, in turn
+        self._dumping: WorkerPublisher | None = None  # one at a time
         self._connected = False
-        self._latest = 0  # number of any outlet, so that none begins with one that was told
+        self._latest = 0  # number of any stream, so that no number is told twice
 
     def __len__(self) -> int:
-        return len(self._outlets)
+        return len(self._streams)
 
-    def outlet(self, worker: str) -> Outlet | None:
+    def stream(self, worker: str) -> WorkerPublisher | None:
         """Of a worker that we read."""
-        return self._outlets.get(worker)
+        return self._streams.get(worker)
 
     def open(self, worker: str, worker_id: int, token: int, after: Place = NOWHERE) -> None:
-        """We read this worker from now on; what we know is the state of `after`."""
+        """This replica reads the worker from now on; what it knows is the state of `after`."""
         first = self._latest = max(self._latest, after[1]) + 1
-        self._outlets[worker] = Outlet(worker, worker_id, token, first, after)
+        self._streams[worker] = WorkerPublisher(worker, worker_id, token, first, after)
         self._news(worker)
 
     def close(self, worker: str) -> Place:
-        """We read it no more; where we got to."""
-        outlet = self._outlets.pop(worker)
-        self._latest = max(self._latest, outlet.number)
+        """This replica reads it no more; the place it got to."""
+        stream = self._streams.pop(worker)
+        self._latest = max(self._latest, stream.number)
         self._ready.pop(worker, None)
         self._asked.pop(worker, None)
-        if self._copying is outlet:
-            self._copying = None
-        return outlet.token, outlet.number
+        if self._dumping is stream:
+            self._dumping = None
+        return stream.token, stream.number
 
     def applied(self, worker: str, seq: int, digest: int, payload: bytes) -> None:
         """A batch was applied in order."""
-        outlet = self._outlets[worker]
+        stream = self._streams[worker]
         if not self._connected:
-            outlet.number += 1
-        elif outlet.batch(seq, digest, payload):
+            stream.number += 1
+        elif stream.batch(seq, digest, payload):
             self._news(worker)
         else:
-            self._copying = None if self._copying is outlet else self._copying
+            self._dumping = None if self._dumping is stream else self._dumping
             self.jumped(worker)
 
     def jumped(self, worker: str) -> None:
         """What is known of it changed in another way."""
         self.counters.jumps += 1
-        self._outlets[worker].jump()
+        self._streams[worker].jump()
         self._news(worker)
 
     def connect(self) -> None:
-        """Messages get out again: say where we are."""
+        """The link is up: peers must be told where we are."""
         self._connected = True
         self._drop()
 
     def disconnect(self) -> None:
-        """They get out no more."""
+        """The link is down."""
         self._connected = False
         self._drop()
 
     def wanted(self, wanted: KvWanted) -> None:
         """A peer knows of a worker's events only those before some batch."""
-        outlet = self._outlets.get(wanted.worker)
-        if outlet is None or not self._connected or outlet.has_copy:
+        stream = self._streams.get(wanted.worker)
+        if stream is None or not self._connected or stream.has_snapshot:
             return
-        if (wanted.token, wanted.number) == (outlet.token, outlet.number):
-            outlet.tell_head()
+        if (wanted.token, wanted.number) == (stream.token, stream.number):
+            stream.tell_head()
         else:
             self._asked[wanted.worker] = None
         self._news(wanted.worker)
 
-    def fetch(self, now_s: float, room_bytes: int) -> tuple[KvSaid, ...]:
+    def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
         """What comes next, of about so many bytes; workers take turns."""
         if not (self._ready or self._asked):
             return ()
-        self._begin_copy()
-        self._credit.earn(now_s)
-        said: list[KvSaid] = []
-        waiting: list[str] = []  # for bytes of a copy, or until it may be told
+        self._begin_snapshot()
+        self._budget.earn(now_s)
+        messages: list[KvMessage] = []
+        waiting: list[str] = []  # until the budget has room
         while self._ready and room_bytes > 0:
             worker = next(iter(self._ready))
             del self._ready[worker]
-            outlet = self._outlets[worker]
-            if not outlet.ready:
+            stream = self._streams[worker]
+            if not stream.ready:
                 continue
-            if outlet.copies_next and self._credit.is_spent:
+            if stream.snapshot_next and self._budget.is_spent:
                 waiting.append(worker)
                 continue
-            one = outlet.next()
-            self._count(one, outlet)
+            one = stream.next()
+            self._count(one, stream)
             room_bytes -= size_of(one)
-            said.append(one)
+            messages.append(one)
             self._ready[worker] = None
         self._ready.update(dict.fromkeys(waiting))
         if self._ready or self._asked:
             self._on_news()
-        return tuple(said)
+        return tuple(messages)
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _begin_copy(self) -> None:
+    def _begin_snapshot(self) -> None:
         """Of the first that is wanted and whose state is settled."""
-        if self._copying is not None:
+        if self._dumping is not None:
             return
         for name in list(self._asked):
-            outlet = self._outlets[name]
-            worker = self._workers.get(outlet.worker_id)
-            stream = None if worker is None else worker.kv.copied()
-            if stream is None:
+            stream = self._streams[name]
+            worker = self._workers.get(stream.worker_id)
+            frozen = worker.kv.frozen() if worker is not None and worker.kv.settled else None
+            if frozen is None:
                 continue
             del self._asked[name]
-            self._copying = outlet
-            self.counters.copies += 1
-            filled = partial(self._filled, outlet, outlet.begin_copy(stream))
-            self._dump(stream.blocks, filled)
+            self._dumping = stream
+            self.counters.snapshots += 1
+            self._dump(frozen, partial(self._filled, stream, stream.begin_snapshot()))
             return
 
-    def _filled(self, outlet: Outlet, copying: Copying, blocks: bytes) -> None:
-        if not outlet.fill(copying, blocks) and self._copying is outlet:
-            self._copying = None  # nobody takes so much
-        if self._outlets.get(outlet.worker) is outlet:
-            self._news(outlet.worker)
+    def _filled(self, stream: WorkerPublisher, queued: QueuedSnapshot, body: bytes) -> None:
+        if not stream.fill(queued, body) and self._dumping is stream:
+            self._dumping = None
+        if self._streams.get(stream.worker) is stream:
+            self._news(stream.worker)
 
-    def _count(self, one: KvSaid, outlet: Outlet) -> None:
+    def _count(self, one: KvMessage, stream: WorkerPublisher) -> None:
         if type(one) is KvBatch:
             self.counters.batches += one.piece == 0
-        elif type(one) is KvCopy:
-            self._credit.spend(len(one.body))
-            if one.piece == one.pieces - 1 and self._copying is outlet:
-                self._copying = None
+        elif type(one) is KvSnapshot:
+            self._budget.spend(len(one.body))
+            if one.piece == one.pieces - 1 and self._dumping is stream:
+                self._dumping = None
 
     def _news(self, worker: str) -> None:
         if self._connected:
@@ -343,18 +336,18 @@ class KvVoice:
 
     def _drop(self) -> None:
         self._asked.clear()
-        self._copying = None
-        self._ready = dict.fromkeys(self._outlets) if self._connected else {}
-        for outlet in self._outlets.values():
-            outlet.drop()
+        self._dumping = None
+        self._ready = dict.fromkeys(self._streams) if self._connected else {}
+        for stream in self._streams.values():
+            stream.drop()
         if self._ready:
             self._on_news()
 
 
-_MESSAGE_BYTES = 128 << 10  # of what happened, by a rough count; one alone may have twice as many
-_PLAIN_BYTES = 160  # of what happened, but for chains
+_MESSAGE_BYTES = 128 << 10  # of events, by a rough count; one alone may have twice as many
+_PLAIN_BYTES = 160  # of an event without its chains
 _GROWTH_TOKENS = 64  # of an answer, that are worth telling
-_SILENT_S = 0.5  # without a word: then a message says that nothing was missed
+_SILENT_S = 0.5  # without a message: then an empty one says that nothing was missed
 _RETELL_S = 0.2  # at least, between two retellings: each costs what all open requests cost
 _QUEUED = 200_000  # told to nobody yet; beyond it all is told anew instead
 
@@ -369,7 +362,7 @@ class _Open:
     output_tokens: int = 0
 
 
-FetchKv = Callable[[float, int], tuple[KvSaid, ...]]
+FetchKv = Callable[[float, int], tuple[KvMessage, ...]]
 
 
 class Uses(Protocol):
@@ -384,19 +377,19 @@ class Uses(Protocol):
         ...
 
 
-class Voice:
-    """A `Listener` of the core, that keeps what it hears until it is fetched. Lifetime: process."""
+class RequestPublisher:
+    """A `Listener` of the core that queues request events for messages. Lifetime: process."""
 
     def __init__(self, on_news: Callable[[], None], kv: FetchKv = lambda now_s, room: ()) -> None:
-        """`on_news` is told when there is something to fetch again; `kv` gives what is to be said
-        of KV events, of so many bytes.
+        """`on_news` is called when a message waits again; `kv` gives messages of KV events, of so
+        many bytes.
         """
         self._on_news, self._kv = on_news, kv
         self.retellings = 0
-        self.told = 0  # things that happened, said so far
+        self.told = 0  # events, so far
         self._open: dict[int, _Open] = {}
-        self._queue: deque[Happened] = deque()
-        self._parts: deque[tuple[Retelling, tuple[Happened, ...]]] = deque()
+        self._queue: deque[RequestEvent] = deque()
+        self._parts: deque[tuple[Retelling, tuple[RequestEvent, ...]]] = deque()
         self._connected = False
         self._retell = False
         self._untold = True  # what happened is told by the next retelling, which nothing precedes
@@ -429,7 +422,7 @@ class Voice:
         )
         self._open[arrival.request_id] = _Open(sent)
         if self._connected:
-            self._say(replace(sent, chains=chains))
+            self._queue_event(replace(sent, chains=chains))
 
     def first_token(self, request_id: int) -> None:
         """Its prefill is over."""
@@ -437,7 +430,7 @@ class Voice:
         if one is not None and not one.begun:
             one.begun = True
             if self._connected:
-                self._say(Begun(request_id))
+                self._queue_event(Begun(request_id))
 
     def progress(self, request_id: int, output_tokens: int) -> None:
         """Its answer has grown to so many tokens."""
@@ -448,27 +441,27 @@ class Voice:
         if output_tokens - one.told_tokens >= _GROWTH_TOKENS:
             one.told_tokens = output_tokens
             if self._connected:
-                self._say(Grew(request_id, output_tokens))
+                self._queue_event(Grew(request_id, output_tokens))
 
     def ended(self, request_id: int, finish: Finish | None) -> None:
         """It is at its worker no more; with a `finish` where it was answered."""
         if self._open.pop(request_id, None) is None or not self._connected:
             return
         if finish is None:
-            self._say(Ended(request_id))
+            self._queue_event(Ended(request_id))
             return
         counts = finish.prompt_tokens, finish.cached_tokens, finish.output_tokens
-        self._say(Ended(request_id, True, *map(_tokens, counts)))
+        self._queue_event(Ended(request_id, True, *map(_tokens, counts)))
 
     # --- what is fetched --------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Messages get out again: peers must be told all anew."""
+        """The link is up: peers must be told all anew."""
         self._connected = True
         self._drop_queue()
 
     def disconnect(self) -> None:
-        """Messages get out no more: what happens now is told anew later."""
+        """The link is down: what happens now is told anew later."""
         self._connected = False
         self._drop_queue()
 
@@ -487,24 +480,24 @@ class Voice:
             self._told_open = len(self._open)
             self.retellings += 1
         retelling: Retelling = ""
-        happened: tuple[Happened, ...] = ()
+        events: tuple[RequestEvent, ...] = ()
         size_bytes = 0
         if self._parts:  # what happened since comes after it
-            retelling, happened = self._parts.popleft()
-            size_bytes = len(happened) * _PLAIN_BYTES
+            retelling, events = self._parts.popleft()
+            size_bytes = len(events) * _PLAIN_BYTES
         elif self._queue:
-            happened, size_bytes = self._oldest()
+            events, size_bytes = self._oldest()
         kv = self._kv(now_s, _MESSAGE_BYTES - size_bytes)
         used = uses.all() if retelling in ("first", "only") else uses.changed()
-        has_news = happened or retelling or wants or used or kv
+        has_news = events or retelling or wants or used or kv
         if not has_news and now_s - self._said_s < _SILENT_S:
             return None
         self._said_s = now_s
-        self.told += len(happened)
+        self.told += len(events)
         number, self._number = self._number, self._number + 1
         told_use = tuple(Used(*use) for use in used)
         return encoded(
-            Message(VERSION, number, self._told_open, retelling, wants, happened, told_use, kv)
+            Message(VERSION, number, self._told_open, retelling, wants, events, told_use, kv)
         )
 
     # --- inside -----------------------------------------------------------------------------
@@ -512,7 +505,7 @@ class Voice:
     def _due(self, now_s: float) -> bool:
         return self._retell and now_s - self._retold_s >= _RETELL_S
 
-    def _say(self, one: Happened) -> None:
+    def _queue_event(self, one: RequestEvent) -> None:
         if len(self._queue) >= _QUEUED:
             self._drop_queue()
         elif not self._untold:
@@ -525,7 +518,7 @@ class Voice:
         self._parts.clear()
         self._untold = True
 
-    def _oldest(self) -> tuple[tuple[Happened, ...], int]:
+    def _oldest(self) -> tuple[tuple[RequestEvent, ...], int]:
         """As many of the queue as a message holds, at least one; and their bytes."""
         queue, chosen, size_bytes = self._queue, [], 0
         while queue and size_bytes < _MESSAGE_BYTES:
@@ -538,7 +531,7 @@ class Voice:
                 self._told_open -= 1
         return tuple(chosen), size_bytes
 
-    def _all_open(self) -> Iterator[Happened]:
+    def _all_open(self) -> Iterator[RequestEvent]:
         for request_id, one in self._open.items():
             yield one.sent
             if one.begun:
@@ -548,18 +541,20 @@ class Voice:
                 yield Grew(request_id, one.output_tokens)
 
 
-def _parts(happened: Iterator[Happened]) -> list[tuple[Retelling, tuple[Happened, ...]]]:
+def _parts(events: Iterator[RequestEvent]) -> list[tuple[Retelling, tuple[RequestEvent, ...]]]:
     """Cut into messages; there is one also where nothing is open."""
-    cuts: list[tuple[Happened, ...]] = []
-    while cut := tuple(islice(happened, _MESSAGE_BYTES // _PLAIN_BYTES)):
+    cuts: list[tuple[RequestEvent, ...]] = []
+    while cut := tuple(islice(events, _MESSAGE_BYTES // _PLAIN_BYTES)):
         cuts.append(cut)
     if len(cuts) < 2:
         return [("only", cuts[0] if cuts else ())]
-    between: list[tuple[Retelling, tuple[Happened, ...]]] = [("more", cut) for cut in cuts[1:-1]]
+    between: list[tuple[Retelling, tuple[RequestEvent, ...]]] = [
+        ("more", cut) for cut in cuts[1:-1]
+    ]
     return [("first", cuts[0]), *between, ("last", cuts[-1])]
 
 
-def _size_bytes(one: Happened) -> int:
+def _size_bytes(one: RequestEvent) -> int:
     chains = one.chains if type(one) is Sent else ()
     return _PLAIN_BYTES + sum(len(chain) for _, chain in chains)
 

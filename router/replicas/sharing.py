@@ -12,10 +12,15 @@ from policies.facts import Fact
 from router.core.core import RouterCore
 from router.keys.quota import SharedUse, Use
 from router.lines import worth_a_line
-from router.replicas.kv_events import KvFan
+from router.replicas.kv_events import KvSharing
 from router.replicas.messages import decoded
-from router.replicas.publisher import Dump, Voice
-from router.replicas.subscriber import Ear, EarCounters, Names, numbers_below_zero
+from router.replicas.publisher import Dump, RequestPublisher
+from router.replicas.subscriber import (
+    Names,
+    RequestSubscriber,
+    SubscriberCounters,
+    numbers_below_zero,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +34,12 @@ class PeerRow:
 
     name: str
     requests: int  # of its own, at our workers
-    in_step: bool  # all of it is known
+    in_sync: bool  # all its requests are known
     silent_s: float  # since its latest message
 
 
 class Sharing:
-    """An `exchange.Exchange`. Lifetime: process. `tell` hands the core a fact."""
+    """An `Exchange` (`link.py`). Lifetime: process. `tell` hands the core a fact."""
 
     def __init__(
         self,
@@ -45,28 +50,28 @@ class Sharing:
         dump: Dump | None = None,
     ) -> None:
         """`identity`: what peers know this replica by, `name@epoch`; `uses`: of API keys; `dump`:
-        of `KvFan`.
+        of `KvSharing`.
         """
         self.uses = uses or SharedUse(dict)
         self.identity = identity
         self.on_news: Callable[[], None] = lambda: None
-        self.kv = KvFan(identity, core.workers, tell, lambda: self.on_news(), dump)
-        self.voice = core.listener = Voice(lambda: self.on_news(), self.kv.fetch)
+        self.kv = KvSharing(identity, core.workers, tell, lambda: self.on_news(), dump)
+        self.publisher = core.listener = RequestPublisher(lambda: self.on_news(), self.kv.fetch)
         self.malformed = 0
         self.connected = False
         self.stale_since_s: float | None = None  # peers are heard no more since then
         self._core, self._tell = core, tell
         self._names = Names(core.workers)
         self._numbers = numbers_below_zero()
-        self._ears: dict[str, Ear] = {}
-        self._gone = EarCounters()  # of peers that are no more
+        self._subscribers: dict[str, RequestSubscriber] = {}
+        self._gone = SubscriberCounters()  # of peers that are no more
         self._wanted_s = float("-inf")
 
     def joined(self, now_s: float) -> None:
         """The link is up, perhaps again: all is told anew, and asked for."""
         self.connected, self.stale_since_s = True, None
         self._wanted_s = float("-inf")
-        self.voice.connect()
+        self.publisher.connect()
         self.kv.joined(now_s)
 
     def parted(self, now_s: float) -> None:
@@ -74,40 +79,44 @@ class Sharing:
         if not self.connected:
             return
         self.connected, self.stale_since_s = False, now_s
-        self.voice.disconnect()
-        for ear in self._ears.values():
-            ear.stale(now_s)
+        self.publisher.disconnect()
+        for subscriber in self._subscribers.values():
+            subscriber.stale(now_s)
         self.kv.parted(now_s)
 
     def outgoing(self, now_s: float) -> bytes | None:
         """The next message; None: there is nothing to say."""
         wants: tuple[str, ...] = ()
         if now_s - self._wanted_s >= _WANT_S:
-            wants = tuple(name for name, ear in self._ears.items() if not ear.in_step)
+            wants = tuple(
+                name for name, subscriber in self._subscribers.items() if not subscriber.in_sync
+            )
             if wants:
                 self._wanted_s = now_s
-        return self.voice.message(now_s, wants, self.uses)
+        return self.publisher.message(now_s, wants, self.uses)
 
     def incoming(self, peer: str, payload: bytes, now_s: float) -> None:
         """A message of a peer, as it came: it may hold anything."""
-        ear = self._ears.get(peer)
-        if ear is None:
-            if len(self._ears) >= _PEERS or peer == self.identity:
+        subscriber = self._subscribers.get(peer)
+        if subscriber is None:
+            if len(self._subscribers) >= _PEERS or peer == self.identity:
                 return
-            ear = Ear(self._names.worker_id, self._room, self._numbers, self._tell)
-            self._ears[peer] = ear
+            subscriber = RequestSubscriber(
+                self._names.worker_id, self._room, self._numbers, self._tell
+            )
+            self._subscribers[peer] = subscriber
         try:
             message = decoded(payload)
         except ValueError as error:
-            ear.in_step = False
+            subscriber.in_sync = False
             self.kv.missed(peer, now_s)
             self._malformed(peer, error)
             return
         if self.identity in message.wants:
-            self.voice.retell()
-        gaps = ear.counters.gaps
-        ear.hear(message, now_s)
-        if ear.counters.gaps > gaps:
+            self.publisher.retell()
+        gaps = subscriber.counters.gaps
+        subscriber.hear(message, now_s)
+        if subscriber.counters.gaps > gaps:
             self.kv.missed(peer, now_s)
         if message.kv:
             self.kv.hear(peer, message.kv, now_s)
@@ -117,26 +126,29 @@ class Sharing:
 
     def present(self, peers: Collection[str], now_s: float) -> None:
         """All peers whose lease holds; any other is gone."""
-        for name in [name for name in self._ears if name not in peers]:
-            ear = self._ears.pop(name)
-            log.info("replica %s is gone, with %d requests at workers", name, len(ear))
-            ear.gone(now_s)
+        for name in [name for name in self._subscribers if name not in peers]:
+            subscriber = self._subscribers.pop(name)
+            log.info("replica %s is gone, with %d requests at workers", name, len(subscriber))
+            subscriber.gone(now_s)
             self.uses.gone(name, now_s)
-            self._gone.add(ear.counters)
+            self._gone.add(subscriber.counters)
         self.kv.present(peers, now_s)
 
     def rows(self, now_s: float) -> list[PeerRow]:
         """The peers, by name."""
         rows = [
-            PeerRow(name, len(ear), ear.in_step, now_s - ear.heard_s)
-            for name, ear in self._ears.items()
+            PeerRow(name, len(subscriber), subscriber.in_sync, now_s - subscriber.heard_s)
+            for name, subscriber in self._subscribers.items()
         ]
         return sorted(rows, key=lambda row: row.name)
 
-    def counters(self) -> EarCounters:
+    def counters(self) -> SubscriberCounters:
         """What was heard of all peers there ever were."""
-        total = EarCounters()
-        for counters in (self._gone, *(ear.counters for ear in self._ears.values())):
+        total = SubscriberCounters()
+        for counters in (
+            self._gone,
+            *(subscriber.counters for subscriber in self._subscribers.values()),
+        ):
             total.add(counters)
         return total
 

@@ -10,43 +10,45 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from router.core.kv_state import CopiedStream
+from policies.facts import CacheSnapshot
+from router.core.snapshot import decode_snapshot
 from router.core.workers import Worker
 from router.replicas.messages import (
-    MAX_COPY_PIECES,
     UNREAD,
     KvAsked,
-    KvCopy,
+    KvMessage,
     KvNone,
-    KvSaid,
-    pieces_of,
+    KvSnapshot,
+    Pieces,
     size_of,
+    snapshot_pieces,
 )
-from router.replicas.publisher import CopyCredit, Dump
+from router.replicas.publisher import Dump, SnapshotBudget
 
 _MOST_ASKED = 1 << 14  # workers; who asks for more hears nothing, and asks again or elsewhere
 
 
-class KvLender:
-    """One copy at a time. Lifetime: process. `dump` makes bytes of blocks: now, or in a thread."""
+class SnapshotLender:
+    """Publishes snapshots to whoever asks, one at a time. Lifetime: process."""
 
     def __init__(
         self,
         worker: Callable[[str], Worker | None],
-        credit: CopyCredit,
+        budget: SnapshotBudget,
         on_news: Callable[[], None],
         dump: Dump,
     ) -> None:
-        """`worker`: of this name, where we read it for ourselves."""
-        self.copies = 0  # begun
-        self._worker, self._credit, self._on_news, self._dump = worker, credit, on_news, dump
+        """`worker`: of this name, where this replica reads it for itself; `dump` makes bytes of a
+        cache: at once, or in a thread.
+        """
+        self.snapshots = 0  # begun
+        self._worker, self._budget, self._on_news, self._dump = worker, budget, on_news, dump
         self._asked: dict[str, None] = {}  # by worker, in turn
-        self._lent: tuple[str, int] | None = None  # whose copy is made or told, and its number
-        self._pieces: deque[KvCopy] = deque()
+        self._lent: tuple[str, int] | None = None  # whose snapshot is made or told, and its number
+        self._pieces: deque[KvSnapshot] = deque()
         self._refused: deque[KvNone] = deque()
 
     def asked(self, name: str) -> None:
@@ -62,55 +64,48 @@ class KvLender:
         self._refused.clear()
         self._lent = None
 
-    def fetch(self, now_s: float, room_bytes: int) -> tuple[KvSaid, ...]:
+    def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
         """What comes next, of about so many bytes."""
         self._begin()
-        said: list[KvSaid] = []
+        message: list[KvMessage] = []
         while self._refused and room_bytes > 0:
-            said.append(self._refused.popleft())
-            room_bytes -= size_of(said[-1])
-        self._credit.earn(now_s)
-        while self._pieces and room_bytes > 0 and not self._credit.is_spent:
+            message.append(self._refused.popleft())
+            room_bytes -= size_of(message[-1])
+        self._budget.earn(now_s)
+        while self._pieces and room_bytes > 0 and not self._budget.is_spent:
             piece = self._pieces.popleft()
-            self._credit.spend(len(piece.body))
-            said.append(piece)
+            self._budget.spend(len(piece.body))
+            message.append(piece)
             room_bytes -= size_of(piece)
             if not self._pieces:
                 self._lent = None
         if self._pieces or self._refused or (self._asked and self._lent is None):
             self._on_news()
-        return tuple(said)
+        return tuple(message)
 
     def _begin(self) -> None:
         while self._asked and self._lent is None:
             name = next(iter(self._asked))
             del self._asked[name]
             worker = self._worker(name)
-            # Of less than all, a copy is of no use; without a digest nobody could prove it.
-            stream = worker.kv.copied() if worker is not None and worker.kv.known else None
-            if stream is None or (stream.next_seq and not stream.digest):
+            # Of less than all, a snapshot is of no use; without a digest nobody could prove it.
+            frozen = worker.kv.frozen() if worker is not None and worker.kv.known else None
+            if frozen is None or (frozen.next_seq and not frozen.digest):
                 self._refused.append(KvNone(name))
                 continue
-            self.copies += 1
-            self._lent = name, self.copies
-            self._dump(stream.blocks, partial(self._filled, self._lent, stream))
+            self.snapshots += 1
+            self._lent = name, self.snapshots
+            self._dump(frozen, partial(self._filled, self._lent))
 
-    def _filled(self, lent: tuple[str, int], stream: CopiedStream, blocks: bytes) -> None:
+    def _filled(self, lent: tuple[str, int], body: bytes) -> None:
         if self._lent != lent:
             return
-        (name, number), bodies = lent, pieces_of(blocks)
-        if len(bodies) > MAX_COPY_PIECES:
+        pieces = snapshot_pieces(lent[0], UNREAD, lent[1], body)
+        if pieces is None:
             self._lent = None
-            self._refused.append(KvNone(name))
+            self._refused.append(KvNone(lent[0]))
         else:
-            where = stream.next_seq, max(stream.live_seq, -1), stream.digest
-            self._pieces.extend(
-                KvCopy(
-                    *(name, UNREAD, number, *where, stream.exact, stream.turned_over),
-                    *(at, len(bodies), body),
-                )
-                for at, body in enumerate(bodies)
-            )
+            self._pieces = pieces
         self._on_news()
 
 
@@ -119,114 +114,110 @@ _ASK_AGAIN_S = 0.5  # the first time, the peer may not hear us yet
 _PATIENCE_S = 2.0  # with a peer from which nothing comes
 
 
-class Borrowed(NamedTuple):
-    """What a peer knew of a worker before its batch `next_seq`; see `policies.facts.KvCopied`."""
-
-    next_seq: int
-    digest: int
-    exact: bool
-    turned_over: bool
-    blocks: bytes
-
-
 @dataclass(slots=True)
-class Wish:
-    """Lifetime: until it is answered, or given up."""
+class Loan:
+    """A worker's snapshot that is wanted. Lifetime: until it is answered, or given up."""
 
     worker: str
-    done: Callable[[Borrowed | None], None]  # None: nobody has it
+    done: Callable[[CacheSnapshot | None], None]  # None: nobody has it
     peer: str | None = None  # who is asked
     left: list[str] | None = None  # whom to ask next; None: nobody was asked yet
     asked_s: float = float("-inf")
     heard_s: float = float("-inf")  # asked first, or something came
-    number: int = 0  # of the copy that these pieces are of
-    pieces: list[bytes] = field(default_factory=list)
+    pieces: Pieces = field(default_factory=Pieces)
 
 
-class KvBorrower:
-    """Lifetime: process. Sans-I/O."""
+class SnapshotBorrower:
+    """Asks peers in turn for snapshots that this replica lacks. Lifetime: process. Sans-I/O."""
 
     def __init__(self, on_news: Callable[[], None]) -> None:
         self._on_news = on_news
-        self._wishes: dict[str, Wish] = {}  # by worker, in turn
+        self._loans: dict[str, Loan] = {}  # by worker, in turn
         self._peers: frozenset[str] = frozenset()
 
-    def want(self, worker: str, done: Callable[[Borrowed | None], None]) -> Wish:
+    def want(self, worker: str, done: Callable[[CacheSnapshot | None], None]) -> Loan:
         """Ask for this worker; `done` is called once, not before this returns."""
-        wish = self._wishes[worker] = Wish(worker, done)
+        loan = self._loans[worker] = Loan(worker, done)
         self._on_news()
-        return wish
+        return loan
 
-    def drop(self, wish: Wish) -> None:
+    def drop(self, loan: Loan) -> None:
         """It is not wanted any more, or done."""
-        if self._wishes.get(wish.worker) is wish:
-            del self._wishes[wish.worker]
+        if self._loans.get(loan.worker) is loan:
+            del self._loans[loan.worker]
 
     def part(self) -> None:
         """The link is down: nobody answers."""
-        for wish in list(self._wishes.values()):
-            self._end(wish, None)
+        for loan in list(self._loans.values()):
+            self._end(loan, None)
 
     def present(self, peers: Collection[str]) -> None:
         """All peers that are there."""
         self._peers = frozenset(peers)
-        for wish in self._wishes.values():
-            if wish.peer not in self._peers:
-                wish.heard_s = float("-inf")
+        for loan in self._loans.values():
+            if loan.peer not in self._peers:
+                loan.heard_s = float("-inf")
 
-    def hear(self, peer: str, said: KvCopy | KvNone, now_s: float) -> None:
+    def hear(self, peer: str, message: KvSnapshot | KvNone, now_s: float) -> None:
         """What a peer says of a worker, perhaps to somebody else."""
-        wish = self._wishes.get(said.worker)
-        if wish is None or wish.peer != peer:
+        loan = self._loans.get(message.worker)
+        if loan is None or loan.peer != peer:
             return
-        if type(said) is KvNone:
-            wish.heard_s = float("-inf")
-            self._on_news()
-        elif type(said) is KvCopy and self._is_next(wish, said):
-            wish.heard_s = now_s
-            wish.pieces.append(said.body)
-            if len(wish.pieces) == said.pieces:
-                where = said.next_seq, said.digest, said.exact, said.turned_over
-                self._end(wish, Borrowed(*where, b"".join(wish.pieces)))
+        if isinstance(message, KvNone):
+            self._turned_away(loan)
+            return
+        pieces, body = len(loan.pieces), loan.pieces.add("snapshot", message)
+        if body is not None:
+            self._decoded(loan, body)
+        elif len(loan.pieces) > pieces or message.piece == 0:
+            loan.heard_s = now_s
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvAsked, ...]:
         """Whom to ask now, of about so many bytes."""
-        said: list[KvAsked] = []
-        for wish in list(islice(self._wishes.values(), _AT_ONCE)):
-            if now_s - wish.heard_s > _PATIENCE_S and not self._ask_next(wish, now_s):
-                self._end(wish, None)
+        message: list[KvAsked] = []
+        for loan in list(islice(self._loans.values(), _AT_ONCE)):
+            if now_s - loan.heard_s > _PATIENCE_S and not self._ask_next(loan, now_s):
+                self._end(loan, None)
                 self._on_news()  # for those that waited behind it
                 continue
-            waits = wish.pieces or now_s - wish.asked_s < _ASK_AGAIN_S
-            if not waits and room_bytes > 0 and wish.peer is not None:
-                wish.asked_s = now_s
-                said.append(KvAsked(wish.worker, wish.peer))
-                room_bytes -= size_of(said[-1])
-        return tuple(said)
+            waits = len(loan.pieces) or now_s - loan.asked_s < _ASK_AGAIN_S
+            if not waits and room_bytes > 0 and loan.peer is not None:
+                loan.asked_s = now_s
+                message.append(KvAsked(loan.worker, loan.peer))
+                room_bytes -= size_of(message[-1])
+        return tuple(message)
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _ask_next(self, wish: Wish, now_s: float) -> bool:
+    def _ask_next(self, loan: Loan, now_s: float) -> bool:
         """Turn to the next peer; False: there is none left."""
-        if wish.left is None:
+        if loan.left is None:
             peers = sorted(self._peers)
-            first = xxh3_64_intdigest(wish.worker.encode()) % max(
+            first = xxh3_64_intdigest(loan.worker.encode()) % max(
                 len(peers), 1
             )  # each peer some workers
-            wish.left = peers[first:] + peers[:first]
-        wish.left = [peer for peer in wish.left if peer in self._peers]
-        if not wish.left:
+            loan.left = peers[first:] + peers[:first]
+        loan.left = [peer for peer in loan.left if peer in self._peers]
+        if not loan.left:
             return False
-        wish.peer, wish.pieces = wish.left.pop(0), []
-        wish.asked_s, wish.heard_s = float("-inf"), now_s
+        loan.peer = loan.left.pop(0)
+        loan.pieces.clear()
+        loan.asked_s, loan.heard_s = float("-inf"), now_s
         return True
 
-    @staticmethod
-    def _is_next(wish: Wish, said: KvCopy) -> bool:
-        if said.piece == 0:
-            wish.number, wish.pieces = said.number, []
-        return said.number == wish.number and said.piece == len(wish.pieces)
+    def _decoded(self, loan: Loan, body: bytes) -> None:
+        try:
+            snapshot = decode_snapshot(body)
+        except ValueError:
+            self._turned_away(loan)
+        else:
+            self._end(loan, snapshot)
 
-    def _end(self, wish: Wish, copy: Borrowed | None) -> None:
-        self.drop(wish)
-        wish.done(copy)
+    def _turned_away(self, loan: Loan) -> None:
+        """This peer has nothing of use: the next one is asked at once."""
+        loan.heard_s = float("-inf")
+        self._on_news()
+
+    def _end(self, loan: Loan, snapshot: CacheSnapshot | None) -> None:
+        self.drop(loan)
+        loan.done(snapshot)

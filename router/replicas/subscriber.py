@@ -22,18 +22,20 @@ from policies.facts import (
     PeerProgress,
 )
 from router.core.kv_events import WireEvents
+from router.core.snapshot import decode_snapshot
 from router.core.workers import Worker, WorkerTable
 from router.replicas.messages import (
     HASH_TYPE,
     Begun,
     Ended,
     Grew,
-    Happened,
     KvBatch,
-    KvCopy,
     KvHead,
+    KvSnapshot,
     KvWanted,
     Message,
+    Pieces,
+    RequestEvent,
     Sent,
 )
 from router.replicas.publisher import NOWHERE, Place
@@ -60,27 +62,27 @@ _UNKNOWN = 0  # stands for the number of a request at a worker that we do not kn
 
 
 @dataclass(slots=True)
-class EarCounters:
-    """Of one peer, or of all there ever were. Counts only ever grow. Lifetime: peer, or process."""
+class SubscriberCounters:
+    """Of one peer, or of all there ever were; they only grow. Lifetime: peer, or process."""
 
     messages: int = 0
-    happened: int = 0
+    events: int = 0
     gaps: int = 0  # messages missed
     miscounted: int = 0  # messages after which it has more or fewer requests than we know of
-    strange: int = 0  # requests at workers that this replica does not know
+    unknown_workers: int = 0  # requests at workers that this replica does not know
     beyond: int = 0  # requests for which there was no room
 
-    def add(self, other: EarCounters) -> None:
+    def add(self, other: SubscriberCounters) -> None:
         """Count what another one counted."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-class Ear:
-    """Lifetime: peer. Makes facts of what it hears, with numbers of ours for its requests.
+class RequestSubscriber:
+    """Makes facts of one peer's request events, with numbers of ours for its requests.
 
-    `tell` takes each fact as it is made; `worker_id` finds a worker by its name; `room` says
-    whether one more request may be kept, once the facts so far are told.
+    `tell` takes each fact; `worker_id` finds a worker by its name; `room` says whether one more
+    request may be kept, once the facts so far are told. Lifetime: peer.
     """
 
     def __init__(
@@ -90,8 +92,8 @@ class Ear:
         numbers: Iterator[int],
         tell: Callable[[PeerFact], None],
     ) -> None:
-        self.counters = EarCounters()
-        self.in_step = False  # nothing was missed since all was told
+        self.counters = SubscriberCounters()
+        self.in_sync = False  # nothing was missed since all was told
         self.heard_s = float("-inf")
         self._worker_id, self._room, self._numbers = worker_id, room, numbers
         self._tell = tell
@@ -111,35 +113,35 @@ class Ear:
         self.counters.messages += 1
         if message.number != self._next_number:
             self.counters.gaps += self._next_number is not None
-            self.in_step, self._retold = False, None
+            self.in_sync, self._retold = False, None
         self._next_number = message.number + 1
         if message.retelling in ("first", "only"):
             self._retold = set()
-        self.counters.happened += len(message.happened)
-        for one in message.happened:
+        self.counters.events += len(message.events)
+        for one in message.events:
             self._understand(one, now_s)
         if message.retelling in ("last", "only") and self._retold is not None:
             self._end_all_but(self._retold, now_s)
-            self._retold, self.in_step = None, True
-        if self.in_step and message.open_requests != len(self._ours):
+            self._retold, self.in_sync = None, True
+        if self.in_sync and message.open_requests != len(self._ours):
             self.counters.miscounted += 1
-            self.in_step = False
+            self.in_sync = False
 
     def gone(self, now_s: float) -> None:
         """The peer is no more, and so is all that it had."""
-        self.in_step = False
+        self.in_sync = False
         self._end_all_but(set(), now_s)
 
     def stale(self, now_s: float) -> None:
         """Nothing is heard any more. What it had stays, as load of its workers; but prompts do
         get computed, and a queue that never drains would be a worse guess than none.
         """
-        self.in_step, self._next_number, self._retold = False, None, None
+        self.in_sync, self._next_number, self._retold = False, None, None
         for number in sorted(self._waiting, reverse=True):
             self._tell(PeerFirstToken(now_s, number))
         self._waiting.clear()
 
-    def _understand(self, one: Happened, now_s: float) -> None:
+    def _understand(self, one: RequestEvent, now_s: float) -> None:
         if self._retold is not None:
             self._retold.add(one.request_id)
         if type(one) is Sent:
@@ -166,7 +168,7 @@ class Ear:
         self._worker[sent.request_id] = sent.worker
         worker_id = self._worker_id(sent.worker)
         if worker_id is None or not self._room():
-            self.counters.strange += worker_id is None
+            self.counters.unknown_workers += worker_id is None
             self.counters.beyond += worker_id is not None
             self._ours[sent.request_id] = _UNKNOWN
             return
@@ -216,16 +218,16 @@ def _finish(ended: Ended, number: int, now_s: float) -> Finish | None:
 
 
 _ASK_AGAIN_S = 0.5
-_REFUSED_S = 10.0  # after a copy that could not be used
+_REFUSED_S = 10.0  # after a snapshot that could not be used
 
 KvFact = KvEvents | KvCopied | KvHeard
 
 
-class Heard:
-    """Lifetime: while we want this worker's events and do not read them.
+class KvSubscriber:
+    """One worker's KV events, read by a peer. Lifetime: while this replica wants them.
 
-    What the core has is the state of `place`; a number 0 there says that it is of none. In step:
-    nothing was missed since. Heard: and the reader is there.
+    The core has the state of `place`; number 0: of none. In sync: nothing was missed since. Heard:
+    in sync, and the reader is there.
     """
 
     def __init__(
@@ -234,20 +236,19 @@ class Heard:
         """`worker`: as the core has it; `tell` hands the core a fact."""
         self.name = name
         self.place: Place = NOWHERE
-        self.in_step = False
+        self.in_sync = False
         self.applied = False  # something that was told stands in the core
         self.reader: str | None = None  # who was heard last
-        self.gaps = self.copies = self.batches = self.refused = 0
+        self.gaps = self.snapshots = self.batches = self.refused = 0
         self._worker, self._tell = worker, tell
         self._told_heard = True  # as the core was told
-        self._pieces: list[bytes] = []
-        self._of: tuple[int, ...] = ()  # the batch or copy that these are of
+        self._pieces = Pieces()
         self._wanted_s = float("-inf")  # not to be asked before
 
     @property
     def heard(self) -> bool:
         """All is known, and what follows will be."""
-        return self.in_step and self.reader is not None
+        return self.in_sync and self.reader is not None
 
     def wanted(self, now_s: float) -> KvWanted | None:
         """What to ask for now."""
@@ -258,8 +259,8 @@ class Heard:
 
     def behind(self, now_s: float) -> None:
         """Something was missed."""
-        self.gaps += self.in_step
-        self.in_step = False
+        self.gaps += self.in_sync
+        self.in_sync = False
         self._wanted_s = min(self._wanted_s, now_s)
         self.update(now_s)
 
@@ -270,7 +271,7 @@ class Heard:
 
     def follow(self, place: Place, now_s: float) -> None:
         """We read until `place`; somebody else is to go on from there."""
-        self.place, self.in_step, self._told_heard = place, True, True
+        self.place, self.in_sync, self._told_heard = place, True, True
         self.applied = True
         self.silent(now_s)
 
@@ -282,27 +283,28 @@ class Heard:
 
     def silent(self, now_s: float) -> None:
         """The reader is heard no more."""
-        self.reader, self._pieces, self._of = None, [], ()
+        self.reader = None
+        self._pieces.clear()
         self._wanted_s = now_s
         self.update(now_s)
 
-    def hear(self, peer: str, said: KvHead | KvBatch | KvCopy, now_s: float) -> None:
+    def hear(self, peer: str, message: KvHead | KvBatch | KvSnapshot, now_s: float) -> None:
         """What a reader says; it may be another one than before, or an old one."""
         token = self.place[0]
-        if said.token < token:
+        if message.token < token:
             return
         was_heard = self.heard
-        if type(said) is KvHead:
-            self._head(said)
-        elif said.token > token:
-            self._lose((said.token, 0))
+        if type(message) is KvHead:
+            self._head(message)
+        elif message.token > token:
+            self._lose((message.token, 0))
         if peer != self.reader:
             self.reader = peer
-            self._pieces, self._of = [], ()
-        if type(said) is KvBatch:
-            self._batch(said, now_s)
-        elif type(said) is KvCopy:
-            self._copy(said, now_s)
+            self._pieces.clear()
+        if type(message) is KvBatch:
+            self._batch(message, now_s)
+        elif type(message) is KvSnapshot:
+            self._snapshot(message, now_s)
         if was_heard and not self.heard:
             self.gaps += 1
             self._wanted_s = min(self._wanted_s, now_s)
@@ -321,26 +323,25 @@ class Heard:
     def _head(self, head: KvHead) -> None:
         token, number = self.place
         if head.token > token:
-            if self.in_step and self.place == (head.after_token, head.after_number):
+            if self.in_sync and self.place == (head.after_token, head.after_number):
                 number = head.first
             else:
                 self._lose((head.token, 0))
                 return
             self.place = head.token, number
-        self.in_step = head.number == number or (self.in_step and head.number < number)
+        self.in_sync = head.number == number or (self.in_sync and head.number < number)
 
     def _lose(self, place: Place) -> None:
-        self.place, self.in_step = place, False
+        self.place, self.in_sync = place, False
 
-    def _batch(self, said: KvBatch, now_s: float) -> None:
+    def _batch(self, message: KvBatch, now_s: float) -> None:
         token, number = self.place
-        if not self.in_step or said.number < number:
+        if not self.in_sync or message.number < number:
             return
-        if said.number > number:
-            self.in_step = False
+        if message.number > number:
+            self.in_sync = False
             return
-        body = self._whole((1, said.number), said.piece, said.pieces, said.body)
-        worker = self._worker()
+        body, worker = self._pieces.add("batch", message), self._worker()
         if body is None or worker is None:
             return
         try:
@@ -351,43 +352,36 @@ class Heard:
         self.place = token, number + 1
         self.batches += 1
         self._tell_heard(now_s, worker)
-        self._tell(KvEvents(now_s, worker.worker_id, said.seq, events, "live", said.digest))
+        self._tell(KvEvents(now_s, worker.worker_id, message.seq, events, "live", message.digest))
 
-    def _copy(self, said: KvCopy, now_s: float) -> None:
-        self.in_step = self.in_step and said.number <= self.place[1]
-        if self.in_step:
+    def _snapshot(self, message: KvSnapshot, now_s: float) -> None:
+        self.in_sync = self.in_sync and message.number <= self.place[1]
+        if self.in_sync:
             return
         self._wanted_s = max(self._wanted_s, now_s + _ASK_AGAIN_S)  # it is on its way
-        body = self._whole((2, said.number), said.piece, said.pieces, said.body)
-        worker = self._worker()
+        body, worker = self._pieces.add("snapshot", message), self._worker()
         if body is None or worker is None:
             return
-        self.place, self.in_step, self.applied = (said.token, said.number), True, True
+        # Before the core is told: what it finds missing is asked for at once.
+        self.place, self.in_sync, self.applied = (message.token, message.number), True, True
         self._told_heard = True
-        refused = worker.kv.counters.refused_copies
-        where = said.next_seq, said.live_seq, said.digest
-        flags = said.exact, said.turned_over
-        self._tell(KvCopied(now_s, worker.worker_id, *where, *flags, body))
-        self.copies += 1
-        if worker.kv.counters.refused_copies > refused:
+        self.snapshots += 1
+        if not self._taken(body, worker, now_s):
             self.refused += 1
-            self._lose((said.token, 0))
+            self._lose((message.token, 0))
             self._wanted_s = now_s + _REFUSED_S
+
+    def _taken(self, body: bytes, worker: Worker, now_s: float) -> bool:
+        """Whether the core goes on from this snapshot."""
+        try:
+            snapshot = decode_snapshot(body)
+        except ValueError:
+            return False
+        refused = worker.kv.counters.refused_copies
+        self._tell(KvCopied(now_s, worker.worker_id, snapshot))
+        return worker.kv.counters.refused_copies == refused
 
     def _tell_heard(self, now_s: float, worker: Worker) -> None:
         if not self._told_heard:
             self._told_heard = True
             self._tell(KvHeard(now_s, worker.worker_id, True))
-
-    def _whole(self, of: tuple[int, ...], piece: int, pieces: int, body: bytes) -> bytes | None:
-        """All pieces in one, with the last of them. They come in order, or not at all."""
-        if piece == 0:
-            self._of, self._pieces = of, []
-        elif of != self._of or piece != len(self._pieces):
-            self._of, self._pieces = (), []
-            return None
-        self._pieces.append(body)
-        if piece + 1 < pieces:
-            return None
-        whole, self._of, self._pieces = b"".join(self._pieces), (), []
-        return whole

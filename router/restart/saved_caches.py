@@ -3,7 +3,7 @@
     "warmroute-kv", version (4 bytes, big-endian), records, the last one without a body
     record: bytes of the head (4), of the body (8), head, body, XXH3-64 of head and body (8)
     head: a msgpack map of `Head`; of the last record, of `End`
-    body: `WorkerBlocks.dump`
+    body: a snapshot (`router.core.snapshot`)
 
 It is written beside its name and takes its place when it is whole, so that a router that dies
 while it writes leaves the file before.
@@ -33,13 +33,14 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 from xxhash import xxh3_64
 
-from policies.facts import SavedStream, WorkerChange, WorkerFacts
+from policies.facts import CacheSnapshot, WorkerChange, WorkerFacts
 from router.core.core import RouterCore
-from router.core.kv_state import FrozenStream
+from router.core.snapshot import FrozenCache, decode_snapshot, encode_snapshot
+from router.core.workers import Worker
 from router.fleet.member import Member
 
 MAGIC = b"warmroute-kv"
-VERSION = 1
+VERSION = 2
 MAX_FILE_BYTES = 8 << 30  # about 300 million blocks
 MAX_HEAD_BYTES = 1 << 20
 MAX_WORKERS = 4_096
@@ -64,12 +65,9 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What stands before the blocks of a worker: how far its stream went."""
+    """What stands before the snapshot of a worker."""
 
     owner: Owner
-    next_seq: int
-    digest: int
-    known: bool
     saved_at: float = 0.0  # seconds since the epoch
 
 
@@ -83,13 +81,7 @@ class Saved(NamedTuple):
     """One worker of the file."""
 
     head: Head
-    blocks: bytes
-
-    @property
-    def stream(self) -> SavedStream:
-        """For the core."""
-        head = self.head
-        return SavedStream(head.next_seq, head.digest, head.known, self.blocks)
+    snapshot: CacheSnapshot
 
 
 class SavedFile:
@@ -106,7 +98,7 @@ class SavedFile:
     def add(self, saved: Saved) -> None:
         """Write one worker. Raises OSError."""
         self._workers += 1
-        self._record(msgspec.msgpack.encode(saved.head), saved.blocks)
+        self._record(msgspec.msgpack.encode(saved.head), encode_snapshot(saved.snapshot))
 
     def finish(self) -> int:
         """Make it take the place of the one before; returns its bytes. Raises OSError."""
@@ -179,10 +171,13 @@ def _record(file: BinaryIO, number: int) -> Saved | None:
         if end.workers != number or file.read(1):
             raise SavedFileError(f"it ends after {number} workers; expected {end.workers}")
         return None
-    known = msgspec.msgpack.decode(head, type=Head)
-    if known.next_seq < 1 or not 0 < known.digest < 1 << 64:
-        raise SavedFileError(f"worker {number}: goes on from batch {known.next_seq}")
-    return Saved(known, body)
+    try:
+        saved = Saved(msgspec.msgpack.decode(head, type=Head), decode_snapshot(body))
+    except ValueError as error:
+        raise SavedFileError(f"worker {number}: {error}") from error
+    if saved.snapshot.next_seq < 1 or not saved.snapshot.digest:
+        raise SavedFileError(f"worker {number}: goes on from batch {saved.snapshot.next_seq}")
+    return saved
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
@@ -227,7 +222,7 @@ class StateKeeper:
         self._fresh_s = time.monotonic()  # when it was saved last, or we began
         self._owners: dict[int, Owner] = {}  # of the workers that the core has
         self._away: dict[_Address, Saved] = {}  # of workers that are not here now
-        self._leaving: dict[_Address, tuple[Owner, FrozenStream]] = {}  # ..., since the last saving
+        self._leaving: dict[_Address, tuple[Owner, FrozenCache]] = {}  # ..., since the last saving
         self._timer: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
 
@@ -258,7 +253,7 @@ class StateKeeper:
         elif worker is None or owner is None:
             return self._joins(fact)
         elif fact.state == "down":
-            frozen = worker.kv.frozen() if worker.state != "down" else None
+            frozen = _provable(worker) if worker.state != "down" else None
             if frozen is not None:
                 self._leaving[_address(owner)] = (owner, frozen)
         elif worker.state == "down" and fact.spec is not None:
@@ -306,10 +301,10 @@ class StateKeeper:
         log.info(
             "worker %d: its cache was saved (%d bytes), to be proven by batch %d of its events",
             fact.worker_id,
-            len(saved.blocks),
-            saved.head.next_seq - 1,
+            len(saved.snapshot.blocks),
+            saved.snapshot.next_seq - 1,
         )
-        return replace(fact, saved=saved.stream)
+        return replace(fact, saved=saved.snapshot)
 
     def _note_owner(self, worker_id: int, facts: WorkerFacts) -> Owner | None:
         """Whose events those of this worker are."""
@@ -333,7 +328,7 @@ class StateKeeper:
         self._away.clear()
         size_bytes = 0
         for address, saved in latest:
-            size_bytes += len(saved.blocks)
+            size_bytes += len(saved.snapshot.blocks)
             if _age_s(saved, now) < AWAY_S and size_bytes <= AWAY_BYTES:
                 self._away[address] = saved
 
@@ -373,21 +368,25 @@ class StateKeeper:
             self._fresh_s = time.monotonic()
             log.debug("kv_state: %d bytes written to %s", self.size_bytes, self._path)
 
-    def _frozen(self, worker_id: int) -> tuple[Owner, FrozenStream] | None:
+    def _frozen(self, worker_id: int) -> tuple[Owner, FrozenCache] | None:
         """What there is to be saved of a worker that is here."""
         owner, worker = self._owners.get(worker_id), self._core.workers.get(worker_id)
-        stream = None if worker is None else worker.kv.frozen()
-        return None if owner is None or stream is None else (owner, stream)
+        frozen = None if worker is None else _provable(worker)
+        return None if owner is None or frozen is None else (owner, frozen)
 
-    def _write(self, file: SavedFile, owner: Owner, frozen: FrozenStream) -> None:
+    def _write(self, file: SavedFile, owner: Owner, frozen: FrozenCache) -> None:
         """For a thread, as the one that follows."""
         file.add(self._thawed(owner, frozen))
 
-    def _thawed(self, owner: Owner, frozen: FrozenStream) -> Saved:
+    def _thawed(self, owner: Owner, frozen: FrozenCache) -> Saved:
         """It makes bytes of all blocks."""
-        stream = frozen.saved()
-        head = Head(owner, stream.next_seq, stream.digest, stream.known, self._wall())
-        return Saved(head, stream.blocks)
+        return Saved(Head(owner, self._wall()), frozen.thawed())
+
+
+def _provable(worker: Worker) -> FrozenCache | None:
+    """Its cache, where the next router can prove that it goes on from there."""
+    frozen = worker.kv.frozen()
+    return frozen if frozen is not None and frozen.digest else None
 
 
 def _address(owner: Owner) -> _Address:

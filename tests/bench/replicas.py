@@ -29,7 +29,7 @@ import uvloop
 
 from router.config.schema import Config, Replicas
 from router.replicas.link import Link
-from router.replicas.peers import VERSION, new_identity
+from router.replicas.membership import VERSION, new_identity
 from tests.bench.measuring import Row, show
 from tests.live.redis_server import redis_server
 
@@ -108,7 +108,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def _begun(one: Link, exchange: Stamped) -> bool:
-    return one.place.counters.told_messages > 0 and exchange.peers == exchange.wanted
+    return one.link.counters.sent_messages > 0 and exchange.peers == exchange.wanted
 
 
 async def compared(url: str, exchange: Stamped) -> tuple[float, float, int]:
@@ -119,12 +119,12 @@ async def compared(url: str, exchange: Stamped) -> tuple[float, float, int]:
     for _ in range(WINDOWS):
         one = link(url, "measured", exchange)
         one.start()
-        counters = one.place.counters
+        counters = one.link.counters
         await until(partial(_begun, one, exchange))
-        told, heard_before = counters.told_messages, counters.heard_messages
+        told, heard_before = counters.sent_messages, counters.received_messages
         with_it, seconds = await worked()
-        told = counters.told_messages - told
-        heard += counters.heard_messages - heard_before
+        told = counters.sent_messages - told
+        heard += counters.received_messages - heard_before
         await one.aclose()
         without, _ = await worked()
         shares.append((with_it - without) / seconds * 100)
@@ -155,8 +155,8 @@ async def measure(url: str, peers: int) -> list[Row]:
         Row("flushes and beats", alone, "% core"),
         Row(f"a flush, and what {peers} peers say meanwhile", both_us, "us"),
         Row(f"all of it ({heard} messages heard)", both, "% core", 5),
-        Row("from flush to ear, median", late["p50"], "ms"),
-        Row("from flush to ear, p99 (a flush comes every 10 ms)", late["p99"], "ms", 10),
+        Row("from flush to subscriber, median", late["p50"], "ms"),
+        Row("from flush to subscriber, p99 (a flush comes every 10 ms)", late["p99"], "ms", 10),
     ]
 
 

@@ -95,7 +95,7 @@ class Pool:
 def main() -> None:
     """Print the table."""
     pool = Pool()
-    voice, alone, told, encoded, heard = pool.sharing[0].voice, [], [], [], []
+    publisher, alone, told, encoded, heard = pool.sharing[0].publisher, [], [], [], []
     pool.sharing[0].joined(0.0)
     for _ in range(WINDOWS + 2):
         pool.cores[0].listener = NoListener()
@@ -103,7 +103,7 @@ def main() -> None:
         for request_id in list(pool._flying):  # of those that nobody was told of
             pool.cores[0].on_finish(Finish(pool._now_s, request_id))
         pool._flying.clear()
-        pool.cores[0].listener = voice
+        pool.cores[0].listener = publisher
         told.append(pool.decide(pool.arrivals()))
         payloads, encoding_s = pool.said()
         encoded.append(encoding_s)

@@ -72,7 +72,7 @@ async def main(url: str, lease_s: float) -> None:
 
     replica = Replica(url, "held", lease_s=lease_s)
     replica.link.start()
-    leases = replica.link.place.leases
+    leases = replica.link.leases
     lease = leases.want("it", lambda token: print("told", token, flush=True))
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()

@@ -202,7 +202,7 @@ async def test_what_nobody_said_is_counted_named_and_leaves_nothing(
         names = [name.decode() for name in redis.do("hkeys", REGISTRY)]
         assert sorted(name.partition("@")[0] for name in names) == ["one", "two"]
         for turn in range(40):
-            stream = f"warmroute:{{default}}:said:{names[turn % 2]}"
+            stream = f"warmroute:{{default}}:stream:{names[turn % 2]}"
             (_, fields), *_ = redis.do("xrevrange", stream, "+", "-", "count", 1)
             (payload,) = list(fields.values()) if isinstance(fields, dict) else fields[1::2]
             redis.do("xadd", stream, "*", "m", _spoilt(payload, draw))

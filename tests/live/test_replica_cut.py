@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from router.replicas.peers import VERSION, ReplicaRefusedError
+from router.replicas.membership import VERSION, ReplicaRefusedError
 from tests.effort import EFFORT
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.router.replica_support import TERMS, Replica, all_see_each_other, fleet, until
@@ -185,12 +185,12 @@ async def test_who_speaks_another_version_is_not_read(tmp_path: Path):
         async with fleet(server.url, "a", "b") as (a, b):
             c = Replica(server.url, "c", {**TERMS, VERSION: "2"})
             c.link.start()  # as where Redis was away at its start
-            await until(lambda: len(a.link.place.roll.peers) == 2)
+            await until(lambda: len(a.link.membership.peers) == 2)
             c.say(b"strange")
             b.say(b"familiar")
             await until(a.hears(b"familiar"))
             assert a.sees(b)()
-            await until(lambda: c.identity in a.link.place.disagreements.now)
+            await until(lambda: c.identity in a.link.disagreements.now)
             await c.link.aclose()
-            await until(lambda: not a.link.place.disagreements.now)
+            await until(lambda: not a.link.disagreements.now)
             assert a.notes.words() == [b"familiar"]

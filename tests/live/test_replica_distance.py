@@ -152,5 +152,5 @@ async def test_news_are_as_old_as_the_way_and_little_more(server: RedisServer) -
         median_s = statistics.median(late_s)
         print(f"news came after {median_s * 1e3:.0f} ms, {max(late_s) * 1e3:.0f} at most")
         assert 2 * ONE_WAY_S <= median_s < LATE_S
-        assert (a.link.place.counters.reconnects, b.link.place.counters.reconnects) == (1, 1)
-        assert a.link.place.roll.returned + b.link.place.roll.returned == 0
+        assert (a.link.counters.reconnects, b.link.counters.reconnects) == (1, 1)
+        assert a.link.membership.returned + b.link.membership.returned == 0

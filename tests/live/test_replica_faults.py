@@ -144,11 +144,11 @@ async def test_refused_writes_part_the_link_by_name(server, caplog, spoil, mend,
         b.say(b"refused")
         await until(all_part(a, b))
         assert told in caplog.text
-        reconnects = a.link.place.counters.reconnects
+        reconnects = a.link.counters.reconnects
         client.execute_command(*mend)
         await all_see_each_other(a, b)
         await heard_both_ways(a, b)
-        assert a.link.place.counters.reconnects == reconnects + 1
+        assert a.link.counters.reconnects == reconnects + 1
 
 
 @pytest.mark.parametrize("key", ["replicas", "arrivals"])
@@ -168,7 +168,7 @@ async def test_a_stream_whose_numbers_go_back_is_read_all_the_same(server):
     """As where Redis forgot everything and its clock was put back."""
     async with fleet(server.url, "a", "b") as (a, b):
         client = server.client()
-        said = f"warmroute:{{default}}:said:{b.identity}"
+        said = f"warmroute:{{default}}:stream:{b.identity}"
         client.xadd(said, {"m": "of the future"}, id="99999999999999-0")
         await until(a.hears(b"of the future"))
         client.delete(said)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.replicas.peers import Keys
+from router.replicas.membership import Keys
 from tests.frozen import freeze
 from tests.live.lease_holder import LeaseHolder
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
@@ -23,27 +23,27 @@ def server(tmp_path) -> Iterator[RedisServer]:
         yield server
 
 
-class Wish:
+class Loan:
     """What a replica is told of its lease. Lifetime: test."""
 
     def __init__(self, replica: Replica) -> None:
         self.told: list[int | None] = []
-        self.leases = replica.link.place.leases
+        self.leases = replica.link.leases
         self.lease = self.leases.want("it", self.told.append)
 
 
 async def test_one_has_it_and_the_next_one_gets_it_at_once_after_a_goodbye(server):
     async with fleet(server.url, "a", "b", "c") as replicas:
-        wishes = [Wish(replica) for replica in replicas]
+        wishes = [Loan(replica) for replica in replicas]
         tokens = []
         for left in (3, 2, 1):
-            await until(lambda: any(wish.lease.fence is not None for wish in wishes))
-            (holder,) = [n for n, wish in enumerate(wishes) if wish.lease.fence is not None]
+            await until(lambda: any(loan.lease.fence is not None for loan in wishes))
+            (holder,) = [n for n, loan in enumerate(wishes) if loan.lease.fence is not None]
             tokens.append(wishes[holder].lease.fence)
             assert server.client().get(KEY).decode().endswith(f" {tokens[-1]}")
-            wish, replica = wishes.pop(holder), replicas.pop(holder)
+            loan, replica = wishes.pop(holder), replicas.pop(holder)
             await replica.link.aclose()
-            assert wish.told == [tokens[-1], None]
+            assert loan.told == [tokens[-1], None]
             assert len(wishes) == left - 1
         assert tokens == sorted(set(tokens))
         assert server.client().get(KEY) is None
@@ -51,25 +51,25 @@ async def test_one_has_it_and_the_next_one_gets_it_at_once_after_a_goodbye(serve
 
 async def test_it_goes_on_over_many_times_its_length(server):
     async with fleet(server.url, "a", "b", lease_s=1.0) as (a, b):
-        first = Wish(a)
+        first = Loan(a)
         await until(lambda: first.lease.fence is not None)
-        second = Wish(b)
-        beats = b.link.place.beats
-        await until(lambda: b.link.place.beats >= beats + 6)
+        second = Loan(b)
+        beats = b.link.beats
+        await until(lambda: b.link.beats >= beats + 6)
         assert (len(first.told), second.told) == (1, [])
 
 
 async def test_redis_away_takes_it_and_redis_empty_gives_it_anew(server):
     async with fleet(server.url, "a", "b") as (a, b):
-        wishes = [Wish(a), Wish(b)]
-        await until(lambda: any(wish.lease.fence for wish in wishes))
-        first = max(wish.lease.fence or 0 for wish in wishes)
+        wishes = [Loan(a), Loan(b)]
+        await until(lambda: any(loan.lease.fence for loan in wishes))
+        first = max(loan.lease.fence or 0 for loan in wishes)
         server.kill()
-        await until(lambda: not any(wish.lease.fence for wish in wishes))
-        assert sorted(map(len, (wish.told for wish in wishes))) == [0, 2]
+        await until(lambda: not any(loan.lease.fence for loan in wishes))
+        assert sorted(map(len, (loan.told for loan in wishes))) == [0, 2]
         server.start()
-        await until(lambda: any(wish.lease.fence for wish in wishes))
-        again = max(wish.lease.fence or 0 for wish in wishes)
+        await until(lambda: any(loan.lease.fence for loan in wishes))
+        again = max(loan.lease.fence or 0 for loan in wishes)
         assert again > first, "tokens grow though Redis forgot them"
 
 
@@ -79,14 +79,14 @@ async def test_a_holder_that_was_stopped_knows_at_once_that_it_lost_it(server):
     assert first is not None
     freeze(holder.process.pid)
     async with fleet(server.url, "other") as (other,):
-        wish = Wish(other)
-        await until(lambda: wish.lease.fence is not None)
+        loan = Loan(other)
+        await until(lambda: loan.lease.fence is not None)
         holder.ask()  # it is asked before anything else, once it runs again
         holder.process.send_signal(signal.SIGCONT)
         said = [await holder.says() for _ in range(2)]
         assert sorted(said) == [("asked", None), ("told", None)]
-        assert wish.lease.fence is not None
-        assert wish.lease.fence > first
+        assert loan.lease.fence is not None
+        assert loan.lease.fence > first
         await holder.end()
         assert holder.process.returncode == 0
 
@@ -94,11 +94,11 @@ async def test_a_holder_that_was_stopped_knows_at_once_that_it_lost_it(server):
 async def test_a_key_of_another_type_is_nobodys_and_harms_nothing_else(server, caplog):
     server.client().hset(KEY, "x", "y")
     async with fleet(server.url, "a", "b") as (a, b):
-        wish = Wish(a)
-        await until(lambda: a.link.place.leases.refused > 0)
-        assert wish.told == []
+        loan = Loan(a)
+        await until(lambda: a.link.leases.refused > 0)
+        assert loan.told == []
         a.say(b"goes on")
         await until(b.hears(b"goes on"))
         server.client().delete(KEY)
-        await until(lambda: wish.lease.fence is not None)
+        await until(lambda: loan.lease.fence is not None)
     assert "nobody can have the lease of it" in caplog.text

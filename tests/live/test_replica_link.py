@@ -40,16 +40,16 @@ async def test_what_one_says_all_others_hear_once_and_in_order(server):
 async def test_alone_is_no_trouble(server):
     async with fleet(server.url, "a") as (a,):
         a.say(b"x")
-        await until(lambda: a.link.place.counters.told_messages == 1)
+        await until(lambda: a.link.counters.sent_messages == 1)
         assert a.notes.told_present == [frozenset()]
 
 
 async def test_fleets_know_nothing_of_each_other(server):
     async with fleet(server.url, "a") as (a,), fleet(server.url, "b", fleet="other") as (b,):
         a.say(b"x")
-        await until(lambda: a.link.place.counters.told_messages == 1)
-        beats = a.link.place.beats, b.link.place.beats
-        await until(lambda: a.link.place.beats > beats[0] and b.link.place.beats > beats[1])
+        await until(lambda: a.link.counters.sent_messages == 1)
+        beats = a.link.beats, b.link.beats
+        await until(lambda: a.link.beats > beats[0] and b.link.beats > beats[1])
         assert [one.notes.peers for one in (a, b)] == [frozenset()] * 2
         assert not b.notes.heard
 
@@ -57,8 +57,8 @@ async def test_fleets_know_nothing_of_each_other(server):
 async def test_a_newcomer_is_seen_at_once_and_hears_from_then_on(server):
     async with fleet(server.url, "a") as (a,):
         a.say(b"before")
-        await until(lambda: a.link.place.counters.told_messages == 1)
-        a.link.place.roll.look = lambda *_: None  # only who arrives is seen, by no look
+        await until(lambda: a.link.counters.sent_messages == 1)
+        a.link.membership.look = lambda *_: None  # only who arrives is seen, by no look
         b = Replica(server.url, "b")
         b.link.start()
         await until(b.sees(a))
@@ -71,15 +71,15 @@ async def test_a_newcomer_is_seen_at_once_and_hears_from_then_on(server):
 
 async def test_a_goodbye_is_heard_at_once_and_leaves_nothing(server):
     async with fleet(server.url, "a", "b") as (a, b):
-        a.link.place.roll.look = lambda *_: None  # nobody lapses
+        a.link.membership.look = lambda *_: None  # nobody lapses
         b.say(b"last")
         await b.link.aclose()
         await until(a.sees())
         assert a.hears(b"last")()
         client = server.client()
         assert client.hkeys("warmroute:{default}:replicas") == [a.identity.encode()]
-        assert 0 < client.pttl(f"warmroute:{{default}}:said:{b.identity}") <= 1_500
-        assert a.link.place.roll.returned == 0
+        assert 0 < client.pttl(f"warmroute:{{default}}:stream:{b.identity}") <= 1_500
+        assert a.link.membership.returned == 0
 
 
 async def test_two_of_one_name_are_two(server):
@@ -96,14 +96,14 @@ async def test_who_dies_is_gone_after_its_lease_and_is_cleared_away(server):
         assert await until(a.sees()) > 0.9
         client = server.client()
         await until(lambda: client.hlen("warmroute:{default}:replicas") == 1)
-        assert a.link.place.roll.returned == 0
+        assert a.link.membership.returned == 0
 
 
 async def test_a_stream_is_kept_short(server):
     async with fleet(server.url, "a", flush_s=0.001) as (a,):
         a.say(*[b"x"] * (KEPT_ENTRIES * 3))
-        await until(lambda: a.link.place.counters.told_messages == KEPT_ENTRIES * 3)
-        length = server.client().xlen(f"warmroute:{{default}}:said:{a.identity}")
+        await until(lambda: a.link.counters.sent_messages == KEPT_ENTRIES * 3)
+        length = server.client().xlen(f"warmroute:{{default}}:stream:{a.identity}")
         assert KEPT_ENTRIES <= length < KEPT_ENTRIES * 1.3
 
 
@@ -113,7 +113,7 @@ async def test_a_stream_is_kept_small(server):
         a.say(*[big] * 100, b"end")
         await until(b.hears(b"end"))
         assert len(b.notes.heard) == 101
-        assert server.client().xlen(f"warmroute:{{default}}:said:{a.identity}") <= 70
+        assert server.client().xlen(f"warmroute:{{default}}:stream:{a.identity}") <= 70
 
 
 async def test_what_is_too_long_is_not_told(server, caplog):
@@ -121,14 +121,14 @@ async def test_what_is_too_long_is_not_told(server, caplog):
         a.say(bytes(MAX_MESSAGE_BYTES + 1), b"next")
         await until(b.hears(b"next"))
         assert len(b.notes.heard) == 1
-        assert a.link.place.counters.dropped == 1
+        assert a.link.counters.dropped == 1
     assert "too long" in caplog.text
 
 
 async def test_foreign_entries_are_counted_and_ignored(server, caplog):
     async with fleet(server.url, "a", "b") as (a, b):
         client = server.client()
-        said = f"warmroute:{{default}}:said:{a.identity}"
+        said = f"warmroute:{{default}}:stream:{a.identity}"
         client.xadd(said, {"x": "y"})
         client.xadd(said, {"m": bytes(MAX_MESSAGE_BYTES + 1)})
         client.xadd(said, {"m": b"foreign", "more": b"x"})
@@ -137,9 +137,9 @@ async def test_foreign_entries_are_counted_and_ignored(server, caplog):
         client.hset("warmroute:{default}:replicas", "a@0123456789abcdef", "[" * 10_000)
         a.say(b"proper")
         await until(b.hears(b"proper"))
-        await until(lambda: b.link.place.counters.malformed >= 6)
+        await until(lambda: b.link.counters.malformed >= 6)
         assert b.notes.words() == [b"proper"]
-        assert b.link.place.counters.reconnects == 1
+        assert b.link.counters.reconnects == 1
         await all_see_each_other(a, b)
     assert caplog.text.count("no replica's") < 20
 
@@ -147,18 +147,18 @@ async def test_foreign_entries_are_counted_and_ignored(server, caplog):
 async def test_a_stream_of_another_type_stops_only_itself(server):
     async with fleet(server.url, "a", "b", "c") as (a, b, c):
         client = server.client()
-        said = f"warmroute:{{default}}:said:{c.identity}"
+        said = f"warmroute:{{default}}:stream:{c.identity}"
         c.link._running.cancel()
         await asyncio.wait([c.link._running])
         client.delete(said)
         client.set(said, "a text")
         d = Replica(server.url, "d")
         d.link.start()
-        await until(lambda: d.link.place.counters.malformed > 0)
+        await until(lambda: d.link.counters.malformed > 0)
         a.say(b"goes on")
         await until(d.hears(b"goes on"))
         await until(b.hears(b"goes on"))
-        assert d.link.place.counters.reconnects == 1
+        assert d.link.counters.reconnects == 1
         await d.link.aclose()
 
 
@@ -166,9 +166,9 @@ async def test_a_lapsed_entry_comes_back_without_harm(server):
     async with fleet(server.url, "a", "b", lease_s=20.0) as (a, b):
         told_before = len(b.notes.told_present)  # b may have been there before a
         for _ in range(3):
-            lapses = b.link.place.counters.lapses
+            lapses = b.link.counters.lapses
             server.client().delete("warmroute:{default}:replicas")
-            await until(lambda lapses=lapses: b.link.place.counters.lapses > lapses)
+            await until(lambda lapses=lapses: b.link.counters.lapses > lapses)
         a.say(b"still")
         await until(b.hears(b"still"))
         assert b.notes.told_present[-1] == {a.identity}
@@ -183,8 +183,8 @@ async def test_everything_flushed_is_no_harm(server):
             client.flushall()
             word = b"%d" % number
             a.say(word)
-            beats = a.link.place.beats
-            await until(lambda beats=beats: a.link.place.beats > beats)
+            beats = a.link.beats
+            await until(lambda beats=beats: a.link.beats > beats)
         a.say(b"end")
         await until(b.hears(b"end"))
         assert b.sees(a)()

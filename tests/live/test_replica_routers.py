@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.replicas.peers import VERSION, ReplicaRefusedError
+from router.replicas.membership import VERSION, ReplicaRefusedError
 from simulator.live.processes import Program, Programs
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until

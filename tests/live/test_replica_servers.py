@@ -38,10 +38,10 @@ async def test_as_a_user_with_the_rights_that_the_page_names(tmp_path):
         url = server.url.replace("://", "://router:secret@") + "/3"
         async with fleet(url, "a", "b") as (a, b):
             told: list[int | None] = []
-            a.link.place.leases.want("it", told.append)
+            a.link.leases.want("it", told.append)
             await until(lambda: bool(told))
             await talks(a, b)
-            assert a.link.place.leases.refused == 0
+            assert a.link.leases.refused == 0
 
 
 @pytest.fixture

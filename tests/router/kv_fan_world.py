@@ -13,7 +13,7 @@ from router.core.actions import Resync
 from router.core.kv_events import WireEvents
 from router.replicas.kv_events import Claim
 from router.replicas.lease import Leases
-from router.replicas.peers import Keys
+from router.replicas.membership import Keys
 from tests.router.core_world import BLOCK, chain_of, names_of, tokens_of
 from tests.router.lease_support import LEASE_S, Server, Timers
 from tests.router.replica_world import Replica, Replicas

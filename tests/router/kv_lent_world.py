@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kvkernels import EventBatch
-from policies.facts import KvCopied, KvEvents, ReplayEnd
+from policies.facts import CacheSnapshot, KvCopied, KvEvents, ReplayEnd
 from router.core.actions import Resync
 from router.core.core import take
 from router.core.kv_events import WireEvents
-from router.replicas.snapshots import Borrowed, Wish
+from router.replicas.snapshots import Loan
 from tests.router.kv_fan_world import Engine
 from tests.router.replica_world import Replica, Replicas
 
@@ -28,7 +28,7 @@ class Subscriber:
     life: Callable[[], int]  # of the engine
     heard: int = 0
     queue: deque[tuple[int, bytes, int]] = field(default_factory=deque)  # on its way to us
-    wish: Wish | None = None
+    loan: Loan | None = None
     tries: int = 0  # for this question
     lent: int = 0
 
@@ -51,14 +51,14 @@ class Subscriber:
         return self.replica.world.now_s
 
     def ask(self) -> None:
-        if self.wish is None and self.replica.sharing.connected:
+        if self.loan is None and self.replica.sharing.connected:
             name = self.replica.world.core.workers.get(0).facts.name
-            self.wish = self.replica.sharing.kv.borrower.want(name, self.answered)
-        elif self.wish is None:
+            self.loan = self.replica.sharing.kv.borrower.want(name, self.answered)
+        elif self.loan is None:
             self.answered(None)
 
-    def answered(self, copy: Borrowed | None) -> None:
-        self.wish = None
+    def answered(self, copy: CacheSnapshot | None) -> None:
+        self.loan = None
         if copy is None or self.kv.exact:
             self.give_up()
         elif self.chance(copy) or not self.kv.goes_on_from(copy.next_seq, copy.digest):
@@ -70,7 +70,7 @@ class Subscriber:
         else:
             self.take(copy)
 
-    def chance(self, copy: Borrowed) -> bool:
+    def chance(self, copy: CacheSnapshot) -> bool:
         """Before anything came live nothing proves a copy; should the engine have begun anew, and
         the number that it has got to be the same, then nothing could show it.
         """
@@ -80,11 +80,10 @@ class Subscriber:
         self.tries = 0
         self.tell(ReplayEnd(self.now_s, 0, answered=False))
 
-    def take(self, copy: Borrowed) -> None:
+    def take(self, copy: CacheSnapshot) -> None:
         self.tries = 0
         self.lent += 1
-        where = copy.next_seq, copy.next_seq - 1, copy.digest, copy.exact, copy.turned_over
-        self.tell(KvCopied(self.now_s, 0, *where, copy.blocks))
+        self.tell(KvCopied(self.now_s, 0, replace(copy, live_seq=copy.next_seq - 1)))
 
     def hear(self, most: int = 1_000) -> None:
         for _ in range(min(most, len(self.queue))):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from engine.wire import AllBlocksCleared, BlockRemoved, encode_batch
 from kvkernels import EventBatch
-from policies.facts import KvEvents, ReplayEnd, SavedStream, WorkerChange, WorkerFacts
+from policies.facts import CacheSnapshot, KvEvents, ReplayEnd, WorkerChange, WorkerFacts
 from router.events.delivery import Delivery, FeedContext, SharedReaders
 from router.events.resync import Replayed, Resync
 from tests.router.core_world import BLOCK, World, removed, stored
@@ -61,7 +61,7 @@ class Recovery:
         self.where = None
         self.publishers = [Publisher(0)]
         self.on_the_way: deque[tuple[int, bytes]] = deque()
-        self.saved: SavedStream | None = None
+        self.saved: CacheSnapshot | None = None
         # A publisher was replaced, and whoever asks has not been told: batches of both may mix.
         self._unnoticed = False
         self._buffer = buffer
@@ -83,7 +83,7 @@ class Recovery:
 
     # --- the router -------------------------------------------------------------------------
 
-    def _start(self, saved: SavedStream | None = None) -> None:
+    def _start(self, saved: CacheSnapshot | None = None) -> None:
         """Another router, with what one before it saved."""
         self.world = World(workers=0, backlog_batches=BUFFER + 2)
         facts = WorkerFacts(
@@ -201,7 +201,8 @@ class Recovery:
 
     async def save(self) -> None:
         frozen = None if self._unnoticed else self.kv.frozen()
-        self.saved = self.saved if frozen is None else frozen.saved()
+        if frozen is not None and frozen.digest:
+            self.saved = frozen.thawed()
 
     async def restart_router(self) -> None:
         await self.stop()

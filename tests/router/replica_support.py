@@ -12,7 +12,7 @@ import msgspec
 
 from router.config.schema import Config, Replicas
 from router.replicas.link import Link
-from router.replicas.peers import VERSION, new_identity
+from router.replicas.membership import VERSION, new_identity
 
 WAIT_S = 20.0
 TERMS: Mapping[str, str] = {VERSION: "1", "policy": "warmset"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,7 +184,7 @@ async def test_one_that_came_keeps_its_place_until_there_is_something_newer(tmp_
     after.batch(3, stored([3]))
     await after.keeper.save()
     (now,) = read_saved(path)
-    assert now.head.next_seq == before.head.next_seq + 1
+    assert now.snapshot.next_seq == before.snapshot.next_seq + 1
 
 
 async def test_one_that_is_down_stays_in_the_file_as_it_was(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ async def test_one_that_is_down_stays_in_the_file_as_it_was(tmp_path: Path) -> N
     for _ in range(2):
         await router.keeper.save()
         (kept,) = read_saved(path)
-        assert kept.head.next_seq == 3
+        assert kept.snapshot.next_seq == 3
     after = Router(path)
     await after.keeper.load()
     after.join()
@@ -206,7 +207,7 @@ async def test_one_that_is_down_stays_in_the_file_as_it_was(tmp_path: Path) -> N
     router.batch(0, stored([7]))
     await router.keeper.save()
     (kept,) = read_saved(path)
-    assert kept.head.next_seq == 1
+    assert kept.snapshot.next_seq == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -228,7 +229,8 @@ async def test_those_away_have_bounds(tmp_path: Path, monkeypatch: pytest.Monkey
     heads = [
         replace(saved_of(n).head, saved_at=1e9 - at) for n, at in enumerate((30.0, 10.0, 20.0))
     ]
-    write(path, [Saved(head, b"x" * 100) for head in heads])
+    cache = dataclasses.replace(saved_of(0).snapshot, blocks=b"x" * 100)
+    write(path, [Saved(head, cache) for head in heads])
     monkeypatch.setattr(keeper_module, "AWAY_BYTES", 250)
     router = Router(path)
     await router.keeper.load()

@@ -109,7 +109,7 @@ class LentMachine(RuleBasedStateMachine):
         """Whoever is sure is right; and one who was sure of it before lends it to all."""
         self.all.settle()
         sure = [known_of(one, self.all) for one in self.all.subscribers.values()]
-        waits = [one.wish is not None for one in self.all.subscribers.values()]
+        waits = [one.loan is not None for one in self.all.subscribers.values()]
         assert not any(waits)
         assert all(sure) or not any(sure)
 
@@ -148,7 +148,7 @@ def test_who_missed_a_batch_gets_it_of_one_that_did_not() -> None:
 
     def copies() -> int:
         lenders = [x.replica.sharing.kv.lender for x in (one, *others)]
-        return sum(lender.copies for lender in lenders)
+        return sum(lender.snapshots for lender in lenders)
 
     before = copies()
     all_.engine.remove(0)

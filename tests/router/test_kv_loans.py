@@ -5,25 +5,27 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from router.replicas.messages import PIECE_BYTES, UNREAD, KvAsked, KvCopy, KvNone
-from router.replicas.publisher import CopyCredit
-from router.replicas.snapshots import Borrowed, KvBorrower, KvLender
+from policies.facts import CacheSnapshot
+from router.core.snapshot import encode_snapshot
+from router.replicas.messages import PIECE_BYTES, UNREAD, KvAsked, KvNone, KvSnapshot
+from router.replicas.publisher import SnapshotBudget
+from router.replicas.snapshots import SnapshotBorrower, SnapshotLender
 
 ROOM = 1 << 20
 
 
-def piece(at: int, pieces: int, body: bytes, number: int = 1, worker: str = "w") -> KvCopy:
-    return KvCopy(worker, UNREAD, number, 9, 8, 7, True, False, at, pieces, body)
+def piece(at: int, pieces: int, body: bytes, number: int = 1, worker: str = "w") -> KvSnapshot:
+    return KvSnapshot(worker, UNREAD, number, at, pieces, body)
 
 
 class Asker:
     """A borrower of `w`. Lifetime: test."""
 
     def __init__(self, *peers: str) -> None:
-        self.borrower = KvBorrower(lambda: None)
+        self.borrower = SnapshotBorrower(lambda: None)
         self.borrower.present(peers)
-        self.got: list[Borrowed | None] = []
-        self.wish = self.borrower.want("w", self.got.append)
+        self.got: list[CacheSnapshot | None] = []
+        self.loan = self.borrower.want("w", self.got.append)
 
     def asked(self, now_s: float) -> list[str]:
         said = self.borrower.fetch(now_s, ROOM)
@@ -54,13 +56,15 @@ def test_only_whole_copies_of_the_one_that_is_asked_count() -> None:
     hear(peer, piece(1, 3, b"late"), 0.1)
     hear(peer, piece(0, 3, b"one,"), 0.1)
     hear(peer, piece(1, 3, b"of another", number=2), 0.1)
-    hear(peer, piece(0, 2, b"again one,", number=3), 0.2)
+    snapshot = CacheSnapshot(9, 8, 7, True, False, b"again one,two")
+    data = encode_snapshot(snapshot)
+    hear(peer, piece(0, 2, data[:-3], number=3), 0.2)
     hear(peer, piece(1, 3, b"old"), 0.2)
     hear(other, KvNone("w"), 0.2)
     assert asker.got == []
     assert asker.asked(2.1) == [], "it is on its way"
     hear(peer, piece(1, 2, b"two", number=3), 2.1)
-    assert asker.got == [Borrowed(9, 7, True, False, b"again one,two")]
+    assert asker.got == [snapshot]
     hear(peer, piece(0, 1, b"more"), 2.2)
     assert len(asker.got) == 1
 
@@ -72,7 +76,7 @@ def test_without_peers_or_link_the_answer_is_none() -> None:
     cut.asked(0.0)
     cut.borrower.part()
     given_up = Asker("a@1")
-    given_up.borrower.drop(given_up.wish)
+    given_up.borrower.drop(given_up.loan)
     assert given_up.asked(0.0) == []
     assert (alone.got, cut.got, given_up.got) == ([None], [None], [])
 
@@ -84,12 +88,12 @@ class Known:
         stream = SimpleNamespace(
             next_seq=next_seq, live_seq=3, digest=digest, exact=True, turned_over=False, blocks=None
         )
-        self.kv = SimpleNamespace(known=known, copied=lambda: stream)
+        self.kv = SimpleNamespace(known=known, frozen=lambda: stream)
 
 
-def lender_of(workers: dict[str, Any], filled: list[Any]) -> KvLender:
-    return KvLender(
-        workers.get, CopyCredit(), lambda: None, lambda blocks, done: filled.append(done)
+def lender_of(workers: dict[str, Any], filled: list[Any]) -> SnapshotLender:
+    return SnapshotLender(
+        workers.get, SnapshotBudget(), lambda: None, lambda blocks, done: filled.append(done)
     )
 
 
@@ -105,7 +109,7 @@ def test_a_copy_is_told_once_to_all_who_asked_before_it_began() -> None:
     assert [(one.piece, one.pieces, one.token) for one in told] == [(0, 2, UNREAD), (1, 2, UNREAD)]
     lender.fetch(1.1, ROOM)
     assert len(filled) == 1
-    assert lender.copies == 2
+    assert lender.snapshots == 2
 
 
 def test_nothing_is_lent_that_is_not_known_or_cannot_be_proven() -> None:

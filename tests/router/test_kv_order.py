@@ -169,7 +169,7 @@ def taken_over(before: Stream, **changed: object) -> Stream:
     """A router after `before`, with what that one saved."""
     frozen = before.kv.frozen()
     assert frozen is not None
-    saved = frozen.saved()
+    saved = frozen.thawed()
     after = Stream()
     after.life = before.life
     after.core.on_worker(WorkerChange(0.0, 0, "gone"))
@@ -184,7 +184,7 @@ def holds(stream: Stream, *blocks: int) -> bool:
 
 
 def test_what_was_saved_incomplete_does_not_stand_in_the_way_of_a_snapshot() -> None:
-    after = taken_over(followed(), known=False)
+    after = taken_over(followed(), exact=False)
     assert holds(after, 0, 1, 2)
     assert after.core.roster.first_question(0) == 0  # a feed takes the snapshot first
     after.batch(2, stored([1]), stored([2]), stored([7]), source="snapshot")
@@ -268,11 +268,11 @@ def test_damaged_blocks_are_a_cold_start(blocks: bytes) -> None:
 
 
 def test_what_is_unproven_or_has_no_digest_is_not_saved() -> None:
-    assert Stream().kv.frozen() is None
+    assert Stream().kv.frozen().digest == 0
     assert taken_over(followed()).kv.frozen() is None
     plain = World(workers=1)
     plain.events(0, 0, stored([1]))
-    assert plain.core.workers.get(0).kv.frozen() is None
+    assert plain.core.workers.get(0).kv.frozen().digest == 0
 
 
 def test_a_worker_that_was_down_before_its_proof_came_holds_nothing() -> None:

@@ -20,12 +20,12 @@ def test_a_change_of_the_reader_takes_no_copy_where_nothing_was_missed() -> None
     replicas, reader, others = fleet(3)
     replicas.engine.store([0, 1, 2])
     replicas.settle()
-    copies = [one.claim.heard.copies for one in others]
+    snapshots = [one.claim.subscriber.snapshots for one in others]
     replicas.kill(reader.replica)
     replicas.settle()
     replicas.engine.store([1, 2])
     replicas.settle()
-    assert [one.claim.heard.copies for one in others] == copies
+    assert [one.claim.subscriber.snapshots for one in others] == snapshots
     for one in others:
         assert one.kv.exact
         assert one.chains() == sorted(replicas.engine.holds.values())
@@ -37,7 +37,7 @@ def test_who_missed_something_and_reads_next_believes_nothing_of_before() -> Non
     replicas.engine.store([0, 1])
     replicas.settle()
     assert len(other.chains()) == 2
-    other.claim.heard.behind(replicas.now_s)
+    other.claim.subscriber.behind(replicas.now_s)
     replicas.kill(reader.replica)
     other.replica.inbox.clear()
     for _ in range(12):  # until the dead one's lease ends
@@ -60,11 +60,11 @@ def test_a_reader_of_a_lower_token_is_not_believed() -> None:
     replicas.server.held.clear()
     other.leases.answered(*_asked(replicas, other))
     assert other.claim.reads
-    token, number = other.claim.election.token, other.claim.heard.place[1]
+    token, number = other.claim.election.token, other.claim.subscriber.place[1]
     for payload in old:
         other.replica.sharing.incoming(reader.replica.name, payload, replicas.now_s)
     assert other.claim.reads
-    assert (other.claim.election.token, other.claim.heard.place[1]) == (token, number)
+    assert (other.claim.election.token, other.claim.subscriber.place[1]) == (token, number)
     replicas.settle()
     assert [one.claim.reads for one in (reader, other)] == [False, True]
     assert reader.chains() == other.chains() == sorted(replicas.engine.holds.values())
@@ -100,13 +100,13 @@ def test_batches_count_in_order_and_from_the_greatest_token_only() -> None:
     replicas, _, (other,) = fleet(2)
     replicas.engine.store([0, 1])
     ((seq, payload),) = replicas.engine.unread
-    heard, now_s = other.claim.heard, replicas.now_s
+    heard, now_s = other.claim.subscriber, replicas.now_s
     token, number = heard.place
     for place in ((token - 1, number), (token, number - 1), (token, number + 1)):
         heard.hear("r@1", KvBatch("w0", *place, seq, 0, 0, 1, payload), now_s)
         assert other.chains() == []
         assert heard.place == (token, number)
-    assert not heard.in_step, "one was missed"
+    assert not heard.in_sync, "one was missed"
     assert heard.wanted(now_s) == KvWanted("w0", token, number)
     replicas.settle()
     assert len(other.chains()) == 2
@@ -117,11 +117,11 @@ def test_a_batch_of_many_pieces_arrives_whole() -> None:
     blocks = list(range(8_000))
     replicas.engine.store(blocks)
     assert len(replicas.engine.unread[-1][1]) > 2 * 65_536
-    copies = other.claim.heard.copies
+    snapshots = other.claim.subscriber.snapshots
     reader.read(replicas.engine)
     replicas.flush(reader.replica)
     replicas.deliver(other.replica)
-    assert other.claim.heard.copies == copies
+    assert other.claim.subscriber.snapshots == snapshots
     assert other.chains() == sorted(chain_of(blocks).tolist())
 
 

@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.facts import CacheSnapshot
+from router.core.snapshot import decode_snapshot, encode_snapshot
 from router.restart.saved_caches import Head, Owner, Saved, SavedFile, SavedFileError, read_saved
-from tests.effort import examples
+from tests.effort import EFFORT
 
 URL = "http://127.0.0.1:9001"
 
 
 def saved_of(n: int, blocks: bytes = b"blocks") -> Saved:
     owner = Owner(f"{URL}{n}", None if n % 2 else n, "vllm", ("m", "adapter"), 16)
-    return Saved(Head(owner, n + 1, 2**64 - 1 - n, bool(n % 2)), blocks)
+    flags = bool(n % 2), not n % 2
+    return Saved(Head(owner, 7.5), CacheSnapshot(n + 1, n - 1, 2**64 - 1 - n, *flags, blocks))
 
 
 def write(path: Path, workers: list[Saved]) -> int:
@@ -27,7 +30,31 @@ def write(path: Path, workers: list[Saved]) -> int:
     return file.finish()
 
 
-@settings(max_examples=examples(50), deadline=None)
+@given(
+    snapshot=st.builds(
+        CacheSnapshot,
+        st.integers(0, 2**62),
+        st.integers(-1, 2**62),
+        st.integers(0, 2**64 - 1),
+        st.booleans(),
+        st.booleans(),
+        st.binary(),
+    )
+)
+def test_a_snapshot_is_decoded_as_it_was(snapshot: CacheSnapshot) -> None:
+    assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
+
+
+@given(data=st.binary(max_size=60))
+def test_any_bytes_are_a_snapshot_or_refused(data: bytes) -> None:
+    try:
+        snapshot = decode_snapshot(data)
+    except ValueError:
+        return
+    assert encode_snapshot(snapshot) == data
+
+
+@settings(max_examples=50 * EFFORT, deadline=None)
 @given(bodies=st.lists(st.binary(min_size=1, max_size=200), max_size=5))
 def test_what_is_written_is_read(tmp_path_factory: Any, bodies: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("saved") / "kv"
@@ -38,7 +65,7 @@ def test_what_is_written_is_read(tmp_path_factory: Any, bodies: list[bytes]) -> 
     assert [entry.name for entry in path.parent.iterdir()] == ["kv"]
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=300 * EFFORT, deadline=None)
 @given(
     at=st.integers(0, 10**6), flip=st.integers(1, 255), cut=st.integers(0, 10**6), tail=st.binary()
 )

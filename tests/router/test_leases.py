@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
 from router.replicas.lease import MOST_LEASES, Lease, Leases
-from router.replicas.peers import Keys
+from router.replicas.membership import Keys
 from tests.router.lease_support import LEASE_S, Server, Timers
 
 

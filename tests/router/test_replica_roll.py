@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from redis import exceptions as redis
 
 from router.config.schema import Config, TenantRules
-from router.replicas.peers import (
+from router.replicas.membership import (
     MOST_PEERS,
     VERSION,
     Disagreements,
     Entry,
     Keys,
-    Roll,
+    Membership,
     differences,
     entry_text,
     name_of,
@@ -42,7 +42,7 @@ def other(number: int) -> str:
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(0.0, 1.0)), max_size=60))
 def test_a_peer_is_there_while_it_beats_and_gone_after_its_lease(steps):
     """Oracle: the time of looks since its entry was last another one."""
-    roll = Roll(ME, LEASE_S)
+    membership = Membership(ME, LEASE_S)
     registry = {ME: Entry(1, TERMS)}
     quiet_s: dict[str, float] = {}
     beats = [0] * 4
@@ -51,58 +51,58 @@ def test_a_peer_is_there_while_it_beats_and_gone_after_its_lease(steps):
         if beating:
             beats[who] += 1
             registry[name] = Entry(beats[who], TERMS)
-        roll.look(registry, elapsed_s)
+        membership.look(registry, elapsed_s)
         for known in registry.keys() - {ME}:
             if known == name and beating:
                 quiet_s[known] = 0.0
             else:
                 quiet_s[known] += elapsed_s
         here = {known for known, quiet in quiet_s.items() if quiet < LEASE_S}
-        assert roll.present("1") == here
+        assert membership.present("1") == here
 
 
 def test_what_the_dead_left_behind_is_nobody_and_is_cleared_away():
-    roll = Roll(ME, LEASE_S)
+    membership = Membership(ME, LEASE_S)
     registry = {other(1): Entry(7, TERMS)}
     for _ in range(7):  # the first one finds it
-        roll.look(registry, 0.5)
-    assert roll.lapsed == [other(1)]
+        membership.look(registry, 0.5)
+    assert membership.lapsed == [other(1)]
     for _ in range(20):
-        roll.look(registry, 0.5)
-        assert not roll.present("1")
-    roll.look({other(1): Entry(8, TERMS)}, 0.5)
-    assert (roll.present("1"), roll.returned) == ({other(1)}, 1)
+        membership.look(registry, 0.5)
+        assert not membership.present("1")
+    membership.look({other(1): Entry(8, TERMS)}, 0.5)
+    assert (membership.present("1"), membership.returned) == ({other(1)}, 1)
 
 
 def test_who_said_goodbye_does_not_come_back_by_an_older_look():
-    roll = Roll(ME, LEASE_S)
+    membership = Membership(ME, LEASE_S)
     registry = {other(1): Entry(7, TERMS)}
-    roll.look(registry, 0.5)
-    roll.left(other(1))
-    roll.look(registry, 0.5)
-    assert not roll.present("1")
-    assert roll.lapsed == []
+    membership.look(registry, 0.5)
+    membership.left(other(1))
+    membership.look(registry, 0.5)
+    assert not membership.present("1")
+    assert membership.lapsed == []
 
 
 def test_messages_are_beats_too():
-    roll = Roll(ME, LEASE_S)
+    membership = Membership(ME, LEASE_S)
     for _ in range(20):
-        roll.look({other(1): Entry(7, TERMS)}, 1.0)
-        roll.heard(other(1))
-    assert roll.present("1") == {other(1)}
+        membership.look({other(1): Entry(7, TERMS)}, 1.0)
+        membership.heard(other(1))
+    assert membership.present("1") == {other(1)}
 
 
 def test_who_speaks_another_version_is_known_and_not_present():
-    roll = Roll(ME, LEASE_S)
-    roll.look({other(1): Entry(7, {VERSION: "2"}), other(2): Entry(7, {})}, 0.5)
-    assert len(roll.peers) == 2
-    assert not roll.present("1")
+    membership = Membership(ME, LEASE_S)
+    membership.look({other(1): Entry(7, {VERSION: "2"}), other(2): Entry(7, {})}, 0.5)
+    assert len(membership.peers) == 2
+    assert not membership.present("1")
 
 
 def test_there_is_a_bound(caplog):
-    roll = Roll(ME, LEASE_S)
-    roll.look({other(n): Entry(1, TERMS) for n in range(MOST_PEERS + 3)}, 0.5)
-    assert (len(roll.peers), roll.crowded_out) == (MOST_PEERS, 3)
+    membership = Membership(ME, LEASE_S)
+    membership.look({other(n): Entry(1, TERMS) for n in range(MOST_PEERS + 3)}, 0.5)
+    assert (len(membership.peers), membership.crowded_out) == (MOST_PEERS, 3)
     assert caplog.text.count("is ignored") == 2
 
 
@@ -136,7 +136,7 @@ def test_identities():
     assert read_identity(new_identity("").encode()) is not None
     for text in (b"", b"a", b"@0123456789abcdef", b"a@0123", b"a@0123456789ABCDEF", b"\xff" * 20):
         assert read_identity(text) is None
-    assert Keys("f").said("a@0") == "warmroute:{f}:said:a@0"
+    assert Keys("f").stream("a@0") == "warmroute:{f}:stream:a@0"
 
 
 def test_what_must_agree(tmp_path: Path):

@@ -102,7 +102,7 @@ class ReplicasMachine(RuleBasedStateMachine):
         for name, view in views.items():
             assert view == total, (name, view, total, own)
         for replica in replicas:
-            assert all(row.in_step for row in replica.sharing.rows(self.all.now_s))
+            assert all(row.in_sync for row in replica.sharing.rows(self.all.now_s))
 
     def teardown(self) -> None:
         if not hasattr(self, "all"):

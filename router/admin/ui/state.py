@@ -18,32 +18,31 @@ from router.admin.views import decision_shown, policy_shown
 from router.core.core import RouterCore
 from router.fleet.manager import FleetManager
 from router.metrics.registry import RouterMetrics
-from router.replicas.membership import Membership
+from router.replicas.replica import Replica
 from router.request.decisions import DecisionLog
 from router.request.desk import LocalDesk
 from router.request.switchboard import Switchboard
 from router.server.client_port import readiness
 
 
-def replicas_shown(membership: Membership) -> list[dict[str, Any]]:
+def replicas_shown(replica: Replica) -> list[dict[str, Any]]:
     """This router first, then those that are there, by name; none where it shares nothing.
 
     `silent_s`: since its latest message, null for this one; `differs_in`: keys of the
     configuration that must agree and do not.
     """
-    link, sharing = membership.link, membership.sharing
+    link, sharing = replica.link, replica.sharing
     if link is None or sharing is None:
         return []
-    place = link.place
     own = "link up" if link.up else f"link down for {link.stale_s:.0f} s"
     rows = [_row(f"{sharing.identity} (this router)", own, None, None, ())]
-    heard = {row.name: row for row in sharing.rows(place.clock())}
-    for name in sorted({*heard, *place.roll.peers}):
-        differs = tuple(place.disagreements.now.get(name, ()))
+    heard = {row.name: row for row in sharing.rows(link.clock())}
+    for name in sorted({*heard, *link.membership.peers}):
+        differs = tuple(link.disagreements.now.get(name, ()))
         if (row := heard.get(name)) is None:
             rows.append(_row(name, "not heard yet", None, None, differs))
             continue
-        known = "all known" if row.in_step else "not all known"
+        known = "all known" if row.in_sync else "not all known"
         state = known if link.up else f"stale, {known} then"
         rows.append(_row(name, state, row.requests, max(row.silent_s, 0.0), differs))
     return rows

@@ -1,0 +1,97 @@
+"""This router as one of several: its exchange, its link, and what must agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from policies.facts import Fact
+from router.config.schema import Config
+from router.core.core import RouterCore
+from router.core.snapshot import FrozenCache
+from router.keys.quota import SharedUse
+from router.replicas.membership import new_identity, terms_of
+from router.replicas.messages import VERSION
+from router.replicas.redis_url import parse_redis_url
+
+if TYPE_CHECKING:
+    from router.replicas.kv_events import Borrowing, Claim
+    from router.replicas.link import Link
+    from router.replicas.sharing import Sharing
+
+
+class Replica:
+    """This router as one of several. Lifetime: process.
+
+    `agree`, `start` and `aclose` once each, in this order. Without `config.state` all of it
+    does nothing.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        core: RouterCore,
+        tell: Callable[[Fact], None],
+        uses: SharedUse | None,
+    ) -> None:
+        """`tell` hands the core a fact; `uses`: of API keys, where there are any."""
+        self.sharing: Sharing | None = None
+        self.link: Link | None = None
+        self.borrowing: Borrowing | None = None
+        self._reading: asyncio.Task[None] | None = None
+        if config.state is not None:
+            # Imported here: with Redis' client, a tenth of the start that one router does without.
+            from router.replicas.kv_events import Borrowing
+            from router.replicas.link import Link
+            from router.replicas.sharing import Sharing
+
+            identity = new_identity(config.replicas.name)
+            self.sharing = Sharing(identity, core, tell, uses, _dump)
+            self.link = Link(config, identity, self.sharing, terms_of(config, VERSION))
+            clock = self.link.leases.clock
+            self.sharing.kv.stand(self.link.leases, config.replicas.lease_s)
+            self.borrowing = Borrowing(self.sharing.kv, core.workers, tell, clock)
+
+    @property
+    def claim(self) -> Callable[[int, str], Claim] | None:
+        """For a worker's events, at an address, that one router alone can have."""
+        return None if self.sharing is None else self.sharing.kv.claim
+
+    @property
+    def borrow(self) -> Callable[[int, Callable[[], int]], Awaitable[bool]] | None:
+        """For events that an engine cannot tell again (`kv_borrowing.Borrowing.borrow`)."""
+        return None if self.borrowing is None else self.borrowing.borrow
+
+    async def agree(self) -> None:
+        """Raises ReplicaRefusedError where a router runs that differs in what must be alike."""
+        if self.link is not None:
+            await self.link.agree()
+
+    def start(self) -> None:
+        """Be there, as soon as Redis is."""
+        if self.link is not None:
+            self.link.start()
+
+    def renew(self, config: Config) -> None:
+        """The configuration was read anew. Peers look at what differs from now on."""
+        if self.link is not None:
+            self._reading = asyncio.create_task(self._renew(self.link, config))
+
+    async def aclose(self) -> None:
+        """Say goodbye, within a second."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self.link is not None:
+            await self.link.aclose()
+
+    async def _renew(self, link: Link, config: Config) -> None:
+        assert config.state is not None  # a reload cannot take it away
+        terms = await asyncio.to_thread(terms_of, config, VERSION)
+        link.renew(terms, parse_redis_url(config.state))
+
+
+def _dump(frozen: FrozenCache, done: Callable[[bytes], None]) -> None:
+    """In a thread: it takes a while."""
+    made = asyncio.get_running_loop().run_in_executor(None, frozen.encoded)
+    made.add_done_callback(lambda made: None if made.cancelled() else done(made.result()))
