@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, inf, isfinite
 from operator import attrgetter
@@ -21,9 +21,7 @@ from engine.block_pool import BlockPool
 from engine.scheduler.blocks import RequestBlocks
 from engine.scheduler.request import FinishReason, Reason, Request, State
 from engine.scheduler.types import (
-    Chunk,
     Output,
-    Refusal,
     Refused,
     SchedulerSettings,
     Step,
@@ -109,230 +107,10 @@ class Deadlines:
 MAX_STEPS_IN_FLIGHT = 16
 
 
-class Flight:
-    """The steps in flight, oldest first; they end in that order. Lifetime: worker.
-
-    `steps`: how many there may be. `runs_ahead`: a request decodes again while the token that it
-    got from a step in flight is not known here; else it waits for that token, and those that
-    decode are spread over the steps. Raises ValueError for a number of steps out of range.
-    """
-
-    def __init__(self, blocks: RequestBlocks, steps: int = 1, *, runs_ahead: bool = False) -> None:
-        if not 1 <= steps <= MAX_STEPS_IN_FLIGHT:
-            raise ValueError(f"steps in flight must be 1..{MAX_STEPS_IN_FLIGHT}, got {steps}")
-        self.steps = steps
-        self._runs_ahead = runs_ahead
-        self._blocks = blocks
-        self._flying: deque[tuple[Step, float]] = deque()  # each with when it was scheduled
-        self._leaving: list[Request] = []  # ended, and still in a step in flight
-        self._landed_s = -inf
-
-    def __len__(self) -> int:
-        return len(self._flying)
-
-    @property
-    def is_full(self) -> bool:
-        """No further step may start before the oldest has ended."""
-        return len(self._flying) >= self.steps
-
-    def most_decodes(self, running: list[Request]) -> int:
-        """How many of `running` may decode in one step, so that every step has its share."""
-        if self._runs_ahead or self.steps == 1:
-            return len(running)
-        decoding = sum(one.scheduled_tokens >= one.prefill_target for one in running)
-        return -(-decoding // self.steps)
-
-    def may_decode(self, request: Request) -> bool:
-        """May `request`, past its prefill, compute one token more beside the steps in flight?"""
-        after = request.scheduled_tokens + 1  # its tokens, those in flight included
-        if after == request.total_tokens:
-            return True
-        # One that is to have its longest output from the steps in flight is known to end.
-        return self._runs_ahead and after < request.token_limit
-
-    def launch(self, step: Step, now_s: float) -> None:
-        """`step` starts: its requests are so much further, when it has ended."""
-        number = step.number
-        for request in step.decodes:
-            request.scheduled_tokens += 1
-            request.last_step = number
-        for request, start, tokens in step.chunks:
-            request.scheduled_tokens = start + tokens
-            request.last_step = number
-        self._flying.append((step, now_s))
-
-    def land(self, step: Step, now_s: float) -> float:
-        """The oldest step has ended; how long it took, in seconds, after the one before it.
-
-        Blocks that only ended requests wrote in it are free now. ValueError for another step.
-        """
-        if not self._flying or self._flying[0][0] is not step:
-            raise ValueError(f"step {step.number} is not the oldest one in flight")
-        _, begun_s = self._flying.popleft()
-        begun_s, self._landed_s = max(begun_s, self._landed_s), now_s
-        if self._leaving:
-            for request in self._leaving:
-                if request.last_step <= step.number:
-                    self._blocks.leave(request)
-            self._leaving = [one for one in self._leaving if one.last_step > step.number]
-        return now_s - begun_s
-
-    def leave(self, request: Request) -> None:
-        """`request` runs no longer: its blocks are free when no step in flight writes them.
-
-        Where one step flies at a time that is at once: nobody gets blocks before it has ended.
-        """
-        if self.steps > 1 and self._flying and request.last_step >= self._flying[0][0].number:
-            self._leaving.append(request)
-        else:
-            self._blocks.leave(request)
-
-
 # What holds up one request and not those behind it; for anything else nobody overtakes, or
 # large requests would starve.
 PASSED_BY = frozenset({Reason.PREFIX_IN_FLIGHT, Reason.TENANT_SHARE})
 WAITS_FOR_ROOM = frozenset({Reason.KV_BLOCKS, Reason.RESERVE_POLICY})
-
-
-class Admission:
-    """The rules by which requests leave the queue; lifetime: worker."""
-
-    def __init__(self, settings: SchedulerSettings, pool: BlockPool, blocks: RequestBlocks) -> None:
-        self._settings = settings
-        self._block_size = pool.block_size
-        self._blocks = blocks
-        self.not_scheduled_total = dict.fromkeys(Reason, 0)  # request-steps spent waiting
-        self.filling_until_s: float | None = None  # an idle engine waits for more to start with
-        # Without eviction nobody grows beyond what was reserved, so nothing need be spared.
-        watermark = 0.0 if settings.reserves_outputs else settings.watermark
-        self._watermark_blocks = ceil(watermark * pool.blocks)
-        self._share_blocks = max(1, int(settings.tenant_share * pool.blocks))
-
-    def admit(
-        self,
-        waiting: Sequence[Request],
-        running: Sequence[Request],
-        step: Step,
-        budget: int,
-        now_s: float,
-        start: Callable[[Request, int, float], None],
-    ) -> list[Request]:
-        """Start requests of `waiting`, in order; those that stay, with their reasons.
-
-        `start(request, hit, now_s)` makes it one of `running`; `budget` tokens are left in `step`.
-        """
-        kept: list[Request] = []
-        over: set[str] = set()  # tenants one of whose requests waits for their share
-        for place, request in enumerate(waiting):
-            hit = self._blocks.hit(request)
-            reason = Reason.TENANT_SHARE if request.tenant in over else None
-            if reason is None:
-                reason = self.obstacle(request, hit, step, len(running), budget, now_s)
-            if reason is None:
-                start(request, hit, now_s)
-                budget -= step.add_chunk(request, budget)
-                continue
-            kept.append(request)
-            self._note_wait((request,), reason, now_s)
-            if reason is Reason.TENANT_SHARE:
-                over.add(request.tenant)
-            if reason not in PASSED_BY:
-                behind = waiting[place + 1 :]
-                shared = Reason.PRIORITY if reason in WAITS_FOR_ROOM else reason
-                self._note_wait(behind, shared, now_s)
-                kept += behind
-                break
-        return kept
-
-    def _note_wait(self, requests: Sequence[Request], reason: Reason, now_s: float) -> None:
-        self.not_scheduled_total[reason] += len(requests)
-        for request in requests:
-            request.note(reason, now_s)
-
-    def obstacle(
-        self, request: Request, hit: int, step: Step, running: int, budget: int, now_s: float
-    ) -> Reason | None:
-        """Why `request`, with `hit` blocks cached, cannot start beside `running` others with
-        `budget` tokens left in `step`; None if it can."""
-        settings = self._settings
-        if running >= settings.max_batch_size:
-            return Reason.MAX_BATCH_SIZE
-        uncached_tokens = request.total_tokens - hit * self._block_size
-        if budget < min(settings.min_chunk_tokens, uncached_tokens):
-            return Reason.TOKEN_BUDGET
-        if self._waits_for_prefix(request, hit, uncached_tokens, now_s):
-            return Reason.PREFIX_IN_FLIGHT
-        if self._exceeds_share(request, hit):
-            return Reason.TENANT_SHARE
-        # An empty engine takes whatever fits: the watermark protects decodes, and there are none.
-        spare_blocks = self._watermark_blocks if running else 0
-        if step.preempted or not self._blocks.fits(request, hit, spare_blocks):
-            return Reason.KV_BLOCKS
-        if not self._blocks.fits_whole(request, hit):
-            return Reason.RESERVE_POLICY
-        return None
-
-    def is_filling(self, waiting: Sequence[Request], running: int, now_s: float) -> bool:
-        """Does an idle engine wait for more requests to start with, as Triton does it with
-        `max_queue_delay_microseconds`? Not once the oldest waited so long, nor when they fill a
-        step as they are."""
-        until_s = None if running else self._full_at_s(waiting)
-        self.filling_until_s = until_s if until_s is not None and now_s < until_s else None
-        if self.filling_until_s is None:
-            return False
-        for request in waiting:
-            request.note(Reason.QUEUE_DELAY, now_s)
-        return True
-
-    def _full_at_s(self, waiting: Sequence[Request]) -> float | None:
-        settings = self._settings
-        delay_s = settings.max_queue_delay_microseconds / 1e6
-        if not delay_s or not waiting or len(waiting) >= settings.max_batch_size:
-            return None
-        if any(request.preemptions for request in waiting):
-            return None
-        if sum(request.total_tokens for request in waiting) >= settings.max_num_tokens:
-            return None
-        return min(request.arrival_s for request in waiting) + delay_s
-
-    def _waits_for_prefix(
-        self, request: Request, hit: int, uncached_tokens: int, now_s: float
-    ) -> bool:
-        """Is most of what `request` lacks being computed by a running request?
-
-        Then it waits: the other stands before it in every step, so computing the same blocks
-        beside it ends no earlier and makes both their steps longer (measured in
-        tests/engine/test_scheduler_prefix_wait.py). Not for a short prefix, where one more step
-        costs more than the tokens saved, and not once it has waited for `ageing_s`.
-        """
-        least_tokens = self._settings.prefix_wait_tokens
-        if not least_tokens or now_s - request.arrival_s >= self._settings.ageing_s:
-            return False
-        shared_tokens = self._blocks.in_flight_tokens(request, hit)
-        return shared_tokens >= least_tokens and 2 * shared_tokens >= uncached_tokens
-
-    def _exceeds_share(self, request: Request, hit: int) -> bool:
-        """Has its tenant so many blocks that these would be too many? One request always may."""
-        if self._settings.tenant_share >= 1.0:
-            return False
-        held = self._blocks.held_by(request.tenant)
-        return held > 0 and held + self._blocks.fresh(request, hit) > self._share_blocks
-
-
-__all__ = [
-    "Chunk",
-    "FinishReason",
-    "Output",
-    "Reason",
-    "Refusal",
-    "Refused",
-    "Request",
-    "Scheduler",
-    "SchedulerSettings",
-    "State",
-    "Step",
-]
-
 NOBODY: Mapping[int, FinishReason] = MappingProxyType({})
 _queue_key = attrgetter("queue_key")
 
@@ -342,7 +120,10 @@ class Scheduler:
 
     Use: `add`, then `schedule` and `complete` in turn; `cancel` at any time. Every request
     that was added gets exactly one `Output` with `finished` set, unless it is cancelled.
-    `steps_in_flight`, `runs_ahead`: see `Flight`; steps complete in the order of their start.
+    `steps_in_flight` steps may be scheduled and not yet complete; they complete in the order of
+    their start. With `runs_ahead` a request decodes again while the token that it got from a step
+    in flight is not known here; else it waits for that token, and those that decode are spread
+    over the steps. Raises ValueError for a number of steps out of range.
     """
 
     def __init__(
@@ -353,6 +134,10 @@ class Scheduler:
         steps_in_flight: int = 1,
         runs_ahead: bool = False,
     ) -> None:
+        if not 1 <= steps_in_flight <= MAX_STEPS_IN_FLIGHT:
+            raise ValueError(
+                f"steps in flight must be 1..{MAX_STEPS_IN_FLIGHT}, got {steps_in_flight}"
+            )
         self.settings = settings
         self.pool = pool
         self.requests: dict[int, Request] = {}  # unfinished, by id
@@ -366,12 +151,20 @@ class Scheduler:
         self._blocks = RequestBlocks(settings, pool)
         self.pins = self._blocks.pins
         self.max_sequence_tokens = min(settings.max_model_tokens, self.pins.spared_tokens)
-        self._admission = Admission(settings, pool, self._blocks)
+        self.not_scheduled_total = dict.fromkeys(Reason, 0)  # request-steps spent waiting
+        self._filling_until_s: float | None = None  # an idle engine waits for more to start with
+        # Without eviction nobody grows beyond what was reserved, so nothing need be spared.
+        watermark = 0.0 if settings.reserves_outputs else settings.watermark
+        self._watermark_blocks = ceil(watermark * pool.blocks)
+        self._share_blocks = max(1, int(settings.tenant_share * pool.blocks))
         self._deadlines = Deadlines()
         self._pace = Pace.of(settings)
-        self._flight = Flight(self._blocks, steps_in_flight, runs_ahead=runs_ahead)
+        self._steps_in_flight = steps_in_flight
+        self._runs_ahead = runs_ahead
+        self._in_flight: deque[tuple[Step, float]] = deque()  # oldest first, with its start
+        self._leaving: list[Request] = []  # ended, and still in a step in flight
+        self._completed_s = -inf  # when the latest step completed
         self._serial = 0
-        self.not_scheduled_total = self._admission.not_scheduled_total
 
     @property
     def running(self) -> int:
@@ -391,12 +184,12 @@ class Scheduler:
     @property
     def has_room(self) -> bool:
         """Another step may start beside those in flight."""
-        return not self._flight.is_full
+        return len(self._in_flight) < self._steps_in_flight
 
     @property
     def wake_s(self) -> float | None:
         """When to call `expire` and `schedule` again if nothing happens before; None: no need."""
-        known = (self._admission.filling_until_s, self._deadlines.next_s())
+        known = (self._filling_until_s, self._deadlines.next_s())
         return min((when_s for when_s in known if when_s is not None), default=None)
 
     def add(self, request: Request, now_s: float) -> None:
@@ -443,12 +236,11 @@ class Scheduler:
 
         Raises RuntimeError while as many steps as may be are not completed.
         """
-        flight = self._flight
-        if flight.is_full:
-            raise RuntimeError(f"{len(flight)} steps are in flight: one must be completed first")
+        in_flight = len(self._in_flight)
+        if in_flight >= self._steps_in_flight:
+            raise RuntimeError(f"{in_flight} steps are in flight: one must be completed first")
         self.pins.advance(now_s)
-        is_filling = self._admission.is_filling(self._waiting, len(self._running), now_s)
-        if is_filling or not self.requests:
+        if self._is_filling(now_s) or not self.requests:
             return None
         step = Step(self.steps_total)
         if not self._schedule_decodes(step):
@@ -459,14 +251,13 @@ class Scheduler:
         for request in self._running:
             if budget and request.scheduled_tokens < request.prefill_target:
                 budget -= step.add_chunk(request, budget)
-        totals = dict(self.not_scheduled_total) if flight else {}
-        queues = self._waiting, self._running
-        self._waiting = self._admission.admit(*queues, step, budget, now_s, self._start)
-        if flight and not step.decodes and not step.chunks:
+        totals = dict(self.not_scheduled_total) if in_flight else {}
+        self._admit(step, budget, now_s)
+        if in_flight and not step.decodes and not step.chunks:
             self.not_scheduled_total.update(totals)  # there is no step that they wait for
             return None
         self.steps_total += 1
-        flight.launch(step, now_s)
+        self._launch(step, now_s)
         return step
 
     def complete(
@@ -482,7 +273,7 @@ class Scheduler:
         Blocks filled by the step become visible. Requests cancelled meanwhile are passed over.
         Raises ValueError for another step than the oldest, KeyError for a missing token.
         """
-        step_s = self._flight.land(step, now_s)
+        step_s = self._land(step, now_s)
         if self._pace is not None and step.decodes:
             self._pace.observe(step.prefill_tokens, step_s)
         outputs: list[Output] = []
@@ -501,23 +292,176 @@ class Scheduler:
                     outputs.append(self._take_token(request, tokens, now_s, ended))
         return outputs
 
+    def _admit(self, step: Step, budget: int, now_s: float) -> None:
+        """Start waiting requests, in order, with `budget` tokens left in `step`; the others stay,
+        each with its reason."""
+        waiting, kept = self._waiting, list[Request]()
+        over: set[str] = set()  # tenants one of whose requests waits for their share
+        for position, request in enumerate(waiting):
+            hit = self._blocks.hit(request)
+            reason = Reason.TENANT_SHARE if request.tenant in over else None
+            if reason is None:
+                reason = self._obstacle(request, hit, step, budget, now_s)
+            if reason is None:
+                self._start(request, hit, now_s)
+                budget -= step.add_chunk(request, budget)
+                continue
+            kept.append(request)
+            self._note_wait((request,), reason, now_s)
+            if reason is Reason.TENANT_SHARE:
+                over.add(request.tenant)
+            if reason not in PASSED_BY:
+                behind = waiting[position + 1 :]
+                shared = Reason.PRIORITY if reason in WAITS_FOR_ROOM else reason
+                self._note_wait(behind, shared, now_s)
+                kept += behind
+                break
+        self._waiting = kept
+
+    def _note_wait(self, requests: Sequence[Request], reason: Reason, now_s: float) -> None:
+        self.not_scheduled_total[reason] += len(requests)
+        for request in requests:
+            request.note(reason, now_s)
+
+    def _obstacle(
+        self, request: Request, hit: int, step: Step, budget: int, now_s: float
+    ) -> Reason | None:
+        """Why `request`, with `hit` blocks cached, cannot start now with `budget` tokens left in
+        `step`; None if it can."""
+        settings, running = self.settings, len(self._running)
+        if running >= settings.max_batch_size:
+            return Reason.MAX_BATCH_SIZE
+        uncached_tokens = request.total_tokens - hit * self.pool.block_size
+        if budget < min(settings.min_chunk_tokens, uncached_tokens):
+            return Reason.TOKEN_BUDGET
+        if self._waits_for_prefix(request, hit, uncached_tokens, now_s):
+            return Reason.PREFIX_IN_FLIGHT
+        if self._exceeds_share(request, hit):
+            return Reason.TENANT_SHARE
+        # An empty engine takes whatever fits: the watermark protects decodes, and there are none.
+        spare_blocks = self._watermark_blocks if running else 0
+        if step.preempted or not self._blocks.fits(request, hit, spare_blocks):
+            return Reason.KV_BLOCKS
+        if not self._blocks.fits_whole(request, hit):
+            return Reason.RESERVE_POLICY
+        return None
+
+    def _is_filling(self, now_s: float) -> bool:
+        """Does an idle engine wait for more requests to start with, as Triton does it with
+        `max_queue_delay_microseconds`? Not once the oldest waited so long, nor when they fill a
+        step as they are."""
+        until_s = None if self._running else self._full_at_s()
+        self._filling_until_s = until_s if until_s is not None and now_s < until_s else None
+        if self._filling_until_s is None:
+            return False
+        for request in self._waiting:
+            request.note(Reason.QUEUE_DELAY, now_s)
+        return True
+
+    def _full_at_s(self) -> float | None:
+        settings, waiting = self.settings, self._waiting
+        delay_s = settings.max_queue_delay_microseconds / 1e6
+        if not delay_s or not waiting or len(waiting) >= settings.max_batch_size:
+            return None
+        if any(request.preemptions for request in waiting):
+            return None
+        if sum(request.total_tokens for request in waiting) >= settings.max_num_tokens:
+            return None
+        return min(request.arrival_s for request in waiting) + delay_s
+
+    def _waits_for_prefix(
+        self, request: Request, hit: int, uncached_tokens: int, now_s: float
+    ) -> bool:
+        """Is most of what `request` lacks being computed by a running request?
+
+        Then it waits: the other stands before it in every step, so computing the same blocks
+        beside it ends no earlier and makes both their steps longer (measured in
+        tests/engine/test_scheduler_prefix_wait.py). Not for a short prefix, where one more step
+        costs more than the tokens saved, and not once it has waited for `ageing_s`.
+        """
+        least_tokens = self.settings.prefix_wait_tokens
+        if not least_tokens or now_s - request.arrival_s >= self.settings.ageing_s:
+            return False
+        shared_tokens = self._blocks.in_flight_tokens(request, hit)
+        return shared_tokens >= least_tokens and 2 * shared_tokens >= uncached_tokens
+
+    def _exceeds_share(self, request: Request, hit: int) -> bool:
+        """Has its tenant so many blocks that these would be too many? One request always may."""
+        if self.settings.tenant_share >= 1.0:
+            return False
+        held = self._blocks.held_by(request.tenant)
+        return held > 0 and held + self._blocks.fresh(request, hit) > self._share_blocks
+
+    def _most_decodes(self) -> int:
+        """How many running requests may decode in one step, so that every step has its share."""
+        if self._runs_ahead or self._steps_in_flight == 1:
+            return len(self._running)
+        decoding = sum(one.scheduled_tokens >= one.prefill_target for one in self._running)
+        return -(-decoding // self._steps_in_flight)
+
+    def _may_decode(self, request: Request) -> bool:
+        """May `request`, past its prefill, compute one token more beside the steps in flight?"""
+        after = request.scheduled_tokens + 1  # its tokens, those in flight included
+        if after == request.total_tokens:
+            return True
+        # One that is to have its longest output from the steps in flight is known to end.
+        return self._runs_ahead and after < request.token_limit
+
+    def _launch(self, step: Step, now_s: float) -> None:
+        """`step` starts: its requests are so much further, when it has ended."""
+        number = step.number
+        for request in step.decodes:
+            request.scheduled_tokens += 1
+            request.last_step = number
+        for request, start, tokens in step.chunks:
+            request.scheduled_tokens = start + tokens
+            request.last_step = number
+        self._in_flight.append((step, now_s))
+
+    def _land(self, step: Step, now_s: float) -> float:
+        """The oldest step has ended; how long it took, in seconds, after the one before it.
+
+        Blocks that only ended requests wrote in it are free now. ValueError for another step.
+        """
+        if not self._in_flight or self._in_flight[0][0] is not step:
+            raise ValueError(f"step {step.number} is not the oldest one in flight")
+        _, begun_s = self._in_flight.popleft()
+        begun_s, self._completed_s = max(begun_s, self._completed_s), now_s
+        if self._leaving:
+            for request in self._leaving:
+                if request.last_step <= step.number:
+                    self._blocks.leave(request)
+            self._leaving = [one for one in self._leaving if one.last_step > step.number]
+        return now_s - begun_s
+
+    def _leave(self, request: Request) -> None:
+        """`request` runs no longer: its blocks are free when no step in flight writes them.
+
+        With one step in flight that is at once: nobody gets blocks before it has ended.
+        """
+        oldest = self._in_flight[0][0].number if self._in_flight else None
+        if self._steps_in_flight > 1 and oldest is not None and request.last_step >= oldest:
+            self._leaving.append(request)
+        else:
+            self._blocks.leave(request)
+
     def _schedule_decodes(self, step: Step) -> bool:
         """Every running request past its prefill gets one token, or makes room for others.
 
         False: there is no room before steps in flight end; nobody is put back who is in one.
         """
-        context_tokens, block_size, flight = 0, self.pool.block_size, self._flight
-        left = flight.most_decodes(self._running)
+        context_tokens, block_size, in_flight = 0, self.pool.block_size, bool(self._in_flight)
+        most = self._most_decodes()
         # The list may shrink from its end while it is walked: victims are the last in order,
         # so a request that already has its place in the step is never taken.
         for request in self._running:
             computed = request.scheduled_tokens
             if computed < request.prefill_target:
                 continue
-            if len(step.decodes) == left or (flight and not flight.may_decode(request)):
+            if len(step.decodes) == most or (in_flight and not self._may_decode(request)):
                 continue
             if computed == len(request.block_ids) * block_size and not self._blocks.grow(request):
-                if flight:
+                if in_flight:
                     return False
                 if not self._make_room(request, step):
                     continue
@@ -581,7 +525,7 @@ class Scheduler:
         queue = self._waiting
         if request.state is State.RUNNING:
             queue = self._running
-            self._flight.leave(request)
+            self._leave(request)
         del queue[bisect_left(queue, request.queue_key, key=_queue_key)]
         del self.requests[request.request_id]
         request.state = State.FINISHED

@@ -47,7 +47,7 @@ class FlyingDriver(Driver):
             self.steps.append(step)
             self.flown.append(self._launched(step))
             self.most_in_flight = max(self.most_in_flight, len(self.flown))
-            if not self.scheduler._flight.is_full:
+            if self.scheduler.has_room:
                 return []
         if not self.flown:
             self.now_s = max(self.now_s, self.scheduler.wake_s or 0.0)

@@ -101,7 +101,7 @@ class Clients:
         ):
             self._submit(self._come)
             self._come += 1
-        if self._come == len(arrivals) and not scheduler.requests and not scheduler._flight:
+        if self._come == len(arrivals) and not scheduler.requests and not scheduler._in_flight:
             self.all_gone.set()
 
     def _submit(self, number: int) -> None:

@@ -36,7 +36,7 @@ class AheadMachine(SchedulerMachine):
         return FlyingDriver(in_flight(blocks=BLOCKS, **self.flight, **self.limits))
 
     def leaving(self) -> list[Request]:
-        return self.scheduler._flight._leaving
+        return self.scheduler._leaving
 
 
 class AheadPolicyMachine(AheadMachine, PolicyMachine):
