@@ -20,7 +20,7 @@ from itertools import combinations
 
 import msgspec
 
-from engine.capacity import CapacityError, Measured, share_out
+from engine.capacity import Measured, share_out
 
 MAX_PORT = 65_535
 
@@ -161,13 +161,17 @@ log = logging.getLogger(__name__)
 
 
 def supervise(
-    arguments: Sequence[str], places: Sequence[Addresses], memory_bytes: int | None, grace_s: float
+    arguments: Sequence[str],
+    addresses: Sequence[Addresses],
+    memory_bytes: int | None,
+    grace_s: float,
 ) -> int:
     """Run until SIGTERM or SIGINT; the exit code: 0, or that of an instance that cannot start.
 
-    `arguments` are those of one `serve`; `memory_bytes` is for all, None: what there is.
+    `arguments` are those of one `serve`; `memory_bytes` is for all, None: what there is. Raises
+    CapacityError where a share is too small for one request, OSError where no process starts.
     """
-    return asyncio.run(Supervisor(arguments, places, memory_bytes, grace_s).run())
+    return asyncio.run(Supervisor(arguments, addresses, memory_bytes, grace_s).run())
 
 
 class Supervisor:
@@ -176,12 +180,12 @@ class Supervisor:
     def __init__(
         self,
         arguments: Sequence[str],
-        places: Sequence[Addresses],
+        addresses: Sequence[Addresses],
         memory_bytes: int | None,
         grace_s: float,
     ) -> None:
         self._arguments = list(arguments)
-        self._places = list(places)
+        self._addresses = list(addresses)
         self._memory_bytes = memory_bytes
         self._within_s = grace_s + END_S
         self._running: set[Instance] = set()
@@ -192,29 +196,24 @@ class Supervisor:
         """Until told to stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop)
+            loop.add_signal_handler(number, self._on_signal)
         stopping = asyncio.create_task(self._stop.wait())
         try:
             said = await self._measured(stopping)
             if isinstance(said, int):
                 return said
-            try:
-                shares = share_out(said, len(self._places), self._memory_bytes)
-            except CapacityError as error:
-                return _failed(str(error))
+            shares = share_out(said, len(self._addresses), self._memory_bytes)
             print(shares.report(), file=sys.stderr)
             if shares.capacity.warning:
                 print(f"warning: in each, {shares.capacity.warning}", file=sys.stderr)
             self._arguments += ["--memory-bytes", str(shares.each_bytes)]
             keepers = [
-                asyncio.create_task(self._keep(number)) for number in range(len(self._places))
+                asyncio.create_task(self._keep(number)) for number in range(len(self._addresses))
             ]
             await asyncio.wait([stopping, *keepers], return_when=asyncio.FIRST_COMPLETED)
             await self._end_all(keepers)
             for keeper in keepers:
                 keeper.result()
-        except OSError as error:
-            return _failed(f"cannot start an instance: {error}")
         finally:
             stopping.cancel()
         return self._failed
@@ -226,33 +225,33 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
         )
-        telling = asyncio.create_task(process.communicate())
-        await asyncio.wait([stopping, telling], return_when=asyncio.FIRST_COMPLETED)
-        if not telling.done():
+        measuring = asyncio.create_task(process.communicate())
+        await asyncio.wait([stopping, measuring], return_when=asyncio.FIRST_COMPLETED)
+        if not measuring.done():
             process.kill()
-            await telling
+            await measuring
             return 0
-        said, _ = telling.result()
+        said, _ = measuring.result()
         if process.returncode:
             return 1 if process.returncode < 0 else process.returncode
         return msgspec.json.decode(said, type=Measured)
 
     async def _keep(self, number: int) -> None:
-        """An instance at this place, always; returns where one cannot start at all."""
+        """An instance at its addresses, always; returns where one cannot start at all."""
         back_off = BackOff(asyncio.get_running_loop().time)
         served = False
         while not self._stop.is_set():
             instance = Instance()
-            await instance.start([*self._arguments, *self._places[number].flags()])
+            await instance.start([*self._arguments, *self._addresses[number].flags()])
             self._running.add(instance)
             if self._stop.is_set():
                 instance.signal(signal.SIGTERM)
             line = await instance.ready_line()
             if line is not None:
                 served = True
-                self._places[number] = self._places[number].settled(line)
-                place = f"instance={number + 1}/{len(self._places)}"
-                print(f"{line} {place} pid={instance.pid}", flush=True)
+                self._addresses[number] = self._addresses[number].settled(line)
+                position = f"instance={number + 1}/{len(self._addresses)}"
+                print(f"{line} {position} pid={instance.pid}", flush=True)
             status = await instance.wait()
             self._running.discard(instance)
             if self._stop.is_set():
@@ -268,7 +267,7 @@ class Supervisor:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait_s)
 
-    def _told_to_stop(self) -> None:
+    def _on_signal(self) -> None:
         if self._stop.is_set():  # a second signal: instances end their grace
             self._signal_all(signal.SIGTERM)
         self._stop.set()
@@ -289,7 +288,7 @@ class Supervisor:
 
 
 class BackOff:
-    """How long to wait before who ended is started anew. Lifetime: place."""
+    """How long to wait before who ended is started again. Lifetime: addresses."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -303,8 +302,3 @@ class BackOff:
         wait_s, self._wait_s = self._wait_s, min(max(2 * self._wait_s, BACK_OFF_S), BACK_OFF_MAX_S)
         self._since_s = self._clock() + wait_s
         return wait_s
-
-
-def _failed(message: str) -> int:
-    print(f"warmroute-engine: {message}", file=sys.stderr)
-    return 1

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from engine.block_pool import BlockPool, Removed, Stored
 from engine.scheduler.request import Request, State, Tokens
-from engine.scheduler.scheduler import Scheduler, SchedulerSettings
-from engine.scheduler.types import Refused, Step
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.types import Refused, SchedulerSettings, Step
 from engine.step_time import StepTime
 from kvkernels.virtual_stats import WorkerStats
 

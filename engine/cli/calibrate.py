@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-NEEDS_TORCH = "computing needs torch and safetensors: pip install 'warmroute[engine]'"
+from engine.cli.options import computing
+
 DESCRIPTION = """\
 Time attention that shares prefixes, and attention that does not, for the heads of the model in a
 folder, and write what plans cost on this device: for `warmroute-engine serve DIR --kernel-costs
@@ -23,14 +24,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     flags = parser.parse_args(arguments)
-    try:
+    with computing():
         _calibrate(flags.model, flags.device, flags.tensor_parallel_size, flags.out)
-    except ImportError as error:
-        if error.name not in ("torch", "safetensors"):
-            raise
-        return _failed(NEEDS_TORCH)
-    except (ValueError, OSError, RuntimeError) as error:
-        return _failed(str(error))
     return 0
 
 
@@ -53,7 +48,7 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
     counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start
     wide: torch.dtype = getattr(torch, dtype)
     shape = AttentionShape(*counts, config.head_dim, wide.itemsize)
-    made = calibrate(shape, DecodeTimer(shape, wide, device), tell=_tell)
+    made = calibrate(shape, DecodeTimer(shape, wide, device), tell=_print_progress)
     write_costs(out, made, device)
     for one in made.measured:
         mix, gain = one.mix, one.plain_ns / one.shared_ns
@@ -64,10 +59,5 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
     print(f"costs: {made.costs._asdict()}; written to {out}")
 
 
-def _tell(done: int, all_: int) -> None:
+def _print_progress(done: int, all_: int) -> None:
     print(f"timing {done} of {all_}", file=sys.stderr, flush=True)
-
-
-def _failed(message: str) -> int:
-    print(f"warmroute-engine: {message}", file=sys.stderr)
-    return 1

@@ -1,30 +1,30 @@
-"""`warmroute-engine`: start a worker from the command line."""
+"""`warmroute-engine`: commands, and the timed worker."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import errno
-import logging
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-import uvloop
-import zmq
-
-from engine.cli.options import add_addresses, add_turns, announce_of, turns
+from engine.cli.options import (
+    BriefParser,
+    CommandFailed,
+    add_common,
+    announce_of,
+    print_ready,
+    run_worker,
+    scheduler_settings,
+    start_logging,
+    worker_settings,
+)
 from engine.profiles import PROFILES, profile
 from engine.scheduler.types import SchedulerSettings
-from engine.server import WorkerSettings, serve
+from engine.server import WorkerSettings
 from engine.server.metrics import StepLogError
 from engine.server.settings import DEFAULT_VOCAB
 from engine.server.worker import Worker
 from engine.wire.tokens import Tokenizer, WordTokenizer
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 DESCRIPTION = """\
 Start a worker that behaves like a vLLM engine without a GPU: real HTTP, real scheduler, real
@@ -50,73 +50,49 @@ profiles:
 """
 
 
-class BriefParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, which a page of usage would hide. Lifetime: process."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; its exit code: 0 stopped by a signal, 1 could not start, 2 bad flags."""
     given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["make-tiny"]:
-        from engine.cli import make_tiny as tiny_cli
+    try:
+        return _run(given)
+    except CommandFailed as failure:
+        print(f"warmroute-engine: {failure}", file=sys.stderr)
+        return failure.code
 
-        return tiny_cli.main(given[1:])
-    if given[:1] == ["calibrate-kernels"]:
-        from engine.cli.calibrate import main as calibrate
 
-        return calibrate(given[1:])
-    if given[:1] == ["serve"]:
-        # Needs this module's helpers, and most workers do without it.
-        from engine.cli.serve import main as serve_model
+def _run(given: Sequence[str]) -> int:
+    # Each command imports what it needs: most workers do without a model.
+    command, rest = given[:1], given[1:]
+    if command == ["make-tiny"]:
+        from engine.cli.make_tiny import main as run
+    elif command == ["calibrate-kernels"]:
+        from engine.cli.calibrate import main as run
+    elif command == ["serve"]:
+        from engine.cli.serve import main as run
+    else:
+        run, rest = serve_timed, given
+    return run(rest)
 
-        return serve_model(given[1:])
-    parser = _parser()
-    flags = parser.parse_args(given)
-    logging.basicConfig(
-        level=flags.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+
+def serve_timed(arguments: Sequence[str]) -> int:
+    """A worker that waits as long as its profile says; the exit code."""
+    flags = parser().parse_args(arguments)
+    start_logging(flags)
     try:
         settings, announce = _settings(flags), announce_of(flags)
         tokenizer = _tokenizer(settings)
     except ValueError as error:
-        parser.error(str(error))
+        parser().error(str(error))
     except OSError as error:
-        return _failed(f"cannot read the tokenizer: {error}")
+        raise CommandFailed(f"cannot read the tokenizer: {error}") from error
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(settings, tokenizer, _announce, announce=announce))
+        run_worker(settings, tokenizer, _print_capacity, announce=announce)
     except StepLogError as error:
-        return _failed(str(error))
-    except (OSError, zmq.ZMQError) as error:
-        return _failed(f"cannot listen on {settings.host}: {why_not(error, settings)}")
+        raise CommandFailed(str(error)) from error
     return 0
 
 
-def _failed(message: str) -> int:
-    print(f"warmroute-engine: {message}", file=sys.stderr)
-    return 1
-
-
-def why_not(error: OSError | zmq.ZMQError, settings: WorkerSettings) -> str:
-    # ZMQ says "No such device" of a name that is none.
-    if isinstance(error, socket.gaierror) or error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
-        return "the host's name cannot be resolved, or it is no address of this machine to bind"
-    return f"{error} ({_ports(settings)})"
-
-
-def _ports(settings: WorkerSettings) -> str:
-    return (
-        f"--port {settings.port}, --events-port {settings.events_port}, "
-        f"--replay-port {settings.replay_port}"
-    )
-
-
-def _announce(url: str, worker: Worker) -> None:
+def _print_capacity(url: str, worker: Worker) -> None:
     """The capacity for people on stderr, the ready line for programs on stdout."""
     settings = worker.settings
     name = settings.profile_name or ""
@@ -128,43 +104,19 @@ def _announce(url: str, worker: Worker) -> None:
         f"at most {worker.max_model_tokens:,} tokens a request",
         file=sys.stderr,
     )
-    announce_ready(url, worker)
-
-
-def announce_ready(url: str, worker: Worker) -> None:
-    """The line that programs wait for."""
-    settings, publisher = worker.settings, worker.publisher
-    print(
-        f"ready {url} model={worker.model} events={publisher.endpoint} "
-        f"replay={publisher.replay_endpoint} kv_tokens={settings.blocks * settings.block_size}",
-        flush=True,
-    )
+    print_ready(url, worker)
 
 
 def _settings(flags: argparse.Namespace) -> WorkerSettings:
-    scheduler = SchedulerSettings(
-        max_num_tokens=flags.max_num_tokens,
-        max_batch_size=flags.max_batch_size,
-        max_model_tokens=flags.max_model_len,
-        max_queue=flags.max_queue,
-        **turns(flags),
-    )
-    return WorkerSettings(
+    return worker_settings(
+        flags,
+        scheduler_settings(flags, max_model_tokens=flags.max_model_len),
         profile_name=flags.timed,
         speed=flags.speed,
         kv_tokens=flags.kv_tokens,
-        block_size=flags.block_size,
         model_name=flags.model_name,
-        host=flags.host,
-        port=flags.port,
-        events_port=flags.events_port,
-        replay_port=flags.replay_port,
         tokenizer=flags.tokenizer,
-        max_body_bytes=flags.max_body_bytes,
-        grace_s=flags.grace_s,
-        tenant_header=flags.tenant_header,
         step_log=flags.step_log,
-        scheduler=scheduler,
     )
 
 
@@ -177,14 +129,15 @@ def _tokenizer(settings: WorkerSettings) -> Tokenizer:
     return HfTokenizer(settings.tokenizer)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The flags of a timed worker."""
     parser = BriefParser(
         prog="warmroute-engine",
         description=DESCRIPTION,
         epilog=EPILOG + _profile_table(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    limits, worker = SchedulerSettings(), WorkerSettings(profile_name=next(iter(PROFILES)))
+    worker = WorkerSettings(profile_name=next(iter(PROFILES)))
     add = parser.add_argument_group("what it imitates").add_argument
     add(
         "--timed",
@@ -199,22 +152,13 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--tokenizer", type=Path, metavar="DIR", help=f"tokenizer.json (words, {DEFAULT_VOCAB} ids)"
     )
-    add_addresses(parser.add_argument_group("where it listens (0: the system picks)").add_argument)
-    add = parser.add_argument_group("limits").add_argument
-    add("--max-num-tokens", type=int, default=limits.max_num_tokens, help="a step (8192)")
-    add("--max-batch-size", type=int, default=limits.max_batch_size, help="running (256)")
-    add("--max-model-len", type=int, default=limits.max_model_tokens, help="tokens (131072)")
-    add("--max-queue", type=int, default=limits.max_queue, help="requests waiting (4096)")
-    add_turns(add)
-    add("--max-body-bytes", type=int, default=worker.max_body_bytes, help="of a request (16 MiB)")
-    add("--grace-s", type=float, default=worker.grace_s, help="for running requests at exit (5)")
+    longest = SchedulerSettings().max_model_tokens
+    add("--max-model-len", type=int, default=longest, help="prompt and output (131072)")
+    add_common(parser)
     parser.add_argument(
         "--step-log", type=Path, metavar="FILE",
         help="write each step as a CSV line, for `warmroute-sim calibrate FILE`",
     )  # fmt: skip
-    parser.add_argument(
-        "--log-level", choices=LOG_LEVELS, default="warning", help="on stderr (warning)"
-    )
     return parser
 
 
@@ -225,7 +169,3 @@ def _profile_table() -> str:
         for row in PROFILES.values()
     )
     return "\n".join(rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

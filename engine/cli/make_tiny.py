@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.cli.options import CommandFailed
 from engine.model.tiny import ARCHS, DTYPES, TinySettings, make_tiny
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write it; the exit code: 0, 1 where it could not be written, 2 for bad flags."""
+    """Write it; the exit code. Raises CommandFailed where it could not be written."""
     parser = argparse.ArgumentParser(
         prog="warmroute-engine make-tiny",
         description="Write a small random checkpoint (weights, tokenizer, chat template).",
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(f"{name} must be {least}..{1 << 20}, is {value}")
     directory: Path = flags.directory
     if (directory / "config.json").exists():
-        return _failed(f"{directory} has a model already; name another folder")
+        raise CommandFailed(f"{directory} has a model already; name another folder")
     settings = TinySettings(
         arch=flags.arch,
         seed=flags.seed,
@@ -45,11 +46,6 @@ def main(arguments: Sequence[str]) -> int:
     try:
         make_tiny(directory, settings)
     except OSError as error:
-        return _failed(f"cannot write {directory}: {error.strerror or error}")
+        raise CommandFailed(f"cannot write {directory}: {error.strerror or error}") from error
     print(f"a {flags.arch} of {flags.layers} layers is in {directory}", file=sys.stderr)
     return 0
-
-
-def _failed(message: str) -> int:
-    print(f"warmroute-engine make-tiny: {message}", file=sys.stderr)
-    return 1

@@ -1,27 +1,76 @@
-"""Options that computing and timed workers share; addresses and scheduling."""
+"""What the commands of `warmroute-engine` share: flags, settings made of them, failures."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import errno
+import logging
 import os
-from collections.abc import Callable
-from typing import Any, get_args
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, get_args
 
-from engine.scheduler.types import BatchPolicy
+import uvloop
+import zmq
+
+from engine.capacity import CapacityError
+from engine.scheduler.types import BatchPolicy, SchedulerSettings
+from engine.server import WorkerSettings, serve
 from engine.server.announcer import Announce, parse_announce
-from engine.server.settings import WorkerSettings
+from engine.server.settings import Served
+from engine.server.worker import Worker
+from engine.wire.tokens import Tokenizer
 
 ANNOUNCE = "WARMROUTE_ANNOUNCE"  # a password is better kept off the command line
+LOG_LEVELS = ("debug", "info", "warning", "error")
+NEEDS_TORCH = "computing needs torch and safetensors: pip install 'warmroute[engine]'"
 
-_NAMES = (
-    *("batch_scheduler_policy", "max_queue_delay_microseconds", "length_ageing_s"),
-    *("tpot_target_ms", "tenant_share", "pinned_share"),
+_SCHEDULER_FLAGS = (
+    *("max_num_tokens", "max_batch_size", "max_queue", "batch_scheduler_policy"),
+    *("max_queue_delay_microseconds", "length_ageing_s", "tpot_target_ms"),
+    *("tenant_share", "pinned_share"),
+)
+_WORKER_FLAGS = (
+    *("block_size", "host", "port", "events_port", "replay_port"),
+    *("max_body_bytes", "grace_s", "tenant_header"),
 )
 
 
-def add_addresses(add: Callable[..., object]) -> None:
-    """Declare with `add` where a worker listens."""
-    worker = WorkerSettings(profile_name=None, kv_tokens=16)
+class CommandFailed(Exception):  # noqa: N818 - how a command ends
+    """A line for stderr, and the program's exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class BriefParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, which a page of usage would hide. Lifetime: process."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Turns what reading a model, a device or a file raises into CommandFailed."""
+    try:
+        yield
+    except ImportError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        raise CommandFailed(NEEDS_TORCH) from error
+    except (ValueError, OSError, RuntimeError, CapacityError) as error:
+        raise CommandFailed(str(error)) from error
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The flags of addresses, scheduling, limits and logging."""
+    limits, worker = SchedulerSettings(), WorkerSettings(profile_name=None, kv_tokens=16)
+    add = parser.add_argument_group("where it listens (0: the system picks)").add_argument
     add("--host", default=worker.host, help="address to bind (127.0.0.1)")
     add("--port", type=int, default=worker.port, metavar="P", help="HTTP (8000)")
     add("--events-port", type=int, default=0, metavar="E", help="KV events, ZMQ PUB (0)")
@@ -30,15 +79,10 @@ def add_addresses(add: Callable[..., object]) -> None:
         "--announce", default=os.environ.get(ANNOUNCE), metavar="REDIS[,url=URL]",
         help=f"tell routers of us in Redis; or {ANNOUNCE} (no)",
     )  # fmt: skip
-
-
-def announce_of(flags: argparse.Namespace) -> Announce | None:
-    """Where to announce. Raises ValueError."""
-    return parse_announce(flags.announce, flags.host) if flags.announce else None
-
-
-def add_turns(add: Callable[..., object]) -> None:
-    """Declare them with `add`, the `add_argument` of a group."""
+    add = parser.add_argument_group("limits").add_argument
+    add("--max-num-tokens", type=int, default=limits.max_num_tokens, help="a step (8192)")
+    add("--max-batch-size", type=int, default=limits.max_batch_size, help="running (256)")
+    add("--max-queue", type=int, default=limits.max_queue, help="requests waiting (4096)")
     add("--batch-scheduler-policy", choices=get_args(BatchPolicy), default="max_utilization")
     add("--max-queue-delay-microseconds", type=int, default=0, help="to fill a first batch (0)")
     add("--length-ageing-s", type=float, default=0.0, help="wait worth 1000 tokens of prompt (0)")
@@ -46,11 +90,75 @@ def add_turns(add: Callable[..., object]) -> None:
     add("--tenant-share", type=float, default=1.0, metavar="X", help="of the blocks, 0..1 (1)")
     add("--pinned-share", type=float, default=0.0, metavar="X", help="may be pinned, 0..0.9 (0)")
     add(
-        "--tenant-header", default="x-tenant", metavar="H",
+        "--tenant-header", default=worker.tenant_header, metavar="H",
         help="names a request's tenant (x-tenant)",
     )  # fmt: skip
+    add("--max-body-bytes", type=int, default=worker.max_body_bytes, help="of a request (16 MiB)")
+    add("--grace-s", type=float, default=worker.grace_s, help="for running requests at exit (5)")
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, default="warning", help="on stderr (warning)"
+    )
 
 
-def turns(flags: argparse.Namespace) -> dict[str, Any]:
-    """What the flags say, as fields of `SchedulerSettings`."""
-    return {name: getattr(flags, name) for name in _NAMES}
+def start_logging(flags: argparse.Namespace) -> None:
+    """Log to stderr from `--log-level` on."""
+    logging.basicConfig(
+        level=flags.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+def announce_of(flags: argparse.Namespace) -> Announce | None:
+    """Where to announce. Raises ValueError."""
+    return parse_announce(flags.announce, flags.host) if flags.announce else None
+
+
+def scheduler_settings(flags: argparse.Namespace, **others: Any) -> SchedulerSettings:
+    """What the flags and `others` say. Raises ValueError."""
+    given: dict[str, Any] = {name: getattr(flags, name) for name in _SCHEDULER_FLAGS}
+    return SchedulerSettings(**given, **others)
+
+
+def worker_settings(
+    flags: argparse.Namespace, scheduler: SchedulerSettings, **others: Any
+) -> WorkerSettings:
+    """What the flags and `others` say. Raises ValueError."""
+    given: dict[str, Any] = {name: getattr(flags, name) for name in _WORKER_FLAGS}
+    return WorkerSettings(**given, **others, scheduler=scheduler)
+
+
+def run_worker(
+    settings: WorkerSettings,
+    tokenizer: Tokenizer,
+    on_ready: Callable[[str, Worker], None],
+    served: Served | None = None,
+    announce: Announce | None = None,
+) -> None:
+    """Serve until a signal. Raises CommandFailed where it cannot listen."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, tokenizer, on_ready, served, announce))
+    except (OSError, zmq.ZMQError) as error:
+        why = f"{error} ({_ports(settings)})"
+        # ZMQ says "No such device" of a name that is none.
+        if isinstance(error, socket.gaierror) or error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
+            why = "the host's name cannot be resolved, or it is no address of this machine to bind"
+        raise CommandFailed(f"cannot listen on {settings.host}: {why}") from error
+
+
+def _ports(settings: WorkerSettings) -> str:
+    return (
+        f"--port {settings.port}, --events-port {settings.events_port}, "
+        f"--replay-port {settings.replay_port}"
+    )
+
+
+def print_ready(url: str, worker: Worker) -> None:
+    """The line that programs wait for."""
+    settings, publisher = worker.settings, worker.publisher
+    print(
+        f"ready {url} model={worker.model} events={publisher.endpoint} "
+        f"replay={publisher.replay_endpoint} kv_tokens={settings.blocks * settings.block_size}",
+        flush=True,
+    )

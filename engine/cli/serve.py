@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import uvloop
-import zmq
 
 from engine.capacity import MAX_INSTANCES, Capacity, CapacityError, Limits, Measured
-from engine.cli.main import LOG_LEVELS, BriefParser, announce_ready, why_not
-from engine.cli.options import add_addresses, add_turns, announce_of, turns
+from engine.cli.options import (
+    BriefParser,
+    CommandFailed,
+    add_common,
+    announce_of,
+    computing,
+    print_ready,
+    run_worker,
+    scheduler_settings,
+    start_logging,
+    worker_settings,
+)
 from engine.instances import Addresses, addresses_of, end_with, supervise
 from engine.model.config import KV_DTYPES, WEIGHTS, Quantization
 from engine.model.kernel_choice import BACKENDS
 from engine.scheduler.types import SchedulerSettings
-from engine.server import WorkerSettings, serve
+from engine.server import WorkerSettings
 from engine.server.announcer import Announce
 from engine.server.settings import Served
 
@@ -32,67 +38,6 @@ if TYPE_CHECKING:
     from engine.runner.needs import Needs
 
 
-def add_shared(add: Callable[..., object]) -> None:
-    """Declare them with `add`, the `add_argument` of a group."""
-    add("--instances", type=int, default=1, metavar="N", help="on ports from those given on (1)")
-    add("--measure", action="store_true", help="say in JSON what the model takes, and end")
-    add("--lifeline", type=int, help=argparse.SUPPRESS)  # a descriptor; what is started ends by it
-
-
-def check_shared(flags: argparse.Namespace) -> None:
-    """Raises ValueError for flags that cannot go together."""
-    if flags.instances > 1 and flags.tensor_parallel_size * flags.pipeline_parallel_size > 1:
-        raise ValueError(
-            "--instances shares one device and --tensor-parallel-size or --pipeline-parallel-size "
-            "takes several: give one of them"
-        )
-    if flags.instances > 1:
-        _places(flags)
-        if ",url=" in (flags.announce or ""):
-            raise ValueError(
-                "--instances announces each at its own port; leave out url of --announce"
-            )
-
-
-def serve_several(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Run a supervisor and its instances; its exit code."""
-    each = [*arguments, "--instances", "1"]
-    if flags.device == "cpu" and flags.threads is None:
-        # One thread a core in each of them would have them wait for each other.
-        each += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // flags.instances))]
-    return supervise(each, _places(flags), flags.memory_bytes, flags.grace_s)
-
-
-def measure(flags: argparse.Namespace, limits: Limits) -> int:
-    """Print what one instance needs and what memory there is. Raises what loading raises."""
-    # With torch, so not before it is known to be there.
-    from engine.model.config import read_config
-    from engine.runner.load import StepSettings
-    from engine.runner.needs import needs_of
-
-    needs = needs_of(
-        read_config(flags.model),
-        flags.model,
-        limits,
-        flags.device,
-        flags.dtype,
-        Quantization(flags.quantize, flags.kv_dtype),
-        flags.tensor_parallel_size,
-        flags.pipeline_parallel_size,
-        flags.attention_backend,
-        flags.int8_backend,
-        StepSettings(flags.overlap, flags.cuda_graphs).has_graphs,
-    )
-    measured = Measured(needs.memory_bytes, needs.footprint, needs.limits, flags.device)
-    print(msgspec.json.encode(measured).decode())
-    return 0
-
-
-def _places(flags: argparse.Namespace) -> list[Addresses]:
-    return addresses_of(flags.instances, flags.port, flags.events_port, flags.replay_port)
-
-
-NEEDS_TORCH = "computing needs torch and safetensors: pip install 'warmroute[engine]'"
 FAILED_WHILE_RUNNING = 3
 MAX_RANKS = 64
 WITHIN = (
@@ -120,37 +65,85 @@ def main(arguments: Sequence[str]) -> int:
     """Run the program; its exit code."""
     parser = _parser()
     flags = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=flags.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    start_logging(flags)
     try:
-        limits, scheduler = _limits(flags), _scheduler(flags)
+        limits, scheduler = _limits(flags), scheduler_settings(flags)
         settings, announce = _settings(flags, scheduler), announce_of(flags)
-        check_shared(flags)
+        _check_instances(flags)
         for name, most in WITHIN:
             if (size := getattr(flags, name)) is not None and not 1 <= size <= most:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1..{most}, got {size}")
     except ValueError as error:
         parser.error(str(error))
     if flags.instances > 1:
-        return serve_several(flags, arguments)
+        return _serve_several(flags, arguments)
     if flags.lifeline is not None:
         end_with(flags.lifeline)
-    try:
+    with computing():
         if flags.measure:
-            return measure(flags, limits)
+            return _measure(flags, limits)
         loaded = _load(flags, limits, scheduler)
-    except ImportError as error:
-        if error.name not in ("torch", "safetensors"):
-            raise
-        return _failed(NEEDS_TORCH)
-    except (ValueError, OSError, RuntimeError, CapacityError) as error:
-        return _failed(str(error))
     settings = replace(settings, kv_tokens=loaded.capacity.tokens, scheduler=loaded.scheduler)
-    loaded = replace(loaded, tell=_tell)
+    loaded = replace(loaded, tell=_print_progress)
     return _serve(settings, loaded, announce)
+
+
+def _check_instances(flags: argparse.Namespace) -> None:
+    """Raises ValueError for flags that cannot go together."""
+    if flags.instances > 1 and flags.tensor_parallel_size * flags.pipeline_parallel_size > 1:
+        raise ValueError(
+            "--instances shares one device and --tensor-parallel-size or --pipeline-parallel-size "
+            "takes several: give one of them"
+        )
+    if flags.instances > 1:
+        _addresses(flags)
+        if ",url=" in (flags.announce or ""):
+            raise ValueError(
+                "--instances announces each at its own port; leave out url of --announce"
+            )
+
+
+def _serve_several(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run a supervisor and its instances; the exit code."""
+    each = [*arguments, "--instances", "1"]
+    if flags.device == "cpu" and flags.threads is None:
+        # One thread a core in each of them would have them wait for each other.
+        each += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // flags.instances))]
+    try:
+        return supervise(each, _addresses(flags), flags.memory_bytes, flags.grace_s)
+    except CapacityError as error:
+        raise CommandFailed(str(error)) from error
+    except OSError as error:
+        raise CommandFailed(f"cannot start an instance: {error}") from error
+
+
+def _measure(flags: argparse.Namespace, limits: Limits) -> int:
+    """Print what one instance needs and what memory there is. Raises what loading raises."""
+    # With torch, so not before it is known to be there.
+    from engine.model.config import read_config
+    from engine.runner.load import StepSettings
+    from engine.runner.needs import needs_of
+
+    needs = needs_of(
+        read_config(flags.model),
+        flags.model,
+        limits,
+        flags.device,
+        flags.dtype,
+        Quantization(flags.quantize, flags.kv_dtype),
+        flags.tensor_parallel_size,
+        flags.pipeline_parallel_size,
+        flags.attention_backend,
+        flags.int8_backend,
+        StepSettings(flags.overlap, flags.cuda_graphs).has_graphs,
+    )
+    measured = Measured(needs.memory_bytes, needs.footprint, needs.limits, flags.device)
+    print(msgspec.json.encode(measured).decode())
+    return 0
+
+
+def _addresses(flags: argparse.Namespace) -> list[Addresses]:
+    return addresses_of(flags.instances, flags.port, flags.events_port, flags.replay_port)
 
 
 def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSettings) -> Loaded:
@@ -164,7 +157,7 @@ def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSetting
         flags.device,
         flags.dtype,
         flags.threads,
-        _announce if flags.lifeline is None else lambda capacity, needs: None,
+        _print_capacity if flags.lifeline is None else lambda capacity, needs: None,
         Quantization(flags.quantize, flags.kv_dtype),
         flags.tensor_parallel_size,
         flags.pipeline_parallel_size,
@@ -176,32 +169,22 @@ def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSetting
 
 
 def _serve(settings: WorkerSettings, loaded: Loaded, announce: Announce | None) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until a signal; the exit code."""
     from engine.runner.runner import EngineFailed
 
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            serving = serve(settings, loaded.tokenizer, announce_ready, served(loaded), announce)
-            runner.run(serving)
+        run_worker(settings, loaded.tokenizer, print_ready, served(loaded), announce)
     except ExceptionGroup as failures:
         failed = failures.subgroup(EngineFailed)
         if failed is None:
             raise
-        _failed(str(failed.exceptions[0]))
-        return FAILED_WHILE_RUNNING
-    except (OSError, zmq.ZMQError) as error:
-        return _failed(f"cannot listen on {settings.host}: {why_not(error, settings)}")
+        raise CommandFailed(str(failed.exceptions[0]), FAILED_WHILE_RUNNING) from failures
     finally:
         loaded.model.close()
     return 0
 
 
-def _failed(message: str) -> int:
-    print(f"warmroute-engine: {message}", file=sys.stderr)
-    return 1
-
-
-def _announce(capacity: Capacity, needs: Needs) -> None:
+def _print_capacity(capacity: Capacity, needs: Needs) -> None:
     """What fits, for people; standard output is for programs."""
     print(f"{capacity.report()}\nattention: {needs.attention}", file=sys.stderr)
     if needs.int8:
@@ -210,7 +193,7 @@ def _announce(capacity: Capacity, needs: Needs) -> None:
         print(f"warning: {capacity.warning}", file=sys.stderr)
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     """How far it has come, for people."""
     print(line, file=sys.stderr, flush=True)
 
@@ -221,12 +204,12 @@ def served(loaded: Loaded) -> Served:
     choices = {"attention": loaded.attention, "int8": loaded.int8}
     backends = {part: (one.backend, one.why) for part, one in choices.items() if one}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    told = {name: getattr(sampling, name) for name in names}
+    given = {name: getattr(sampling, name) for name in names}
     return Served(
         make_runner=loaded.runner,
         computes=True,
         end_of_text=frozenset(loaded.config.eos_ids),
-        defaults={name: value for name, value in told.items() if value is not None},
+        defaults={name: value for name, value in given.items() if value is not None},
         backends=backends,
     )
 
@@ -246,30 +229,14 @@ def _limits(flags: argparse.Namespace) -> Limits:
     )
 
 
-def _scheduler(flags: argparse.Namespace) -> SchedulerSettings:
-    return SchedulerSettings(
-        max_num_tokens=flags.max_num_tokens,
-        max_batch_size=flags.max_batch_size,
-        max_queue=flags.max_queue,
-        **turns(flags),
-    )
-
-
 def _settings(flags: argparse.Namespace, scheduler: SchedulerSettings) -> WorkerSettings:
     """All but what only the loaded model knows: how many tokens fit."""
-    return WorkerSettings(
+    return worker_settings(
+        flags,
+        scheduler,
         profile_name=None,
         kv_tokens=flags.block_size,
-        block_size=flags.block_size,
         model_name=flags.model_name or flags.model.resolve().name,
-        host=flags.host,
-        port=flags.port,
-        events_port=flags.events_port,
-        replay_port=flags.replay_port,
-        max_body_bytes=flags.max_body_bytes,
-        grace_s=flags.grace_s,
-        tenant_header=flags.tenant_header,
-        scheduler=scheduler,
     )
 
 
@@ -280,7 +247,6 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    scheduler, worker = SchedulerSettings(), WorkerSettings(profile_name=None, kv_tokens=16)
     limits = Limits()
     parser.add_argument("model", type=Path, metavar="DIR", help="config.json, weights, tokenizer")
     add = parser.add_argument_group("the model").add_argument
@@ -306,9 +272,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--int8-backend", choices=BACKENDS, default="auto", help="the same, of INT8 weights")
     add("--model-name", metavar="M", help="as clients name it (the folder's name)")
     add("--max-model-len", type=int, metavar="T", help="prompt and output (what the model takes)")
-    add_shared(parser.add_argument_group("several on one device").add_argument)
+    add = parser.add_argument_group("several on one device").add_argument
+    add("--instances", type=int, default=1, metavar="N", help="on ports from those given on (1)")
+    add("--measure", action="store_true", help="say in JSON what the model takes, and end")
+    add("--lifeline", type=int, help=argparse.SUPPRESS)  # a descriptor; what is started ends by it
     add = parser.add_argument_group("the KV cache").add_argument
-    add("--block-size", type=int, default=worker.block_size, metavar="B", help="tokens (16)")
+    add("--block-size", type=int, default=limits.block_size, metavar="B", help="tokens (16)")
     add("--kv-dtype", choices=KV_DTYPES, default="auto", help="auto: as the model computes")
     add(
         "--kv-cache-free-gpu-mem-fraction", type=float, metavar="X",
@@ -321,13 +290,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--memory-bytes", type=int, metavar="B", help="to use of the device (what is available)")
     add("--expected-input-tokens", type=int, default=1024, metavar="T", help="to report by (1024)")
     add("--expected-output-tokens", type=int, default=256, metavar="T", help="the same (256)")
-    add_addresses(parser.add_argument_group("where it listens (0: the system picks)").add_argument)
-    add = parser.add_argument_group("limits").add_argument
-    add("--max-num-tokens", type=int, default=scheduler.max_num_tokens, help="a step (8192)")
-    add("--max-batch-size", type=int, default=scheduler.max_batch_size, help="running (256)")
-    add("--max-queue", type=int, default=scheduler.max_queue, help="requests waiting (4096)")
-    add_turns(add)
-    add("--max-body-bytes", type=int, default=worker.max_body_bytes, help="of a request (16 MiB)")
-    add("--grace-s", type=float, default=worker.grace_s, help="for running requests at exit (5)")
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="on stderr")
+    add_common(parser)
     return parser

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import engine.cli.main
-import router.cli.main
+import router.cli
 from router.config.load import load_config
 from router.config.schema import Config
 
@@ -17,13 +17,13 @@ ROUTER_PATHS = {"/health", "/ready"}
 
 def router_config(arguments: Sequence[str], environ: Mapping[str, str]) -> Config:
     """What `warmroute` makes of its arguments. Exits, or raises ConfigError, where it cannot."""
-    args = router.cli.main._parser().parse_args(arguments)
+    args = router.cli._parser().parse_args(arguments)
     assert args.command == "serve"
     return load_config(args, environ).config
 
 
 def engine_ports(arguments: Sequence[str]) -> dict[str, int]:
     """Ports of an engine with these arguments: HTTP, its events, their replay."""
-    flags = engine.cli.main._parser().parse_args(arguments)
+    flags = engine.cli.main.parser().parse_args(arguments)
     assert flags.host == "0.0.0.0", "nobody else reaches it"
     return {"http": flags.port, "events": flags.events_port, "replay": flags.replay_port}

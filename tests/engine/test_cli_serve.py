@@ -80,7 +80,7 @@ def test_a_folder_without_a_model_or_with_half_of_one(
 
 FAILING = """
 import sys
-from engine import cli
+from engine.cli import main as cli
 from engine.runner.load import Computing
 
 def fail(self, batch):
