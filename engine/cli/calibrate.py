@@ -33,9 +33,8 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
     """Raises what reading the model, the device and writing raise."""
     import torch
 
-    from engine.model.attention_choice import choose
     from engine.model.config import PLAIN, Shard, read_config
-    from engine.model.kernel_choice import KVKERNELS
+    from engine.model.kernel_choice import KVKERNELS, choose_attention
     from engine.runner.kernel_costs import DecodeTimer, write_costs
     from kvkernels.ops.calibration import PAGE, calibrate
     from kvkernels.ops.shared_costs import AttentionShape
@@ -43,7 +42,7 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
     config, shard = read_config(folder), Shard(0, tp_size)
     config.check_shard(shard)
     dtype = "float32" if device == "cpu" else config.dtype
-    choose(KVKERNELS, config, shard, device, dtype, PLAIN, PAGE)  # says what is missing
+    choose_attention(KVKERNELS, config, shard, device, dtype, PLAIN, PAGE)  # says what is missing
     heads, kv_heads = shard.part(config.heads), shard.kv_heads(config.kv_heads)
     counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start
     wide: torch.dtype = getattr(torch, dtype)

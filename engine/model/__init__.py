@@ -6,7 +6,7 @@ tiny checkpoints.
 Gives: `engine.model.config.read_config`, `engine.model.checkpoint.Checkpoint`,
 `engine.model.batch.FlatBatch`, `engine.model.kv_cache.KvCache`,
 `engine.model.transformer.Transformer`, `engine.model.tiny.make_tiny`. This face imports nothing;
-`attention_choice`, `config`, `errors`, `shard` and `tiny` do without torch.
+`config`, `kernel_choice` and `tiny` do without torch.
 Never imports: the scheduler, the server, the router, asyncio.
 Start reading at: `transformer.py`.
 """

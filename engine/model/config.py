@@ -7,11 +7,12 @@ and `dtype`, older folders have `rope_theta`, `rope_scaling` and `torch_dtype`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ class ModelError(ValueError):
         self.path = path
 
 
+T = TypeVar("T")
 AGAIN = "fetch the model again, or point to another folder"
 
 
@@ -61,71 +63,60 @@ class Fields:
         """Whether it is there and not null."""
         return self.values.get(name) is not None
 
-    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """An int in low..high; must be there where there is no default."""
+    def _value(self, name: str, default: T | None, fits: Callable[[Any], bool], what: str) -> T:
+        """The field, checked; `default` where it is absent, and must be there without one."""
         value = self.values.get(name)
         if value is None:
             if default is None:
                 raise self.refuse(name, "is missing", AGAIN)
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.refuse(name, f"must be an int in {low}..{high}, is {value!r:.80}", AGAIN)
-        return value
+        if not fits(value):
+            raise self.refuse(name, f"must be {what}, is {value!r:.80}", AGAIN)
+        checked: T = value
+        return checked
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """An int in low..high; must be there where there is no default."""
+        return self._value(
+            name, default, lambda value: _is_int(value, low, high), f"an int in {low}..{high}"
+        )
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
         """A float in low..high; must be there where there is no default."""
-        value = self.values.get(name)
-        if value is None:
-            if default is None:
-                raise self.refuse(name, "is missing", AGAIN)
-            return default
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not low <= value <= high
-        ):
-            raise self.refuse(
-                name, f"must be a number in {low:g}..{high:g}, is {value!r:.80}", AGAIN
-            )
-        return float(value)
+
+        def fits(value: Any) -> bool:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            return is_number and low <= value <= high
+
+        return float(self._value(name, default, fits, f"a number in {low:g}..{high:g}"))
 
     def flag(self, name: str, default: bool) -> bool:
         """A bool."""
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.refuse(name, f"must be true or false, is {value!r:.80}", AGAIN)
-        return value
+        return self._value(name, default, lambda value: isinstance(value, bool), "true or false")
 
     def text(self, name: str, default: str = "") -> str:
         """A string."""
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.refuse(name, f"must be a string, is {value!r:.80}", AGAIN)
-        return value
+        return self._value(name, default, lambda value: isinstance(value, str), "a string")
 
     def within(self, name: str) -> Fields:
         """The object in the field `name`; an empty one where it is absent."""
-        value = self.values.get(name)
-        if value is None:
-            value = {}
-        if not isinstance(value, dict):
-            raise self.refuse(name, f"must be an object, is {value!r:.80}", AGAIN)
+        empty: dict[str, Any] = {}
+        value = self._value(name, empty, lambda value: isinstance(value, dict), "an object")
         return Fields(self.path, value, f"{self.prefix}{name}.")
 
     def ids(self, name: str, vocab: int) -> tuple[int, ...]:
         """Token ids, written as one int or a list of at most 256."""
         value = self.values.get(name)
         listed = value if isinstance(value, list) else [] if value is None else [value]
-        for item in listed:
-            if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < vocab:
-                raise self.refuse(name, f"must be ids in 0..{vocab - 1}, is {value!r:.80}", AGAIN)
+        if not all(_is_int(item, 0, vocab - 1) for item in listed):
+            raise self.refuse(name, f"must be ids in 0..{vocab - 1}, is {value!r:.80}", AGAIN)
         if len(listed) > 256:
             raise self.refuse(name, f"has {len(listed)} ids, at most 256 are read", AGAIN)
         return tuple(listed)
+
+
+def _is_int(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -134,7 +125,7 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 OTHER = "serve a model without it, or another engine"
 
 
-def refuse_what_is_not_built(fields: Fields, arch: str) -> None:
+def _refuse_unsupported(fields: Fields, arch: str) -> None:
     """Raise ModelError for quantized weights, experts, sliding windows, other activations."""
     if fields.has("quantization_config"):
         method = fields.within("quantization_config").text("quant_method", "unknown")
@@ -278,9 +269,7 @@ class Quantization:
 
     def weight_bytes(self, name: str, shape: tuple[int, ...], dtype_bytes: int) -> int:
         """Bytes of the tensor `name`, scales included, in a model of `dtype_bytes` an element."""
-        elements = 1
-        for size in shape:
-            elements *= size
+        elements = prod(shape)
         if not self.covers(name):
             return elements * dtype_bytes
         return elements + shape[0] * SCALE_BYTES
@@ -434,7 +423,7 @@ def read_config(directory: Path) -> ModelConfig:
     path = directory / FILE
     fields = Fields(path, read_object(path, MAX_FILE_BYTES))
     arch = _arch(fields)
-    refuse_what_is_not_built(fields, arch)
+    _refuse_unsupported(fields, arch)
     integer = fields.integer
     vocab = integer("vocab_size", 2, MAX_VOCAB)
     hidden_size = integer("hidden_size", 1, MAX_WIDTH)

@@ -13,11 +13,13 @@ from itertools import takewhile
 import torch
 from torch.nn import functional
 
-from engine.model.attention import StepAttention
+from engine.model.attention import Attention, StepAttention, TorchAttention
 from engine.model.batch import NOTHING_SAVED, FlatBatch, Plan, Saving, Sizes, Span
+from engine.model.kernel_choice import KVKERNELS
 from engine.model.kv_cache import LayerKv
 from engine.model.layers import HeadNorms
 from engine.model.rope import Rotary
+from kvkernels.ops import append as _append  # noqa: F401 - defines the operator
 from kvkernels.ops import prefill as prefill_plan
 from kvkernels.ops import shared_decode as shared_plan
 from kvkernels.ops.decode import workspace_of
@@ -157,3 +159,8 @@ def _decode_of(batch: FlatBatch) -> Decode:
         shared_decode(q, *pages, plan, scale, out, workspace, layer[2:])
 
     return run
+
+
+def attention_of(backend: str) -> Attention:
+    """The backend of that name, one of `kernel_choice`."""
+    return KernelAttention() if backend == KVKERNELS else TorchAttention()

@@ -1,4 +1,4 @@
-"""Which CUDA kernels this machine can run, and whether one multiplies INT8 weights.
+"""Which parts of a model CUDA kernels compute: attention, INT8 weights; torch computes the others.
 
 Imports no torch until a function is called, so that command lines know the names.
 """
@@ -6,7 +6,7 @@ Imports no torch until a function is called, so that command lines know the name
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.model.config import ModelConfig, ModelError, Quantization, Shard
@@ -14,6 +14,9 @@ from engine.model.config import ModelConfig, ModelError, Quantization, Shard
 TORCH, KVKERNELS = "torch", "kvkernels"  # what computes a part of a model
 BACKENDS = ("auto", TORCH, KVKERNELS)
 LEAST_CAPABILITY = (8, 0)
+ATTENTION_KERNELS = ("append", "decode", "prefill", "shared_decode")
+INT8_KERNELS = ("w8a16",)
+MOST_ROWS = 64  # of a step, that the INT8 kernel takes: all that it has
 
 log = logging.getLogger(__name__)
 
@@ -46,62 +49,138 @@ def device_lacks(device: str, kernels: Sequence[str]) -> str:
     return f"the kernels' library, which lacks {', '.join(missing)}" if missing else ""
 
 
-MOST_ROWS = 64  # of a step that the kernel takes: all that it has
-KERNELS = ("w8a16",)
-
-
 @dataclass(frozen=True, slots=True)
-class Int8Choice:
-    """A backend, and why it is not the kernel. Lifetime: worker."""
+class KernelChoice:
+    """A backend, and why it is not the kernels. Lifetime: worker."""
 
     backend: str = TORCH
     why: str = ""
 
     def __str__(self) -> str:
+        return f"{self.backend}, because of {self.why}" if self.why else self.backend
+
+
+class Int8Choice(KernelChoice):
+    """What multiplies few rows by INT8 weights: the kernel moves one byte a weight, torch, which
+    widens the weights first, five or more. Beyond MOST_ROWS torch does it. Lifetime: worker."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
         if self.backend == KVKERNELS:
             return f"{self.backend}, torch beyond {MOST_ROWS} rows"
-        return f"{self.backend}, because of {self.why}" if self.why else self.backend
+        return KernelChoice.__str__(self)
 
     def of_step(self, rows: int) -> str:
         """The backend of a step of `rows`, padding included."""
         return self.backend if rows <= MOST_ROWS else TORCH
 
 
+def choose_attention(
+    backend: str,
+    config: ModelConfig,
+    shard: Shard,
+    device: str,
+    dtype: str,
+    quantization: Quantization,
+    block_size: int,
+) -> KernelChoice:
+    """What computes attention for `backend`, one of BACKENDS.
+
+    auto: the kernels on CUDA where they have this shape, else torch. On CPUs kvkernels are the
+    operators' plain implementations. May build the kernels' library, which takes minutes. Raises
+    ModelError where kvkernels are required and missing, ValueError for another name.
+    """
+
+    def shape_lacks() -> str:
+        return _attention_lacks(config, shard, device, dtype, quantization, block_size)
+
+    _check_backend("attention_backend", backend)
+    why = _why_torch("attention", backend, config, device, ATTENTION_KERNELS, shape_lacks)
+    return KernelChoice(KVKERNELS) if why is None else KernelChoice(TORCH, why)
+
+
 def choose_int8(
-    asked: str,
+    backend: str,
     config: ModelConfig,
     shards: Sequence[Shard],
     device: str,
     dtype: str,
     quantization: Quantization,
 ) -> Int8Choice | None:
-    """What computes for `asked`, one of BACKENDS; None where no weights are INT8.
+    """What multiplies INT8 weights for `backend`, one of BACKENDS; None where there are none.
 
-    `shards`: all of the model's. As `attention_choice.choose` for attention: auto takes the kernel
-    on CUDA where it has all of the model's shapes. Raises ModelError where kvkernels were asked
-    for and cannot be had, ValueError for another name.
+    `shards`: all of the model's. The rules and errors are those of `choose_attention`.
     """
-    if asked not in BACKENDS:
-        raise ValueError(f"int8_backend must be one of {', '.join(BACKENDS)}, not {asked!r:.40}")
+    _check_backend("int8_backend", backend)
     if quantization.weights == "none":
         return None
-    if asked == TORCH or (asked == "auto" and device == "cpu"):
-        return Int8Choice()
-    why = _shape_lacks(config, shards, dtype) if device != "cpu" else ""
-    why = why or device_lacks(device, KERNELS)
+
+    def shape_lacks() -> str:
+        return _int8_lacks(config, shards, dtype)
+
+    why = _why_torch("int8", backend, config, device, INT8_KERNELS, shape_lacks)
+    return Int8Choice(KVKERNELS) if why is None else Int8Choice(TORCH, why)
+
+
+def _check_backend(setting: str, backend: str) -> None:
+    if backend not in BACKENDS:
+        known = ", ".join(BACKENDS)
+        raise ValueError(f"{setting} must be one of {known}, not {backend!r:.40}")
+
+
+def _why_torch(
+    part: str,
+    backend: str,
+    config: ModelConfig,
+    device: str,
+    kernels: Sequence[str],
+    shape_lacks: Callable[[], str],
+) -> str | None:
+    """Why torch computes `part`, empty where nobody wants the kernels; None: the kernels do."""
+    if backend == TORCH or (backend == "auto" and device == "cpu"):
+        return ""
+    why = shape_lacks() if device != "cpu" else ""
+    why = why or device_lacks(device, kernels)
     if not why:
-        return Int8Choice(KVKERNELS)
-    if asked == KVKERNELS:
+        return None
+    if backend == KVKERNELS:
         raise ModelError(
             config.path,
-            f"int8_backend {KVKERNELS} cannot be: {why}",
-            "serve it with int8_backend auto or torch",
+            f"{part}_backend {KVKERNELS} cannot be: {why}",
+            f"serve it with {part}_backend auto or torch",
         )
-    log.warning("INT8 weights: torch, because of %s", why)
-    return Int8Choice(TORCH, why)
+    log.warning("%s: torch, because of %s", "INT8 weights" if part == "int8" else part, why)
+    return why
 
 
-def _shape_lacks(config: ModelConfig, shards: Sequence[Shard], dtype: str) -> str:
+def _attention_lacks(
+    config: ModelConfig,
+    shard: Shard,
+    device: str,
+    dtype: str,
+    quantization: Quantization,
+    block_size: int,
+) -> str:
+    """What of the model the kernels do not have; empty where they have all."""
+    import torch
+
+    from engine.model.kv_cache import kv_storage
+    from kvkernels.ops import append, decode, prefill
+
+    wide: torch.dtype = getattr(torch, dtype)
+    stored = kv_storage(config, quantization.kv, device, wide)
+    heads = shard.part(config.heads)
+    kv_heads = shard.kv_heads(config.kv_heads)
+    shape = heads.stop - heads.start, kv_heads.stop - kv_heads.start, config.head_dim
+    return (
+        append.unsupported(config.head_dim, wide, stored)
+        or decode.unsupported(*shape, block_size, wide)
+        or prefill.unsupported(*shape, block_size, wide)
+    )
+
+
+def _int8_lacks(config: ModelConfig, shards: Sequence[Shard], dtype: str) -> str:
     """What of the model the kernel does not have; empty where it has all."""
     import torch
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from engine.model.kernel_choice import MOST_ROWS
+from kvkernels.ops import w8a16 as _w8a16  # noqa: F401 - defines the operator
 
 
 class HeadNorms(NamedTuple):

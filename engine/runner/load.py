@@ -11,7 +11,6 @@ import torch
 
 from engine.block_pool import BlockPool
 from engine.capacity import Capacity, Limits, fit
-from engine.model.attention_choice import AttentionChoice, attention_of
 from engine.model.batch import FlatBatch, Planner, is_cuda
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import (
@@ -24,8 +23,8 @@ from engine.model.config import (
     Shard,
     read_config,
 )
-from engine.model.kernel_attention import KernelPlanner
-from engine.model.kernel_choice import KVKERNELS, TORCH, Int8Choice
+from engine.model.kernel_attention import KernelPlanner, attention_of
+from engine.model.kernel_choice import KVKERNELS, TORCH, Int8Choice, KernelChoice
 from engine.model.kv_cache import KvCache
 from engine.model.transformer import Transformer
 from engine.runner.compute import Compute, StagedCompute
@@ -71,7 +70,7 @@ class StepSettings:
 
 
 PLAIN_STEPS = StepSettings()
-TORCH_ATTENTION = AttentionChoice()
+TORCH_ATTENTION = KernelChoice()
 
 
 class Computing:
@@ -104,7 +103,7 @@ class Loaded:
     device: str
     model: Computing | Group
     steps: StepSettings = PLAIN_STEPS
-    attention: AttentionChoice = TORCH_ATTENTION
+    attention: KernelChoice = TORCH_ATTENTION
     int8: Int8Choice | None = None  # what multiplies INT8 weights, where there are any
     planner: Planner | None = None  # of what the kernels read, where they are the attention
     tell: Callable[[str], None] = log.info
@@ -184,7 +183,7 @@ def load(
     share the layers: that many processes in all, on a GPU each where `device` is cuda.
     `memory_bytes`: what this instance may use, weights included; None: all that is available.
     `steps`: how they follow each other. `attention` and `int8`, what computes the one and products
-    with INT8 weights: of `kernel_library.BACKENDS`.
+    with INT8 weights: of `kernel_choice.BACKENDS`.
     Raises ModelError (a ValueError) or OSError for the folder, CapacityError for the memory,
     GroupLost (a RuntimeError) where another rank could not load.
     """
@@ -237,7 +236,7 @@ def _model(spec: RankSpec, config: ModelConfig) -> Computing | Group:
 
 
 def _planner(
-    chosen: AttentionChoice,
+    chosen: KernelChoice,
     config: ModelConfig,
     shard: Shard,
     capacity: Capacity,

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from engine.capacity import Footprint, Limits
-from engine.model.attention_choice import AttentionChoice, choose
 from engine.model.checkpoint import Checkpoint, expected
 from engine.model.config import (
     DTYPE_BYTES,
@@ -24,7 +23,13 @@ from engine.model.config import (
     Quantization,
     Shard,
 )
-from engine.model.kernel_choice import KVKERNELS, Int8Choice, choose_int8
+from engine.model.kernel_choice import (
+    KVKERNELS,
+    Int8Choice,
+    KernelChoice,
+    choose_attention,
+    choose_int8,
+)
 from engine.model.kv_cache import kv_storage
 from engine.model.layers import MAX_WIDENED
 from engine.runner.graphs import graph_pages
@@ -43,7 +48,7 @@ class Needs:
     footprint: Footprint
     limits: Limits  # within what the model and a shared machine can do
     dtype: str
-    attention: AttentionChoice
+    attention: KernelChoice
     int8: Int8Choice | None
 
 
@@ -71,7 +76,7 @@ def needs_of(
     with Checkpoint(directory) as checkpoint:
         taken = footprint(config, checkpoint, name, quantization, shards, device == "cpu")
     first, size = shards[0], limits.block_size  # others have as many heads
-    chosen = choose(attention, config, first, device, name, quantization, size)
+    chosen = choose_attention(attention, config, first, device, name, quantization, size)
     if chosen.backend == KVKERNELS:
         is_captured = has_graphs(device) and len(shards) == 1
         each = attention_bytes(config, first, limits, is_captured)

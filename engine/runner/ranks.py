@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import distributed
 
-from engine.model.attention_choice import attention_of
 from engine.model.batch import FlatBatch, Sizes
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import Quantization, Shard, read_config
+from engine.model.kernel_attention import attention_of
 from engine.model.kernel_choice import KVKERNELS, TORCH
 from engine.model.kv_cache import KvCache
 from engine.model.transformer import Transformer

@@ -27,6 +27,25 @@ class InvalidParam(ValueError):  # noqa: N818 - an answer, not a failure
         self.message = message
 
 
+_NUMBERS = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.0, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+_INTEGERS = (
+    ("top_k", -1, MAX_INT32),
+    ("seed", -(2**63), 2**64 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("n", 1, MAX_CHOICES),
+    ("min_tokens", 0, MAX_INT32),
+)
+_OPTIONAL = ("seed", "logprobs")
+_ABOVE_LEAST = ("top_p", "repetition_penalty")  # the least value itself is refused
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are chosen and where they end; lifetime: request.
@@ -59,24 +78,17 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _whole("top_k", self.top_k, -1, MAX_INT32)
-        _number("top_p", self.top_p, 0.0, 1.0, above=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if self.seed is not None:
-            _whole("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _whole("n", self.n, 1, MAX_CHOICES)
-        _whole("min_tokens", self.min_tokens, 0, MAX_INT32)
+        for name, least, most in _NUMBERS:
+            _check_number(name, getattr(self, name), least, most)
+        for name, low, high in _INTEGERS:
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                _check_integer(name, value, low, high)
         _check_stops(self.stop)
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidParam("stop_token_ids", f"must have at most {MAX_STOP_TOKEN_IDS} ids")
         for token in self.stop_token_ids:
-            _whole("stop_token_ids", token, 0, MAX_INT32)
+            _check_integer("stop_token_ids", token, 0, MAX_INT32)
 
     @property
     def is_greedy(self) -> bool:
@@ -100,7 +112,7 @@ class SamplingParams:
                 f"must be at most max_tokens ({max_output_tokens}), got {self.min_tokens}",
             )
         for token in self.stop_token_ids:
-            _whole("stop_token_ids", token, 0, vocab - 1)
+            _check_integer("stop_token_ids", token, 0, vocab - 1)
 
     def stop_tokens(self, end_of_text: Iterable[int]) -> frozenset[int]:
         """The tokens that end this request where `end_of_text` are the model's own: what
@@ -129,15 +141,15 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _number(field: str, value: float, least: float, most: float, *, above: bool = False) -> None:
+def _check_number(field: str, value: float, least: float, most: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not isfinite(value) or not least <= value <= most:
         raise InvalidParam(field, f"must be {least:g}..{most:g}, got {value!r}")
-    if above and value == least:
+    if value == least and field in _ABOVE_LEAST:
         raise InvalidParam(field, f"must be above {least:g} and at most {most:g}, got {value!r}")
 
 
-def _whole(field: str, value: int, least: int, most: int) -> None:
+def _check_integer(field: str, value: int, least: int, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidParam(field, f"must be an integer {least}..{most}, got {value!r}")
 

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from engine.cli import main as cli
-from engine.model.attention_choice import AttentionChoice, choose
 from engine.model.batch import FlatBatch, Piece, fixed_batch, flat_batch
 from engine.model.config import PLAIN, ModelConfig, ModelError, Quantization, Shard, read_config
 from engine.model.kernel_attention import shared_part
-from engine.model.kernel_choice import KVKERNELS, TORCH
+from engine.model.kernel_choice import KVKERNELS, TORCH, KernelChoice, choose_attention
 from engine.model.tiny import TinySettings
 from engine.runner.load import StepSettings
 from engine.sampling.params import SamplingParams
@@ -133,15 +132,17 @@ def test_the_report_counts_partial_results(folder: Path) -> None:
     assert 0 < taken(batch) <= without.activation_bytes - by_torch.activation_bytes
 
 
-def chosen(asked: str, config: ModelConfig, device: str, block_size: int = 16) -> AttentionChoice:
-    return choose(asked, config, Shard(), device, "bfloat16", PLAIN, block_size)
+def chosen(asked: str, config: ModelConfig, device: str, block_size: int = 16) -> KernelChoice:
+    return choose_attention(asked, config, Shard(), device, "bfloat16", PLAIN, block_size)
 
 
 def test_what_is_chosen_on_a_cpu(folder: Path) -> None:
     config = read_config(folder)
-    assert chosen("auto", config, "cpu") == AttentionChoice(TORCH)
-    assert chosen(KVKERNELS, config, "cpu", block_size=7) == AttentionChoice(KVKERNELS)
-    made = choose(KVKERNELS, config, Shard(), "cpu", "float32", Quantization(kv="int8"), 16)
+    assert chosen("auto", config, "cpu") == KernelChoice(TORCH)
+    assert chosen(KVKERNELS, config, "cpu", block_size=7) == KernelChoice(KVKERNELS)
+    made = choose_attention(
+        KVKERNELS, config, Shard(), "cpu", "float32", Quantization(kv="int8"), 16
+    )
     assert str(made) == KVKERNELS
     with pytest.raises(ValueError, match="attention_backend must be one of auto, torch, kvk"):
         chosen("flash", config, "cpu")
@@ -162,13 +163,13 @@ def test_what_a_gpu_has_no_kernel_for_is_said_by_name(
 ) -> None:  # fmt: skip
     """Before the device is asked: so on any machine."""
     config = replace(read_config(folder), **change)
-    made = choose("auto", config, Shard(), "cuda", dtype, PLAIN, block_size)
+    made = choose_attention("auto", config, Shard(), "cuda", dtype, PLAIN, block_size)
     assert made.backend == TORCH
     assert why in made.why
     assert str(made).startswith("torch, because of ")
     assert f"attention: {made}" in caplog.messages
     with pytest.raises(ModelError, match=re.escape(why)):
-        choose(KVKERNELS, config, Shard(), "cuda", dtype, PLAIN, block_size)
+        choose_attention(KVKERNELS, config, Shard(), "cuda", dtype, PLAIN, block_size)
 
 
 def test_what_a_machine_lacks_is_said_by_name(
