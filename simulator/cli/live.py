@@ -31,8 +31,6 @@ async def demo(options: argparse.Namespace, console: Console) -> bool:
     usage.check_demo(options)
     settings = DemoSettings(
         out=options.out,
-        workers=options.workers,
-        speed=options.speed,
         quick=options.quick,
         trace=options.trace,
     )

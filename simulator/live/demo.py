@@ -1,118 +1,82 @@
-"""The demo: which workloads run on which workers for which policies, and the reports it writes."""
+"""The demo: policies compared on virtual time, then a hot spot and its cure over real HTTP."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
+from time import perf_counter, process_time
 
+import numpy as np
 from rich.console import Console
 
-from simulator import CHECKOUT
-from simulator.live.console import (
-    Board,
-    Claim,
-    claim_lines,
-    claims,
-    results_tables,
-    run_line,
-    story,
-)
-from simulator.live.load import Workload, generated_shared_prefix, opened
-from simulator.live.outcome import as_report
+from simulator.live.console import Board, claim_lines, results_tables, run_line
+from simulator.live.load import opened
+from simulator.live.outcome import Outcome, ResultRow, Verdict, as_report, hot_share, summarize
 from simulator.live.sample import SAMPLE_PATH
+from simulator.live.scrape import Sample, WorkerCounters
 from simulator.live.stack import RunResult, StackSettings, run_scenario
-from simulator.replay.setup import WorkloadSpec
-from simulator.report.live_page import render_page
+from simulator.replay.result import NEVER, ReplayResult, RequestTable
+from simulator.replay.run import replay
+from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.report.figures import NOTHING, seconds
+from simulator.report.live_page import Claim, render_page
+from simulator.report.row import new_ones
 
-TRACE_PATH = CHECKOUT.parent / "shared" / "traces" / "mooncake_conversation.jsonl.gz"
-TICK_S = 3.0  # clock of the Mooncake trace: all requests of a tick bear one time
-SEED = 1
-CONVERSATION_KV_TOKENS = 1_000_000
-AGENTS_KV_TOKENS = 94_000  # the agents' prompt and the contexts of some six of them
-AGENTS_S = 100.0
+PROFILE = "qwen3-32b-h100-tp2"
+BLOCK_SIZE = 64
+POPULAR = "gen:sglang?groups=1&prompts={requests}&system=6000&question=700&output=24&rate=60"
 # Memory binds, prefill does not: six agents a worker at once, and one more every 13 seconds.
 AGENTS = (
-    "gen:agentic?sessions={sessions}&burst={burst}&rate={rate:g}&turns=4..12&context=8000*0.5"
-    "&question=1000*0.5&output=60*0.5&pause_s=0.5&think_s=1.5"
+    "gen:agentic?sessions=84&burst=24&rate=0.3&turns=4..12&context=8000*0.5&question=1000*0.5"
+    "&output=60*0.5&pause_s=0.5&think_s=1.5"
 )
-AGENTS_AT_ONCE = 6  # a worker
-AGENTS_PER_S = 0.075  # a worker
-AGENTS_HOLD_S = 120.0  # wall clock: longer than the act
+SEED = 1
+LIVE = "live"  # the name of the workload of the live part
+LIVE_POLICIES = ("kv_prefix", "hybrid")
+# (workers, requests) of the live part, and what a busy machine gets.
+FULL, LESS = (8, 500), (4, 240)
+BUSY_SHARE = 0.6  # of a core: a process that gets less while it computes runs on a busy machine
+LAST_REPLAY_S = 45.0  # from the start; later no further replay begins
+LIMIT_S = 210.0  # from the start; then the live part is ended wherever it is
+OVERRUN_LIMIT = 0.02  # share of steps that ended late; beyond it live times are the machine's
+
+HOT_SHARE = 0.95  # of requests on one worker: a hot spot
+SKEW_MAX = 1.25  # max / mean of requests that counts as even
+HIT_RATE_MIN = 0.80
+TAIL_GAIN_MIN = 4.0  # kv_prefix's TTFT p99 over hybrid's
+MEAN_LOSS_MAX = 0.15  # hybrid's mean TTFT over round robin's, at most this much above
+WARM_MEAN_MAX = 0.75  # warmset's mean TTFT over hybrid's
+NOTE = (
+    "On virtual time the router's decision core and the workers' scheduler and caches run as they "
+    "are, and the clock jumps from event to event: figures are exact, the same on every machine. "
+    "Live, all are programs of their own that speak HTTP; a timed worker sleeps as long as a model "
+    "of the GPU says a step takes, and everything else about it is real."
+)
+
+Rows = Mapping[tuple[str, str], ResultRow]  # by (workload, policy)
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One workload and the policies it is run for. Lifetime: process."""
+    """One workload on virtual time, and the policies it is replayed for. Lifetime: process."""
 
-    workload: Workload
+    name: str
     policies: tuple[str, ...]
-    settings: StackSettings
+    spec: WorkloadSpec
+    told: str
+    workers: int = 8
+    kv_tokens: int | None = None  # None: what the profile's GPUs hold
+    closed_loop: bool = False
 
-
-def acts(workers: int, speed: float, quick: bool, trace: Path | None) -> tuple[Act, Act, Act]:
-    """A popular prompt, conversations, and agents in tight memory; raises `TraceError`.
-
-    `speed` multiplies what each act has, `quick` takes a fifth of each. `trace` None: the Mooncake
-    trace where it is at hand, else the sample that ships.
-    """
-    fifth = 5 if quick else 1
-    stack = StackSettings(policy="", workers=workers)
-    shared = Act(
-        generated_shared_prefix(1, 500 // fifth, 6_000, 700, 24, 60.0, SEED),
-        ("round_robin", "kv_prefix", "kv_load", "hybrid"),
-        replace(stack, speed=1.0 * speed),
-    )
-    conversation = Act(
-        _conversation(trace, 120.0 / fifth),
-        ("round_robin", "hybrid"),
-        replace(stack, speed=3.0 * speed, kv_tokens=CONVERSATION_KV_TOKENS),
-    )
-    few = max(1, workers // 2)  # fewer programs can run faster on the same cores
-    agents = Act(
-        _agents(few, AGENTS_S / fifth),
-        ("kv_prefix", "hybrid", "warmset"),
-        replace(
-            stack,
-            workers=few,
-            speed=4.0 * speed,
-            kv_tokens=AGENTS_KV_TOKENS,
-            hold_s=AGENTS_HOLD_S,
-        ),
-    )
-    return shared, conversation, agents
-
-
-def _conversation(trace: Path | None, seconds: float) -> Workload:
-    path = trace or (TRACE_PATH if TRACE_PATH.exists() else SAMPLE_PATH)
-    spread_s = TICK_S if path.name.startswith("mooncake") else 0.0
-    spec = WorkloadSpec(str(path), seconds=seconds, spread_s=spread_s, strict=True)
-    origin = f"first {seconds:g} s of {path.name} at the times recorded"
-    return opened(spec, "conversation", origin)
-
-
-def _agents(workers: int, ends_s: float) -> Workload:
-    burst, rate = AGENTS_AT_ONCE * workers, AGENTS_PER_S * workers
-    origin = (
-        f"agents that share a prompt of 10,000 tokens and have some 9,000 of their own, 4 to 12 "
-        f"turns of some 1,100 more, two or three seconds between an answer and the next turn; "
-        f"{burst} begin at once, then {rate:g} per second; no turn begins after {ends_s:g} s"
-    )
-    sessions = burst + round(2 * rate * ends_s)  # more than will have begun by then
-    spec = WorkloadSpec(AGENTS.format(sessions=sessions, burst=burst, rate=rate))
-    return opened(spec, "agents", origin, SEED, ends_s)
-
-
-OVERRUN_LIMIT = 0.02  # share of steps that ended late; beyond it the machine was too slow
-SLOWER = 0.6  # the speed of a repeated run over the one before
-TRIES = 3
-PACE_NOTE = (
-    "Timed workers sleep as long as a model of the GPU says a step takes, instead of computing it; "
-    "caches, events, HTTP and routing are real. Times are model time: wall time multiplied by the "
-    "speed of the run. A run in which more than 2 % of the steps ended late is repeated slower."
-)
+    def setup(self, policy: str) -> Setup:
+        """The replay of one policy."""
+        pool = (WorkerGroup(self.workers, PROFILE, self.kv_tokens),)
+        return Setup(self.spec, policy, pool, BLOCK_SIZE, seed=SEED, closed_loop=self.closed_loop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +84,21 @@ class DemoSettings:
     """What the demo runs. Lifetime: process."""
 
     out: Path = Path("build/demo")
-    workers: int = 8
-    speed: float = 1.0  # times the speeds below: of workers and arrivals alike
-    quick: bool = False  # a fifth of the requests: shows that all works, not the figures
-    trace: Path | None = None  # None: the Mooncake trace where it is at hand, else the sample
+    quick: bool = False  # as much as a busy machine does
+    trace: Path | None = None  # conversations; None: the sample that ships
 
 
-@dataclass(frozen=True, slots=True)
-class DemoResult:
-    """All runs and what they show. Lifetime: process."""
+@dataclass(slots=True)
+class Demo:
+    """All runs so far and what there is to say of them. Lifetime: process."""
 
-    runs: tuple[RunResult, ...]
-    claims: tuple[Claim, ...]
+    runs: list[RunResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what this machine was too busy for
+
+    @property
+    def rows(self) -> list[ResultRow]:
+        """Of each run."""
+        return [run.row for run in self.runs]
 
     @property
     def sound(self) -> bool:
@@ -139,86 +106,279 @@ class DemoResult:
         return all(run.row.failed == 0 and not run.leftovers for run in self.runs)
 
 
-async def run_demo(settings: DemoSettings, console: Console) -> DemoResult:
-    """Runs all parts, writes report.json and report.html below `settings.out`, prints the table.
+def acts(trace: Path | None = None) -> tuple[Act, ...]:
+    """A popular prompt, conversations, and agents in tight memory."""
+    return (
+        Act(
+            "shared_prompt",
+            ("round_robin", "kv_prefix", "kv_load", "hybrid"),
+            WorkloadSpec(POPULAR.format(requests=FULL[1])),
+            "500 requests with 6,000 shared and 700 own tokens, 60 per second",
+        ),
+        Act(
+            "conversation",
+            ("round_robin", "hybrid"),
+            WorkloadSpec(str(trace or SAMPLE_PATH), seconds=120.0, strict=True),
+            f"the first 120 s of {(trace or SAMPLE_PATH).name}",
+            kv_tokens=1_000_000,
+        ),
+        Act(
+            "agents",
+            ("hybrid", "warmset"),
+            WorkloadSpec(AGENTS),
+            "84 agents that share a prompt of 10,000 tokens and have some 9,000 of their own, 4 to "
+            "12 turns of some 1,100 more; 24 begin at once, then one every 3 s",
+            workers=4,
+            kv_tokens=94_000,  # the agents' prompt and the contexts of some six of them
+            closed_loop=True,
+        ),
+    )
+
+
+async def run_demo(settings: DemoSettings, console: Console) -> Demo:
+    """Runs both parts, writes report.json and report.html below `settings.out`, prints the table.
 
     Raises `TraceError` for an unreadable trace, `StartError` or `ScrapeError` when a program
     fails; all programs have ended then.
     """
-    parts = acts(settings.workers, settings.speed, settings.quick, settings.trace)
-    runs: list[RunResult] = []
-    with Board(console, sum(len(part.policies) for part in parts)) as board:
-        for part in parts:
-            stack = part.settings
-            for policy in part.policies:
-                run = await _run_steady(
-                    part.workload, replace(stack, policy=policy), settings.out / "logs", board
-                )
-                # A machine too slow for one policy is so for the next: do not find out again.
-                stack = replace(stack, speed=run.row.speed)
-                runs.append(run)
-    result = DemoResult(tuple(runs), tuple(claims([run.row for run in runs])))
-    _write(settings.out, parts, result)
-    _print(console, settings.out, result)
-    return result
+    started_s = perf_counter()
+    parts, demo = acts(settings.trace), Demo()
+    count = sum(len(part.policies) for part in parts) + len(LIVE_POLICIES)
+    with Board(console, count) as board:
+        core_share = await _virtual(parts, demo, board, started_s)
+        workers, requests = FULL
+        if settings.quick or core_share < BUSY_SHARE:
+            workers, requests = LESS
+            if not settings.quick:
+                _say(demo, board, (
+                    f"This machine is busy (the replays got {core_share:.0%} of a core): live, "
+                    f"{requests} requests on {workers} workers instead of {FULL[1]} on {FULL[0]}."
+                ))  # fmt: skip
+        try:
+            async with asyncio.timeout(LIMIT_S - (perf_counter() - started_s)):
+                await _live(settings.out, workers, requests, demo, board)
+        except TimeoutError:
+            _say(demo, board, "This machine is too busy: the live part was ended early.")
+    told = [f"{part.name}: {part.told}; {part.workers} workers." for part in parts]
+    told.append(f"{LIVE}: as shared_prompt, {requests} requests on {workers} workers.")
+    _report(settings.out, demo, told, console, perf_counter() - started_s)
+    return demo
 
 
-async def _run_steady(
-    workload: Workload, settings: StackSettings, logs: Path, board: Board
-) -> RunResult:
-    """One run, repeated slower until the workers keep their model's time."""
-    for attempt in range(1, TRIES + 1):
-        label = f"{workload.name} / {settings.policy}"
-        # How many turns a closed loop takes depends on the answers.
-        board.start_run(label, len(workload.jobs) if workload.ends_s is None else None)
-        log_dir = logs / f"{workload.name}-{settings.policy}"
-        result = await run_scenario(workload, settings, log_dir, board.note)
-        overruns = result.row.overrun_steps_share or 0.0
-        if overruns <= OVERRUN_LIMIT or attempt == TRIES:
-            break
-        settings = replace(settings, speed=settings.speed * SLOWER)
-        board.console.print(
-            f"[yellow]{label}: {overruns:.1%} of steps overran (limit {OVERRUN_LIMIT:.0%}): this "
-            f"machine was too slow; again at speed {settings.speed:.2f}[/]"
+async def _virtual(parts: Sequence[Act], demo: Demo, board: Board, started_s: float) -> float:
+    """Replays each part; the share of a core that this got."""
+    cpu_s, wall_s = process_time(), perf_counter()
+    for part in parts:
+        for policy in part.policies:
+            if perf_counter() - started_s > LAST_REPLAY_S:
+                _say(demo, board, f"This machine is busy: {part.name} / {policy} was left out.")
+                continue
+            board.start_run(f"{part.name} / {policy}", None)
+            result = await asyncio.to_thread(replay, part.setup(policy))
+            demo.runs.append(as_run(result, part))
+            board.end_run(run_line(demo.rows[-1]))
+    return (process_time() - cpu_s) / (perf_counter() - wall_s)
+
+
+async def _live(out: Path, workers: int, requests: int, demo: Demo, board: Board) -> None:
+    """The popular prompt on programs of their own, started afresh for each policy."""
+    spec = WorkloadSpec(POPULAR.format(requests=requests))
+    workload = opened(spec, LIVE, f"{requests} requests for one popular prompt", SEED)
+    for policy in LIVE_POLICIES:
+        board.start_run(f"live / {policy}", requests)
+        settings = StackSettings(policy, workers, PROFILE, block_size=BLOCK_SIZE)
+        result = await run_scenario(workload, settings, out / "logs" / policy, board.note)
+        demo.runs.append(result)
+        board.end_run(run_line(result.row))
+        late = result.row.overrun_steps_share or 0.0
+        if late > OVERRUN_LIMIT:
+            _say(demo, board, (
+                f"live / {policy}: {late:.1%} of the workers' steps ended late, for this machine "
+                "was busy: times are longer than the model's."
+            ))  # fmt: skip
+        for line in result.leftovers:
+            board.console.print(f"[bold red]not back to zero:[/] {line}")
+
+
+def _say(demo: Demo, board: Board, text: str) -> None:
+    demo.notes.append(text)
+    board.console.print(f"[yellow]{text}[/]")
+
+
+def as_run(result: ReplayResult, part: Act) -> RunResult:
+    """A replay in the form that a live run has."""
+    names = tuple(f"worker {number}" for number in range(len(result.workers)))
+    outcomes = tuple(_outcomes(result.table, names, part.closed_loop))
+    samples = result.samples
+    times_s = samples.time_ns / 1e9
+    busy_s = np.cumsum(samples.busy_share * np.diff(times_s, prepend=0.0)[:, None], axis=0)
+    counted = [
+        Sample(
+            float(at_s),
+            tuple(
+                WorkerCounters(hits, asked, 0, 0, busy, running, waiting)
+                for hits, asked, busy, running, waiting in zip(*columns, strict=True)
+            ),
         )
-    board.end_run(run_line(result.row))
-    for line in result.leftovers:
-        board.console.print(f"[bold red]not back to zero:[/] {line}")
-    return result
+        for at_s, *columns in zip(
+            times_s,
+            samples.hit_tokens.tolist(),
+            samples.query_tokens.tolist(),
+            busy_s.tolist(),
+            samples.running.tolist(),
+            samples.waiting.tolist(),
+            strict=True,
+        )
+    ]
+    # Without steps counted none was late: there is no clock on the wall to be late for.
+    after = [
+        WorkerCounters(one.hit_tokens, one.query_tokens, 0, 0, one.busy_ns / 1e9, 0, 0)
+        for one in result.workers
+    ]
+    before = [WorkerCounters(0, 0, 0, 0, 0, 0, 0) for _ in after]
+    row = summarize(result.setup.policy, part.name, outcomes, names, before, after)
+    return RunResult(row, outcomes, tuple(counted), names, ())
 
 
-def _write(out: Path, parts: Sequence[Act], result: DemoResult) -> None:
-    rows = [run.row for run in result.runs]
-    origins = {part.workload.name: part.workload.origin for part in parts}
+def _outcomes(table: RequestTable, names: Sequence[str], sessions: bool) -> list[Outcome]:
+    verdicts = list(Verdict)
+    new = new_ones(table)
+    found = []
+    for row in range(len(table)):
+        arrival_ns = int(table.arrival_ns[row])
+        first_ns, end_ns = int(table.first_token_ns[row]), int(table.finish_ns[row])
+        tokens = int(table.output_tokens[row])
+        answered = first_ns != NEVER
+        found.append(
+            Outcome(
+                serial=row,
+                scheduled_s=arrival_ns / 1e9,
+                sent_s=arrival_ns / 1e9,
+                verdict=verdicts[table.verdict[row]],
+                status=200 if answered else 0,
+                worker=None if table.worker[row] == NEVER else names[table.worker[row]],
+                e2e_ms=(end_ns - arrival_ns) / 1e6,
+                prompt_tokens=int(table.prompt_tokens[row]),
+                output_tokens=tokens,
+                ttft_ms=(first_ns - arrival_ns) / 1e6 if answered else None,
+                itl_ms=(end_ns - first_ns) / 1e6 / (tokens - 1)
+                if answered and tokens > 1
+                else None,
+                turn=None if not sessions else 0 if new[row] else 1,
+            )
+        )
+    return found
+
+
+def claims(results: Sequence[ResultRow]) -> list[Claim]:
+    """What `results` show, each with its bar, in the order of the story."""
+    rows = {(row.workload, row.policy): row for row in results}
+    found = []
+    for judge in (_hot, _cured, _mean, _conversation, _agents, _hot_live, _cured_live):
+        try:
+            found.append(judge(rows))
+        except KeyError:
+            continue  # that workload or policy was not run
+    if results:
+        lost = sum(row.failed for row in results)
+        rejected = sum(row.rejected for row in results)
+        text = f"No request is lost: {lost} lost, {rejected} rejected in all runs."
+        found.append(Claim(text, lost == 0))
+    return found
+
+
+def _hot(rows: Rows, workload: str = "shared_prompt", where: str = "") -> Claim:
+    row = rows[workload, "kv_prefix"]
+    share = hot_share(row)
+    return Claim(
+        f"{where}Hot spot: always going where the cache is warmest (kv_prefix) puts {share:.0%} of "
+        f"the requests for one popular prompt on one worker (at least {HOT_SHARE:.0%}); the "
+        f"slowest 1 % wait {seconds(row.ttft_ms.p99)} for their first token.",
+        share >= HOT_SHARE,
+    )
+
+
+def _cured(rows: Rows, workload: str = "shared_prompt", where: str = "") -> Claim:
+    hot, row = rows[workload, "kv_prefix"], rows[workload, "hybrid"]
+    skew, hits = row.load_skew or inf, row.hit_rate_tokens or 0.0
+    gain = (hot.ttft_ms.p99 or 0.0) / (row.ttft_ms.p99 or inf)
+    return Claim(
+        f"{where}Cure: hybrid weighs load against cache: the busiest worker has {skew:.2f} times "
+        f"the mean (at most {SKEW_MAX}), {hits:.0%} of prompt tokens are cached (at least "
+        f"{HIT_RATE_MIN:.0%}), and the slowest 1 % wait {seconds(row.ttft_ms.p99)}, {gain:.0f} "
+        f"times less (at least {TAIL_GAIN_MIN:g}).",
+        skew <= SKEW_MAX and hits >= HIT_RATE_MIN and gain >= TAIL_GAIN_MIN,
+    )
+
+
+def _hot_live(rows: Rows) -> Claim:
+    return _hot(rows, LIVE, "Live. ")
+
+
+def _cured_live(rows: Rows) -> Claim:
+    return _cured(rows, LIVE, "Live. ")
+
+
+def _mean(rows: Rows) -> Claim:
+    even, ours = (
+        rows["shared_prompt", "round_robin"].ttft_ms,
+        rows["shared_prompt", "hybrid"].ttft_ms,
+    )
+    return Claim(
+        f"Where round robin is best, hybrid is as good: mean TTFT {seconds(ours.mean)} against "
+        f"{seconds(even.mean)} (at most {MEAN_LOSS_MAX:.0%} above).",
+        (ours.mean or inf) <= (even.mean or 0.0) * (1 + MEAN_LOSS_MAX),
+    )
+
+
+def _conversation(rows: Rows) -> Claim:
+    plain, warm = rows["conversation", "round_robin"], rows["conversation", "hybrid"]
+    hits = (warm.hit_rate_tokens or 0.0, plain.hit_rate_tokens or 0.0)
+    return Claim(
+        f"Conversations: hybrid finds {hits[0]:.1%} of prompt tokens cached, round robin "
+        f"{hits[1]:.1%}; mean TTFT {seconds(warm.ttft_ms.mean)} against "
+        f"{seconds(plain.ttft_ms.mean)} (both better).",
+        hits[0] > hits[1] and (warm.ttft_ms.mean or inf) < (plain.ttft_ms.mean or 0.0),
+    )
+
+
+def _agents(rows: Rows) -> Claim:
+    full, kept = rows["agents", "hybrid"], rows["agents", "warmset"]
+    shares = [f"{row.hit_rate_tokens or 0.0:.0%}" for row in (kept, full)]
+    good = [NOTHING if row.good_share is None else f"{row.good_share:.0%}" for row in (kept, full)]
+    ratio = (kept.ttft_ms.mean or inf) / (full.ttft_ms.mean or inf)
+    return Claim(
+        f"Agents whose contexts do not all fit: warmset lets new ones wait until there is room. "
+        f"{shares[0]} of prompt tokens are cached against hybrid's {shares[1]}, mean TTFT is "
+        f"{seconds(kept.ttft_ms.mean)} against {seconds(full.ttft_ms.mean)} (at most "
+        f"{WARM_MEAN_MAX:g} of it), {good[0]} against {good[1]} of answers are good; its price: "
+        f"first turns wait {seconds(kept.new_ttft_ms.mean)} against "
+        f"{seconds(full.new_ttft_ms.mean)}.",
+        ratio <= WARM_MEAN_MAX and (kept.hit_rate_tokens or 0.0) > (full.hit_rate_tokens or 0.0),
+    )
+
+
+def _report(out: Path, demo: Demo, told: Sequence[str], console: Console, took_s: float) -> None:
+    shown = claims(demo.rows)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     out.mkdir(parents=True, exist_ok=True)
-    report = as_report(
-        rows,
-        machine=machine,
-        workloads=origins,
-        programs={part.workload.name: part.settings for part in parts},
-        claims=result.claims,
-        not_back_to_zero=[line for run in result.runs for line in run.leftovers],
+    leftovers = [line for run in demo.runs for line in run.leftovers]
+    (out / "report.json").write_bytes(
+        as_report(
+            demo.rows,
+            machine=machine,
+            took_s=round(took_s, 1),
+            workloads=told,
+            claims=shown,
+            notes=demo.notes,
+            not_back_to_zero=leftovers,
+        )
     )
-    (out / "report.json").write_bytes(report)
-    notes = [_how(part) for part in parts] + [f"Measured on {machine}. {PACE_NOTE}"]
-    (out / "report.html").write_text(render_page(result.runs, story(rows), result.claims, notes))
-
-
-def _how(part: Act) -> str:
-    stack = part.settings
-    cache = f"{stack.kv_tokens:,} tokens" if stack.kv_tokens else "what the GPUs hold"
-    return (
-        f"{part.workload.name}: {part.workload.origin}. {stack.workers} timed workers "
-        f"({stack.profile}, blocks of {stack.block_size} tokens, KV cache {cache} each) and a "
-        f"router, separate processes on loopback, started afresh for every policy."
-    )
-
-
-def _print(console: Console, out: Path, result: DemoResult) -> None:
-    console.print(*results_tables([run.row for run in result.runs]))
-    for line in claim_lines(result.claims):
+    notes = [*demo.notes, *told, f"{NOTE} Measured on {machine}, in {took_s:.0f} s."]
+    (out / "report.html").write_text(render_page(demo.runs, [], shown, notes))
+    console.print(*results_tables(demo.rows))
+    for line in claim_lines(shown):
         console.print(line)
     console.print(f"report: {out / 'report.html'} and {out / 'report.json'}")
-    if not result.sound:
+    if not demo.sound:
         console.print("[bold red]requests were lost or load counters leaked: see above[/]")

@@ -160,6 +160,12 @@ def _good(outcome: Outcome, speed: float) -> bool:
     )
 
 
+def hot_share(row: ResultRow) -> float:
+    """Share of requests that the busiest worker got."""
+    counts = row.requests_per_worker
+    return max(counts, default=0) / max(1, sum(counts))
+
+
 def as_report(rows: Sequence[ResultRow], **about: Any) -> bytes:
     """report.json: the rows under `results`, whatever else is said `about` them beside."""
     encoded = msgspec.json.encode({"results": list(rows), **about})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
 import msgspec
 
 from simulator import DATA
-from simulator.live.console import Claim, hot_share
-from simulator.live.outcome import GOOD_GAP_MS, GOOD_TTFT_MS, ResultRow
+from simulator.live.outcome import GOOD_GAP_MS, GOOD_TTFT_MS, ResultRow, hot_share
 from simulator.live.stack import RunResult
 from simulator.report.figures import NOTHING, percent, ratio, seconds, whole
 from simulator.report.plots import (
@@ -31,6 +31,7 @@ TITLES = {
     "shared_prompts": "Popular prompts",
     "conversation": "Conversations",
     "agents": "Agents in tight memory",
+    "live": "Live: one popular prompt over real HTTP",
 }
 COLUMNS = (
     "workload", "policy", "requests", "rejected", "lost", "max / mean", "hit rate", "TTFT mean",
@@ -58,6 +59,14 @@ Clock = Literal["model time", "wall time"]
 OURS = ("hybrid", "warmset")  # rows that stand out
 OF_MODEL_TIME = ("speed",)  # columns that say nothing of a clock on the wall
 STYLE_PATH = DATA / "page.css"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing that should be seen, with the figures that say whether it was."""
+
+    text: str
+    holds: bool
 
 
 def render_page(

@@ -101,9 +101,10 @@ def demo_runs() -> list[RunResult]:
         run("hybrid", place=lambda _, random: random.randrange(8)),
         run("round_robin", "conversation", hit_rate=0.05),
         run("hybrid", "conversation", hit_rate=0.15, wait_ms=lambda _, r: r.expovariate(1 / 90)),
-        run("kv_prefix", "agents", place=lambda *_: 3, wait_ms=_grows, turns=8, hit_rate=0.45),
         run("hybrid", "agents", wait_ms=lambda *_: 3_000.0, turns=8, hit_rate=0.5),
         run("warmset", "agents", wait_ms=_first_waits, turns=8, hit_rate=0.84, requests=480),
+        run("kv_prefix", "live", place=lambda *_: 3, wait_ms=_grows),
+        run("hybrid", "live"),
     ]
 
 

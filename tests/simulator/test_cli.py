@@ -57,8 +57,6 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         ([], "COMMAND"),
-        (["demo", "--speed", "0"], "above 0"),
-        (["demo", "--workers", "none"], "--workers"),
         (["demo", "--trace", "/nowhere/t.jsonl"], "/nowhere/t.jsonl"),
         (["load", "http://127.0.0.1:1"], "--trace"),
         (["load", "ftp://x", "--shared-prefix", "60+7"], "http://HOST:PORT"),

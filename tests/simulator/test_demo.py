@@ -1,7 +1,8 @@
-"""The demo's plan: its workloads, and that a run on a slow machine is repeated slower."""
+"""The demo: what it compares, that a busy machine does less and says so, and that it ends."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from dataclasses import replace
@@ -12,94 +13,119 @@ import pytest
 from rich.console import Console
 
 from simulator.live import demo
-from simulator.live.demo import DemoSettings, acts, run_demo
+from simulator.live.demo import DemoSettings, acts, as_run, claims, run_demo
 from simulator.live.load import OnOutcome, Workload
-from simulator.live.sample import SAMPLE_PATH
 from simulator.live.stack import RunResult, StackSettings
+from simulator.replay.run import replay
+from simulator.report.row import summarize
 from simulator.traces.job import TraceError
-from simulator.traces.open import sessions
+from simulator.traces.open import open_jobs, sessions
 from tests.simulator.made_up import run
 
-Calls = list[tuple[str, str, float]]
-
-
-def test_the_workloads_are_those_promised() -> None:
-    shared, conversation, agents = acts(8, 1.0, False, SAMPLE_PATH)
-    jobs = shared.workload.jobs
-    assert len(jobs) == 500
-    assert {job.prompt_tokens for job in jobs} == {6_700}
-    assert 500 / shared.workload.span_s == pytest.approx(60, rel=0.15)
-    assert shared.policies == ("round_robin", "kv_prefix", "kv_load", "hybrid")
-    assert conversation.policies == ("round_robin", "hybrid")
-    assert conversation.workload.name == "conversation"
-    assert len(conversation.workload.jobs) > 300
-    assert agents.policies == ("kv_prefix", "hybrid", "warmset")
-    quick = acts(8, 0.5, True, SAMPLE_PATH)
-    assert len(quick[0].workload.jobs) == 100
-    for one, whole in zip(quick, acts(8, 1.0, False, SAMPLE_PATH), strict=True):
-        assert one.settings.speed == whole.settings.speed / 2
-        assert one.workload.span_s == pytest.approx(whole.workload.span_s / 5, rel=0.2)
+Calls = list[tuple[str, str, int, int]]  # workload, policy, workers, requests
 
 
 def test_the_agents_do_not_fit_into_the_caches() -> None:
-    act = acts(8, 1.0, False, SAMPLE_PATH)[2]
-    room = act.settings.workers * ((act.settings.kv_tokens or 0) - 10_000)
-    talks = [turns for _, turns in sessions(iter(act.workload.jobs))]
+    act = acts()[2]
+    room = act.workers * ((act.kv_tokens or 0) - 10_000)
+    talks = [turns for _, turns in sessions(open_jobs(act.spec, demo.SEED).jobs)]
     begun = [turns for turns in talks if turns[0].at_ns == 0]
     assert len(begun) == 24
     # Those who begin at once fill the caches by their last turns; more come all the time.
     assert sum(turns[-1].prompt_tokens - 10_000 for turns in begun) > 0.9 * room
-    assert act.workload.ends_s == 100.0
-    ahead = [turns for turns in talks if turns[0].at_ns < 100e9]
-    assert len(ahead) == pytest.approx(24 + 30, rel=0.3)
-    assert len(talks) > len(ahead)  # the end cuts them off, not their number
 
 
-def test_a_missing_trace_is_named(tmp_path: Path) -> None:
+def test_a_replay_as_a_run_has_the_figures_of_the_replay() -> None:
+    part = acts()[0]
+    part = replace(part, spec=msgspec.structs.replace(part.spec, requests=60))
+    result = replay(part.setup("hybrid"))
+    row, found = summarize(result), as_run(result, part)
+    assert (found.row.policy, found.row.workload) == ("hybrid", "shared_prompt")
+    assert found.row.requests == len(found.outcomes) == 60
+    assert found.row.requests_per_worker == row.requests_per_worker
+    assert found.row.ttft_ms.mean == pytest.approx(row.ttft_ms.mean, abs=0.01)
+    assert found.row.ttft_ms.p99 == pytest.approx(row.ttft_ms.p99, abs=0.01)
+    assert found.row.hit_rate_tokens == pytest.approx(row.hit_rate_tokens, abs=1e-4)
+    assert found.row.overrun_steps_share is None  # no clock on the wall, nothing late
+    assert found.row.busy_share_per_worker == pytest.approx(row.busy_share, abs=0.02)
+    assert found.samples[-1].workers[0].busy_s == pytest.approx(
+        result.workers[0].busy_ns / 1e9, rel=0.05
+    )
+
+
+async def test_a_missing_trace_is_named(tmp_path: Path) -> None:
+    settings = DemoSettings(out=tmp_path, trace=tmp_path / "none.jsonl")
     with pytest.raises(TraceError, match=r"none\.jsonl"):
-        acts(8, 1.0, False, tmp_path / "none.jsonl")
+        await run_demo(settings, Console(file=io.StringIO()))
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Runs are made up; those of kv_prefix overrun above speed 0.5."""
+    """Runs are made up, live and on virtual time."""
     seen: Calls = []
 
     async def made_up(
         workload: Workload, settings: StackSettings, log_dir: Path, on_outcome: OnOutcome
     ) -> RunResult:
-        seen.append((workload.name, settings.policy, settings.speed))
-        slow = settings.policy == "kv_prefix" and settings.speed > 0.5
-        result = run(settings.policy, workload.name, requests=40)
-        row = msgspec.structs.replace(
-            result.row, speed=settings.speed, overrun_steps_share=0.05 if slow else 0.001
-        )
-        return replace(result, row=row)
+        await asyncio.sleep(0.01)
+        seen.append((workload.name, settings.policy, settings.workers, len(workload.jobs)))
+        return run(settings.policy, workload.name, requests=40)
 
     monkeypatch.setattr(demo, "run_scenario", made_up)
+    monkeypatch.setattr(demo, "replay", lambda setup: setup)
+    monkeypatch.setattr(
+        demo, "as_run", lambda setup, part: run(setup.policy, part.name, requests=40)
+    )
     return seen
 
 
-async def test_an_overrun_is_repeated_slower_and_stays_slower(calls: Calls, tmp_path: Path) -> None:
+async def demonstrated(settings: DemoSettings) -> tuple[demo.Demo, str]:
     text = io.StringIO()
-    settings = DemoSettings(out=tmp_path, trace=SAMPLE_PATH)
-    result = await run_demo(settings, Console(file=text, width=200))
-    assert calls[:5] == [
-        ("shared_prompt", "round_robin", 1.0),
-        ("shared_prompt", "kv_prefix", 1.0),
-        ("shared_prompt", "kv_prefix", 0.6),
-        ("shared_prompt", "kv_prefix", 0.36),
-        ("shared_prompt", "kv_load", 0.36),
-    ]
-    assert "5.0% of steps overran" in text.getvalue()
-    assert result.sound
+    return await run_demo(settings, Console(file=text, width=300)), text.getvalue()
+
+
+async def test_it_reports_every_run_and_what_they_show(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "BUSY_SHARE", 0.0)
+    found, text = await demonstrated(DemoSettings(out=tmp_path))
+    assert found.sound
+    assert not found.notes
+    assert calls == [("live", policy, 8, 500) for policy in ("kv_prefix", "hybrid")]
     report = json.loads((tmp_path / "report.json").read_bytes())
     assert [(row["workload"], row["policy"]) for row in report["results"]] == [
         *(("shared_prompt", p) for p in ("round_robin", "kv_prefix", "kv_load", "hybrid")),
         *(("conversation", p) for p in ("round_robin", "hybrid")),
-        *(("agents", p) for p in ("kv_prefix", "hybrid", "warmset")),
+        *(("agents", p) for p in ("hybrid", "warmset")),
+        *(("live", p) for p in ("kv_prefix", "hybrid")),
     ]
+    assert [claim["text"] for claim in report["claims"]] == [
+        claim.text for claim in claims(found.rows)
+    ]
+    assert all(claim["text"][:40] in text for claim in report["claims"])
     assert "<html" in (tmp_path / "report.html").read_text()
+
+
+async def test_a_busy_machine_does_less_and_says_so(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "BUSY_SHARE", float("inf"))
+    monkeypatch.setattr(demo, "LAST_REPLAY_S", -1.0)
+    _, text = await demonstrated(DemoSettings(out=tmp_path))
+    assert calls == [("live", policy, 4, 240) for policy in ("kv_prefix", "hybrid")]
+    assert text.count("was left out") == 8
+    assert "live, 240 requests on 4 workers instead of 500 on 8" in text
+    assert "was left out" in (tmp_path / "report.html").read_text()
+
+
+async def test_it_ends_in_time_whatever_the_machine_does(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "LIMIT_S", -1.0)
+    found, text = await demonstrated(DemoSettings(out=tmp_path, quick=True))
+    assert "the live part was ended early" in text
+    assert len(found.runs) == 8
+    assert len(json.loads((tmp_path / "report.json").read_bytes())["results"]) == 8
 
 
 async def test_what_did_not_return_to_zero_is_shown_and_not_sound(
@@ -112,8 +138,6 @@ async def test_what_did_not_return_to_zero_is_shown_and_not_sound(
         return replace(result, leftovers=("router: worker 0 inflight_requests = 1",))
 
     monkeypatch.setattr(demo, "run_scenario", leaking)
-    text = io.StringIO()
-    settings = DemoSettings(out=tmp_path, trace=SAMPLE_PATH)
-    result = await run_demo(settings, Console(file=text, width=200))
-    assert not result.sound
-    assert "worker 0 inflight_requests = 1" in text.getvalue()
+    found, text = await demonstrated(DemoSettings(out=tmp_path))
+    assert not found.sound
+    assert "worker 0 inflight_requests = 1" in text

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.live.console import Board, claim_lines, claims, results_tables, run_line, story
+from simulator.live.console import Board, claim_lines, results_tables, run_line
+from simulator.live.demo import claims
 from simulator.live.outcome import Verdict, summarize
 from simulator.live.scrape import Sample
 from simulator.live.stack import RunResult
@@ -61,12 +62,12 @@ class Seen(HTMLParser):
 def test_the_page_holds_every_row_and_stands_alone() -> None:
     runs = demo_runs()
     rows = [run.row for run in runs]
-    page = render_page(runs, story(rows), claims(rows), ["a <note>"])
+    page = render_page(runs, [], claims(rows), ["a <note>"])
     seen = Seen()
     seen.feed(page)
     assert seen.rows[1:] == [row_cells(row) for row in rows]
     assert {len(row) for row in seen.rows} == {len(row_cells(rows[0]))}
-    assert len(seen.images) == 2 * len(runs) + 3 + 2  # of each run, act, and of turns over time
+    assert len(seen.images) == 2 * len(runs) + 4 + 2  # of each run, act, and of turns over time
     assert all(image["alt"] and (image["src"] or "").startswith("data:") for image in seen.images)
     assert seen.links == []
     assert not re.search(r"url\(|src=\"http|@import", page)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from simulator.live.console import claims, hot_share, story
-from simulator.live.outcome import Spread, Verdict, as_report, spread, summarize
+from simulator.live.demo import claims
+from simulator.live.outcome import Spread, Verdict, as_report, hot_share, spread, summarize
 from tests.simulator.made_up import WORKERS, counters, demo_runs, outcome, run
 
 
@@ -88,26 +88,22 @@ def test_the_report_has_its_keys() -> None:
 def test_claims_hold_on_runs_that_show_them() -> None:
     rows = [run.row for run in demo_runs()]
     found = claims(rows)
-    assert len(found) == 9
+    assert len(found) == 8
     assert all(claim.holds for claim in found), found
     assert hot_share(rows[1]) == 1.0
-    assert len(story(rows)) == 3
 
 
 def test_claims_fail_where_the_figures_do() -> None:
     even = [run(policy).row for policy in ("round_robin", "kv_prefix", "hybrid")]
-    assert [claim.holds for claim in claims(even)] == [False, True, False, True, True]
+    assert [claim.holds for claim in claims(even)] == [False, False, True, True]
     same = [run(policy, "conversation").row for policy in ("round_robin", "hybrid")]
     assert [claim.holds for claim in claims(same)] == [False, True]
-    names = ("kv_prefix", "hybrid", "warmset")
-    agents = [run(policy, "agents", turns=8).row for policy in names]
-    assert [claim.holds for claim in claims(agents)] == [False, False, False, True]
-    alone = [run(policy, "agents", turns=8).row for policy in names[1:]]
-    assert len(claims(alone)) == 1  # without kv_prefix nothing is claimed of it
-    lost = msgspec.structs.replace(even[0], completed=even[0].completed - 1)
+    agents = [run(policy, "agents", turns=8).row for policy in ("hybrid", "warmset")]
+    assert [claim.holds for claim in claims(agents)] == [False, True]
+    assert len(claims(agents[:1])) == 1  # without warmset nothing is claimed of it
+    lost = msgspec.structs.replace(even[0], failed=1)
     assert [claim.holds for claim in claims([lost])] == [False]
     assert claims([]) == []
-    assert story([]) == []
 
 
 def test_late_is_never_negative() -> None:
