@@ -42,7 +42,13 @@ $(LIVE_STAMP) $(NATIVE_STAMP): $(VENV)/.installed-%: $(STAMP)
 	  | $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r /dev/stdin
 	@touch $@
 
-demo: $(STAMP) ## the hot spot, its cure, and caches that last, live, in five to ten minutes; report in build/demo
+# What the demo needs, where nothing is installed yet; `make test` adds its own to it.
+$(VENV)/.installed-demo: pyproject.toml constraints.txt $(NATIVE)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[demo]'
+	@touch $@
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-demo) ## a hot spot and its cure in two minutes; report in build/demo
 	$(BIN)/warmroute-sim demo --out build/demo $(DEMO_FLAGS)
 
 run: $(STAMP) ## a router and four timed workers, until Ctrl-C; ENGINE=tiny: two that compute
