@@ -110,3 +110,18 @@ def test_writing_over_what_others_read_is_named(faulty: KernelLibrary, fault: in
             reverse(faulty, fault, seed)
         said.add("others read" in str(failed.value))
     assert said == {False, True}, "by the order, the read or the write is the one too early"
+
+
+def test_a_header_renames_only_the_objects_that_include_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
+    (tmp_path / "deep.h").write_text("int deep;\n")
+    (tmp_path / "near.cuh").write_text('  #include "deep.h"\n#include <vector>\n')
+    (tmp_path / "one.cu").write_text('#include "near.cuh"\n')
+    (tmp_path / "two.cu").write_text("int two;\n")
+    before = build.objects(build.EMULATOR)
+    (tmp_path / "deep.h").write_text("int deeper;\n")
+    after = build.objects(build.EMULATOR)
+    changed = {source.name for source in before if before[source] != after[source]}
+    assert changed == {"one.cu"}

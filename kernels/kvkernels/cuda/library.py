@@ -1,7 +1,7 @@
 """The kernels' shared library: built, found, loaded and called through its C ABI.
 
 `python -m kvkernels.cuda.library [emulator]` builds it.
-Each source becomes an object named by a hash of it, all headers and the flags, so that a build
+Each source becomes an object named by a hash of it, its headers and the flags, so that a build
 compiles what changed, and a library found under its name is never stale. What ptxas says of
 registers and spills lies beside each object. An entry point takes views (`wr_tensor` of
 `kernels/cuda/abi.h`), then a stream, checks everything that the host can know, and launches. It
@@ -14,11 +14,12 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -126,6 +127,7 @@ def _in_c(argument: Argument) -> Any:
 COMMON = ("-std=c++20", "-DNDEBUG")
 LIBRARY_VARIABLE = "WARMROUTE_CUDA_LIBRARY"
 COMPILE_TIMEOUT_S = 600
+INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class BuildError(RuntimeError):
@@ -198,17 +200,26 @@ def find_cuda() -> Path | None:
 def objects(target: Target) -> dict[Path, Path]:
     """Each source of `target`, and the object that it becomes."""
     folder = source_folder()
-    headers = sorted([*folder.glob("*.h"), *folder.glob("*.cuh")])
-    common = hashlib.sha256(repr(target).encode())
-    for header in headers:
-        common.update(header.read_bytes())
+    texts = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     named = {}
     for source in sorted(path for glob in target.sources for path in folder.glob(glob)):
-        digest = common.copy()
-        digest.update(source.read_bytes())
+        digest = hashlib.sha256(repr(target).encode())
+        for name in sorted(_read_with(source.name, texts)):
+            digest.update(texts[name])
         name = f"{source.stem}-{digest.hexdigest()[:16]}.o"
         named[source] = cache_folder() / target.name / name
     return named
+
+
+def _read_with(source: str, texts: Mapping[str, bytes]) -> set[str]:
+    """A source and all headers of ours that it includes, those of headers too."""
+    found, left = set(), [source]
+    while left:
+        name = left.pop()
+        if name in texts and name not in found:
+            found.add(name)
+            left += [included.decode() for included in INCLUDE.findall(texts[name])]
+    return found
 
 
 def library_path(target: Target) -> Path:
