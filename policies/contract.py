@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isnan, nan
 from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
@@ -156,6 +156,11 @@ class FleetView:
 
     def __len__(self) -> int:
         return len(self.worker_id)
+
+    def with_columns(self, **columns: Any) -> FleetView:
+        """The same fleet with other columns, such as to ask another policy about it."""
+        own = {field.name: getattr(self, field.name) for field in fields(FleetView)}
+        return FleetView(**own | columns)
 
     @property
     def requests(self) -> Ints:

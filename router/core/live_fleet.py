@@ -1,14 +1,15 @@
-"""The fleet as one decision shows it to the policy: a column is made when it is asked for.
+"""The fleet as one decision shows it to the policy; a column is made when it is read.
 
-Most policies read a few of the two dozen columns, and most columns are what the ledger keeps
-anyway: those are shown where they lie, read-only.
+Most policies read a few of the two dozen columns, most of them once, and most columns are what the
+ledger keeps anyway: those are shown where they lie, read-only. A column is therefore made anew at
+each reading; only what takes a look-up or a sum is remembered.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
 
 import numpy as np
 
@@ -18,31 +19,6 @@ from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
 from router.core.session_tracking import SessionView
 from router.estimators.arrivals import ArrivalEstimator
-
-if TYPE_CHECKING:
-    asked = property
-else:
-
-    class asked:  # noqa: N801 - it stands where `property` would
-        """A property that is worked out once and then remembered, without a lock."""
-
-        def __init__(self, make: Callable[[Any], object]) -> None:
-            self._make, self._name = make, make.__name__
-
-        def __get__(self, fleet: Any, owner: type) -> object:
-            value = fleet.__dict__[self._name] = self._make(fleet)
-            return value
-
-    class column:  # noqa: N801 - as above
-        """The rows of the column of that name, looked up once."""
-
-        def __set_name__(self, owner: type, name: str) -> None:
-            self._name = name
-
-        def __get__(self, fleet: Any, owner: type) -> object:
-            rows = getattr(fleet._columns, self._name)[fleet._rows.slots]
-            fleet.__dict__[self._name] = rows
-            return rows
 
 
 class LiveFleet(FleetView):
@@ -56,10 +32,6 @@ class LiveFleet(FleetView):
     _arrivals: ArrivalEstimator
     _below_gpu: Callable[[], tuple[Ints, Ints]] | None
     _sessions: SessionView | None
-
-    def __new__(cls, *parts: Any, **columns: Any) -> Any:
-        # `dataclasses.replace` names every column: what it makes is an ordinary view.
-        return FleetView(**columns) if columns else object.__new__(cls)
 
     def __init__(
         self,
@@ -81,7 +53,7 @@ class LiveFleet(FleetView):
         hit_tokens.setflags(write=False)  # the ledger charges by them, whatever a policy does
         own["_columns"] = columns
         own["_rows"] = rows
-        own["hit_tokens"] = hit_tokens
+        object.__setattr__(self, "hit_tokens", hit_tokens)
         own["_now_s"] = now_s
         own["_others_s"] = others_s
         own["_stale_s"] = stale_s
@@ -92,64 +64,91 @@ class LiveFleet(FleetView):
     def __len__(self) -> int:
         return len(self.hit_tokens)
 
-    if not TYPE_CHECKING:  # to the type checker they are fields of `FleetView`
-        hit_tokens = None  # each view has its own from the start: this hides a slot
-        worker_id = column()
-        hits_unknown = column()
-        token_work = column()
-        context_tokens = column()
-        kv_capacity_tokens = column()
-        prefill_tokens_per_s = column()
-        step_s = column()
-        max_requests = column()
-        max_queued_tokens = column()
-        max_kv_fraction = column()
+    @property
+    def worker_id(self) -> Ints:
+        return self._columns.worker_id[self._rows.slots]
 
-    @asked
+    @property
+    def hits_unknown(self) -> Bools:
+        return self._columns.hits_unknown[self._rows.slots]
+
+    @property
+    def token_work(self) -> Floats:
+        return self._columns.token_work[self._rows.slots]
+
+    @property
+    def context_tokens(self) -> Floats:
+        return self._columns.context_tokens[self._rows.slots]
+
+    @property
+    def kv_capacity_tokens(self) -> Floats:
+        return self._columns.kv_capacity_tokens[self._rows.slots]
+
+    @property
+    def prefill_tokens_per_s(self) -> Floats:
+        return self._columns.prefill_tokens_per_s[self._rows.slots]
+
+    @property
+    def step_s(self) -> Floats:
+        return self._columns.step_s[self._rows.slots]
+
+    @property
+    def max_requests(self) -> Floats:
+        return self._columns.max_requests[self._rows.slots]
+
+    @property
+    def max_queued_tokens(self) -> Floats:
+        return self._columns.max_queued_tokens[self._rows.slots]
+
+    @property
+    def max_kv_fraction(self) -> Floats:
+        return self._columns.max_kv_fraction[self._rows.slots]
+
+    @cached_property
     def _lower_hits(self) -> tuple[Ints, Ints]:
         if self._below_gpu is not None:
             return self._below_gpu()
         nothing = np.zeros(len(self), dtype=np.int64)
         return nothing, nothing
 
-    @asked
+    @property
     def hit_tokens_host(self) -> Ints:
         return self._lower_hits[0]
 
-    @asked
+    @property
     def hit_tokens_disk(self) -> Ints:
         return self._lower_hits[1]
 
-    @asked
+    @property
     def queued_prefill_tokens(self) -> Floats:
         return self._columns.queued_tokens(self._rows.slots)
 
-    @asked
+    @property
     def queued_prefill_s(self) -> Floats:
         columns, slots = self._columns, self._rows.slots
         queued = columns.charged_work[slots] - columns.drained_work[slots]
         return queued / columns.prefill_tokens_per_s[slots]
 
-    @asked
+    @property
     def _fresh(self) -> Bools | None:
         """bool[rows]: others' load is as reported lately, and believed; None: there is none."""
         if self._now_s - self._others_s > self._stale_s:
             return None
         return self.load_age_s <= self._stale_s
 
-    @asked
+    @property
     def running(self) -> Ints:
         columns, slots, fresh = self._columns, self._rows.slots, self._fresh
         own = columns.requests[slots] - columns.waiting[slots]
         return own if fresh is None else own + columns.foreign_running[slots] * fresh
 
-    @asked
+    @property
     def waiting(self) -> Ints:
         columns, slots, fresh = self._columns, self._rows.slots, self._fresh
         own = columns.waiting[slots]
         return own if fresh is None else own + columns.foreign_waiting[slots] * fresh
 
-    @asked
+    @property
     def requests(self) -> Ints:
         columns, slots, fresh = self._columns, self._rows.slots, self._fresh
         own = columns.requests[slots]
@@ -157,41 +156,41 @@ class LiveFleet(FleetView):
             return own
         return own + (columns.foreign_running[slots] + columns.foreign_waiting[slots]) * fresh
 
-    @asked
+    @property
     def kv_used_tokens(self) -> Floats:
         columns, slots = self._columns, self._rows.slots
         own = self.context_tokens + self.queued_prefill_tokens
         since_report = np.maximum(own - columns.own_tokens_at_report[slots], 0.0)
         return columns.kv_reported_tokens[slots] + since_report
 
-    @asked
+    @cached_property
     def working_set_tokens(self) -> Floats:
         told = self._sessions
         return np.zeros(len(self)) if told is None else told.working_set_tokens()
 
-    @asked
+    @cached_property
     def working_set_s(self) -> Floats:
         told = self._sessions
         return np.zeros(len(self)) if told is None else told.working_set_s()
 
-    @asked
+    @cached_property
     def _trunk(self) -> tuple[int, int]:
         return (0, 0) if self._sessions is None else self._sessions.trunk()
 
-    @asked
+    @property
     def hot_trunk_tokens(self) -> int:
         return self._trunk[0]
 
-    @asked
+    @property
     def copies_missing(self) -> int:
         return self._trunk[1]
 
-    @asked
+    @cached_property
     def holds_trunk(self) -> Bools:
         told = self._sessions
         return np.zeros(len(self), dtype=np.bool_) if told is None else told.holds_trunk()
 
-    @asked
+    @property
     def step_tokens(self) -> float:
         columns = self._columns
         return median_product(columns.step_s, columns.prefill_tokens_per_s, self._rows.slot_ids)
@@ -220,32 +219,32 @@ class LiveFleet(FleetView):
     def has_kv_thresholds(self) -> bool:
         return self._rows.have_kv_thresholds
 
-    @asked
+    @property
     def load_age_s(self) -> Floats:
         return self._now_s - self._columns.report_s[self._rows.slots]
 
-    @asked
+    @property
     def event_age_s(self) -> Floats:
         return self._now_s - self._columns.event_s[self._rows.slots]
 
-    @asked
+    @property
     def arrival_rate_per_s(self) -> float:
         return self._arrivals.rate_per_s(self._now_s)
 
-    @asked
+    @cached_property
     def mean_load_s(self) -> float:
         if not len(self):
             return 0.0
         return math.fsum(self.queued_prefill_s.tolist()) / len(self)
 
-    @asked
+    @property
     def live_sessions(self) -> int:
         return self._arrivals.live_sessions(self._now_s)
 
-    @asked
+    @property
     def pair_tokens(self) -> float:
         return self._columns.attention.pair_tokens
 
-    @asked
+    @cached_property
     def cycle_s(self) -> float:
         return 0.0 if self._sessions is None else self._sessions.cycle_s()

@@ -132,22 +132,21 @@ def measure(workers: int, block_size: int, decisions: int) -> Row:
         lambda n: core.roster.hit_tokens(rows, {block_size: asked[n % PROMPTS][1]}, TOKENS),
         decisions,
     )
-    hits = core.roster.hit_tokens(rows, {block_size: asked[0][1]}, TOKENS)
-    policy_us = median_us(lambda n: _policy_only(core, arrival(n, 99.0), rows, hits), decisions)
+    choice_us = median_us(lambda n: _choose(core, arrival(n, 99.0), rows), decisions)
     return Row(
         workers=workers,
         block_size=block_size,
         hash_us=median_us(lambda n: chain_hashes(asked[n % PROMPTS][0], block_size), decisions),
         index_us=index_us,
-        policy_us=policy_us,
-        rest_us=decision_us - index_us - policy_us,
+        policy_us=choice_us - index_us,
+        rest_us=decision_us - choice_us,
         decision_us=decision_us,
     )
 
 
-def _policy_only(core: RouterCore, arrival: Arrival, rows: Rows, hits: np.ndarray) -> None:
-    """What a decision does between the index's answer and the choice, by the core's own code."""
-    request, fleet = core.chooser._views(Pending(arrival, 0, 0.5), rows, hits, 99.0)
+def _choose(core: RouterCore, arrival: Arrival, rows: Rows) -> None:
+    """The index's answer and what a decision does between it and the choice, by the core's code."""
+    request, fleet = core.chooser._views(Pending(arrival, 0, 0.5), rows, 99.0)
     core.guard.decide(request, fleet)
 
 
