@@ -30,24 +30,20 @@ from router.fleet.manager import FleetManager
 from router.fleet.upstreams import WorkerTrust
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
-from router.keys.tenant_counts import TenantCounts
 from router.metrics.registry import RouterMetrics
 from router.metrics.replicas import ReplicaCollector
-from router.metrics.requests import AccessCollector, MigrationMetrics, TracingCollector
+from router.metrics.requests import AccessCollector, TracingCollector
 from router.metrics.tenants import HeldCollector, TenantCollector
 from router.metrics.workers import DiscoveryCollector
-from router.record.access_log import AccessLog
 from router.record.setup import access_log_of, recorder_of, request_log_of
 from router.replicas.replica import Replica
 from router.request.attempts import Attempts
-from router.request.decisions import DecisionLog
-from router.request.desk import LocalDesk
 from router.request.inference import Inference
 from router.request.prompts import PromptReader
 from router.request.quotas import Tenants
+from router.request.service import Service
 from router.request.switchboard import Switchboard
 from router.request.tokenizing import Tokenizing
-from router.request.visits import Visits
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import client_app
 from router.terms import (
@@ -58,7 +54,8 @@ from router.terms import (
     inference_terms,
     migration_terms,
 )
-from router.tracing.export import Exporter, Tracer, below_of, exporter
+from router.tracing.export import exporter
+from router.tracing.trace import Tracer, below_of
 from router.upstream.migration.stream import Migrations
 from router.upstream.native import NativeRelay
 
@@ -107,27 +104,25 @@ class Router:
         self.switchboard.resync = self._resync
         self.switchboard.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
         self.switchboard.stalled = self.fleet.stalled
-        decisions = DecisionLog()
         self.tokenizing = Tokenizing(lambda: self.config, self._executor, self.fleet, http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
         self.metrics = RouterMetrics(core, self.fleet, prompts, lines, check, self._keeper)
-        parts = (self.switchboard, self.fleet, self.metrics, decisions, lines, check)
-        self.desk = LocalDesk(*parts)
-        self.desk.refuses = lambda: self.config.drain_refuses
+        self.service = service = Service(self.switchboard, self.fleet, self.metrics, lines, check)
+        service.refuses = lambda: self.config.drain_refuses
+        service.access = self.access = access_log_of(config)
+        service.traces = self.traces = exporter(config.tracing)
+        if self.traces is not None:
+            service.tracer = _tracer(self._in_force)
         self._rings = _rings(config, time.monotonic)
-        counts = TenantCounts()
         keys = self.api_keys = self._rings.get("api_keys_file")
-        told = self.metrics.migrations
-        self.access = access = access_log_of(config)
-        self.traces = exporter(config.tracing)
-        kept = (counts, told, access, self.traces)
-        self.inference = _inference(self.desk, prompts, self._in_force, keys, *kept)
+        self.inference = _inference(service, prompts, self._in_force, keys)
         use = None if keys is None else keys.shared_use
         self.replica = Replica(config, core, self.switchboard.tell, use)
         self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
-        self._show_more(core, counts)
-        admin = (self.switchboard, self.desk, self.fleet, self.inference, decisions, self.metrics)
+        self._show_more(core)
+        latest = service.latest
+        admin = (self.switchboard, service, self.fleet, self.inference, latest, self.metrics)
         self.admin = AdminApi(*admin, self._rings.get("admin_keys_file"))
         self.admin.sources = self.discovery.shown
         self.admin.ui.replicas = partial(replicas_shown, self.replica)
@@ -142,11 +137,11 @@ class Router:
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
         self.replica.start()
 
-    def _show_more(self, core: RouterCore, counts: TenantCounts) -> None:
+    def _show_more(self, core: RouterCore) -> None:
         register = self.metrics.register
         register(AccessCollector(self.access))
         register(TracingCollector(self.traces))
-        register(TenantCollector(counts))
+        register(TenantCollector(self.service.counts))
         register(HeldCollector(core, self.switchboard.clock))
         register(DiscoveryCollector(self.discovery, self.fleet))
         register(ReplicaCollector(self.replica))
@@ -158,7 +153,7 @@ class Router:
         """The application of the client port."""
         config = self.config
         forwards = config.unknown_paths == "forward"
-        return client_app(self.inference, self.desk, config.limits.body_bytes, forwards)
+        return client_app(self.inference, self.service, config.limits.body_bytes, forwards)
 
     def admin_app(self) -> web.Application:
         """The application of the admin port."""
@@ -216,7 +211,7 @@ class Router:
 
     def retire(self, why: str) -> None:
         """Be ready no more."""
-        self.desk.retired = why
+        self.service.retired = why
 
     def hand_over(self) -> None:
         """Another router has what we know, and keeps it from now on."""
@@ -258,36 +253,26 @@ class Router:
 
 
 def _inference(
-    desk: LocalDesk,
-    prompts: PromptReader,
-    config: Callable[[], Config],
-    keys: KeyRing | None,
-    counts: TenantCounts,
-    told: MigrationMetrics,
-    access: AccessLog | None = None,
-    traces: Exporter | None = None,
+    service: Service, prompts: PromptReader, config: Callable[[], Config], keys: KeyRing | None
 ) -> Inference:
     """The handler of inference paths. `config` gives the configuration of the moment, `keys` are
-    clients' API keys; what happens is counted in `counts` and `told`, and logged in `access` and
-    told to `traces`.
+    clients' API keys.
     """
     first = config()
     peers = tuple(ip_network(peer) for peer in first.trusted_peers)
     tenants = Tenants(keys, first.tenant_header, peers)
+    told = service.metrics.migrations
     attempts = Attempts(
         Standing(attempt_terms, config),
         keep_authorization=not tenants.asks_keys,
-        migrations=Migrations(desk, told, Standing(migration_terms, config)),
+        migrations=Migrations(service, told, Standing(migration_terms, config)),
     )
-    tracer = None
-    if traces is not None:
-        below = Standing(lambda now: below_of(now.tracing.sample), config)
-        tracer = Tracer(traces, below, desk.clock)
-    visits = None
-    if access is not None or tracer is not None:
-        visits = Visits(access, desk.clock, None if tracer is None else tracer.end)
     terms = Standing(inference_terms, config)
-    return Inference(desk, prompts, tenants, attempts, terms, counts, visits, tracer)
+    return Inference(service, prompts, tenants, attempts, terms)
+
+
+def _tracer(config: Callable[[], Config]) -> Tracer:
+    return Tracer(Standing(lambda now: below_of(now.tracing.sample), config))
 
 
 def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:

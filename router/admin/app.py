@@ -19,11 +19,11 @@ from router.fleet.member import Member
 from router.keys.key_ring import KeyRing
 from router.metrics.exposition import exposition
 from router.metrics.registry import RouterMetrics
-from router.request.decisions import DecisionLog
-from router.request.desk import LocalDesk
+from router.record.request_record import LatestAttempts
 from router.request.errors import ClientError
 from router.request.inference import Inference
 from router.request.quotas import bearer_key
+from router.request.service import Service
 from router.request.switchboard import Switchboard
 from router.server.client_port import readiness, ready
 from router.server.responses import Handler, errors_as_json, json_response, shown_count
@@ -38,21 +38,21 @@ class AdminApi:
     def __init__(
         self,
         switchboard: Switchboard,
-        desk: LocalDesk,
+        service: Service,
         fleet: FleetManager,
         inference: Inference,
-        decisions: DecisionLog,
+        decisions: LatestAttempts,
         metrics: RouterMetrics,
         keys: KeyRing | None = None,
     ) -> None:
         """`keys`: one of which every request needs, but for `/health`; None: nobody needs any."""
         self._switchboard = switchboard
-        self._desk = desk
+        self._service = service
         self._fleet = fleet
         self._inference = inference
         self._decisions = decisions
         self._metrics = metrics
-        self.ui = UiState(switchboard, desk, fleet, decisions, metrics)
+        self.ui = UiState(switchboard, service, fleet, decisions, metrics)
         self._keys = keys
         self.sources: Callable[[], list[dict[str, Any]]] = list  # those that name workers
 
@@ -156,17 +156,17 @@ class AdminApi:
 
     async def drain(self, request: web.Request) -> web.StreamResponse:
         """Be ready no more, so that balancers turn elsewhere; requests that come are served."""
-        self._desk.drain(_REQUEST)
-        return json_response(readiness(self._desk))
+        self._service.drain(_REQUEST)
+        return json_response(readiness(self._service))
 
     async def undrain(self, request: web.Request) -> web.StreamResponse:
         """Take that back."""
-        self._desk.undrain(_REQUEST)
-        return json_response(readiness(self._desk))
+        self._service.undrain(_REQUEST)
+        return json_response(readiness(self._service))
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
         """As on the client port."""
-        return ready(self._desk, request)
+        return ready(self._service, request)
 
     async def remove_worker(self, request: web.Request) -> web.StreamResponse:
         """Remove it once idle; with `?force=true` at once, what runs there being cut off."""

@@ -15,7 +15,7 @@ from router.estimators.trunks import Trunk
 from router.events.feed import ElectedFeed
 from router.fleet.member import Member
 from router.keys.key_file import KeyTerms
-from router.request.decisions import DecisionLog, Record
+from router.record.request_record import Attempt, LatestAttempts
 from router.request.errors import ClientError
 from router.request.explain import everything, explanation, withheld
 from router.request.inference import Inference
@@ -137,7 +137,7 @@ class ExplainPages:
     """Handlers of `/explain`. Lifetime: process."""
 
     def __init__(
-        self, switchboard: Switchboard, inference: Inference, decisions: DecisionLog
+        self, switchboard: Switchboard, inference: Inference, decisions: LatestAttempts
     ) -> None:
         self._switchboard = switchboard
         self._inference = inference
@@ -148,7 +148,7 @@ class ExplainPages:
         if "request" in request.query:
             return json_response(self._of(request.query["request"]))
         latest = self._decisions.latest(shown_count(request, "last"))
-        shown = [decision_shown(record) for record in latest]
+        shown = [decision_shown(attempt) for attempt in latest]
         return json_response({"decisions": shown})
 
     async def attempt(self, request: web.Request) -> web.StreamResponse:
@@ -171,7 +171,7 @@ class ExplainPages:
         request_id = int(text)
         found = self._decisions.of(request_id)
         if found:
-            return {"decisions": [decision_shown(record, whole=True) for record in found]}
+            return {"decisions": [decision_shown(attempt, whole=True) for attempt in found]}
         choice = self._switchboard.explain_held(request_id)
         if choice is None or isinstance(choice, Reject):
             raise ClientError(404, f"request {request_id} is neither waiting nor among the latest")
@@ -186,19 +186,19 @@ def _tried(request_id: int, choice: Choice | Withheld) -> dict[str, Any]:
     return shown if details is None else shown | everything(details)
 
 
-def decision_shown(record: Record, whole: bool = False) -> dict[str, Any]:
+def decision_shown(attempt: Attempt, whole: bool = False) -> dict[str, Any]:
     """One dispatch and what came of it. `whole`: with all that it saw, where that was kept."""
-    details = record.decision.details if whole else None
+    details = attempt.decision.details if whole else None
     return {
-        "now_s": record.now_s,
-        "model": record.model,
-        "session": record.session,
-        "tenant": record.tenant,
-        **explanation(record.request_id, record.worker_id, record.decision),
-        "first_token_s": _rounded(record.first_token_s),
-        "cached_tokens": record.cached_tokens,
-        "regret_s": _rounded(record.regret_s),
-        "regret_hit_tokens": record.regret_hit_tokens,
+        "now_s": attempt.arrived_s,
+        "model": attempt.model,
+        "session": attempt.session,
+        "tenant": attempt.tenant,
+        **explanation(attempt.request_id, attempt.worker_id, attempt.decision),
+        "first_token_s": _rounded(attempt.first_token_s),
+        "cached_tokens": attempt.cached_tokens,
+        "regret_s": _rounded(attempt.regret_s),
+        "regret_hit_tokens": attempt.regret_hit_tokens,
         **({} if details is None else everything(details)),
     }
 

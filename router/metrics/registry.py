@@ -15,7 +15,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from policies.facts import Arrival
-from router.core.actions import Dispatch
 from router.core.core import RouterCore
 from router.core.guard import FAULT_KINDS, PolicyGuard
 from router.core.kv_events import TIERS
@@ -136,13 +135,13 @@ class RouterMetrics:
         ):
             registry.register(plain)
 
-    def outcome(self, arrival: Arrival, action: Dispatch, outcome: Outcome, now_s: float) -> None:
-        """One dispatch ended."""
+    def outcome(self, arrival: Arrival, worker_id: int, outcome: Outcome, now_s: float) -> None:
+        """One attempt ended."""
         error = outcome.error
         kind = kind_of(error)
         status = "" if outcome.status is None else str(outcome.status)
-        if (replies := self._replies.get(action.worker_id)) is None:
-            replies = self._replies[action.worker_id] = Counted()
+        if (replies := self._replies.get(worker_id)) is None:
+            replies = self._replies[worker_id] = Counted()
         replies[status, kind] += 1
         if isinstance(error, WorkerError):
             self.worker_errors += 1

@@ -1,7 +1,6 @@
 """The access log: a JSON line for each inference request, for people and for what gathers logs.
 
-The event loop fills in a `Visit` (`router.request.visits`) and puts it into a bounded queue; a
-thread makes lines and writes them.
+The event loop puts a `RequestRecord` into a bounded queue; a thread makes lines and writes them.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from router.record.log_files import Background, LogFile
+from router.record.request_record import CLIENT_LEFT, RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ STDOUT = "-"
 _WAITING = 16_384
 _WAITING_BYTES = 32 << 20
 _LINE_BYTES = 1_024  # of a line, or of what becomes one, roughly
+_MODEL_CHARS = 256
 _CLOSE_S = 5.0  # a disk that hangs must not keep the router from ending
 
 
@@ -53,12 +54,60 @@ class AccessLine(msgspec.Struct, frozen=True):
     total_ms: float
 
 
-class Told(Protocol):
-    """What becomes a line."""
+def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
+    """What the log tells of a request."""
+    arrival, last, outcomes = record.arrival, record.last, record.outcomes
+    status = next((one.status for one in reversed(outcomes) if one.status is not None), None)
+    usages = [one.usage for one in outcomes if one.usage is not None]
+    finish, code = "client_left", None
+    if (ended := record.ended) is not None:
+        finish, code = ended.finish, ended.code
+    if record.refused is not None:
+        status, code = record.refused
+        finish = "rejected"
+    if record.broke:
+        finish = record.broke
+    if record.broke == "internal_error" and not status:
+        status = 500
+    if record.late_status is not None:  # a worker's says nothing of an answer that it did not end
+        status = record.late_status
+    known = arrival is not None and code != "model_not_found"
+    prompt = None if arrival is None else arrival.prompt_tokens
+    hit = None
+    if prompt is not None and last is not None:
+        hit = max(prompt - last.uncached_tokens, 0)
+    streams = arrival is not None and arrival.stream
+    events = sum(one.events for one in outcomes)
+    begun_s = [one.first_byte_s for one in outcomes if one.first_byte_s is not None]
+    return AccessLine(
+        at=round(record.began_s + unix_offset_s, 6),
+        id=record.id,
+        trace=record.trace_id,
+        client=record.client,
+        tenant=record.tenant,
+        path=record.path,
+        model=arrival.model[:_MODEL_CHARS] if arrival is not None and known else None,
+        stream=streams,
+        status=CLIENT_LEFT if status is None else status,
+        finish=finish,
+        code=code,
+        worker=None if last is None else last.worker_id,
+        attempts=len(record.attempts),
+        moved=sum(one.resumable for one in outcomes),
+        bytes_in=record.bytes_in,
+        bytes_out=max(sum(one.bytes_to_client for one in outcomes), record.written_bytes),
+        prompt_tokens=prompt,
+        output_tokens=(usages[-1].completion_tokens if usages else None) or events or None,
+        expected_hit_tokens=hit,
+        cached_tokens=usages[-1].cached_tokens if usages else None,
+        wait_ms=_ms(record.attempts[0].sent_s if record.attempts else None, record.began_s),
+        ttft_ms=_ms(begun_s[0] if begun_s else None, record.began_s) if streams else None,
+        total_ms=_ms(record.end_s, record.began_s) or 0.0,
+    )
 
-    def line(self, unix_offset_s: float) -> AccessLine:
-        """In the thread of the log."""
-        ...
+
+def _ms(at_s: float | None, since_s: float) -> float | None:
+    return None if at_s is None else round(max(at_s - since_s, 0.0) * 1e3, 3)
 
 
 class AccessLog:
@@ -67,7 +116,7 @@ class AccessLog:
     def __init__(self, write: Writer, unix_offset_s: float) -> None:
         """`unix_offset_s`: what the router's clock lacks to unix time."""
         self._sink = _Sink(write, unix_offset_s)
-        self._background: Background[Told] = Background(
+        self._background: Background[RequestRecord] = Background(
             "access log", self._sink, _WAITING, _WAITING_BYTES
         )
         self._no_room = 0
@@ -82,9 +131,9 @@ class AccessLog:
         """Lines so far, for want of room in the queue or on the disk."""
         return self._no_room + self._sink.lost
 
-    def put(self, told: Told) -> None:
+    def put(self, record: RequestRecord) -> None:
         """Hand over."""
-        if not self._background.put(told, _LINE_BYTES):
+        if not self._background.put(record, _LINE_BYTES):
             self._no_room += 1
             if self._no_room & (self._no_room - 1) == 0:
                 log.error("access log: %d lines lost: the disk is too slow", self._no_room)
@@ -166,10 +215,10 @@ class _Sink:
         self._unix_offset_s = unix_offset_s
         self._encoder = msgspec.json.Encoder()
 
-    def write(self, items: Sequence[Told]) -> None:
+    def write(self, items: Sequence[RequestRecord]) -> None:
         """See `Sink`."""
         count, encode = len(items), self._encoder.encode
-        parts = [encode(item.line(self._unix_offset_s)) + b"\n" for item in items]
+        parts = [encode(line_of(item, self._unix_offset_s)) + b"\n" for item in items]
         try:
             self._writer.append(b"".join(parts))
         except OSError as error:

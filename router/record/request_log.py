@@ -6,12 +6,9 @@ entries and writes them. Where the disk is slow or full, lines are lost and coun
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
@@ -19,96 +16,12 @@ import numpy as np
 
 from policies.contract import Hashes
 from policies.facts import Arrival
-from router.core.actions import Dispatch, Reject, regret_hit_tokens, regret_s
+from router.core.actions import regret_hit_tokens, regret_s
 from router.record.log_files import Background, LogFile
 from router.record.request_line import Best, Header, RequestLine, chain_bytes, pseudonym
+from router.record.request_record import CLIENT_LEFT, RequestRecord
 from router.record.salt import Salt, salt_beside
-from router.request.errors import WorkerError
 from router.request.explain import everything
-from router.upstream.reply import Outcome, Usage
-
-CLIENT_LEFT = 499
-_NO_USAGE = Usage()
-
-
-class EndsHere(Protocol):
-    """The log of an entry."""
-
-    def now_s(self) -> float:
-        """The router's clock."""
-        ...
-
-    def end(self, entry: Entry) -> None:
-        """The request is over."""
-        ...
-
-
-class Entry:
-    """What is known of one request so far; the handler that relays it enters it.
-
-    Lifetime: request, and then until it is written.
-    """
-
-    __slots__ = (
-        "_log", "answer_s", "arrival", "attempts", "block_size", "dispatch", "end_s", "error",
-        "first_byte_s", "output_events", "reason", "sent_s", "status", "usage",
-    )  # fmt: skip
-
-    def __init__(self, log: EndsHere, arrival: Arrival) -> None:
-        self._log = log
-        self.arrival = arrival
-        self.dispatch: Dispatch | None = None
-        self.sent_s: float | None = None
-        self.attempts = 0
-        self.block_size: int | None = None
-        self.status: int | None = None
-        self.error: str | None = None
-        self.reason: str | None = None
-        self.usage = _NO_USAGE
-        self.output_events = 0
-        self.first_byte_s: float | None = None
-        self.end_s = math.nan
-
-    def __enter__(self) -> Entry:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None and self.status is None:
-            ours = not issubclass(kind, (asyncio.CancelledError, OSError))
-            self.status = 500 if ours else CLIENT_LEFT
-            self.error = "internal_error" if ours else "client"
-        elif kind is not None and self.error is None:
-            self.error = "client"
-        self._log.end(self)
-
-    def dispatched(self, dispatch: Dispatch, block_size: int | None) -> None:
-        """It goes to a worker whose blocks have `block_size` tokens."""
-        self.dispatch = dispatch
-        self.sent_s = self._log.now_s()
-        self.attempts += 1
-        self.block_size = block_size
-        self.status = self.error = None
-
-    def ended(self, outcome: Outcome) -> None:
-        """A dispatch is over. Keeps figures only: an error holds on to half the handler."""
-        error = outcome.error
-        if error is not None:
-            self.error = error.kind if isinstance(error, WorkerError) else "client"
-        self.status = outcome.status
-        self.usage = outcome.usage or _NO_USAGE
-        self.output_events = outcome.events
-        self.first_byte_s = outcome.first_byte_s if outcome.answers else None
-
-    def rejected(self, reject: Reject, status: int) -> None:
-        """The client was turned away with `status`."""
-        self.reason = reject.code
-        self.status = status
-
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +56,7 @@ class LineFile(Protocol):
 
 
 class LineSink:
-    """Makes lines of entries and appends them, in the thread of the log. Lifetime: process."""
+    """Makes lines of records and appends them, in the thread of the log. Lifetime: process."""
 
     def __init__(
         self,
@@ -163,11 +76,11 @@ class LineSink:
         self._encoder = msgspec.json.Encoder()
         self._trouble_lines = 0  # lost since the file could last be written
 
-    def write(self, items: Sequence[Entry]) -> None:
+    def write(self, items: Sequence[RequestRecord]) -> None:
         """Append a line for each."""
         try:
             self._file.make_room(sum(map(_size_of, items)))
-            chains = self._keyed([_chain_of(entry) for entry in items])
+            chains = self._keyed([_chain_of(record) for record in items])
             lines = [self._line(*pair) for pair in zip(items, chains, strict=True)]
             head = [self._heading()] if self._file.fresh else []
             self._file.append(self._encoder.encode_lines([*head, *lines]))
@@ -205,81 +118,106 @@ class LineSink:
         ends = np.cumsum([len(chain) for chain in chains])
         return np.split(self._salt.keyed(np.concatenate(chains)), ends[:-1])
 
-    def _line(self, entry: Entry, chain: Hashes) -> RequestLine:
-        arrival, dispatch, usage = entry.arrival, entry.dispatch, entry.usage
-        decision = None if dispatch is None else dispatch.decision
-        first_byte_s = entry.first_byte_s if arrival.stream else None
+    def _line(self, record: RequestRecord, chain: Hashes) -> RequestLine:
+        arrival, last, usage = _arrival_of(record), record.last, record.usage
+        decision = None if last is None else last.decision
+        ended = None if record.ended is None else record.ended.outcome
+        answered_s = ended.first_byte_s if ended is not None and ended.answers else None
+        first_byte_s = answered_s if arrival.stream else None
+        status, error = _end_of(record)
+        code = None if record.refused is None else record.refused[1]
         return RequestLine(
             at=round(arrival.now_s + self._unix_offset_s, 6),
-            model=None if entry.reason == "model_not_found" else arrival.model,
+            model=None if code == "model_not_found" else arrival.model,
             prompt_tokens=arrival.prompt_tokens,
-            output_tokens=usage.completion_tokens or entry.output_events or None,
+            output_tokens=usage.completion_tokens or (ended.events if ended else 0) or None,
             cached_tokens=usage.cached_tokens,
-            block_size=_block_size_of(entry),
+            block_size=_block_size_of(record),
             chain=chain_bytes(chain),
             session=pseudonym(arrival.session, self._salt.names),
             tenant=pseudonym(arrival.tenant, self._salt.names),
             priority=arrival.priority,
             approximate=arrival.approximate,
             stream=arrival.stream,
-            worker=None if dispatch is None else dispatch.worker_id,
+            worker=None if last is None else last.worker_id,
             policy=None if decision is None else decision.policy,
-            reason=entry.reason or ("" if decision is None else decision.reason),
+            reason=code or ("" if decision is None else decision.reason),
             hit_tokens=None if decision is None else decision.hit_tokens,
-            attempts=entry.attempts,
-            status=CLIENT_LEFT if entry.status is None else entry.status,
-            error=entry.error,
+            attempts=len(record.attempts),
+            status=status,
+            error=error,
             ttft_ms=_ms(first_byte_s, arrival.now_s),
-            e2e_ms=_ms(entry.end_s, arrival.now_s) or 0.0,
+            e2e_ms=_ms(record.end_s, arrival.now_s) or 0.0,
             candidates=()
             if decision is None
             else tuple(Best(c.worker_id, c.cost, c.hit_tokens) for c in decision.candidates),
-            sent_ms=_ms(entry.sent_s, arrival.now_s),
+            sent_ms=_ms(None if last is None else last.sent_s, arrival.now_s),
             worker_prompt_tokens=usage.prompt_tokens,
-            **_hindsight(entry, first_byte_s),
+            **_hindsight(record, first_byte_s),
         )
 
 
-def _hindsight(entry: Entry, first_byte_s: float | None) -> dict[str, Any]:
+def _arrival_of(record: RequestRecord) -> Arrival:
+    assert record.arrival is not None, "only what came before the core has a line"
+    return record.arrival
+
+
+def _end_of(record: RequestRecord) -> tuple[int, str | None]:
+    """Status and error of its line, as of the last attempt."""
+    last = record.last
+    status = None if last is None or last.outcome is None else last.outcome.status
+    error = None
+    if last is not None and last.error is not None:
+        error = last.error if last.by_worker else "client"
+    if record.refused is not None:
+        status = record.refused[0]
+    elif record.broke and status is None:
+        ours = record.broke == "internal_error"
+        return (500, "internal_error") if ours else (CLIENT_LEFT, "client")
+    elif record.broke:
+        error = error or "client"
+    return CLIENT_LEFT if status is None else status, error
+
+
+def _hindsight(record: RequestRecord, first_byte_s: float | None) -> dict[str, Any]:
     """What is known of the decision only now, and what it saw."""
-    if entry.dispatch is None or entry.sent_s is None:
+    last = record.last
+    if last is None:
         return {}
-    decision = entry.dispatch.decision
-    waited_s = None if first_byte_s is None else max(first_byte_s - entry.sent_s, 0.0)
-    lost_s = regret_s(decision, waited_s)
-    details = decision.details
+    waited_s = None if first_byte_s is None else max(first_byte_s - last.sent_s, 0.0)
+    lost_s = regret_s(last.decision, waited_s)
+    details = last.decision.details
     return {
         "regret_ms": None if lost_s is None else round(lost_s * 1e3, 3),
-        "regret_hit_tokens": regret_hit_tokens(decision, entry.usage.cached_tokens),
+        "regret_hit_tokens": regret_hit_tokens(last.decision, record.usage.cached_tokens),
         "explained": None if details is None else everything(details),
     }
 
 
-def _block_size_of(entry: Entry) -> int | None:
-    if entry.block_size is not None:
-        return entry.block_size
-    return min(entry.arrival.chains, default=None)
+def _block_size_of(record: RequestRecord) -> int | None:
+    if record.last is not None and record.last.block_size is not None:
+        return record.last.block_size
+    return min(_arrival_of(record).chains, default=None)
 
 
-def _chain_of(entry: Entry) -> Hashes:
-    size = _block_size_of(entry)
-    return _NO_CHAIN if size is None else entry.arrival.chains[size]
+def _chain_of(record: RequestRecord) -> Hashes:
+    size = _block_size_of(record)
+    return _NO_CHAIN if size is None else _arrival_of(record).chains[size]
 
 
-def _size_of(entry: Entry) -> int:
+def _size_of(record: RequestRecord) -> int:
     """Bytes of its line, roughly."""
-    decision = None if entry.dispatch is None else entry.dispatch.decision
-    explained = decision is not None and decision.details is not None
-    return _LINE_BYTES + _EXPLAINED_BYTES * explained + _chain_of(entry).nbytes * 4 // 3
+    explained = record.last is not None and record.last.decision.details is not None
+    return _LINE_BYTES + _EXPLAINED_BYTES * explained + _chain_of(record).nbytes * 4 // 3
 
 
 def _ms(at_s: float | None, since_s: float) -> float | None:
     return None if at_s is None else round(max(at_s - since_s, 0.0) * 1e3, 3)
 
 
-_WAITING_ENTRIES = 16_384
+_WAITING_RECORDS = 16_384
 _WAITING_BYTES = 64 << 20
-_ENTRY_BYTES = 2_048  # what an entry keeps alive besides its chains, roughly
+_RECORD_BYTES = 2_048  # what a record keeps alive besides its chains, roughly
 _CLOSE_S = 5.0  # a disk that hangs must not keep the router from ending
 
 
@@ -307,9 +245,8 @@ class RequestLog:
         header: Callable[[float], Header],
     ) -> None:
         """`clock` is the router's, `now_s` unix time, `header` makes one as of unix seconds."""
-        self._clock = clock
         self._sink = LineSink(file, salt, header, now_s, unix_offset_s=now_s() - clock())
-        self._background = Background("request log", self._sink, _WAITING_ENTRIES, _WAITING_BYTES)
+        self._background = Background("request log", self._sink, _WAITING_RECORDS, _WAITING_BYTES)
         self._no_room = 0
 
     @property
@@ -322,21 +259,13 @@ class RequestLog:
         """Lines lost so far, for want of room in the queue or on the disk."""
         return self._no_room + self._sink.lost
 
-    def now_s(self) -> float:
-        """The router's clock."""
-        return self._clock()
-
-    def entry(self, arrival: Arrival) -> Entry:
-        """The entry of a request that begins."""
-        return Entry(self, arrival)
-
-    def end(self, entry: Entry) -> None:
-        """The request is over."""
-        entry.end_s = self._clock()
-        size_bytes = _ENTRY_BYTES
-        for chain in entry.arrival.chains.values():
+    def put(self, record: RequestRecord) -> None:
+        """A request that came before the core is over."""
+        assert record.arrival is not None, "what was refused before has no line"
+        size_bytes = _RECORD_BYTES
+        for chain in record.arrival.chains.values():
             size_bytes += chain.nbytes
-        if not self._background.put(entry, size_bytes):
+        if not self._background.put(record, size_bytes):
             self._no_room += 1
             if self._no_room & (self._no_room - 1) == 0:
                 log.error("request log: %d lines lost: the disk is too slow", self._no_room)

@@ -16,33 +16,21 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from policies.facts import Arrival
 from router.core.actions import Reject
 from router.fleet.member import Member
+from router.record.request_record import Attempt
 from router.request.deadlines import Patience, in_time, late_answer, ran_out
-from router.request.desk import Errand, LocalCase
 from router.request.errors import WorkerError, error_body, error_type
 from router.request.explain import EXPLAIN_HEADER
-from router.request.paths import Path
-from router.request.prompts import Prompt
-from router.request.quotas import Permit, told_on
+from router.request.quotas import told_on
+from router.request.request import InferenceRequest
 from router.request.scan import Tokens
-from router.request.visits import VisitedCase
 from router.server.responses import ClientRequest
-from router.tracing.trace import Traced
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.http1 import Body, follow
 from router.upstream.migration.plan import MOVABLE
 from router.upstream.migration.stream import Migrations, Stream
-from router.upstream.reply import (
-    Header,
-    HeldReply,
-    Outcome,
-    RelayLimits,
-    ReplyHead,
-    ReplySink,
-    Timeouts,
-)
+from router.upstream.reply import HeldReply, Outcome, RelayLimits, ReplyHead, ReplySink, Timeouts
 
 
 @coroutine
@@ -230,19 +218,6 @@ class AttemptTerms:
     forward_token_ids: bool = False  # workers that take ids get them instead of text
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """A request that was read and understood. Lifetime: request."""
-
-    request: ClientRequest
-    body: bytes
-    path: Path
-    arrival: Arrival
-    prompt: Prompt
-    permit: Permit | None = None  # of its key, where there are keys
-    traced: Traced | None = None  # None: its trace headers go on as they are
-
-
 class Attempts:
     """Carries requests to workers, one after the other where they fail. Lifetime: process."""
 
@@ -259,84 +234,75 @@ class Attempts:
         self._keep_authorization = keep_authorization
         self._migrations = migrations
 
-    async def answer(self, asking: Asking, case: LocalCase | VisitedCase) -> web.StreamResponse:
+    async def answer(self, request: InferenceRequest) -> web.StreamResponse:
         """The answer of the first worker that gives one, or the refusal."""
-        if self._migrations is None or not asking.arrival.stream:
-            return await self._answer(asking, case, None)
-        if asking.arrival.needs not in MOVABLE:
-            return await self._answer(asking, case, None)
-        read = (asking.arrival, asking.prompt.encoded)
-        with self._migrations.stream(asking.body, asking.request.path, *read) as stream:
-            return await self._answer(asking, case, stream)
+        arrival = request.arrival
+        if self._migrations is None or not arrival.stream or arrival.needs not in MOVABLE:
+            return await self._answer(request, None)
+        read = (arrival, request.prompt.encoded)
+        with self._migrations.stream(request.body, request.http.path, *read) as stream:
+            return await self._answer(request, stream)
 
-    async def _answer(
-        self, asking: Asking, case: LocalCase | VisitedCase, stream: Stream | None
-    ) -> web.StreamResponse:
+    async def _answer(self, request: InferenceRequest, stream: Stream | None) -> web.StreamResponse:
         held: HeldReply | None = None
-        lost: Outcome | None = None  # the worker's that a begun stream leaves
         while True:
-            errand = await case.next_errand()
+            attempt = await request.next_attempt()
             await cohort()
-            if isinstance(errand, Reject):
+            if isinstance(attempt, Reject):
                 if stream is not None and stream.begun:  # too late for an answer of its own
-                    if asking.permit is not None and lost is not None:
-                        asking.permit.used(lost)
-                    case.refused(errand, 200)
+                    request.turned_away(attempt, 200, begun=True)
                     return stream.give_up("refused")
-                return self._refused(asking, errand, held, case)
-            if errand.wait_s:
-                await asyncio.sleep(errand.wait_s)
-            if errand.carrier is None:
-                case.gone()
+                return self._refused(request, attempt, held)
+            if attempt.wait_s:
+                await asyncio.sleep(attempt.wait_s)
+            if (member := request.member(attempt)) is None:
+                request.gone()
                 continue
-            headers, terms = _extra_headers(asking, errand), self._terms()
-            reply = ClientReply(asking.request, terms.client_buffer_bytes, headers)
-            if stream is not None and not stream.take(errand.carrier.kind, reply):
-                case.gone()
+            terms = self._terms()
+            headers = request.headers(attempt)
+            reply = ClientReply(request.http, terms.client_buffer_bytes, headers)
+            if stream is not None and not stream.take(member.kind, reply):
+                request.gone()
                 continue
-            outcome, own_tokens = await self._attempt(asking, errand, reply, case, stream, terms)
+            outcome, own_tokens = await self._attempt(
+                request, attempt, member, reply, stream, terms
+            )
             held = outcome.held or held
-            lost = outcome if outcome.resumable else lost
             rest = stream.rest() if stream is not None and outcome.resumable else None
-            if not case.ended(outcome, own_tokens, rest):
-                if asking.permit is not None:
-                    asking.permit.used(outcome)
-                if ran_out(outcome):
-                    return late_answer(reply if stream is None else stream.reply)
-                return reply if stream is None else stream.reply
+            if not request.ended(outcome, own_tokens, rest):
+                shown = reply if stream is None else stream.reply
+                return late_answer(shown) if ran_out(outcome) else shown
 
     async def _attempt(
         self,
-        asking: Asking,
-        errand: Errand,
+        request: InferenceRequest,
+        attempt: Attempt,
+        member: Member,
         reply: ClientReply,
-        case: LocalCase | VisitedCase,
         stream: Stream | None,
         terms: AttemptTerms,
     ) -> tuple[Outcome, int | None]:
         """What became of the request at one worker, and our count of its prompt's tokens."""
-        arrival, carrier = asking.arrival, errand.carrier
-        assert carrier is not None, "an errand without a carrier is none"
-        sent = _body_for(carrier, asking, terms)
-        request = upstream_request(
-            asking.request,
-            sent,
+        arrival, body = request.arrival, _body_for(member, request, terms)
+        sent = upstream_request(
+            request.http,
+            body,
             keep_authorization=self._keep_authorization,
-            rank=carrier.rank,
-            trace=asking.traced,
+            rank=member.rank,
+            trace=request.trace,
         )
-        request = told_on(request, terms.tenant_header, arrival.tenant)
+        sent = told_on(sent, terms.tenant_header, arrival.tenant)
         if arrival.deadline_s is not None:
-            request = terms.patience.passed_on(request, arrival.deadline_s - self._clock())
+            sent = terms.patience.passed_on(sent, arrival.deadline_s - self._clock())
         sieve = None
         if arrival.needs is not None:
-            request, sieve = replace(request, mark=asking.path.mark), Sieve(stream or reply)
-        sending = carrier.upstream.send(
-            request if stream is None else stream.request(request),
+            sent, sieve = replace(sent, mark=request.path.mark), Sieve(stream or reply)
+        sending = member.upstream.send(
+            sent if stream is None else stream.request(sent),
             sieve or stream or reply,
-            terms.patience.timeouts(terms.timeouts, arrival.stream, errand.uncached_tokens),
-            case.first_token if arrival.stream else None,
-            case.progress if arrival.stream else None,
+            terms.patience.timeouts(terms.timeouts, arrival.stream, attempt.uncached_tokens),
+            request.first_token if arrival.stream else None,
+            request.progress if arrival.stream else None,
         )
         if arrival.deadline_s is not None:
             shown = reply if stream is None else stream.reply
@@ -346,22 +312,20 @@ class Attempts:
             outcome = stream.ended(outcome)
         if sieve is not None:
             return sieve.judged(outcome), None
-        exact = sent is asking.body and asking.prompt.encoded
-        return outcome, asking.prompt.tokens if exact else None
+        exact = body is request.body and request.prompt.encoded
+        return outcome, request.prompt.tokens if exact else None
 
     def _refused(
-        self, asking: Asking, reject: Reject, held: HeldReply | None, case: LocalCase | VisitedCase
+        self, request: InferenceRequest, reject: Reject, held: HeldReply | None
     ) -> web.StreamResponse:
         """The core's refusal, explained where the client asked why."""
-        if asking.permit is not None:
-            asking.permit.turned_away(reject.code)
-        answer = self._turned_away(asking.request, reject, held)
-        if not answer.prepared and (line := case.why_refused(reject)) is not None:
+        answer = self._refusal(request.http, reject, held)
+        if not answer.prepared and (line := request.why_refused(reject)) is not None:
             answer.headers[EXPLAIN_HEADER] = line
-        case.refused(reject, answer.status)
+        request.turned_away(reject, answer.status)
         return answer
 
-    def _turned_away(
+    def _refusal(
         self, request: ClientRequest, reject: Reject, held: HeldReply | None
     ) -> web.StreamResponse:
         """A refusal's answer; where workers did answer with an error, the last of these."""
@@ -379,22 +343,11 @@ class Attempts:
         )
 
 
-def _extra_headers(asking: Asking, errand: Errand) -> tuple[Header, ...]:
-    """What the router adds to the worker's answer."""
-    if asking.permit is None:
-        return errand.headers
-    left = asking.permit.headers()
-    return (*errand.headers, *((name.encode(), value.encode()) for name, value in left))
-
-
-def _body_for(carrier: Member, asking: Asking, terms: AttemptTerms) -> bytes:
+def _body_for(member: Member, request: InferenceRequest, terms: AttemptTerms) -> bytes:
     """What this worker is sent: the client's body, or with ids in it instead of the text."""
-    if (
-        not terms.forward_token_ids
-        or asking.path.reads != "openai"
-        or (kind := carrier.kind) is None
-    ):
-        return asking.body
-    if asking.arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts tokens by itself
-        return asking.body
-    return with_token_ids(asking.body, asking.request.path, kind, asking.prompt.encoded)
+    kind = member.kind
+    if not terms.forward_token_ids or request.path.reads != "openai" or kind is None:
+        return request.body
+    if request.arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts tokens by itself
+        return request.body
+    return with_token_ids(request.body, request.http.path, kind, request.prompt.encoded)

@@ -13,12 +13,13 @@ from typing import Any
 
 from aiohttp import web
 
+from router.record.request_record import DEADLINE
 from router.request.errors import ClientError, error_body, error_type
 from router.upstream.client_reply import ClientReply
 from router.upstream.reply import Outcome, Timeouts, UpstreamRequest
 
 ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
-CODE = "deadline_exceeded"
+CODE = DEADLINE
 _MOST_MS = 86_400_000
 
 

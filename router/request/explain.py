@@ -10,10 +10,9 @@ from typing import Any, Literal
 import msgspec
 
 from policies.facts import Arrival
-from router.core.actions import Decision, Details, Dispatch, Reject, SeenWorker
+from router.core.actions import Decision, Details, Reject, SeenWorker
 from router.core.chooser import Choice, Withheld
 from router.server.responses import ClientRequest
-from router.upstream.reply import Header
 
 _IN_A_HEADER = 3  # workers
 
@@ -113,15 +112,12 @@ def asked(request: ClientRequest, request_id: int, allowed: bool, every: int) ->
     return "sampled" if every and request_id % every == 0 else "no"
 
 
-def reply_headers(action: Dispatch, request_id: int, explain: Asked) -> tuple[Header, ...]:
-    """What the router adds to a worker's answer."""
-    worker: Header = (WORKER_HEADER, b"%d" % action.worker_id)
-    if explain not in TO_CLIENTS:
-        return (worker,)
-    shown = explanation(request_id, action.worker_id, action.decision)
-    if explain == "full" and action.decision.details is not None:
-        shown |= columns_in_header(action.decision.details)
-    return worker, (EXPLAIN_HEADER.encode(), _line(shown))
+def explanation_line(request_id: int, worker_id: int, decision: Decision, full: bool) -> bytes:
+    """Why it went there, for an answer's header. `full`: with what of the workers it saw."""
+    shown = explanation(request_id, worker_id, decision)
+    if full and decision.details is not None:
+        shown |= columns_in_header(decision.details)
+    return _line(shown)
 
 
 def refusal_line(arrival: Arrival, now_s: float, choice: Choice | Withheld | Reject) -> str | None:

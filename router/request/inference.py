@@ -10,20 +10,17 @@ from aiohttp import web
 
 from policies.facts import Arrival
 from router.keys.key_file import KeyTerms
-from router.keys.tenant_counts import TenantCounts
-from router.request.attempts import Asking, Attempts, cohort
+from router.request.attempts import Attempts, cohort
 from router.request.deadlines import Patience
-from router.request.desk import LocalCase, LocalDesk
 from router.request.errors import ClientError
 from router.request.explain import asked
 from router.request.paths import OTHER, PATHS, Path
 from router.request.prompts import Prompt, PromptReader
-from router.request.quotas import Permit, Tenants, check_model, priority_within, salt_of, with_salt
+from router.request.quotas import Tenants, check_model, priority_within, salt_of, with_salt
+from router.request.request import InferenceRequest
 from router.request.scan import Plain, ScanLimits, Scanned
-from router.request.visits import Visit, VisitedCase, Visits
+from router.request.service import Service
 from router.server.responses import ClientRequest
-from router.tracing.export import Tracer
-from router.tracing.trace import Traced
 
 _HEADER = "content-encoding"
 _PLAIN = frozenset({b"", b"identity"})
@@ -60,71 +57,44 @@ class Inference:
 
     def __init__(
         self,
-        desk: LocalDesk,
+        service: Service,
         prompts: PromptReader,
         tenants: Tenants,
         attempts: Attempts,
         terms: Callable[[], InferenceTerms],
-        counts: TenantCounts,
-        visits: Visits | None = None,
-        tracer: Tracer | None = None,
     ) -> None:
-        """`visits`: where an access log is kept, or traces are; `tracer`: where they are."""
-        self._tracer = tracer
-        self._visits = visits
-        self._desk = desk
+        self._service = service
         self._prompts = prompts
         self._tenants = tenants
         self._attempts = attempts
         self._terms = terms
-        self._counts = counts
 
-    async def handle(self, request: ClientRequest) -> web.StreamResponse:
+    async def handle(self, http: ClientRequest) -> web.StreamResponse:
         """Answer one request. Raises ClientError for what is the client's own fault."""
-        traced = None if self._tracer is None else self._tracer.begin(request)
-        if self._visits is None or not self._visits.keeps(traced):
-            return await self._permitted(request, None, traced)
-        with self._visits.visit(request, traced) as visit:
-            return visit.answered(await self._permitted(request, visit, traced))
+        with InferenceRequest(self._service, http) as request:
+            request.charge(self._tenants.key_of(http))
+            await self._read(request)
+            request.ask()
+            return request.answered(await self._attempts.answer(request))
 
-    async def _permitted(
-        self, request: ClientRequest, visit: Visit | None, traced: Traced | None
-    ) -> web.StreamResponse:
-        key = self._tenants.key_of(request)
-        if visit is not None:
-            visit.tenant = key.terms.tenant
-        with Permit(key, self._counts, self._desk.clock) as permit:
-            return await self._answer(request, permit, visit, traced)
-
-    async def _answer(
-        self, request: ClientRequest, permit: Permit, visit: Visit | None, traced: Traced | None
-    ) -> web.StreamResponse:
-        header, terms = request.headers.get, self._terms()
-        deadline_s = terms.patience.deadline_s(header, self._desk.clock())
-        path = PATHS.get(request.path, OTHER)
+    async def _read(self, request: InferenceRequest) -> None:
+        """Read and understand it. Raises ClientError."""
+        http, header, terms = request.http, request.http.headers.get, self._terms()
+        deadline_s = terms.patience.deadline_s(header, self._service.clock())
+        path = PATHS.get(http.path, OTHER)
         if path is not OTHER and header("content-encoding") is not None:
-            refuse_codings(request)
-        body = await request.read()
-        if traced is not None:
-            traced.read()
-        named = _queried(request.raw_path) if path is OTHER else None
-        arrival, prompt, salt = await self.arrival(body, path, header, permit.terms, named)
-        permit.spend(arrival.prompt_tokens)
+            refuse_codings(http)
+        body = await http.read()
+        request.was_read(body, path)
+        named = _queried(http.raw_path) if path is OTHER else None
+        arrival, prompt, salt = await self.arrival(body, path, header, request.terms, named)
+        request.spend(arrival.prompt_tokens)
         if salt is not None and path.salt is not None:
             body = with_salt(body, salt, path.salt)
         if deadline_s is not None:
             arrival = replace(arrival, deadline_s=deadline_s)
-        explain = asked(request, arrival.request_id, terms.explain, terms.explain_every)
-        opened: LocalCase | VisitedCase
-        if visit is None:
-            opened = self._desk.case(arrival, explain)
-        else:
-            named_case = self._desk.case(arrival, explain, visit.named())
-            opened = visit.asks(named_case, arrival, len(body))
-        with opened as case:
-            case.arrive()
-            asking = Asking(request, body, path, arrival, prompt, permit, traced)
-            return await self._attempts.answer(asking, case)
+        explain = asked(http, arrival.request_id, terms.explain, terms.explain_every)
+        request.understood(body, arrival, prompt, explain)
 
     async def arrival(
         self,
@@ -152,11 +122,11 @@ class Inference:
                 raise ClientError(403, why, code="path_not_isolated")
             scanned = replace(scanned, cache_salt=told)
         while True:
-            sizes = self._desk.block_sizes(model)
-            base, adapter = self._desk.identity(model)
+            sizes = self._service.block_sizes(model)
+            base, adapter = self._service.identity(model)
             prompt = await self._prompts.read(scanned, base, sizes, adapter)
             await cohort()
-            if self._desk.block_sizes(model) <= sizes:
+            if self._service.block_sizes(model) <= sizes:
                 break  # else a worker with blocks of another size joined meanwhile
         session = header(terms.session_header) or scanned.session
         if session is not None and len(session) > terms.scan.max_key_chars:
@@ -177,8 +147,8 @@ class Inference:
         needs: str | None,
     ) -> Arrival:
         return Arrival(
-            now_s=self._desk.clock(),
-            request_id=self._desk.next_request_id(),
+            now_s=self._service.clock(),
+            request_id=self._service.next_request_id(),
             model=model,
             prompt_tokens=prompt.tokens,
             chains=prompt.chains,
@@ -197,7 +167,7 @@ class Inference:
         """A request may leave out the model where there is one only; "" while none is known: that
         is no fault of the client's, and the core has an answer for it.
         """
-        models = self._desk.models()
+        models = self._service.models()
         if len(models) > 1:
             why = f"`model` is missing; this router serves: {', '.join(models)}"
             raise ClientError(400, why, "model", "missing_model")

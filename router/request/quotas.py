@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network, ip_address
-from types import TracebackType
 
 import msgspec
 
 from router.keys.key_file import KeyTerms
 from router.keys.key_ring import Key, KeyRing
-from router.keys.quota import Exhausted, Grant
-from router.keys.tenant_counts import TenantCounts
+from router.keys.quota import Exhausted
 from router.request.errors import ClientError
 from router.server.responses import ClientRequest
 from router.upstream.reply import Outcome, UpstreamRequest
@@ -112,65 +109,6 @@ def _checked(key: Key | None) -> Key:
 
 
 EXHAUSTED = "rate_limit_exceeded"
-
-
-class Permit:
-    """Entered before a request's body is read, left when it is over. Lifetime: request."""
-
-    def __init__(self, key: Key, counts: TenantCounts, clock: Callable[[], float]) -> None:
-        self.terms = key.terms
-        self._grant = None if key.allowance is None else Grant(key.allowance)
-        self._counts = counts
-        self._clock = clock
-        self._prompt_tokens = 0
-
-    def __enter__(self) -> Permit:
-        """Raises ClientError(429) while its key may send nothing."""
-        now_s = self._clock()
-        self._counts.arrived(self.terms.tenant)
-        if self._grant is not None:
-            exhausted = self._grant.begin(now_s)
-            if exhausted is not None:  # nobody leaves what was never entered
-                self._counts.refused(self.terms.tenant, EXHAUSTED)
-                raise too_many(exhausted, self._grant.headers(now_s))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, ClientError):
-            self._counts.refused(self.terms.tenant, error.code or str(error.status))
-        if self._grant is not None:
-            self._grant.end(self._clock())
-
-    def spend(self, prompt_tokens: int) -> None:
-        """Its prompt has so many tokens. Raises ClientError(429) where these are too many now."""
-        self._prompt_tokens = prompt_tokens
-        if self._grant is not None:
-            now_s = self._clock()
-            exhausted = self._grant.spend(now_s, prompt_tokens)
-            if exhausted is not None:
-                raise too_many(exhausted, self._grant.headers(now_s))
-
-    def used(self, outcome: Outcome) -> None:
-        """A worker has dealt with it."""
-        tokens = tokens_used(outcome, self._prompt_tokens)
-        if tokens is None:
-            return
-        self._counts.used(self.terms.tenant, *tokens)
-        if self._grant is not None:
-            self._grant.used(self._clock(), *tokens)
-
-    def turned_away(self, code: str) -> None:
-        """The core refused it."""
-        self._counts.refused(self.terms.tenant, code)
-
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        """What is left, for the client to read."""
-        return () if self._grant is None else self._grant.headers(self._clock())
 
 
 def tokens_used(outcome: Outcome, prompt_tokens: int) -> tuple[int, int] | None:

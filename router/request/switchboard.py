@@ -37,9 +37,11 @@ log = logging.getLogger(__name__)
 class Ticket:
     """One request's line to the core; an async handler enters it. Lifetime: request."""
 
-    def __init__(self, switchboard: Switchboard, request_id: int) -> None:
-        self.request_id = request_id
-        self.open = True  # the core has not been told its end
+    __slots__ = ("_actions", "_switchboard", "_waiter", "open", "request_id")
+
+    def __init__(self, switchboard: Switchboard) -> None:
+        self.request_id = -1  # until it comes before the core
+        self.open = False  # the core knows it, and has not been told its end
         self._switchboard = switchboard
         self._actions: list[Dispatch | Reject] = []  # one, but for a moment
         self._waiter: asyncio.Future[None] | None = None
@@ -60,8 +62,15 @@ class Ticket:
         finally:
             self._switchboard.forget(self)
 
-    def arrive(self, arrival: Arrival) -> None:
+    def enter(self, request_id: int, explained: bool = False) -> None:
+        """Get a number's actions from now on. `explained`: somebody reads why it is decided so."""
+        self.request_id = request_id
+        self._switchboard.enter(self, explained)
+
+    def arrive(self, arrival: Arrival, explained: bool = False) -> None:
         """Bring the request before the core."""
+        self.enter(arrival.request_id, explained)
+        self.open = True
         self._switchboard.tell(arrival)
 
     async def next_action(self) -> Dispatch | Reject:
@@ -139,12 +148,6 @@ class Switchboard:
         """A number no other request has."""
         request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
         return request_id
-
-    def ticket(self, request_id: int, explained: bool = False) -> Ticket:
-        """A new request's line to the core; somebody reads the details of its decisions, or not."""
-        ticket = Ticket(self, request_id)
-        self.enter(ticket, explained)
-        return ticket
 
     def enter(self, ticket: Ticket, explained: bool) -> None:
         """Take in the ticket of a new request."""

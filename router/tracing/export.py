@@ -3,86 +3,18 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from router.config.schema import Tracing, traces_url
 from router.record.log_files import Background
-from router.server.responses import ClientRequest
-from router.tracing.context import headers_of, read_context
-from router.tracing.trace import Passed, Trace, Traced
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from router.request.visits import Visit
+    from router.record.request_record import RequestRecord
     from router.tracing.spans import SpanMaker
-
-
-_LOWER = (1 << 64) - 1
-
-
-class Sink(Protocol):
-    """Where traces go that are over."""
-
-    def put(self, visit: Visit) -> None:
-        """A traced visit is over. Never waits."""
-        ...
-
-
-class Tracer:
-    """Lifetime: process."""
-
-    def __init__(
-        self,
-        sink: Sink,
-        below: Callable[[], int],
-        clock: Callable[[], float],
-        draw: random.Random | None = None,
-    ) -> None:
-        """`below`: of those whose caller says nothing, which are sampled (`below_of`)."""
-        self._sink = sink
-        self._below = below
-        self._clock = clock
-        self._draw = draw or random.Random()
-
-    def end(self, visit: Visit) -> None:
-        """A traced visit is over."""
-        self._sink.put(visit)
-
-    def begin(self, request: ClientRequest) -> Traced | None:
-        """A request comes. None: it is not traced, and its headers go on as they are.
-
-        A new trace's number is random; sampled are those whose lower half is below the share, as
-        with OpenTelemetry's `TraceIdRatioBased`, so that all who see a number decide alike.
-        """
-        given = request.headers.get
-        if given("traceparent") is not None or given("tracestate") is not None:
-            parent = read_context(request.raw_headers)
-            if parent is not None and parent.sampled:
-                return Trace(parent.trace_id, parent, self._clock, self._draw)
-            if parent is not None:
-                ids = parent.trace_id, parent.span_id
-                right = bool(parent.state) or given("tracestate") is None
-                return None if right else Passed(ids[0], headers_of(*ids, False), True)
-            return self._begun(True)
-        return self._begun(False)
-
-    def _begun(self, replaces: bool) -> Traced:
-        """A trace that begins here: most requests come this way, and few are sampled."""
-        number = self._draw.getrandbits(192)
-        trace_id = number >> 64 or 1
-        if trace_id & _LOWER < self._below():
-            return Trace(trace_id, None, self._clock, self._draw)
-        return Passed(trace_id, headers_of(trace_id, number & _LOWER or 1, False), replaces)
-
-
-def below_of(share: float) -> int:
-    """Traces whose number's lower half is below this are sampled, where a share in [0, 1] is."""
-    return round(share * (1 << 64))
-
 
 log = logging.getLogger(__name__)
 
@@ -118,12 +50,12 @@ class Exporter:
         """Traces lost so far, for want of room in the queue or of a collector that takes them."""
         return self._no_room + self._sink.lost
 
-    def put(self, visit: Visit) -> None:
-        """See `tracer.Sink`."""
+    def put(self, record: RequestRecord) -> None:
+        """A traced request is over. Never waits."""
         size_bytes = _TRACE_BYTES
-        if visit.arrival is not None:
-            size_bytes += sum(chain.nbytes for chain in visit.arrival.chains.values())
-        if not self._background.put(visit, size_bytes):
+        if record.arrival is not None:
+            size_bytes += sum(chain.nbytes for chain in record.arrival.chains.values())
+        if not self._background.put(record, size_bytes):
             self._no_room += 1
 
     def close(self) -> None:
@@ -147,9 +79,9 @@ class _Posting:
         self._trouble = 0  # traces lost since the collector last took some
         self._said = _Said()
 
-    def write(self, items: Sequence[Visit]) -> None:
+    def write(self, items: Sequence[RequestRecord]) -> None:
         """See `Sink`."""
-        spans = [span for visit in items for span in self._maker.spans(visit)]
+        spans = [span for record in items for span in self._maker.spans(record)]
         if self._posting.export(spans).name == "SUCCESS":
             self.exported += len(items)
             if self._trouble:

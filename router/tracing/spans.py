@@ -12,24 +12,24 @@ Names of attributes are OpenTelemetry's where it has some (http, gen_ai, server,
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import msgspec
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from router.core.actions import SECONDS
-from router.record.access_log import AccessLine
-from router.request.explain import HELD_CODES
-from router.tracing.trace import Told, Trace, Turn, span_id_of
+from router.core.actions import regret_s
+from router.record.access_log import AccessLine, line_of
+from router.record.request_record import Attempt, RequestRecord
+from router.request.explain import HELD_CODES, explanation
+from router.tracing.trace import Trace, span_id_of
+from router.upstream.reply import Outcome
 
-if TYPE_CHECKING:
-    from router.request.visits import Visit
-
+_MAX_TRIES = 32  # shown of a request that migrates on and on: the others are counted only
 _HELD = "held"  # a decision's reason
 _MAX_CHARS = 256
 _SCOPE = InstrumentationScope("warmroute")
@@ -45,81 +45,82 @@ class SpanMaker:
         self._offset_s = unix_offset_s
         self._draw = random.Random()
 
-    def spans(self, visit: Visit) -> list[ReadableSpan]:
-        """Of a traced visit that is over, the request's own first."""
-        trace = visit.traced
-        assert isinstance(trace, Trace), "only what is traced comes here"
-        line = visit.line(self._offset_s)
-        spans = [self._request(trace, line, visit.began_s, visit.end_s)]
-        if trace.read_s is not None and (arrival := visit.arrival) is not None:
+    def spans(self, record: RequestRecord) -> list[ReadableSpan]:
+        """Of a traced request that is over, its own first."""
+        trace = record.trace
+        assert trace is not None, "only what is traced comes here"
+        line = line_of(record, self._offset_s)
+        left_out = max(len(record.attempts) + (record.asked_s is not None) - _MAX_TRIES, 0)
+        spans = [self._request(trace, line, record, left_out)]
+        if record.read_s is not None and (arrival := record.arrival) is not None:
             told: Attributes = {
                 "warmroute.prompt_tokens": arrival.prompt_tokens,
                 "warmroute.approximate": arrival.approximate,
             }
-            spans.append(self._child(trace, "tokenize", trace.read_s, arrival.now_s, told))
-        for number, turn in enumerate(trace.turns):
-            spans += self._of_turn(trace, turn, number, visit.end_s)
+            spans.append(self._child(trace, "tokenize", record.read_s, arrival.now_s, told))
+        for number, attempt in enumerate(_shown(record)):
+            spans += self._of_attempt(trace, attempt, number, record.end_s)
+        if record.asked_s is not None:
+            spans.append(self._unanswered(trace, record, record.asked_s))
         return spans
 
-    def _of_turn(
-        self, trace: Trace, turn: Turn, number: int, end_s: float
+    def _unanswered(self, trace: Trace, record: RequestRecord, asked_s: float) -> ReadableSpan:
+        """The wait or the decision of a question that brought no worker."""
+        code = None if record.answered_s is None or record.refused is None else record.refused[1]
+        waited = code is None or code in HELD_CODES
+        ended_s = record.end_s if record.answered_s is None else record.answered_s
+        why: Attributes = {"warmroute.code": code or "given_up"}
+        return self._child(trace, "queue" if waited else "decide", asked_s, ended_s, why)
+
+    def _of_attempt(
+        self, trace: Trace, attempt: Attempt, number: int, end_s: float
     ) -> Iterator[ReadableSpan]:
         """The wait, the decision, the dispatch."""
-        decided_s = end_s if turn.decided_s is None else turn.decided_s
-        if turn.errand is None:
-            why: Attributes = {"warmroute.code": turn.refused or "given_up"}
-            waited = turn.refused is None or turn.refused in HELD_CODES
-            name = "queue" if waited else "decide"
-            yield self._child(trace, name, turn.asked_s, decided_s, why)
-            return
-        decision = _decoded(turn.errand.why)
-        begun_s = turn.asked_s
-        if decision.get("reason") == _HELD:
-            yield self._child(trace, "queue", begun_s, decided_s, {})
-            begun_s = decided_s
-        about = _decision(decision, turn)
-        yield self._child(trace, "decide", begun_s, decided_s, about)
-        if turn.errand.carrier is not None:
-            yield self._dispatch(trace, turn, number, end_s)
+        begun_s = attempt.asked_s
+        if attempt.decision.reason == _HELD:
+            yield self._child(trace, "queue", begun_s, attempt.sent_s, {})
+            begun_s = attempt.sent_s
+        yield self._child(trace, "decide", begun_s, attempt.sent_s, _decision(attempt))
+        if attempt.address is not None:
+            yield self._dispatch(trace, attempt, number, end_s)
 
-    def _dispatch(self, trace: Trace, turn: Turn, number: int, end_s: float) -> ReadableSpan:
-        errand, outcome = turn.errand, turn.outcome
-        assert errand is not None
-        assert errand.carrier is not None
-        upstream = errand.carrier.upstream
+    def _dispatch(self, trace: Trace, attempt: Attempt, number: int, end_s: float) -> ReadableSpan:
+        outcome = attempt.outcome
+        assert attempt.address is not None
         about: Attributes = {
-            "server.address": upstream.host,
-            "server.port": upstream.port,
-            "warmroute.worker": errand.worker_id,
-            "warmroute.uncached_tokens": errand.uncached_tokens,
+            "server.address": attempt.address[0],
+            "server.port": attempt.address[1],
+            "warmroute.worker": attempt.worker_id,
+            "warmroute.uncached_tokens": attempt.uncached_tokens,
         }
         if number:
             about["http.request.resend_count"] = number
         if outcome is None:  # the client left, or a defect of ours ended it
-            started_s, ended_s = turn.decided_s or turn.asked_s, end_s
+            started_s, ended_s = attempt.sent_s, end_s
         else:
-            about |= _outcome(outcome)
-            started_s, ended_s = outcome.started_s, turn.ended_s or end_s
+            about |= _outcome(attempt, outcome)
+            started_s, ended_s = outcome.started_s, attempt.ended_s or end_s
         events = []
-        if outcome is not None and outcome.first_s is not None:
-            events.append(Event("first token", timestamp=self._ns(outcome.first_s)))
+        if outcome is not None and (first_s := _first_s(outcome)) is not None:
+            events.append(Event("first token", timestamp=self._ns(first_s)))
         return ReadableSpan(
             "dispatch",
-            _context(trace, turn.span_id),
+            _context(trace, attempt.span_id),
             _context(trace, trace.span_id),
             self._resource,
             about,
             events,
             kind=SpanKind.CLIENT,
-            status=_status(outcome is not None and outcome.by_worker),
+            status=_status(attempt.by_worker),
             start_time=self._ns(started_s),
             end_time=self._ns(max(ended_s, started_s)),
             instrumentation_scope=_SCOPE,
         )
 
     def _request(
-        self, trace: Trace, line: AccessLine, began_s: float, end_s: float
+        self, trace: Trace, line: AccessLine, record: RequestRecord, left_out: int
     ) -> ReadableSpan:
+        began_s, end_s = record.began_s, record.end_s
         path = line.path[:_MAX_CHARS]
         told: dict[str, Any] = {
             "http.request.method": "POST",
@@ -138,7 +139,7 @@ class SpanMaker:
             "warmroute.migrations": line.moved,
             "warmroute.expected_hit_tokens": line.expected_hit_tokens,
             "warmroute.cached_tokens": line.cached_tokens,
-            "warmroute.turns_left_out": trace.more_turns or None,
+            "warmroute.turns_left_out": left_out or None,
         }
         events = []
         if line.ttft_ms is not None:
@@ -180,49 +181,56 @@ def _context(trace: Trace, span_id: int, remote: bool = False) -> SpanContext:
     return SpanContext(trace.trace_id, span_id, remote, TraceFlags(TraceFlags.SAMPLED), state)
 
 
-def _decoded(why: bytes) -> Mapping[str, Any]:
-    """What `record.explanation.explanation` told; nothing where the desk told nothing."""
-    return msgspec.json.decode(why, type=dict[str, Any]) if why else {}
+def _shown(record: RequestRecord) -> Sequence[Attempt]:
+    """Its attempts; of very many the first ones and the last."""
+    room = _MAX_TRIES - (record.asked_s is not None)
+    if len(record.attempts) <= room:
+        return record.attempts
+    return (*record.attempts[: room - 1], record.attempts[-1])
 
 
-def _decision(decision: Mapping[str, Any], turn: Turn) -> Attributes:
+def _first_s(outcome: Outcome) -> float | None:
+    """When an answer's first token came."""
+    return (outcome.first_token_s or outcome.first_byte_s) if outcome.answers else None
+
+
+def _decision(attempt: Attempt) -> Attributes:
+    decision = explanation(attempt.request_id, attempt.worker_id, attempt.decision)
     told: dict[str, Any] = {
-        f"warmroute.{name}": decision.get(name)
+        f"warmroute.{name}": decision[name]
         for name in ("worker", "policy", "reason", "expected_hit_tokens", "prompt_tokens")
     }
-    told |= {f"warmroute.{name}": decision.get(name) for name in ("held_s", "standing")}
-    told["warmroute.cost_unit"] = decision.get("unit")
-    best = decision.get("best", [])
-    for prefix, one in zip(("warmroute.", "warmroute.runner_up."), best, strict=False):
+    told |= {f"warmroute.{name}": decision[name] for name in ("held_s", "standing")}
+    told["warmroute.cost_unit"] = decision["unit"]
+    for prefix, one in zip(("warmroute.", "warmroute.runner_up."), decision["best"], strict=False):
         told |= {f"{prefix}{name}": one[name] for name in ("worker", "cost", "hit_tokens")}
         told |= {f"{prefix}term.{name}": value for name, value in one.get("terms", {}).items()}
-    if len(best) > 1 and turn.outcome is not None:
-        told |= _regret(decision, best[1], turn.outcome)
-    return {name: _cut(value) for name, value in told.items() if value is not None}
+    outcome = attempt.outcome
+    if outcome is not None:
+        first_s = _first_s(outcome)
+        waited_s = None if first_s is None else first_s - outcome.started_s
+        told["warmroute.regret_s"] = regret_s(attempt.decision, waited_s)
+        told["warmroute.regret_hit_tokens"] = attempt.regret_hit_tokens
+    return {name: _cut(value) for name, value in told.items() if _says(value)}
 
 
-def _regret(decision: Mapping[str, Any], other: Mapping[str, Any], outcome: Told) -> dict[str, Any]:
-    """As `router.core.actions` has it."""
-    told: dict[str, Any] = {}
-    if outcome.cached_tokens is not None and not decision.get("approximate"):
-        told["warmroute.regret_hit_tokens"] = max(other["hit_tokens"] - outcome.cached_tokens, 0)
-    of_seconds = decision.get("unit") == SECONDS and other["cost"] is not None
-    if of_seconds and outcome.first_s is not None:
-        told["warmroute.regret_s"] = outcome.first_s - outcome.started_s - other["cost"]
-    return told
-
-
-def _outcome(outcome: Told) -> Attributes:
+def _outcome(attempt: Attempt, outcome: Outcome) -> Attributes:
+    usage = outcome.usage
     told: dict[str, Any] = {
         "http.response.status_code": outcome.status,
         "warmroute.resumable": outcome.resumable or None,
         "warmroute.events": outcome.events or None,
-        "warmroute.relay": outcome.relay,
-        "error.type": outcome.error,
-        "gen_ai.usage.output_tokens": outcome.output_tokens,
-        "warmroute.cached_tokens": outcome.cached_tokens,
+        "warmroute.relay": "python" if outcome.why_python else "native",
+        "error.type": attempt.error,
+        "gen_ai.usage.output_tokens": None if usage is None else usage.completion_tokens,
+        "warmroute.cached_tokens": attempt.cached_tokens,
     }
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _says(value: Any) -> bool:
+    """Whether a span can hold it: infinite costs are nobody's."""
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _blame(line: AccessLine) -> str:

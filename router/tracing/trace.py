@@ -1,210 +1,155 @@
-"""A traced request: its moments, noted as they pass; a thread makes spans of them (`spans.py`)."""
+"""Which requests are traced: as their caller decided, else a share, by the trace's number.
+
+W3C Trace Context, level 1 (w3.org/TR/trace-context), is read strictly and written again.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Union
+import re
+from collections.abc import Callable, Iterable
 
 from policies.contract import record
-from policies.facts import Arrival
-from router.core.actions import Reject
-from router.request.errors import ClientError, WorkerError
-from router.tracing.context import TraceContext, headers_of
-from router.upstream.reply import Header, Outcome
+from router.server.responses import ClientRequest
+from router.upstream.reply import Header
 
-if TYPE_CHECKING:
-    from router.request.desk import Errand, LocalCase
+TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
+SAMPLED = 1  # of the flags
 
-Traced = Union["Trace", "Passed"]  # what a request is to the tracer that began it
-
-_MAX_TURNS = 32  # of a request that migrates on and on: later ones are counted only
-
-
-class Turn:
-    """A question to the desk and what followed it. Lifetime: as its trace."""
-
-    __slots__ = (
-        "asked_s", "decided_s", "ended_s", "errand", "outcome", "refused", "span_id",
-    )  # fmt: skip
-
-    def __init__(self, asked_s: float, span_id: int) -> None:
-        self.asked_s = asked_s
-        self.span_id = span_id  # of the dispatch, as its worker is told
-        self.decided_s: float | None = None  # None: the request was given up before
-        self.errand: Errand | None = None
-        self.refused: str | None = None  # the code of a refusal
-        self.outcome: Told | None = None
-        self.ended_s: float | None = None
+_MAX_STATE_CHARS, _MAX_MEMBERS = 512, 32
+_MAX_PARENT_BYTES = 512  # of a later version, which may say more
+_PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_KEY = r"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
+_MEMBER = re.compile(_KEY + r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
+_LOWER = (1 << 64) - 1
 
 
 @record
-class Told:
-    """An outcome without its error, which would hold on to half the handler."""
+class TraceContext:
+    """Whose part a request is."""
 
-    started_s: float
-    first_s: float | None  # of an answer, its first token
-    status: int | None
-    error: str | None  # the worker's kind, or the client's code
-    by_worker: bool  # the error is its fault
-    resumable: bool
-    events: int
-    relay: str
-    output_tokens: int | None
-    cached_tokens: int | None
-
-
-def told_of(outcome: Outcome) -> Told:
-    """What of an outcome a span has."""
-    error, usage = outcome.error, outcome.usage
-    kind: str | None = error.kind if isinstance(error, WorkerError) else None
-    if isinstance(error, ClientError):
-        kind = error.code or "client_left"
-    return Told(
-        outcome.started_s,
-        (outcome.first_token_s or outcome.first_byte_s) if outcome.answers else None,
-        outcome.status,
-        kind,
-        isinstance(error, WorkerError),
-        outcome.resumable,
-        outcome.events,
-        "python" if outcome.why_python else "native",
-        None if usage is None else usage.completion_tokens,
-        None if usage is None else usage.cached_tokens,
-    )
+    trace_id: int  # 128 bits, not 0
+    span_id: int  # 64 bits, not 0: of the caller's span
+    sampled: bool
+    state: str = ""  # what vendors say of it, canonical; "": nothing
 
 
 class Trace:
-    """Lifetime: request, and then until it is exported. Moments are of the router's clock."""
+    """Whose part a request is, and what its workers are told of that.
 
-    replaces = True  # trace headers of the client's
-    __slots__ = (
-        "_clock", "_draw", "more_turns", "parent_id", "read_s", "span_id", "state", "trace_id",
-        "turns",
-    )  # fmt: skip
+    Lifetime: request, and then until its record is written.
+    """
+
+    __slots__ = ("parent_id", "replaces", "sampled", "span_id", "state", "told_id", "trace_id")
 
     def __init__(
         self,
         trace_id: int,
-        parent: TraceContext | None,
-        clock: Callable[[], float],
-        draw: random.Random,
+        span_id: int,
+        sampled: bool,
+        parent: TraceContext | None = None,
+        replaces: bool = True,
     ) -> None:
-        """`draw` gives ids of spans."""
-        self._clock = clock
-        self._draw = draw
+        """`replaces`: the client's own trace headers, where it sent some."""
         self.trace_id = trace_id
+        self.span_id = span_id  # of the request
+        self.told_id = span_id  # of the span that is the next worker's parent
+        self.sampled = sampled  # spans are made of it
         self.parent_id = 0 if parent is None else parent.span_id  # 0: the trace begins here
         self.state = "" if parent is None else parent.state
-        self.span_id = span_id_of(draw)
-        self.read_s: float | None = None  # the whole body was there
-        self.turns: list[Turn] = []
-        self.more_turns = 0
-
-    def read(self) -> None:
-        """The body is there; tokenization begins."""
-        self.read_s = self._clock()
-
-    def to_worker(self) -> tuple[Header, ...]:
-        """What the next dispatch carries, in place of the client's own trace headers."""
-        span_id = self.turns[-1].span_id if self.turns else self.span_id
-        return headers_of(self.trace_id, span_id, True, self.state)
-
-    def asks(self) -> None:
-        """The desk is asked for a worker."""
-        if len(self.turns) == _MAX_TURNS:
-            self.more_turns += 1
-            self.turns.pop()
-        self.turns.append(Turn(self._clock(), span_id_of(self._draw)))
-
-    def decided(self, errand: Errand | Reject) -> None:
-        """The desk's answer."""
-        turn = self.turns[-1]
-        turn.decided_s = self._clock()
-        if isinstance(errand, Reject):
-            turn.refused = errand.code
-        else:
-            turn.errand = errand
-
-    def ended(self, outcome: Outcome) -> None:
-        """A dispatch is over."""
-        turn = self.turns[-1]
-        turn.ended_s = self._clock()
-        turn.outcome = told_of(outcome)
-
-
-class Passed:
-    """A request that is not sampled and whose workers are to know that. Lifetime: request."""
-
-    __slots__ = ("_headers", "replaces", "trace_id")
-
-    def __init__(self, trace_id: int, headers: tuple[Header, ...], replaces: bool) -> None:
-        """`headers`: what workers are told; `replaces`: the client has said something else."""
-        self.trace_id = trace_id
         self.replaces = replaces
-        self._headers = headers
-
-    def read(self) -> None:
-        """See `Trace`."""
 
     def to_worker(self) -> tuple[Header, ...]:
-        """See `Trace`."""
-        return self._headers
+        """What the next attempt carries, in place of the client's own trace headers."""
+        return headers_of(self.trace_id, self.told_id, self.sampled, self.state)
 
 
-class TracedCase:
-    """A case whose steps are noted in a trace. Lifetime: request."""
+class Tracer:
+    """Lifetime: process."""
 
-    __slots__ = ("_case", "_trace", "first_token", "progress", "request_id", "why_refused")
+    def __init__(self, below: Callable[[], int], draw: random.Random | None = None) -> None:
+        """`below`: of those whose caller says nothing, which are sampled (`below_of`)."""
+        self._below = below
+        self._draw = draw or random.Random()
 
-    def __init__(self, case: LocalCase, trace: Trace) -> None:
-        self._case, self._trace = case, trace
-        self.request_id = case.request_id
-        self.first_token, self.progress = case.first_token, case.progress
-        self.why_refused = case.why_refused
+    def begin(self, request: ClientRequest) -> Trace | None:
+        """A request comes. None: it is not traced, and its headers go on as they are.
 
-    def __enter__(self) -> TracedCase:
-        self._case.__enter__()
-        return self
+        A new trace's number is random; sampled are those whose lower half is below the share, as
+        with OpenTelemetry's `TraceIdRatioBased`, so that all who see a number decide alike.
+        """
+        given = request.headers.get
+        if given("traceparent") is None and given("tracestate") is None:
+            return self._begun(False)
+        parent = read_context(request.raw_headers)
+        if parent is None:
+            return self._begun(True)
+        if parent.sampled:
+            return Trace(parent.trace_id, self.span_id(), True, parent)
+        if parent.state or given("tracestate") is None:
+            return None
+        return Trace(parent.trace_id, parent.span_id, False)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._case.__exit__(kind, error, trace)
+    def span_id(self) -> int:
+        """A number for a span."""
+        return span_id_of(self._draw)
 
-    def arrive(self) -> None:
-        """See `LocalCase`."""
-        self._trace.asks()
-        self._case.arrive()
+    def _begun(self, replaces: bool) -> Trace:
+        """A trace that begins here: most requests come this way, and few are sampled."""
+        number = self._draw.getrandbits(192)
+        trace_id = number >> 64 or 1
+        if trace_id & _LOWER < self._below():
+            return Trace(trace_id, self.span_id(), True)
+        return Trace(trace_id, number & _LOWER or 1, False, replaces=replaces)
 
-    async def next_errand(self) -> Errand | Reject:
-        """See `LocalCase`."""
-        errand = await self._case.next_errand()
-        self._trace.decided(errand)
-        return errand
 
-    def gone(self) -> None:
-        """See `LocalCase`."""
-        self._trace.asks()
-        self._case.gone()
-
-    def ended(self, outcome: Outcome, own_tokens: int | None, rest: Arrival | None = None) -> bool:
-        """See `LocalCase`."""
-        self._trace.ended(outcome)
-        follows = self._case.ended(outcome, own_tokens, rest)
-        if follows:
-            self._trace.asks()
-        return follows
-
-    def refused(self, reject: Reject, status: int) -> None:
-        """See `LocalCase`."""
-        self._case.refused(reject, status)
+def below_of(share: float) -> int:
+    """Traces whose number's lower half is below this are sampled, where a share in [0, 1] is."""
+    return round(share * (1 << 64))
 
 
 def span_id_of(draw: random.Random) -> int:
     """A number for a span: 64 bits, not 0."""
     return draw.getrandbits(64) or 1
+
+
+def read_context(headers: Iterable[Header]) -> TraceContext | None:
+    """Of a request's headers; None where `traceparent` is missing, there twice, or none.
+
+    A `tracestate` that is wrong or too long counts as none.
+    """
+    parents, states = [], []
+    for name, value in headers:
+        if len(name) == 11 and name.lower() == TRACEPARENT:
+            parents.append(value)
+        elif len(name) == 10 and name.lower() == TRACESTATE:
+            states.append(value)
+    if len(parents) != 1 or len(parents[0]) > _MAX_PARENT_BYTES:
+        return None
+    found = _PARENT.fullmatch(parents[0].strip(b" \t"))
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == b"ff" or (version == b"00" and more is not None):
+        return None
+    ids = int(trace_id, 16), int(span_id, 16)
+    if not all(ids):
+        return None
+    return TraceContext(*ids, bool(int(flags, 16) & SAMPLED), _state(b",".join(states)))
+
+
+def headers_of(trace_id: int, span_id: int, sampled: bool, state: str = "") -> tuple[Header, ...]:
+    """As a request carries them, our span its parent."""
+    parent: Header = (TRACEPARENT, b"00-%032x-%016x-%02x" % (trace_id, span_id, sampled))
+    return (parent, (TRACESTATE, state.encode())) if state else (parent,)
+
+
+def _state(said: bytes) -> str:
+    """The list in its one form; "" for one that is wrong."""
+    members = [member.strip(" \t") for member in said.decode("latin-1").split(",")]
+    members = [member for member in members if member]
+    joined = ",".join(members)
+    keys = {member.partition("=")[0] for member in members}
+    if len(joined) > _MAX_STATE_CHARS or len(members) > _MAX_MEMBERS or len(keys) < len(members):
+        return ""
+    return joined if all(map(_MEMBER.fullmatch, members)) else ""

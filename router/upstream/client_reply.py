@@ -15,12 +15,12 @@ from aiohttp.abc import AbstractStreamWriter
 
 import kvkernels
 from router.server.responses import ClientRequest
-from router.tracing.context import TRACEPARENT, TRACESTATE
+from router.tracing.trace import TRACEPARENT, TRACESTATE
 from router.upstream.http1 import end_to_end
 from router.upstream.reply import Framing, Header, ReplyHead, ReplySink, UpstreamRequest
 
 if TYPE_CHECKING:
-    from router.tracing.trace import Traced
+    from router.tracing.trace import Trace
 
 
 # What the server in front needs for the relay to be right. Without cancellation a client that
@@ -40,7 +40,7 @@ def upstream_request(
     internal_headers: tuple[Header, ...] = (),
     keep_authorization: bool = True,
     rank: int | None = None,
-    trace: Traced | None = None,
+    trace: Trace | None = None,
 ) -> UpstreamRequest:
     """The client's request as it came, ready for `Upstream.send`.
 

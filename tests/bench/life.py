@@ -2,8 +2,8 @@
 
     python -m tests.bench.life [--json] [--runs N] [--core C] [--workers N] [--profile FILE]
 
-Reading and hashing a body, the core's decision, what the desk keeps of it (ticket, decision log,
-errand), the head that its worker is sent, and what follows an answer (metrics, the core's facts).
+Reading and hashing a body, the core's decision, what is kept of it (the attempt), the head that its
+worker is sent, and what follows an answer (metrics, the core's facts).
 Policy `hybrid`, workers without events as any engine that is known by its URL alone is. 64 requests
 are under way at once, each part timed over all of them: CPU time, the least of all runs, which a
 busy neighbour moves least. `--profile` writes cProfile's statistics.
@@ -26,12 +26,13 @@ from router.core.core import RouterCore
 from router.core.settings import CoreSettings
 from router.fleet.manager import FleetManager
 from router.metrics.registry import RouterMetrics
-from router.request.decisions import DecisionLog
-from router.request.desk import LocalCase, LocalDesk
 from router.request.paths import PATHS
 from router.request.prompts import PromptReader, TokenCheck
+from router.request.request import InferenceRequest
 from router.request.scan import ScanLimits
+from router.request.service import Service
 from router.request.switchboard import Switchboard
+from router.server.responses import ClientRequest
 from router.upstream.http1 import request_head
 from router.upstream.reply import Outcome, UpstreamRequest, Usage
 from tests.bench.measuring import Row, arguments, pinned, show
@@ -77,19 +78,17 @@ class Pool:
         carrier = SimpleNamespace(upstream=None, rank=None, kind=None)
         fleet = cast(FleetManager, SimpleNamespace(members=dict.fromkeys(range(workers), carrier)))
         metrics = RouterMetrics(core, fleet, self.reader)
-        self.desk = LocalDesk(
-            Switchboard(core, time.monotonic), fleet, metrics, DecisionLog(), None, check
-        )
+        self.service = Service(Switchboard(core, time.monotonic), fleet, metrics, None, check)
 
-    def read(self, body: bytes) -> Arrival:
+    def read(self, body: bytes) -> InferenceRequest:
         """What `Inference` makes of a body."""
         scanned = self.reader.scan(body, PATHS["/v1/completions"], LIMITS)
-        desk, model = self.desk, scanned.model or ""
-        base, adapter = desk.identity(model)
-        prompt = done(self.reader.read(scanned, base, desk.block_sizes(model), adapter))
-        return Arrival(
-            now_s=desk.clock(),
-            request_id=desk.next_request_id(),
+        service, model = self.service, scanned.model or ""
+        base, adapter = service.identity(model)
+        prompt = done(self.reader.read(scanned, base, service.block_sizes(model), adapter))
+        arrival = Arrival(
+            now_s=service.clock(),
+            request_id=service.next_request_id(),
             model=model,
             prompt_tokens=prompt.tokens,
             chains=prompt.chains,
@@ -98,6 +97,9 @@ class Pool:
             stream=scanned.stream,
             longest_prompt_tokens=prompt.longest_tokens,
         )
+        request = InferenceRequest(service, cast(ClientRequest, None))
+        request.understood(body, arrival, prompt, "no")
+        return request
 
 
 def parts(pool: Pool, asked: list[bytes]) -> Iterator[tuple[str, float]]:
@@ -109,28 +111,27 @@ def parts(pool: Pool, asked: list[bytes]) -> Iterator[tuple[str, float]]:
         before_s, started_s = started_s, time.thread_time()
         return (started_s - before_s) / AT_ONCE * 1e6
 
-    arrivals = [pool.read(asked[number % len(asked)]) for number in range(AT_ONCE)]
+    requests = [pool.read(asked[number % len(asked)]) for number in range(AT_ONCE)]
     yield "reading, hashing", taken_us()
-    cases: list[LocalCase] = [pool.desk.case(arrival, "no") for arrival in arrivals]
-    for case in cases:
-        case.arrive()
-    yield "ticket, decision", taken_us()
-    for case in cases:
+    for request in requests:
+        request.ask()
+    yield "decision", taken_us()
+    for request in requests:
         try:
-            case.next_errand().send(None)
+            request.next_attempt().send(None)
         except StopIteration:
             continue
         raise AssertionError("a request waited")
-    yield "decision log, errand", taken_us()
-    for _ in cases:
-        request = UpstreamRequest("POST", "/v1/completions", HEADERS, asked[0])
-        request_head(request, b"worker:8000", "")
+    yield "attempt", taken_us()
+    for _ in requests:
+        sent = UpstreamRequest("POST", "/v1/completions", HEADERS, asked[0])
+        request_head(sent, b"worker:8000", "")
     yield "the worker's head", taken_us()
     now_s = time.monotonic()
-    ends = [Outcome(now_s, 200, None, 272, now_s, now_s, 0, Usage(512, 16)) for _ in cases]
-    for case, end in zip(cases, ends, strict=True):
-        case.ended(end, None)
-        case.__exit__(None, None, None)
+    ends = [Outcome(now_s, 200, None, 272, now_s, now_s, 0, Usage(512, 16)) for _ in requests]
+    for request, end in zip(requests, ends, strict=True):
+        request.ended(end, None)
+        request.__exit__(None, None, None)
     yield "metrics, end", taken_us()
 
 

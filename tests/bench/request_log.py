@@ -23,6 +23,7 @@ from router.core.actions import Candidate, Decision, Dispatch, Stage
 from router.record.log_files import LogFile
 from router.record.request_line import Header
 from router.record.request_log import LineSink, RequestLog
+from router.record.request_record import Attempt, RequestRecord
 from router.record.salt import SALT_BYTES, Salt
 from router.upstream.reply import Outcome, Usage
 
@@ -60,15 +61,19 @@ def _parts() -> tuple[Arrival, Dispatch, Outcome]:
     return arrival, Dispatch(1, (Stage(0, "both"),), decision), outcome
 
 
+def _record(arrival: Arrival, dispatch: Dispatch, outcome: Outcome) -> RequestRecord:
+    attempt = Attempt(arrival, dispatch, 1.0, block_size=16)
+    attempt.end(outcome, 2.0)
+    return RequestRecord(1.0, 2.0, arrival, [attempt])
+
+
 def _loop_us(path: Path, requests: int) -> float:
     """Puts as many as the queue takes before its thread looks, and times only these."""
     log = RequestLog(LogFile(path, 1 << 30), SALT, time.monotonic, time.time, _header)
     arrival, dispatch, outcome = _parts()
     began_s = time.perf_counter()
     for _ in range(requests):
-        with log.entry(arrival) as entry:
-            entry.dispatched(dispatch, 16)
-            entry.ended(outcome)
+        log.put(_record(arrival, dispatch, outcome))
     spent_s = time.perf_counter() - began_s
     log.close()
     assert log.lines + log.lost == requests
@@ -78,18 +83,12 @@ def _loop_us(path: Path, requests: int) -> float:
 def _thread_us(path: Path, requests: int) -> float:
     log = RequestLog(LogFile(Path(os.devnull), 1 << 30), SALT, time.monotonic, time.time, _header)
     arrival, dispatch, outcome = _parts()
-    entries = []
-    for _ in range(64):
-        entry = log.entry(arrival)
-        entry.dispatched(dispatch, 16)
-        entry.ended(outcome)
-        entry.end_s = 2.0
-        entries.append(entry)
+    records = [_record(arrival, dispatch, outcome) for _ in range(64)]
     log.close()
     sink = LineSink(LogFile(path, 1 << 30), SALT, _header, time.time, 0.0)
     began_s = time.perf_counter()
     for _ in range(max(requests // 64, 1)):
-        sink.write(entries)
+        sink.write(records)
     spent_s = time.perf_counter() - began_s
     sink.close()
     return spent_s / sink.lines * 1e6

@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -19,8 +19,10 @@ from router.config.schema import Config, Intervals, Limits
 from router.config.worker_spec import parse_worker_spec
 from router.core.actions import Reject
 from router.fleet.recognize import Recognized
-from router.request.desk import LocalCase
 from router.request.errors import WorkerError
+from router.request.prompts import Prompt
+from router.request.request import InferenceRequest
+from router.server.responses import ClientRequest
 from router.upstream.reply import Outcome, Usage
 
 BLOCK = 16
@@ -36,7 +38,7 @@ class Crowd:
     url: str  # of the admin port
     http: aiohttp.ClientSession
     draws: random.Random = field(default_factory=lambda: random.Random(5))
-    cases: list[LocalCase] = field(default_factory=list)
+    requests: list[InferenceRequest] = field(default_factory=list)
 
     def join(self, models: Sequence[str] = ("m",), url: str | None = None) -> int:
         """A worker that is believed to be ready."""
@@ -65,33 +67,37 @@ class Crowd:
 
     async def send(self, session: str = "s", tenant: str | None = None, model: str = "m") -> None:
         """A request that was dispatched and has no answer yet."""
-        desk, draws = self.router.desk, self.draws
+        service, draws = self.router.service, self.draws
         own = np.frombuffer(draws.randbytes(8 * draws.randrange(5, 60)), dtype=np.uint64)
         blocks = draws.choice(HEADS)
         head = np.frombuffer(random.Random(blocks).randbytes(8 * blocks), dtype=np.uint64)
         chain = np.concatenate([head, own])
         tokens = len(chain) * BLOCK + 3
-        number = desk.next_request_id()
+        number = service.next_request_id()
         arrival = Arrival(
-            *(desk.clock(), number, model, tokens, {BLOCK: chain}), session=session, tenant=tenant
+            *(service.clock(), number, model, tokens, {BLOCK: chain}),
+            session=session,
+            tenant=tenant,
         )
-        case = desk.case(arrival, "1" if draws.random() < 0.5 else "no")
-        case.arrive()
-        errand = await case.next_errand()
-        assert not isinstance(errand, Reject), errand
-        self.cases.append(case)
+        request = InferenceRequest(service, cast(ClientRequest, None))
+        prompt = Prompt(tokens, tokens, {BLOCK: chain}, False)
+        request.understood(b"", arrival, prompt, "short" if draws.random() < 0.5 else "no")
+        request.ask()
+        attempt = await request.next_attempt()
+        assert not isinstance(attempt, Reject), attempt
+        self.requests.append(request)
 
     def answer(self, share: float = 1.0, fails: float = 0.0) -> None:
         """The oldest requests are over; some of them fail for good."""
-        for case in self.cases[: int(len(self.cases) * share)]:
+        for request in self.requests[: int(len(self.requests) * share)]:
             now_s = self.router.switchboard.clock()
-            case.first_token(now_s)
+            request.first_token(now_s)
             error = WorkerError("garbage", "x") if self.draws.random() < fails else None
             usage = Usage(prompt_tokens=1000, cached_tokens=self.draws.randrange(1000))
             outcome = Outcome(now_s, 200, error, 99, now_s + 0.02, now_s + 0.5, 9, usage)
-            case.ended(outcome, None)
-            case.__exit__(None, None, None)
-        del self.cases[: int(len(self.cases) * share)]
+            request.ended(outcome, None)
+            request.__exit__(None, None, None)
+        del self.requests[: int(len(self.requests) * share)]
 
     async def second(self) -> None:
         """A second has passed, as far as the page's history goes."""

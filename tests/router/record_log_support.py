@@ -14,6 +14,7 @@ from policies.facts import Arrival
 from router.core.actions import Candidate, Decision, Dispatch, Stage
 from router.record.request_line import Header, RequestLine
 from router.record.request_log import RequestLog, request_log_file
+from router.record.request_record import Attempt, RequestRecord
 from router.record.salt import salt_beside
 from router.upstream.reply import Outcome, Usage
 from tests.router.core_world import chain_of
@@ -45,10 +46,23 @@ def good(**fields: Any) -> Outcome:
     return Outcome(**(known | {"usage": Usage(13, 5, 8)} | fields))
 
 
+def tried(of: Arrival, outcome: Outcome | None = None, worker_id: int = 1) -> Attempt:
+    """An attempt at a worker, and what came of it."""
+    attempt = Attempt(of, dispatch(worker_id), 10.0, block_size=SIZE)
+    if outcome is not None:
+        attempt.end(outcome, 10.0)
+    return attempt
+
+
+def put(log: RequestLog, *outcomes: Outcome | None, of: Arrival | None = None, **end: Any) -> None:
+    """A request that is over after attempts with these outcomes."""
+    of = of or arrival()
+    attempts = [tried(of, outcome, number % 2) for number, outcome in enumerate(outcomes, 1)]
+    log.put(RequestRecord(9.0, 10.0, of, attempts, **end))
+
+
 def served(log: RequestLog, **fields: Any) -> None:
-    with log.entry(arrival(**fields)) as entry:
-        entry.dispatched(dispatch(), SIZE)
-        entry.ended(good())
+    put(log, good(), of=arrival(**fields))
 
 
 def read(path: Path) -> tuple[list[Header], list[RequestLine]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from router.core.actions import Decision, Dispatch, Ranking, Stage
-from router.request.decisions import DecisionLog
+from router.record.request_record import Attempt, LatestAttempts
 from tests.router.record_log_support import arrival
 
 POOLS = (1, 3, 64, 65, 200)
@@ -26,7 +26,7 @@ def decision(workers: int) -> tuple[Decision, weakref.ref[object]]:
 @pytest.mark.parametrize("workers", POOLS)
 def test_what_is_read_later_is_what_would_have_been_read_at_once(workers: int) -> None:
     kept, _ = decision(workers)
-    DecisionLog().add(arrival(), Dispatch(1, (Stage(10, "both"),), kept), 0.0)
+    LatestAttempts().add(Attempt(arrival(), Dispatch(1, (Stage(10, "both"),), kept), 0.0))
     assert kept.candidates == decision(workers)[0].candidates
     assert len(kept.candidates) == min(workers, 3)
     assert kept.candidates[0].worker_id == 10
@@ -35,6 +35,6 @@ def test_what_is_read_later_is_what_would_have_been_read_at_once(workers: int) -
 @pytest.mark.parametrize("workers", POOLS)
 def test_all_costs_are_kept_of_small_pools_only(workers: int) -> None:
     kept, costs = decision(workers)
-    DecisionLog().add(arrival(), Dispatch(1, (Stage(10, "both"),), kept), 0.0)
+    LatestAttempts().add(Attempt(arrival(), Dispatch(1, (Stage(10, "both"),), kept), 0.0))
     gc.collect()
     assert (costs() is not None) == (workers <= 64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -29,7 +28,7 @@ from router.core.actions import (
 from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
 from router.core.guard import PolicyFaultError
-from router.request.explain import everything, explanation, reply_headers
+from router.request.explain import everything, explanation, explanation_line
 from tests.policies.fleet import fleet_of, request_of
 from tests.router.core_world import World
 
@@ -202,9 +201,8 @@ def test_a_thousand_workers_make_a_header_that_clients_take() -> None:
     best = tuple(Candidate(one.worker_id, one.cost, 7) for one in details.seen[:3])
     decision = Decision("p", "policy", 7, 100, best, False)
     decision.details = details
-    action = SimpleNamespace(worker_id=3, decision=decision)
-    for asked in ("short", "full"):
-        (_, (_, line)) = reply_headers(action, 1, asked)  # type: ignore[arg-type]
+    for full in (False, True):
+        line = explanation_line(1, 3, decision, full)
         assert len(line) <= 6_000
         assert msgspec.json.decode(line)["worker"] == 3
     assert len(everything(details)["workers"]) == SHOWN_WORKERS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 
 from policies.facts import Arrival
-from router.core.actions import Reject
 from router.record.request_line import hashes_of
 from router.record.request_log import RequestLog
 from router.request.errors import ClientError, WorkerError
@@ -19,9 +16,9 @@ from tests.router.record_log_support import (
     CHAIN,
     SIZE,
     arrival,
-    dispatch,
     good,
     line_of,
+    put,
     salted,
     served,
 )
@@ -62,9 +59,7 @@ def test_a_whole_answer_has_no_first_token_and_a_stream_without_usage_counts_eve
     tmp_path,
 ) -> None:
     def tell(log: RequestLog) -> None:
-        with log.entry(arrival(stream=False)) as entry:
-            entry.dispatched(dispatch(), SIZE)
-            entry.ended(good(usage=None))
+        put(log, good(usage=None), of=arrival(stream=False))
 
     line = line_of(tmp_path / "log", tell)
     assert (line.ttft_ms, line.output_tokens, line.cached_tokens) == (None, 7, None)
@@ -73,9 +68,7 @@ def test_a_whole_answer_has_no_first_token_and_a_stream_without_usage_counts_eve
 
 def test_a_refusal_has_no_first_token(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
-        with log.entry(arrival()) as entry:
-            entry.dispatched(dispatch(), SIZE)
-            entry.ended(good(status=400, usage=None, events=0))
+        put(log, good(status=400, usage=None, events=0))
 
     line = line_of(tmp_path / "log", tell)
     assert (line.status, line.ttft_ms, line.error) == (400, None, None)
@@ -83,8 +76,7 @@ def test_a_refusal_has_no_first_token(tmp_path: Path) -> None:
 
 def test_a_request_turned_away(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
-        with log.entry(arrival()) as entry:
-            entry.rejected(Reject(1, 503, "router_full", "x"), 503)
+        put(log, refused=(503, "router_full"))
 
     line = line_of(tmp_path / "log", tell)
     assert (line.status, line.reason, line.worker, line.attempts) == (503, "router_full", None, 0)
@@ -94,8 +86,7 @@ def test_a_request_turned_away(tmp_path: Path) -> None:
 
 def test_a_model_that_nobody_serves_is_the_clients_own_text(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
-        with log.entry(Arrival(9.0, 1, "my secret", 3, {})) as entry:
-            entry.rejected(Reject(1, 404, "model_not_found", "x"), 404)
+        put(log, of=Arrival(9.0, 1, "my secret", 3, {}), refused=(404, "model_not_found"))
 
     line = line_of(tmp_path / "log", tell)
     assert (line.model, line.block_size, line.chain, line.status) == (None, None, b"", 404)
@@ -103,29 +94,20 @@ def test_a_model_that_nobody_serves_is_the_clients_own_text(tmp_path: Path) -> N
 
 def test_tries_are_counted_and_the_last_one_is_told(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
-        with log.entry(arrival()) as entry:
-            entry.dispatched(dispatch(0), SIZE)
-            entry.ended(good(status=None, error=WorkerError("connect", "x"), usage=None))
-            entry.dispatched(dispatch(1), SIZE)
-            entry.ended(good())
+        failed = good(status=None, error=WorkerError("connect", "x"), usage=None)
+        put(log, failed, good())
 
     line = line_of(tmp_path / "log", tell)
-    assert (line.attempts, line.worker, line.status, line.error) == (2, 1, 200, None)
+    assert (line.attempts, line.worker, line.status, line.error) == (2, 0, 200, None)
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "told"),
-    [
-        (asyncio.CancelledError(), 499, "client"),
-        (ConnectionResetError(), 499, "client"),
-        (ValueError("ours"), 500, "internal_error"),
-    ],
+    ("broke", "status", "told"),
+    [("client_left", 499, "client"), ("internal_error", 500, "internal_error")],
 )
-def test_a_handler_that_ends_early(tmp_path: Path, error: Any, status: int, told: str) -> None:
+def test_a_handler_that_ends_early(tmp_path: Path, broke: Any, status: int, told: str) -> None:
     def tell(log: RequestLog) -> None:
-        with suppress(type(error)), log.entry(arrival()) as entry:
-            entry.dispatched(dispatch(), SIZE)
-            raise error
+        put(log, None, broke=broke)
 
     line = line_of(tmp_path / "log", tell)
     assert (line.status, line.error, line.attempts) == (status, told, 1)
@@ -133,9 +115,7 @@ def test_a_handler_that_ends_early(tmp_path: Path, error: Any, status: int, told
 
 def test_errors_after_the_first_byte(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
-        with log.entry(arrival()) as entry:
-            entry.dispatched(dispatch(), SIZE)
-            entry.ended(good(error=ClientError(499, "left"), usage=None))
+        put(log, good(error=ClientError(499, "left"), usage=None))
 
     line = line_of(tmp_path / "log", tell)
     assert (line.status, line.error, line.output_tokens) == (200, "client", 7)

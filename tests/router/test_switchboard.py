@@ -46,10 +46,11 @@ class Desk(World):
         self.board = Switchboard(self.core, lambda: self.now_s)
 
     def arrive(self, ticket: Ticket, **fields: Any) -> None:
-        ticket.arrive(self.arrival([1, 2], request_id=ticket.request_id, **fields))
+        number = self.board.next_request_id()
+        ticket.arrive(self.arrival([1, 2], request_id=number, **fields))
 
     def ticket(self) -> Ticket:
-        return self.board.ticket(self.board.next_request_id())
+        return Ticket(self.board)
 
     def assert_idle(self) -> None:
         assert self.core.inflight_requests == self.core.held_requests == len(self.core.ledger) == 0

@@ -90,7 +90,7 @@ async def test_hits_are_a_workers_own_and_fade() -> None:
         ui.sample()
         worker = core.workers.get(0)
         assert worker is not None
-        records = [r for r in one.router.desk.decisions.latest(99) if r.worker_id == 0]
+        records = [r for r in one.router.service.latest.latest(99) if r.worker_id == 0]
         expected = sum(r.decision.hit_tokens for r in records)
         expected /= sum(r.decision.prompt_tokens for r in records)
         assert 0 < expected < 1

@@ -59,8 +59,8 @@ async def test_the_columns_say_what_the_workers_own_pages_say() -> None:
     async with crowd(30, policy="hybrid") as one:
         for _ in range(60):
             await one.send()
-        for case in one.cases[::2]:
-            case.first_token(one.router.switchboard.clock())
+        for request in one.requests[::2]:
+            request.first_token(one.router.switchboard.clock())
         one.state(4, "down")
         one.state(5, "draining")
         one.router.fleet.add(parse_worker_spec("http://127.9.0.1:9"))

@@ -15,7 +15,7 @@ from router.core.core import RouterCore
 from router.core.health import SlowStart
 from router.core.workers import Worker
 from router.fleet.member import Member
-from router.request.decisions import DecisionLog
+from router.record.request_record import LatestAttempts
 
 _FADE_S = 60.0  # time constant: what is older counts less and less
 
@@ -26,7 +26,7 @@ class RecentHits:
     Looks once a second at the decisions kept since, at most 1,000: of more it sees a sample.
     """
 
-    def __init__(self, core: RouterCore, decisions: DecisionLog) -> None:
+    def __init__(self, core: RouterCore, decisions: LatestAttempts) -> None:
         slots = len(core.columns.worker_id)
         self._core = core
         self._decisions = decisions

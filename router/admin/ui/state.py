@@ -18,9 +18,9 @@ from router.admin.views import decision_shown, policy_shown
 from router.core.core import RouterCore
 from router.fleet.manager import FleetManager
 from router.metrics.registry import RouterMetrics
+from router.record.request_record import LatestAttempts
 from router.replicas.replica import Replica
-from router.request.decisions import DecisionLog
-from router.request.desk import LocalDesk
+from router.request.service import Service
 from router.request.switchboard import Switchboard
 from router.server.client_port import readiness
 
@@ -75,16 +75,16 @@ class UiState:
     def __init__(
         self,
         switchboard: Switchboard,
-        desk: LocalDesk,
+        service: Service,
         fleet: FleetManager,
-        decisions: DecisionLog,
+        decisions: LatestAttempts,
         metrics: RouterMetrics,
     ) -> None:
         core: RouterCore = switchboard.core
         self.boot = secrets.token_hex(8)  # tells a page that another router answers now
         self.replicas: Replicas = list
         self._switchboard = switchboard
-        self._desk = desk
+        self._service = service
         self._fleet = fleet
         self._decisions = decisions
         self.sampler = Sampler(core, metrics, switchboard.clock)
@@ -152,7 +152,7 @@ class UiState:
                 "now_s": now_s,
                 "unix_s": round(time.time(), 3),
                 "policy": policy_shown(core.guard, now_s),
-                "readiness": readiness(self._desk),
+                "readiness": readiness(self._service),
                 "held": core.held_requests,
                 "inflight": core.inflight_requests,
                 "workers": frame.columns(core, fleet, self._hits, now_s),

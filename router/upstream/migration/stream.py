@@ -13,9 +13,9 @@ import numpy as np
 from engine.wire import chain_seed
 from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes
 from policies.facts import Arrival
-from router.request.desk import LocalDesk
 from router.request.errors import WorkerError
 from router.request.scan import Tokens
+from router.request.service import Service
 from router.upstream.client_reply import ClientReply, LendingSink
 from router.upstream.migration.generate import journal_of
 from router.upstream.migration.journal import AnyRoom, Room, room_of_streams
@@ -63,7 +63,7 @@ class Stream(LendingSink):
     dechunk = True  # events are looked at, so the client's chunks are framed here
 
     def __init__(
-        self, plan: Plan, arrival: Arrival, room: AnyRoom, moves: int, told: Told, desk: LocalDesk
+        self, plan: Plan, arrival: Arrival, room: AnyRoom, moves: int, told: Told, service: Service
     ) -> None:
         """`moves`: how often it may go on elsewhere."""
         self.begun = False  # the client has seen a part
@@ -73,7 +73,7 @@ class Stream(LendingSink):
         self._room = room
         self._moves = moves
         self._told = told
-        self._desk = desk
+        self._service = service
         self._form: Form | None = None  # of the present worker, where it is known to give ids
         self._journal = journal_of(plan, room)
         self._head: ReplyHead
@@ -121,10 +121,10 @@ class Stream(LendingSink):
             return None
         ids = np.array([*self._journal.prompt, *self._journal.said], dtype=np.int32)
         arrival = self._arrival
-        seed = chain_seed(*self._desk.identity(arrival.model), self._plan.salt)
+        seed = chain_seed(*self._service.identity(arrival.model), self._plan.salt)
         return replace(
             arrival,
-            now_s=self._desk.clock(),
+            now_s=self._service.clock(),
             prompt_tokens=len(ids),
             chains={size: chain_hashes(ids, size, seed) for size in arrival.chains},
             approximate=False,
@@ -169,7 +169,7 @@ class Stream(LendingSink):
         self._moves -= 1
         self._events += outcome.events
         if self._heard_s is None:
-            self._heard_s = outcome.last_byte_s or self._desk.clock()
+            self._heard_s = outcome.last_byte_s or self._service.clock()
         return replace(outcome, resumable=True)
 
     def give_up(self, result: str) -> ClientReply:
@@ -215,7 +215,7 @@ class Stream(LendingSink):
         said = len(self._journal.said)
         context_tokens = None
         if self._plan.max_tokens is None:
-            cards = (card for card in self._desk.cards() if card["id"] == self._arrival.model)
+            cards = (card for card in self._service.cards() if card["id"] == self._arrival.model)
             context_tokens = next((card.get("max_model_len") for card in cards), None)
         form, prompt_tokens = self._form or Form(), self._journal.prompt_tokens
         self._left = tokens_left(self._plan, form, prompt_tokens, said, context_tokens)
@@ -302,7 +302,7 @@ class Stream(LendingSink):
             self.begun = True
             self.reply.head(self._client_head())
         elif self._heard_s is not None:
-            self._told.moved(self._desk.clock() - self._heard_s)
+            self._told.moved(self._service.clock() - self._heard_s)
             self._told.ended("moved", self._lost.kind if self._lost is not None else "")
             self._heard_s = None
         self.reply.data(self._framed(data))
@@ -348,9 +348,9 @@ class MigrationTerms:
 class Migrations:
     """Lifetime: process."""
 
-    def __init__(self, desk: LocalDesk, told: Told, terms: Callable[[], MigrationTerms]) -> None:
+    def __init__(self, service: Service, told: Told, terms: Callable[[], MigrationTerms]) -> None:
         self.room: AnyRoom = room_of_streams()
-        self._desk = desk
+        self._service = service
         self._told = told
         self._terms = terms
         self._distrusted: set[str] = set()  # models, until the end of the process
@@ -378,7 +378,7 @@ class Migrations:
             yield None
             return
         self.room.stream_tokens, self.room.tokens = terms.stream_tokens, terms.tokens
-        stream = Stream(plan, arrival, self.room, terms.moves, self._told, self._desk)
+        stream = Stream(plan, arrival, self.room, terms.moves, self._told, self._service)
         try:
             yield stream
         finally:

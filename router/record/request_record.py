@@ -1,0 +1,187 @@
+"""What became of one request, as the logs, the spans and the latest decisions are made of it.
+
+The event loop only fills these in; lines and spans are made elsewhere. No text, no header but those
+of identity, no key.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from policies.facts import Arrival
+from router.core.actions import Decision, Dispatch, regret_hit_tokens, regret_s
+from router.request.errors import ClientError, WorkerError
+from router.tracing.trace import Trace
+from router.upstream.reply import Outcome, Usage
+
+CLIENT_LEFT = 499  # the status of an answer that nobody waited for
+DEADLINE = "deadline_exceeded"  # the code of an end by the client's deadline
+
+_KEPT = 1_000
+_WEIGHED = 64  # workers, whose costs take half a kilobyte a decision
+_NO_USAGE = Usage()
+
+
+class Attempt:
+    """One try at one worker: why there, and what came of it.
+
+    Lifetime: until its request's record is written and 1,000 others came.
+    """
+
+    __slots__ = (
+        "address", "arrived_s", "asked_s", "block_size", "by_worker", "code", "decision",
+        "ended_s", "error", "model", "outcome", "request_id", "sent_s", "session", "span_id",
+        "stream", "tenant", "wait_s", "worker_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        arrival: Arrival,
+        dispatch: Dispatch,
+        sent_s: float,
+        asked_s: float | None = None,
+        block_size: int | None = None,
+    ) -> None:
+        """`asked_s`: when the core was asked; `block_size`: of the worker, tokens."""
+        self.request_id = arrival.request_id
+        self.arrived_s = arrival.now_s
+        self.model = arrival.model
+        self.session = arrival.session
+        self.tenant = arrival.tenant
+        self.stream = arrival.stream
+        self.worker_id = dispatch.worker_id
+        self.decision: Decision = dispatch.decision
+        self.wait_s = dispatch.after_s  # before it is begun, after another worker failed
+        self.asked_s = sent_s if asked_s is None else asked_s
+        self.sent_s = sent_s
+        self.block_size = block_size
+        self.span_id = 0  # of a traced request
+        self.address: tuple[str, int] | None = None  # of the worker; None: it was gone
+        self.outcome: Outcome | None = None  # without its error, which holds on to the handler
+        self.ended_s: float | None = None
+        self.error: str | None = None  # the worker's kind, or the client's code
+        self.by_worker = False  # the error is the worker's fault
+        self.code: str | None = None  # of a client's error
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Of its prompt, as expected there."""
+        return self.decision.prompt_tokens - self.decision.hit_tokens
+
+    def end(self, outcome: Outcome, now_s: float) -> None:
+        """It is over."""
+        self.ended_s = now_s
+        error = outcome.error
+        if error is not None:
+            if isinstance(error, WorkerError):
+                self.error, self.by_worker = error.kind, True
+            else:
+                self.error, self.code = error.code or "client_left", error.code
+            outcome = replace(outcome, error=None, held=None)
+        self.outcome = outcome
+
+    @property
+    def finish(self) -> str:
+        """How it ended: ok, the worker's kind of error, or what the client did."""
+        if self.error is None:
+            return "ok"
+        return self.error if self.by_worker or self.code == DEADLINE else "client_left"
+
+    @property
+    def first_token_s(self) -> float | None:
+        """From dispatch to the answer's first byte; None: not yet, or no streamed answer."""
+        outcome = self.outcome
+        if not self.stream or outcome is None or outcome.first_byte_s is None:
+            return None
+        return max(outcome.first_byte_s - self.sent_s, 0.0) if outcome.answers else None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt, as the worker reported."""
+        usage = None if self.outcome is None else self.outcome.usage
+        return None if usage is None else usage.cached_tokens
+
+    @property
+    def regret_s(self) -> float | None:
+        """See `router.core.actions`."""
+        return regret_s(self.decision, self.first_token_s)
+
+    @property
+    def regret_hit_tokens(self) -> int | None:
+        """See `router.core.actions`."""
+        return regret_hit_tokens(self.decision, self.cached_tokens)
+
+
+class LatestAttempts:
+    """The last 1,000 attempts, newest first when read. Lifetime: process."""
+
+    def __init__(self) -> None:
+        self._attempts: deque[Attempt] = deque(maxlen=_KEPT)
+        self.added = 0  # ever
+
+    def add(self, attempt: Attempt) -> None:
+        """Remember an attempt. Of a large pool only its best workers are kept, not all costs."""
+        attempt.decision.trim(_WEIGHED)
+        self._attempts.appendleft(attempt)
+        self.added += 1
+
+    def latest(self, count: int) -> list[Attempt]:
+        """At most `count`, newest first."""
+        return [attempt for attempt, _ in zip(self._attempts, range(count), strict=False)]
+
+    def of(self, request_id: int) -> list[Attempt]:
+        """The attempts at one request that are still kept, newest first."""
+        return [attempt for attempt in self._attempts if attempt.request_id == request_id]
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request that is over. Times are of the router's clock. Lifetime: until it is written."""
+
+    began_s: float
+    end_s: float
+    arrival: Arrival | None = None  # None: it was refused before it came before the core
+    attempts: Sequence[Attempt] = ()
+    id: str = ""  # `x-request-id`; "": nobody asked for one
+    trace: Trace | None = None
+    trace_id: str | None = None  # 32 hexadecimal digits: of our own trace, else the client's
+    client: str | None = None  # address
+    tenant: str | None = None
+    path: str = ""
+    bytes_in: int = 0  # of the body
+    written_bytes: int = 0  # to a client that left, so far
+    read_s: float | None = None  # of a traced request: the whole body was there
+    asked_s: float | None = None  # of a traced one: the core was asked, and gave no worker
+    answered_s: float | None = None  # it refused; None: the request was given up before
+    refused: tuple[int, str | None] | None = None  # status and code of a refusal
+    broke: Literal["", "client_left", "internal_error"] = ""  # what ended its handler
+    late_status: int | None = None  # of the answer where its deadline passed
+
+    @property
+    def last(self) -> Attempt | None:
+        """The latest attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def ended(self) -> Attempt | None:
+        """The latest attempt whose outcome is known."""
+        return next((one for one in reversed(self.attempts) if one.outcome is not None), None)
+
+    @property
+    def usage(self) -> Usage:
+        """As the worker of the latest outcome reported it."""
+        ended = self.ended
+        return (ended.outcome.usage if ended and ended.outcome else None) or _NO_USAGE
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Of all attempts, in their order."""
+        return [one.outcome for one in self.attempts if one.outcome is not None]
+
+
+def refusal_of(error: BaseException | None) -> tuple[int, str | None] | None:
+    """Status and code of a client's fault."""
+    return (error.status, error.code) if isinstance(error, ClientError) else None

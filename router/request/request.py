@@ -1,0 +1,363 @@
+"""One inference request, from its head to the last byte of its answer."""
+
+from __future__ import annotations
+
+import logging
+import re
+from asyncio import CancelledError
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal
+
+from aiohttp import web
+
+from policies.facts import Arrival
+from router.core.actions import Dispatch, Reject
+from router.fleet.member import Member
+from router.keys.key_file import KeyTerms
+from router.keys.key_ring import Key
+from router.keys.quota import Grant
+from router.record.logs import about
+from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
+from router.request.errors import ClientError, WorkerError
+from router.request.explain import (
+    EXPLAIN_HEADER,
+    HELD_CODES,
+    TO_CLIENTS,
+    WORKER_HEADER,
+    Asked,
+    explanation_line,
+    refusal_line,
+)
+from router.request.paths import OTHER, Path
+from router.request.prompts import Prompt
+from router.request.quotas import tokens_used, too_many
+from router.request.service import ID_HEADER, Service
+from router.request.switchboard import Ticket
+from router.server.responses import ClientRequest
+from router.upstream.reply import Header, Outcome, Usage
+
+_DRAINING = "draining"  # a rejection's code
+_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-|$)")
+_NOBODY = KeyTerms()
+
+log = logging.getLogger(__name__)
+
+
+class InferenceRequest(Ticket):
+    """Entered when it comes and left when it is over. Lifetime: request.
+
+    It grows: `charge` says whose it is, `arrive` brings it before the core once it is read, each
+    `next_attempt` is one try at a worker and `ended` its outcome. Whatever happens, leaving it
+    tells the core and its key's quota its end once, and hands its record to the logs.
+    """
+
+    __slots__ = (
+        "_answered_s", "_asked_s", "_began_s", "_explain", "_grant", "_id", "_kept", "_key",
+        "_late_status", "_lost", "_prompt_tokens", "_read_s", "_refused", "_resumes", "_service",
+        "arrival", "attempts", "body", "http", "path", "prompt", "trace",
+    )  # fmt: skip
+
+    arrival: Arrival  # these three once it is read
+    prompt: Prompt
+    body: bytes
+
+    def __init__(self, service: Service, http: ClientRequest) -> None:
+        super().__init__(service.switchboard)
+        self.http = http
+        self.path: Path = OTHER
+        self.attempts: list[Attempt] = []
+        self.trace = None if service.tracer is None else service.tracer.begin(http)
+        self._service = service
+        self._began_s = service.clock()
+        # Somebody writes it down with the number it is known by outside.
+        self._kept = service.access is not None or self.traced
+        self._id = service.id_of(http) if self._kept else ""
+        self._key: Key | None = None
+        self._grant: Grant | None = None  # of a key with limits
+        self._prompt_tokens = 0
+        self._explain: Asked = "no"
+        self._read_s: float | None = None
+        self._asked_s: float | None = None  # of a traced request; None: there is no open question
+        self._answered_s: float | None = None
+        self._lost: Outcome | None = None  # of the worker that a begun stream left
+        self._resumes = False  # the next attempt goes on with an answer that has begun
+        self._refused: tuple[int, str | None] | None = None
+        self._late_status: int | None = None
+
+    def __enter__(self) -> InferenceRequest:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self._settle_quota(error)
+            service = self._service
+            if self._kept or (service.request_log is not None and self.request_id >= 0):
+                service.write(self._record(error))
+
+    @property
+    def traced(self) -> bool:
+        """Spans are made of it."""
+        return self.trace is not None and self.trace.sampled
+
+    @property
+    def terms(self) -> KeyTerms:
+        """What its key allows."""
+        return _NOBODY if self._key is None else self._key.terms
+
+    # --- its key's quota ----------------------------------------------------------------------
+
+    def charge(self, key: Key) -> None:
+        """It is this key's. Raises ClientError(429) while the key may send nothing."""
+        self._key = key
+        self._service.counts.arrived(key.terms.tenant)
+        if key.allowance is not None:
+            grant, now_s = Grant(key.allowance), self._service.clock()
+            if (exhausted := grant.begin(now_s)) is not None:
+                raise too_many(exhausted, grant.headers(now_s))
+            self._grant = grant
+
+    def spend(self, prompt_tokens: int) -> None:
+        """Its prompt has so many tokens. Raises ClientError(429) where these are too many now."""
+        self._prompt_tokens = prompt_tokens
+        if self._grant is not None:
+            now_s = self._service.clock()
+            if (exhausted := self._grant.spend(now_s, prompt_tokens)) is not None:
+                raise too_many(exhausted, self._grant.headers(now_s))
+
+    def _use(self, outcome: Outcome) -> None:
+        """A worker has dealt with it."""
+        tokens = tokens_used(outcome, self._prompt_tokens)
+        if tokens is not None:
+            self._service.counts.used(self.terms.tenant, *tokens)
+            if self._grant is not None:
+                self._grant.used(self._service.clock(), *tokens)
+
+    def _settle_quota(self, error: BaseException | None) -> None:
+        if self._grant is not None:
+            self._grant.end(self._service.clock())
+        if self._key is not None and isinstance(error, ClientError):
+            self._service.counts.refused(self.terms.tenant, error.code or str(error.status))
+
+    # --- decisions ----------------------------------------------------------------------------
+
+    def was_read(self, body: bytes, path: Path) -> None:
+        """The whole body is there."""
+        self.body, self.path = body, path
+        if self.traced:
+            self._read_s = self._service.clock()
+
+    def understood(self, body: bytes, arrival: Arrival, prompt: Prompt, explain: Asked) -> None:
+        """What it asks for: `body` goes to the worker, `arrival` before the core."""
+        self.body, self.arrival, self.prompt, self._explain = body, arrival, prompt, explain
+
+    def ask(self) -> None:
+        """Bring it before the core, which decides now or later."""
+        service, arrival = self._service, self.arrival
+        self._ask_s()
+        explained = self._explain != "no" or self.traced
+        if service.draining and service.refuses():
+            self.enter(arrival.request_id, explained)
+            counters, settings = (
+                service.switchboard.core.counters,
+                service.switchboard.core.settings,
+            )
+            counters.rejections[_DRAINING] += 1
+            why = "the router is draining"
+            self.put(Reject(self.request_id, 503, _DRAINING, why, settings.retry_after_s))
+        else:
+            self.arrive(arrival, explained)
+
+    async def next_attempt(self) -> Attempt | Reject:
+        """Where to send it, or how to turn it away; waits while it is held."""
+        action = await self.next_action()
+        return self._rejected(action) if isinstance(action, Reject) else self.dispatched(action)
+
+    def dispatched(self, action: Dispatch) -> Attempt:
+        """The core's choice, noted."""
+        service = self._service
+        worker = service.switchboard.core.workers.get(action.worker_id)
+        size = None if worker is None else worker.facts.block_size
+        attempt = Attempt(self.arrival, action, service.clock(), self._asked_s, size)
+        if self._resumes:
+            service.metrics.migrations.resent(attempt.uncached_tokens)
+        if self.trace is not None and self.traced:
+            assert service.tracer is not None, "whoever traces has a tracer"
+            self._asked_s = None
+            self.trace.told_id = attempt.span_id = service.tracer.span_id()
+        self.attempts.append(attempt)
+        service.latest.add(attempt)
+        return attempt
+
+    def member(self, attempt: Attempt) -> Member | None:
+        """The attempt's worker; None: it is gone since it was chosen."""
+        member = self._service.fleet.members.get(attempt.worker_id)
+        if member is not None and self.traced:
+            attempt.address = member.upstream.host, member.upstream.port
+        return member
+
+    def gone(self) -> None:
+        """The attempt's worker is gone: nothing was sent. Another attempt follows."""
+        self._ask_s()
+        self.fail("busy", retry=True, reason="worker removed")
+
+    def ended(self, outcome: Outcome, own_tokens: int | None, rest: Arrival | None = None) -> bool:
+        """The latest attempt is over; True when another one follows.
+
+        `own_tokens`: our exact count of the prompt's tokens, to be held against the worker's.
+        `rest`: what is left of the request where the outcome is resumable.
+        """
+        service, attempt = self._service, self.attempts[-1]
+        now_s = service.clock()
+        service.metrics.outcome(self.arrival, attempt.worker_id, outcome, now_s)
+        attempt.end(outcome, now_s)
+        self._compare(outcome, own_tokens)
+        self._resumes = outcome.resumable
+        if outcome.resumable:
+            self._lost = outcome
+        follows = self._settle(attempt.worker_id, outcome, rest)
+        if follows:
+            self._ask_s()
+        else:
+            self._use(outcome)
+        return follows
+
+    def _ask_s(self) -> None:
+        if self.traced:
+            self._asked_s = self._service.clock()
+
+    def _compare(self, outcome: Outcome, own_tokens: int | None) -> None:
+        """Hold our count of the prompt's tokens against the worker's."""
+        check, usage = self._service.check, outcome.usage
+        if check is None or own_tokens is None or usage is None or outcome.error is not None:
+            return
+        if usage.prompt_tokens is not None:
+            check.counted(self.arrival.model, own_tokens, usage.prompt_tokens)
+
+    def _settle(self, worker_id: int, outcome: Outcome, rest: Arrival | None) -> bool:
+        """Tell the core how the dispatch ended; True when another action follows."""
+        error = outcome.error
+        if error is None:
+            usage = outcome.usage or Usage(completion_tokens=outcome.events or None)
+            counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            self.finish(*counts, refused=not outcome.answers)
+            return False
+        if isinstance(error, ClientError):
+            self.fail("client", retry=False, reason="client left")
+            return False
+        if error.kind == "absent":
+            self._service.fleet.lacks(worker_id, self.arrival.needs)
+            self.fail("busy", retry=outcome.retryable, reason="absent")
+            return outcome.retryable
+        self._log_failure(worker_id, error, outcome.retryable)
+        blame: Literal["busy", "worker"] = "busy" if error.kind == "busy" else "worker"
+        self.fail(blame, retry=outcome.retryable, reason=error.kind, rest=rest)
+        return outcome.retryable
+
+    def _log_failure(self, worker_id: int, error: WorkerError, retries: bool) -> None:
+        log.warning(
+            "request %d: worker %d failed (%s): %s%s",
+            self.request_id,
+            worker_id,
+            error.kind,
+            error.message,
+            "; asking for another worker" if retries else "",
+            extra=about(self._id, self._trace_id() or ""),
+        )
+
+    # --- what its client gets -----------------------------------------------------------------
+
+    def headers(self, attempt: Attempt) -> tuple[Header, ...]:
+        """What the router adds to the worker's answer."""
+        headers: tuple[Header, ...] = ((WORKER_HEADER, b"%d" % attempt.worker_id),)
+        if self._explain in TO_CLIENTS:
+            shown = attempt.request_id, attempt.worker_id, attempt.decision
+            line = explanation_line(*shown, full=self._explain == "full")
+            headers = (*headers, (EXPLAIN_HEADER.encode(), line))
+        if self._kept:
+            headers = (*headers, (ID_HEADER.encode(), self._id.encode()))
+        if self._grant is not None:
+            left = self._grant.headers(self._service.clock())
+            headers = (*headers, *((name.encode(), value.encode()) for name, value in left))
+        return headers
+
+    def turned_away(self, reject: Reject, status: int, *, begun: bool = False) -> None:
+        """The client was told so with `status`; `begun`: in the middle of an answer."""
+        self._refused = status, reject.code
+        if not begun:
+            self._service.counts.refused(self.terms.tenant, reject.code)
+        elif self._lost is not None:
+            self._use(self._lost)
+
+    def why_refused(self, reject: Reject) -> str | None:
+        """The explanation's line for a refusal's header; None where there is none to give."""
+        if self._explain not in TO_CLIENTS or reject.code not in HELD_CODES:
+            return None
+        now_s = self._service.clock()
+        choice = self._service.switchboard.explain(replace(self.arrival, now_s=now_s))
+        return refusal_line(self.arrival, now_s, choice)
+
+    def answered(self, answer: web.StreamResponse) -> web.StreamResponse:
+        """The answer; one of our own gets the number."""
+        if self._kept:
+            if self.attempts and self.attempts[-1].code == DEADLINE:
+                self._late_status = answer.status
+            if isinstance(answer, web.Response) and not answer.prepared:
+                answer.headers[ID_HEADER] = self._id
+        return answer
+
+    # --- its end ------------------------------------------------------------------------------
+
+    def _rejected(self, reject: Reject) -> Reject:
+        if self.traced:
+            self._answered_s = self._service.clock()
+        return reject
+
+    def _trace_id(self) -> str | None:
+        """32 hexadecimal digits: of our own trace, else as the client says."""
+        if not self._kept:
+            return None
+        if self.trace is not None:
+            return f"{self.trace.trace_id:032x}"
+        given = self.http.headers.get("traceparent")
+        found = None if given is None else _TRACE.match(given)
+        return None if found is None else found[1]
+
+    def _record(self, error: BaseException | None) -> RequestRecord:
+        """What is written down of it; `error` ended its handler."""
+        http, arrived = self.http, self.request_id >= 0
+        record = RequestRecord(
+            self._began_s,
+            self._service.clock(),
+            self.arrival if arrived else None,
+            self.attempts,
+            self._id,
+            self.trace,
+            self._trace_id(),
+            http.remote,
+            self.terms.tenant,
+            http.path,
+            len(self.body) if arrived else 0,
+            read_s=self._read_s,
+            asked_s=self._asked_s,
+            answered_s=self._answered_s,
+            refused=refusal_of(error) or self._refused,
+            late_status=self._late_status,
+        )
+        if isinstance(error, ClientError):
+            error.headers = (*error.headers, (ID_HEADER, self._id)) if self._kept else error.headers
+        elif isinstance(error, (CancelledError, OSError)):
+            record.broke = "client_left"
+            record.written_bytes = http.writer.output_size
+        elif error is not None:
+            record.broke = "internal_error"
+            if self._kept:  # for the log
+                error.add_note(f"request={self._id} trace={record.trace_id or '-'}")
+        return record

@@ -1,0 +1,129 @@
+"""What serving a request needs of the router: the core, the fleet, what is counted and written."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from router.fleet.manager import FleetManager
+from router.keys.tenant_counts import TenantCounts
+from router.metrics.registry import RouterMetrics
+from router.record.access_log import AccessLog
+from router.record.request_log import RequestLog
+from router.record.request_record import LatestAttempts, RequestRecord
+from router.request.prompts import TokenCheck
+from router.request.switchboard import Switchboard
+from router.server.responses import ClientRequest
+from router.tracing.export import Exporter
+from router.tracing.trace import Tracer
+
+ID_HEADER = "x-request-id"
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """Lifetime: process."""
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        fleet: FleetManager,
+        metrics: RouterMetrics,
+        request_log: RequestLog | None = None,
+        check: TokenCheck | None = None,
+    ) -> None:
+        self.switchboard = switchboard
+        self.fleet = fleet
+        self.metrics = metrics
+        self.check = check
+        self.request_log = request_log
+        self.access: AccessLog | None = None
+        self.traces: Exporter | None = None
+        self.tracer: Tracer | None = None  # there is one where traces are exported
+        self.latest = LatestAttempts()
+        self.counts = TenantCounts()
+        self.draining = False  # an operator wants no new requests to come
+        self.retired = ""  # why this router is about to end
+        self.refuses: Callable[[], bool] = lambda: False  # new ones, while it drains
+        self.clock = switchboard.clock
+        self.next_request_id = switchboard.next_request_id
+        self.models = switchboard.core.workers.models
+        self.block_sizes = switchboard.core.workers.block_sizes
+        self.identity = switchboard.core.workers.identity
+        self._id_prefix = secrets.token_hex(6)
+        self._id_numbers = itertools.count()
+
+    def id_of(self, request: ClientRequest) -> str:
+        """The client's number for a request, else one of ours, which no other router gives."""
+        given = request.headers.get(ID_HEADER)
+        if given is not None and _ID.fullmatch(given):
+            return given
+        return f"{self._id_prefix}-{next(self._id_numbers):x}"
+
+    def write(self, record: RequestRecord) -> None:
+        """Hand the record of a request to whoever writes it down. Never waits."""
+        if self.request_log is not None and record.arrival is not None:
+            self.request_log.put(record)
+        if self.access is not None:
+            self.access.put(record)
+        if self.traces is not None and record.trace is not None and record.trace.sampled:
+            self.traces.put(record)
+
+    def ready_workers(self) -> int:
+        """How many workers take requests now."""
+        return sum(w.takes_requests for w in self.switchboard.core.workers)
+
+    def ready_by_model(self) -> dict[str, int]:
+        """Of each model served, sorted: how many of its workers take requests now."""
+        workers = self.switchboard.core.workers
+        return {m: sum(w.takes_requests for w in workers.serving(m)) for m in workers.models()}
+
+    def reasons(self) -> tuple[str, ...]:
+        """Why no new requests are wanted here, whatever the workers say; none: they are."""
+        drained = "the router is draining" if self.draining else ""
+        return tuple(why for why in (drained, self.retired) if why)
+
+    def drain(self, by: str) -> None:
+        """Be ready no more. What comes is served, or refused where the configuration says so."""
+        log.info("the router is draining, by %s", by)
+        self.draining = True
+
+    def undrain(self, by: str) -> None:
+        """Take that back."""
+        log.info("the router drains no more, by %s", by)
+        self.draining = False
+
+    def faulty(self, status: int) -> None:
+        """A request was refused as its client's own fault, or (500) ended by a defect of ours."""
+        self.metrics.faults.faulty(status)
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Each model once, with the shortest limit of its workers, as `GET /v1/models` shows it."""
+        limits: dict[str, list[int]] = {}
+        for member in self.fleet.members.values():
+            if member.recognized is None:
+                continue
+            facts = member.recognized.facts
+            for name in facts.models:
+                known = limits.setdefault(name, [])
+                if facts.max_model_tokens is not None:
+                    known.append(facts.max_model_tokens)
+        return [self._card(name, min(known, default=None)) for name, known in limits.items()]
+
+    def _card(self, name: str, max_tokens: int | None) -> dict[str, Any]:
+        base, adapter = self.identity(name)
+        limit = {} if max_tokens is None else {"max_model_len": max_tokens}
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,  # nobody says, and OpenAI's clients want a number
+            "owned_by": "warmroute",
+            "parent": None if adapter is None else base,  # of an adapter, as vLLM has it
+            **limit,
+        }
