@@ -67,7 +67,7 @@ async def measured(runs: int, urls: list[str]) -> list[Row]:
             await router.start()
             for spec in config.workers:
                 router.fleet.add(parse_worker_spec(spec))
-            while router.service.ready_workers() < len(urls):  # noqa: ASYNC110 - nothing tells of it
+            while router.service.ready_workers() < len(urls):  # noqa: ASYNC110 - nothing says
                 await asyncio.sleep(0.01)
             assert port._runner is not None
             server = port._runner.server
