@@ -1,5 +1,5 @@
 """The C++ core as Python sees it; `twins.py` states what each member means, and of the virtual
-worker `engine/virtual.py`.
+worker `tests/oracles/virtual_worker.py`.
 
 Tokens and hashes are C-contiguous 1-D buffers, read in place: numpy array, memoryview, array.array.
 """

@@ -75,7 +75,6 @@ def setup_of(options: argparse.Namespace, policy: str, seed: int) -> Setup:
         ),
         faults=options.faults,
         goodput=Goodput(options.good_ttft_ms, options.good_tpot_ms),
-        native=not options.plain,
     )
 
 
@@ -270,10 +269,6 @@ def add_pool(parser: argparse.ArgumentParser) -> None:
     group(
         "--block-size", type=arguments.count, metavar="B",
         help="tokens of a KV block of the workers; default: the trace's, 16 for generators",
-    )  # fmt: skip
-    group(
-        "--plain", action="store_true",
-        help="use the plain Python scheduler: some 60 times slower, to check the native one",
     )  # fmt: skip
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from math import fsum
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-import kvkernels
-from engine.virtual import VirtualWorker
+from kvkernels import VirtualWorker
 from policies.contract import Hashes
 from simulator.limits.work import Known, Machine
 
@@ -37,10 +36,9 @@ class Served(NamedTuple):
     hit_tokens: int
 
 
-def new_worker(machine: Machine, *, native: bool = True) -> VirtualWorker:
+def new_worker(machine: Machine) -> VirtualWorker:
     """A worker as the replay would make it, without KV events and with a queue that never fills."""
-    kind = getattr(kvkernels, "VirtualWorker", None) if native else None
-    return cast(type[VirtualWorker], kind or VirtualWorker)(
+    return VirtualWorker(
         blocks=machine.blocks,
         block_size=machine.block_size,
         step_time=astuple(machine.step_time),
@@ -119,7 +117,6 @@ def losses(
     as_is_ms: float,
     fresh_ms: float,
     bound_ms: float,
-    native: bool = True,
 ) -> tuple[Loss, ...]:
     """The waterfall from `as_is_ms` down to `bound_ms`, in the order of `NAMES`.
 
@@ -130,7 +127,7 @@ def losses(
     workers' speed in one worker, first come first served; no less than each request takes alone.
     The rest is what the bound's best order saves, or what it leaves out.
     """
-    pool = _Pool(known, machines, decisions, network_ns, native)
+    pool = _Pool(known, machines, decisions, network_ns)
     levels = [as_is_ms, fresh_ms]
     levels.append(pool.mean_ms(warmed=False, decoding=True))
     levels.append(pool.mean_ms(warmed=True, decoding=True))
@@ -152,10 +149,9 @@ class _Pool:
         machines: Sequence[Machine],
         decisions: Decisions,
         network_ns: int,
-        native: bool,
     ) -> None:
         self._known, self._decisions = known, decisions
-        self._network_ns, self._native = network_ns, native
+        self._network_ns = network_ns
         self._machines = [
             replace(machine, count=1) for machine in machines for _ in range(machine.count)
         ]
@@ -173,7 +169,7 @@ class _Pool:
         )
         known, sent = self._known, [job.at_ns for job in self._known.jobs]
         decisions = Decisions(workers=(0,) * len(known), sent_ns=tuple(sent))
-        return _Pool(known, [one], decisions, self._network_ns, self._native)
+        return _Pool(known, [one], decisions, self._network_ns)
 
     def mean_ms(self, *, warmed: bool, decoding: bool) -> float:
         """Mean time to first token. `warmed`: what requests share is cached where they go."""
@@ -193,7 +189,7 @@ class _Pool:
     ) -> list[Served]:
         known = self._known
         chains = [own_chain(known, n) if warmed else known.chains[n] for n in order]
-        engine = new_worker(self._roomy(machine, order), native=self._native)
+        engine = new_worker(self._roomy(machine, order))
         began_ns = 0
         if warmed:
             shared = [known.shared_tokens[n] for n in order]

@@ -353,7 +353,6 @@ def _losses(desk: _Desk, run: _Run, bounds: Bounds, as_is_ms: float) -> tuple[Lo
         as_is_ms=as_is_ms,
         fresh_ms=fresh_ms,
         bound_ms=bounds.ttft_ms["mean"].value,
-        native=desk.setup.native,
     )
 
 

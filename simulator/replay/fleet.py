@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from dataclasses import astuple
 from itertools import chain, islice
 from random import Random
-from typing import cast
 
-import kvkernels
 from engine.profiles import profile
 from engine.scheduler.types import SchedulerSettings
-from engine.virtual import VirtualWorker
+from kvkernels import VirtualWorker
 from policies.facts import WorkerFacts
 from simulator.replay.relay import MODEL
 from simulator.replay.setup import ReplayError, RouterSettings, Setup, WorkerGroup, World
@@ -128,7 +126,7 @@ class FleetBuilder:
             )
         limits = _limits(group)
         has_events = self._setup.world.events
-        engine = self._engine_class()(
+        engine = VirtualWorker(
             blocks=blocks,
             block_size=self._block_size,
             step_time=astuple(hardware.step_time),
@@ -160,12 +158,6 @@ class FleetBuilder:
             kept_batches=self._kept_batches,
             random=Random(f"{self._setup.seed}/lost events/{worker_id}"),
         )
-
-    def _engine_class(self) -> type[VirtualWorker]:
-        """The native one, unless the plain one is asked for: equal twins."""
-        if self._setup.native:
-            return cast(type[VirtualWorker], kvkernels.VirtualWorker)
-        return VirtualWorker
 
 
 def _limits(group: WorkerGroup) -> SchedulerSettings:

@@ -93,4 +93,3 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: str | None = None  # a timeline file
     goodput: Goodput = Goodput()
     router: RouterSettings = RouterSettings()
-    native: bool = True  # False: the plain Python scheduler, to check the other

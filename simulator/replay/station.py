@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from random import Random
 
 from engine.step_time import StepTime
-from engine.virtual import VirtualWorker
+from kvkernels import VirtualWorker
 from policies.contract import Hashes
 from policies.facts import Cleared, KvEvent, Removed, Stored, WorkerFacts
 
 KEPT_BATCHES = 10_000  # as our engine's publisher keeps for replays
-_STORED, _REMOVED = 0, 1  # kinds of changes (engine.virtual)
+_STORED, _REMOVED = 0, 1  # kinds of changes that `VirtualWorker.advance` tells
 
 
 class Station:

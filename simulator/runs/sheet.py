@@ -310,7 +310,7 @@ SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "goodput": Goodput,
     "router": RouterSettings,
 }
-PLAIN = ("block_size", "closed_loop", "faults", "native")
+PLAIN = ("block_size", "closed_loop", "faults")
 SEARCHES = ("grid", "random")
 NO_SEEDS = (0,)
 

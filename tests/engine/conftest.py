@@ -12,8 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 import kvkernels
 from engine.model.tiny import make_tiny
-from engine.virtual import VirtualWorker
 from tests.engine.virtual_pair import Twin
+from tests.oracles.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
     from tests.engine.real import Reference

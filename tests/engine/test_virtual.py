@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import kvkernels
 from engine.step_time import StepTime
-from engine.virtual import MAX_STEP_NS, own_hash
 from tests.effort import examples
 from tests.engine.virtual_pair import STEP_TIME, Pair, Twin, chain_of
+from tests.oracles.virtual_worker import MAX_STEP_NS, own_hash
 
 MODEL = StepTime(*STEP_TIME)
 OPTIONS: dict[str, Any] = {"blocks": 64, "block_size": 4, "step_time": STEP_TIME}

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.virtual import Ended, Hashes, VirtualWorker, own_hash
 from kvkernels.virtual_stats import WorkerStats
+from tests.oracles.virtual_worker import Ended, Hashes, VirtualWorker, own_hash
 
 STEP_TIME = (2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 1.7e-6, 3.1e-4, 0.002, 15e-6, 6.0)
 # So tight that requests wait for every reason there is and preempt each other.

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import kvkernels
-from engine import virtual
 from kvkernels import _native
 from tests.oracles import columns as column_twins
 from tests.oracles import index as twins
 from tests.oracles import mirror as mirror_twin
 from tests.oracles import prefix_owners as prefix_owners_twin
+from tests.oracles import virtual_worker as virtual
 from tests.oracles import worker_blocks as blocks_file_twin
 from tests.oracles import worker_blocks as event_twins
 

@@ -53,7 +53,6 @@ def setups(faults: Path, requests: int) -> dict[str, Setup]:
         "faults": asked("kv_load", faults=str(faults)),
         "closed loop": asked("hybrid", "gen:sessions", closed_loop=True),
         "small blocks": asked("hybrid", block_size=32),
-        "plain": asked("hybrid", native=False),
     }
 
 

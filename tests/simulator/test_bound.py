@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.step_time import StepTime
-from engine.virtual import VirtualWorker
 from simulator.limits.bounds import (
     fcfs_completions,
     lower_bounds,
@@ -34,6 +33,7 @@ from simulator.replay.setup import Goodput, WorkerGroup
 from simulator.traces.chain import Chainer
 from simulator.traces.job import Job
 from tests.effort import examples
+from tests.oracles.virtual_worker import VirtualWorker
 
 IDS = st.lists(st.integers(0, 5), min_size=0, max_size=3, unique=True)
 

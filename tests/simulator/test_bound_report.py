@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -35,6 +36,7 @@ from simulator.replay.setup import Setup, WorkerGroup, World
 from simulator.traces.chain import Chainer
 from simulator.traces.job import Job
 from tests.effort import examples
+from tests.oracles.virtual_worker import plain_workers
 from tests.simulator.replays import BLOCK, job, pool, run, setup_of, stream_of
 
 ASIDE = World(report_lag_ms=200.0, event_lag_ms=20.0)
@@ -87,8 +89,9 @@ def test_served_without_a_router_is_what_the_replay_gave(
             )
             for n in rows
         ]
-        for native in (True, False):
-            served = serve(new_worker(machine(setup.groups[0], BLOCK), native=native), tasks)
+        for workers in (nullcontext(), plain_workers()):
+            with workers:
+                served = serve(new_worker(machine(setup.groups[0], BLOCK)), tasks)
             assert [one.first_ns + network_ns for one in served] == table.first_token_ns[
                 rows
             ].tolist()

@@ -105,16 +105,6 @@ def test_the_same_again_is_the_same_and_another_seed_is_not(run: Run, tmp_path: 
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_the_plain_scheduler_gives_the_same(run: Run, tmp_path: Path) -> None:
-    path, found = trace(tmp_path), tmp_path / "r.json"
-    hashes = []
-    for more in ((), ("--plain",)):
-        said = run("replay", path, *FLEET, "--policy", "hybrid", "--json", found, *more)
-        assert said.status == 0
-        hashes.append(report(found)[0]["report_hash"])
-    assert hashes[0] == hashes[1]
-
-
 def test_closed_loops_mixed_pools_and_faults(run: Run, tmp_path: Path) -> None:
     faults = tmp_path / "faults.yaml"
     faults.write_text(FAULTS)

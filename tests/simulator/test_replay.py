@@ -11,6 +11,7 @@ from engine.profiles import profile
 from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.replay.setup import ReplayError, World
 from simulator.traces.job import Job
+from tests.oracles.virtual_worker import plain_workers
 from tests.simulator.replays import PROFILE, job, pool, run, setup_of, steady
 
 
@@ -59,7 +60,8 @@ def test_the_plain_engine_gives_the_same_table() -> None:
     groups = (pool(2, kv_tokens=4096),)
     for policy in ("hybrid", "random"):
         native = run(jobs, setup_of(policy, *groups))
-        assert same(native, run(jobs, setup_of(policy, *groups, native=False)))
+        with plain_workers():
+            assert same(native, run(jobs, setup_of(policy, *groups)))
 
 
 def test_prompts_that_fit_no_worker_are_counted_with_the_engines_code() -> None:

@@ -17,6 +17,7 @@ from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.replay.setup import Setup, World
 from simulator.traces.job import Job
 from tests.effort import examples
+from tests.oracles.virtual_worker import plain_workers
 from tests.simulator.replays import job, pool, run, setup_of
 
 WORKERS = 3
@@ -140,7 +141,8 @@ def test_again_and_with_the_plain_engine_all_is_the_same(
 ) -> None:
     one = replayed(made, setup, timeline)
     again = replayed(made, setup, timeline)
-    plain = replayed(made, msgspec.structs.replace(setup, native=False), timeline)
+    with plain_workers():
+        plain = replayed(made, setup, timeline)
     assert digest(one) == digest(again) == digest(plain)
     assert one.samples.running.tobytes() == plain.samples.running.tobytes()
     assert one.workers == again.workers == plain.workers

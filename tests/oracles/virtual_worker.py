@@ -6,13 +6,15 @@ same outputs at the same times, many times faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import index
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from engine.block_pool import BlockPool, Removed, Stored
 from engine.scheduler.request import Request, State, Tokens
@@ -20,6 +22,8 @@ from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Refused, SchedulerSettings, Step
 from engine.step_time import StepTime
 from kvkernels.virtual_stats import WorkerStats
+from simulator.limits import losses
+from simulator.replay import fleet
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -383,3 +387,12 @@ class VirtualWorker:
             return max(0, request.prefill_target - request.computed_tokens)
         limit = (request.total_tokens - 1) // self._block_size
         return request.total_tokens - self._pool.hit(request.chain, limit) * self._block_size
+
+
+@contextmanager
+def plain_workers() -> Iterator[None]:
+    """Replays and bounds made inside take the plain worker in place of the native one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "VirtualWorker", VirtualWorker)
+        patch.setattr(losses, "VirtualWorker", VirtualWorker)
+        yield
