@@ -127,7 +127,7 @@ class Chooser:
         if rows is None:
             return None
         request, fleet = self._views(pending, rows, now_s)
-        if self.kept and (free := self.kept.rows(pending, rows)) is not rows:
+        if self.kept.models and (free := self.kept.rows(pending, rows)) is not rows:
             if free is None:
                 return None
             rows = free

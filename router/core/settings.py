@@ -1,17 +1,8 @@
-"""The core's bounds and times, and the draw of each request."""
+"""The core's bounds and times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import xxhash
-
-
-def draw_of(seed: int, serial: int) -> float:
-    """Uniform in [0, 1), the same for the same (seed, serial) on every machine."""
-    bits: int = xxhash.xxh3_64_intdigest(serial.to_bytes(8, "little"), seed & (1 << 64) - 1)
-    return (bits >> 11) * 2.0**-53
-
 
 NO_LIMIT = 1 << 40
 
