@@ -73,7 +73,7 @@ def core_settings(config: Config) -> CoreSettings:
         ejection_max_share=config.ejection.max_share,
         recover_s=config.ejection.recover_s,
         stall_s=timeouts.stall_s,
-        ramp_s=config.ramp_s,
+        slow_start_s=config.slow_start_s,
         policy_fallback=config.policy_fallback,
         policy_slow_s=config.policy_slow_ms / 1e3,
         backlog_batches=limits.events_backlog_batches,

@@ -50,7 +50,7 @@ FIXED = MappingProxyType(
                 "policy_fallback",
                 "policy_slow_ms",
                 "policy_hang_s",
-                "ramp_s",
+                "slow_start_s",
                 "tokenizer",
                 "chat_content_format",
                 "chat_template_kwargs",
@@ -98,6 +98,7 @@ REMOVED = MappingProxyType(
     {
         "processes": "removed; run several routers that share the port (SO_REUSEPORT: "
         "`reuse_port: true`) and state (`state: redis://...`)",
+        "ramp_s": "is called slow_start_s",
         "intervals.gather_s": "removed; each event is passed on at once, as with 0, its default",
     }
 )

@@ -62,10 +62,10 @@ class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a failing worker is put aside. Lifetime: until the next reload."""
+    """When a failing worker is ejected. Lifetime: until the next reload."""
 
     failures: Annotated[
-        int, Meta(ge=1, le=1_000, description="failures in a row that put a worker aside")
+        int, Meta(ge=1, le=1_000, description="failures in a row that eject a worker")
     ] = 3
     rate: Annotated[
         float, Meta(ge=0.01, le=1.0, description="or this share of failures within the window")
@@ -77,10 +77,10 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         float, Meta(ge=0.1, le=600.0, description="the window of the share, seconds")
     ] = 5.0
     max_share: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="of a pool aside at once; one always may be")
+        float, Meta(ge=0.0, le=1.0, description="of a pool ejected at once; one always may be")
     ] = 0.5
     recover_s: Annotated[
-        float, Meta(ge=0.1, le=3_600.0, description="shortest time aside, seconds; grows")
+        float, Meta(ge=0.1, le=3_600.0, description="shortest ejection, seconds; grows")
     ] = 2.0
 
 
@@ -359,10 +359,12 @@ class Config(_Section, frozen=True):
         float,
         Meta(ge=0.0, le=86_400.0, description="a source that names nobody any more: not believed"),
     ] = 30.0
-    ramp_s: Annotated[
+    slow_start_s: Annotated[
         float,
         Meta(
-            ge=0.0, le=3_600.0, description="a worker that joins a pool gets its share in so long"
+            ge=0.0,
+            le=3_600.0,
+            description="slow start: a worker that joins a pool gets its share in so long",
         ),
     ] = 10.0
     drain_s: Annotated[

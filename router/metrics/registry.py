@@ -157,10 +157,10 @@ class _CoreCollector(Collector):
             self._core.chooser.kept.begun,
         )
         yield _counter("warmroute_retries", "Dispatches tried again elsewhere", counters.retries)
-        yield _counter("warmroute_ejections", "Workers put aside", counters.ejections)
+        yield _counter("warmroute_ejections", "Workers ejected", counters.ejections)
         yield _counter(
             "warmroute_ejections_withheld",
-            "Failures that would have put a worker aside, with too many of its pool aside already",
+            "Failures that would have ejected a worker, with too many of its pool ejected already",
             counters.ejections_withheld,
         )
         yield _counter(

@@ -89,7 +89,7 @@ class Pool:
 @asynccontextmanager
 async def pool(tmp_path: Path, server: RedisServer, seed: int) -> AsyncIterator[Pool]:
     """A router that finds its workers in Redis; `LEAST` of them are there."""
-    flags = ["--state", server.url, "--discover", "redis", "--ramp-s", "1"]
+    flags = ["--state", server.url, "--discover", "redis", "--slow-start-s", "1"]
     async with running(tmp_path, workers=0, router=flags) as stack:
         one = Pool(server, stack, random.Random(seed))
         try:

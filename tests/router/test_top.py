@@ -26,14 +26,14 @@ def counted(at_s: float, count: float) -> Look:
     return Look(at_s, [row(0)], {"warmroute_decisions_total": {(): count}}, [])
 
 
-def test_sources_in_trouble_and_workers_that_ramp_are_shown() -> None:
+def test_sources_in_trouble_and_workers_that_start_slowly_are_shown() -> None:
     sources = [{"source": "file:x", "trouble": "torn"}, {"source": "redis", "trouble": None}]
-    rows = [row(0) | {"ramp_share": 0.25}, row(1) | {"ramp_share": 1.0}]
+    rows = [row(0) | {"slow_start_share": 0.25}, row(1) | {"slow_start_share": 1.0}]
     lines = frame(ADMIN, None, Look(0.0, rows, {}, [], sources), View(120, 24))
     assert "! file:x: torn" in lines
     assert not any("redis" in line for line in lines)
     of_fleet = [line for line in lines if ":8000" in line]
-    assert [line.endswith("ramp 25%") for line in of_fleet] == [True, False]
+    assert [line.endswith("slow start 25%") for line in of_fleet] == [True, False]
 
 
 def test_metrics_are_read_as_prometheus_writes_them() -> None:

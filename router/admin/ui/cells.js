@@ -1,15 +1,15 @@
 // One worker as one cell of a canvas: three bars (load, KV, hits), its state as hatching and letter.
 const STATES = {
   ready: { letter: "", hatch: "", means: "takes requests" },
-  ramp: { letter: "R", hatch: "dots", means: "new: its share grows" },
+  slow_start: { letter: "R", hatch: "dots", means: "new: its share grows" },
   joining: { letter: "J", hatch: "dots", means: "not recognized yet" },
   draining: { letter: "D", hatch: "rising", means: "nothing new; what runs there ends" },
   leaving: { letter: "L", hatch: "rising", means: "goes once it is idle" },
-  trial: { letter: "T", hatch: "dots", means: "was aside; gets one request at a time" },
-  ejected: { letter: "E", hatch: "falling", means: "aside for a while: it failed too often" },
+  trial: { letter: "T", hatch: "dots", means: "was ejected; gets one request at a time" },
+  ejected: { letter: "E", hatch: "falling", means: "for a while: it failed too often" },
   down: { letter: "X", hatch: "crossed", means: "its probes fail" },
 };
-const TROUBLE = ["down", "ejected", "trial", "joining", "draining", "leaving", "ramp", "ready"];
+const TROUBLE = ["down", "ejected", "trial", "joining", "draining", "leaving", "slow_start", "ready"];
 
 /** How a state is drawn; one that this page does not know gets its first letter. */
 function stateLook(state) {
