@@ -199,7 +199,7 @@ REPLICAS = Row(
             "1: all that another router has at workers is known here. 0: something is missing and "
             "was asked for.",
             "short",
-            ((selected("warmroute_replicas_peer_in_step"), "peer {{peer}}"),),
+            ((selected("warmroute_replicas_peer_in_sync"), "peer {{peer}}"),),
             6,
             maximum=1.0,
             alert="WarmrouteReplicaOutOfStep",
@@ -242,7 +242,7 @@ REPLICAS = Row(
             (
                 (rate("warmroute_replicas_kv_batches_total", by="direction"), "{{direction}}"),
                 (
-                    rate("warmroute_replicas_kv_copies_total", by="direction"),
+                    rate("warmroute_replicas_kv_snapshots_total", by="direction"),
                     "copies {{direction}}",
                 ),
             ),
@@ -252,7 +252,7 @@ REPLICAS = Row(
             "What was missed of these",
             "gaps: missed, and asked for; jumps: changes that only a copy tells; refused copies.",
             "suffix: per s",
-            ((rate("warmroute_replicas_kv_trouble_total", by="what"), "{{what}}"),),
+            ((rate("warmroute_replicas_kv_errors_total", by="reason"), "{{reason}}"),),
             8,
         ),
         Panel(
@@ -262,7 +262,7 @@ REPLICAS = Row(
             "messages. Foreign: entries under our keys. Connects: times the link was up anew.",
             "suffix: per s",
             (
-                (rate("warmroute_replicas_trouble_total", by="what"), "{{what}}"),
+                (rate("warmroute_replicas_message_errors_total", by="reason"), "{{reason}}"),
                 (rate("warmroute_replicas_lapses_total", by="whose"), "lapses: {{whose}}"),
                 (rate("warmroute_replicas_dropped_messages_total"), "lost"),
                 (rate("warmroute_replicas_malformed_total"), "foreign"),

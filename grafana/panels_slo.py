@@ -318,22 +318,22 @@ DOOR = Row(
             "reqps",
             (
                 (
-                    rate("warmroute_door_refusals_total", by="port, reason"),
+                    rate("warmroute_server_refusals_total", by="port, reason"),
                     "{{port}}: {{reason}}",
                 ),
             ),
         ),
         Panel(
             "Clients' connections",
-            "Open ones by port, against door.connections.",
+            "Open ones by port, against server.connections.",
             "short",
-            ((selected("warmroute_door_connections"), "{{port}}"),),
+            ((selected("warmroute_server_connections"), "{{port}}"),),
         ),
         Panel(
             "Requests still arriving",
-            "Memory of heads and bodies that are not whole, against door.arriving_bytes.",
+            "Memory of heads and bodies that are not whole, against server.arriving_bytes.",
             "bytes",
-            ((selected("warmroute_door_arriving_bytes"), "{{port}}"),),
+            ((selected("warmroute_server_arriving_bytes"), "{{port}}"),),
         ),
     ),
 )
@@ -401,7 +401,7 @@ WORKERS = Row(
         Panel(
             "Retries and ejections",
             "Retries: requests sent to another worker after one failed before its first byte; "
-            "refused: the budget for these was spent. Ejections: workers ejected; withheld: too "
+            "refused: the budget for these was spent. Ejections: workers put aside; withheld: too "
             "many of the pool were already.",
             "suffix: per s",
             (
@@ -424,7 +424,7 @@ WORKERS = Row(
         ),
         Panel(
             "Failures blamed on workers",
-            "What counts towards ejecting a worker, by cause; the workers with most of it.",
+            "What counts towards putting a worker aside, by cause; the workers with most of it.",
             "suffix: per s",
             top(
                 rate("warmroute_worker_failures_total", 'worker=~"$worker"', "worker, cause"),
@@ -436,7 +436,7 @@ WORKERS = Row(
             "Times that a worker took nothing new until a request fitted that had waited for long "
             "and been passed by others. Often: some requests are large for the workers.",
             "suffix: per s",
-            ((rate("warmroute_kept_workers_total"), "kept"),),
+            ((rate("warmroute_reserved_workers_total"), "kept"),),
             12,
         ),
         Panel(

@@ -47,6 +47,7 @@ from router.request.tokenizing import Tokenizing
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import client_app
 from router.terms import (
+    Standing,
     attempt_terms,
     core_settings,
     fleet_terms,
@@ -90,7 +91,7 @@ class Router:
             http,
             self.zmq,
             time.monotonic,
-            self.switchboard.tell if config.kv_state is None else self._tell,
+            self._tell,
             fleet_terms(config),
             first_seq=core.roster.first_question,
             wants_snapshot=core.roster.wants_snapshot,
@@ -112,10 +113,10 @@ class Router:
         service.access = self.access = access_log_of(config)
         service.traces = self.traces = exporter(config.tracing)
         if self.traces is not None:
-            service.tracer = Tracer(below_of(config.tracing.sample))
+            service.tracer = _tracer(self._in_force)
         self._rings = _rings(config, time.monotonic)
         keys = self.api_keys = self._rings.get("api_keys_file")
-        self.inference = _inference(service, prompts, config, keys)
+        self.inference = _inference(service, prompts, self._in_force, keys)
         use = None if keys is None else keys.shared_use
         self.replica = Replica(config, core, self.switchboard.tell, use)
         self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
@@ -181,23 +182,12 @@ class Router:
         if "workers" in applied or "discovery" in applied:
             lines += self.discovery.apply(specs, config.discovery)
         self.config = without(refused, config, self.config)
-        self._settle_terms()
+        self._context.terms = fleet_terms(self.config)
         self.replica.renew(self.config)
         if "log_level" in applied:
             logging.getLogger().setLevel(config.log_level.upper())
         log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
         return lines
-
-    def _settle_terms(self) -> None:
-        """Give each part what it needs of the configuration in force."""
-        config, attempts = self.config, self.inference.attempts
-        self._context.terms = fleet_terms(config)
-        self.inference.terms = inference_terms(config)
-        attempts.terms = attempt_terms(config)
-        if attempts.migrations is not None:
-            attempts.migrations.terms = migration_terms(config)
-        if self.service.tracer is not None:
-            self.service.tracer.below = below_of(config.tracing.sample)
 
     def reload_keys(self) -> None:
         """Read the files of keys anew. One that cannot be used changes nothing."""
@@ -263,15 +253,26 @@ class Router:
 
 
 def _inference(
-    service: Service, prompts: PromptReader, config: Config, keys: KeyRing | None
+    service: Service, prompts: PromptReader, config: Callable[[], Config], keys: KeyRing | None
 ) -> Inference:
-    """The handler of inference paths; `keys` are clients' API keys."""
-    peers = tuple(ip_network(peer) for peer in config.trusted_peers)
-    tenants = Tenants(keys, config.tenant_header, peers)
-    migrations = Migrations(service, service.metrics.migrations, migration_terms(config))
-    asks_keys = tenants.asks_keys
-    attempts = Attempts(attempt_terms(config), not asks_keys, migrations)
-    return Inference(service, prompts, tenants, attempts, inference_terms(config))
+    """The handler of inference paths. `config` gives the configuration of the moment, `keys` are
+    clients' API keys.
+    """
+    first = config()
+    peers = tuple(ip_network(peer) for peer in first.trusted_peers)
+    tenants = Tenants(keys, first.tenant_header, peers)
+    told = service.metrics.migrations
+    attempts = Attempts(
+        Standing(attempt_terms, config),
+        keep_authorization=not tenants.asks_keys,
+        migrations=Migrations(service, told, Standing(migration_terms, config)),
+    )
+    terms = Standing(inference_terms, config)
+    return Inference(service, prompts, tenants, attempts, terms)
+
+
+def _tracer(config: Callable[[], Config]) -> Tracer:
+    return Tracer(Standing(lambda now: below_of(now.tracing.sample), config))
 
 
 def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:

@@ -38,9 +38,9 @@ class Announce:
     """Where to announce, as what. Lifetime: process."""
 
     redis: str = field(repr=False)  # it may have a password
-    url: str | None = None  # by which routers reach the worker; None: the bound address
+    url: str | None = None  # what routers reach us by; None: what is bound
     fleet: str = "default"
-    lease_s: float = 5.0  # without a heartbeat for so long the entry expires
+    lease_s: float = 5.0  # unheard for so long we are gone
 
 
 def parse_announce(text: str, host: str) -> Announce:
@@ -80,18 +80,18 @@ def parse_announce(text: str, host: str) -> Announce:
 
 
 class Announcer:
-    """Renews this worker's entry in Redis, which may be away for a time. Lifetime: worker."""
+    """Says that we are there, again and again; Redis may be away. Lifetime: worker."""
 
-    def __init__(self, announce: Announce, entry: Announcement) -> None:
-        self._announce = announce
+    def __init__(self, terms: Announce, entry: Announcement) -> None:
+        self._terms = terms
         self._entry = entry
-        self._reached = True  # whether the latest heartbeat arrived
+        self._told = True  # whether the latest heartbeat was taken
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Renew the entry until `goodbye`; ends by being cancelled."""
-        every_s = self._announce.lease_s / _BEATS
-        async with _client(self._announce.redis) as redis:
+        """Beat until `goodbye`, or for ever; ends by being cancelled."""
+        every_s = self._terms.lease_s / _BEATS
+        async with _client(self._terms.redis) as redis:
             while not self._stopping.is_set():
                 await self._beat(redis, self._entry)
                 with contextlib.suppress(TimeoutError):
@@ -99,40 +99,38 @@ class Announcer:
             await self._beat(redis, replace(self._entry, state="stopping"))
 
     def goodbye(self) -> None:
-        """Announce that the worker stops; the entry expires by itself."""
+        """Say that we stop; the entry expires by itself."""
         self._stopping.set()
 
     async def _beat(self, redis: Redis, entry: Announcement) -> None:
         from redis.exceptions import RedisError
 
-        announce = self._announce
+        terms = self._terms
         try:
             async with asyncio.timeout(_ANSWER_S), redis.pipeline(transaction=True) as both:
-                lease_ms = int(announce.lease_s * 1e3)
-                both.set(
-                    entry_key(announce.fleet, entry.url), encode_announcement(entry), px=lease_ms
-                )
-                both.sadd(names_key(announce.fleet), entry.url)
+                lease_ms = int(terms.lease_s * 1e3)
+                both.set(entry_key(terms.fleet, entry.url), encode_announcement(entry), px=lease_ms)
+                both.sadd(names_key(terms.fleet), entry.url)
                 await both.execute()
         except (RedisError, OSError, TimeoutError) as error:
-            if self._reached:  # its text may quote what it was given
+            if self._told:  # its text may quote what it was given
                 log.warning(
                     "not announced at %s, so that routers do not find this worker: %s; tries again",
-                    _without_user(announce.redis),
-                    _remedy(error),
+                    _place(terms.redis),
+                    _meaning(error),
                 )
-            self._reached = False
+            self._told = False
             return
-        if not self._reached:
-            log.warning("announced again at %s", _without_user(announce.redis))
-        self._reached = True
+        if not self._told:
+            log.warning("announced again at %s", _place(terms.redis))
+        self._told = True
 
 
-def announcement_of(announce: Announce, url: str, worker: Worker) -> Announcement:
-    """The entry of this worker; `url`: as bound."""
+def announcement_of(terms: Announce, url: str, worker: Worker) -> Announcement:
+    """What this worker says of itself; `url`: as bound."""
     settings = worker.settings
     return Announcement(
-        url=(announce.url or url).rstrip("/"),
+        url=(terms.url or url).rstrip("/"),
         models=(worker.model,),
         kv_tokens=settings.blocks * settings.block_size,
         block_size=settings.block_size,
@@ -140,12 +138,12 @@ def announcement_of(announce: Announce, url: str, worker: Worker) -> Announcemen
 
 
 @contextlib.asynccontextmanager
-async def announcing(announce: Announce | None, url: str, worker: Worker) -> Any:
-    """Renew the entry within the block; at its end announce the stop and let routers read it."""
-    if announce is None:
+async def announcing(terms: Announce | None, url: str, worker: Worker) -> Any:
+    """Beat within the block; in its end say goodbye, and serve on until routers have read it."""
+    if terms is None:
         yield
         return
-    announcer = Announcer(announce, announcement_of(announce, url, worker))
+    announcer = Announcer(terms, announcement_of(terms, url, worker))
     task = asyncio.create_task(announcer.run(), name="announcer")
     try:
         yield
@@ -165,8 +163,8 @@ def _client(url: str) -> Redis:
     return made(url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)
 
 
-def _remedy(error: Exception) -> str:
-    """What to do about it; an error's own text may quote a password."""
+def _meaning(error: Exception) -> str:
+    """What to do about it; an error's own text stays unsaid."""
     from redis import exceptions
 
     if isinstance(error, exceptions.AuthenticationError):
@@ -178,8 +176,8 @@ def _remedy(error: Exception) -> str:
     return type(error).__name__
 
 
-def _without_user(url: str) -> str:
-    """The URL without user and password."""
+def _place(url: str) -> str:
+    """Without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 

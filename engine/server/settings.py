@@ -99,7 +99,7 @@ class Logprobs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class Served:
     """What stands behind a worker's HTTP. Lifetime: process."""
 
     make_runner: MakeRunner
@@ -137,7 +137,7 @@ class Runner(Protocol):
         ...
 
 
-def timed(settings: WorkerSettings, vocab: int) -> ServedModel:
+def timed(settings: WorkerSettings, vocab: int) -> Served:
     """Behind a worker that waits as long as its profile says."""
     name = settings.profile_name
     if name is None:
@@ -154,4 +154,4 @@ def timed(settings: WorkerSettings, vocab: int) -> ServedModel:
             on_failed,
         )
 
-    return ServedModel(make)
+    return Served(make)

@@ -125,8 +125,8 @@ def _serve(args: argparse.Namespace, argv: list[str]) -> int:
     configure(config.log_level, config.log_format)
     try:
         before = None
-        if config.takeover is not None:
-            before = take_over(Path(config.takeover))
+        if config.hot_restart is not None:
+            before = take_over(Path(config.hot_restart))
         import uvloop  # only here: `warmroute config` starts faster without the server
 
         from router.cli.serve import serve

@@ -46,7 +46,7 @@ async def serve(
     trust = WorkerTrust(config.workers_tls)
     async with trust.session() as http:
         router = Router(config, http, trust)
-        server = Server(router, files, read_config, Successor(argv, config.takeover))
+        server = Server(router, files, read_config, Successor(argv, config.hot_restart))
         server.obey()
         ticking = asyncio.create_task(router.tick(), name="tick")
         checking = asyncio.create_task(router.tokenizing.run(), name="token check")
@@ -119,8 +119,8 @@ class Server:
         settle()
         if before is not None:
             await before.serving()
-        if config.takeover is not None:
-            self._handing = Handing(Path(config.takeover), self.leave, self.hand_over)
+        if config.hot_restart is not None:
+            self._handing = Handing(Path(config.hot_restart), self.leave, self.hand_over)
             self._handing.start()
         notify_ready()
         print(f"ready {client} admin={admin}", flush=True)
@@ -188,7 +188,7 @@ def _sockets(
 
     Raises OSError that says which address cannot be bound.
     """
-    if config.takeover is None:
+    if config.hot_restart is None:
         return [], []
     found = []
     inherited = ([], []) if before is None else (before.client, before.admin)

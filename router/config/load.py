@@ -114,7 +114,7 @@ class _Walk:
                 self._problems.append(f"{self._place(key_node)}: {what}")
                 continue
             seen.add(name)
-            if not prefix and name in SECTIONS:
+            if not prefix and (name in SECTIONS or name in _OLD_SECTIONS):
                 if value_node.tag != _NULL:  # a section without any key
                     self._mapping(value_node, f"{name}.")
                 continue
@@ -136,6 +136,7 @@ SECTIONS = frozenset(
     for field in msgspec.structs.fields(Config)
     if field.default_factory is not msgspec.NODEFAULT
 )
+_OLD_SECTIONS = frozenset(path.partition(".")[0] for path in REMOVED if "." in path)
 
 
 # Kubernetes gives every container such variables for a service called "warmroute".

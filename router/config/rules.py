@@ -43,7 +43,7 @@ FIXED = MappingProxyType(
         ),
         **dict.fromkeys(
             (
-                *("tls.cert", "tls.key", "tls.client_ca", "door.head_bytes"),
+                *("tls.cert", "tls.key", "tls.client_ca", "server.head_bytes"),
                 *("admin_tls.cert", "admin_tls.key", "admin_tls.client_ca"),
                 *("workers_tls.ca", "workers_tls.cert", "workers_tls.key"),
                 *("front", "relay", "seed", "unknown_paths"),
@@ -69,7 +69,7 @@ FIXED = MappingProxyType(
                 "record_facts",
                 "record_facts_bytes",
                 "kv_state",
-                "takeover",
+                "hot_restart",
                 *("replicas.name", "replicas.fleet", "replicas.flush_s", "replicas.lease_s"),
                 "limits.body_bytes",
                 "limits.header_bytes",
@@ -98,7 +98,15 @@ REMOVED = MappingProxyType(
     {
         "processes": "removed; run several routers that share the port (SO_REUSEPORT: "
         "`reuse_port: true`) and state (`state: redis://...`)",
-        "ramp_s": "is called slow_start_s",
+        "takeover": "renamed; write `hot_restart`",
+        "ramp_s": "renamed; write `slow_start_s`",
+        **{
+            f"door.{name}": f"renamed; write `server.{name}`"
+            for name in (
+                *("connections", "connections_per_address", "head_bytes", "arriving_bytes"),
+                *("head_s", "body_s"),
+            )
+        },
         "intervals.gather_s": "removed; each event is passed on at once, as with 0, its default",
     }
 )
@@ -160,7 +168,7 @@ def check_value(key: Key, value: Any) -> Any:
     elif key.path == "access_log" and read == STDOUT:
         pass
     elif (
-        key.path in ("request_log", "access_log", "record_facts", "kv_state", "takeover")
+        key.path in ("request_log", "access_log", "record_facts", "kv_state", "hot_restart")
         and read is not None
     ):
         _check_place(Path(read))
@@ -189,7 +197,7 @@ def check_together(config: Config) -> list[str]:
     written |= {
         "access_log": config.access_log,
         "kv_state": config.kv_state,
-        "takeover": config.takeover,
+        "hot_restart": config.hot_restart,
     }
     for one, other in combinations(written, 2):
         if written[one] is not None and written[one] == written[other]:

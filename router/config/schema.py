@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta, field
 
 
-class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bounds of what clients may do before they are a request. Lifetime: until the next reload."""
+class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Bounds of connections and of requests that arrive. Lifetime: until the next reload."""
 
     connections: Annotated[
         int, Meta(ge=1, le=1_000_000, description="connections at a port at the same time")
@@ -362,9 +362,7 @@ class Config(_Section, frozen=True):
     slow_start_s: Annotated[
         float,
         Meta(
-            ge=0.0,
-            le=3_600.0,
-            description="slow start: a worker that joins a pool gets its share in so long",
+            ge=0.0, le=3_600.0, description="a worker that joins a pool gets its share in so long"
         ),
     ] = 10.0
     drain_s: Annotated[
@@ -487,9 +485,9 @@ class Config(_Section, frozen=True):
         str | None,
         Meta(description="file to keep what is known of caches over a restart; none: off"),
     ] = None
-    takeover: Annotated[
+    hot_restart: Annotated[
         str | None,
-        Meta(description="Unix socket by which the next router takes over from this; none: off"),
+        Meta(description="Unix socket by which the next router takes over; none: off"),
     ] = None
     state: Annotated[
         str | None,
@@ -500,7 +498,7 @@ class Config(_Section, frozen=True):
     intervals: Intervals = field(default_factory=Intervals)
     ejection: Ejection = field(default_factory=Ejection)
     migration: Migration = field(default_factory=Migration)
-    door: Door = field(default_factory=Door)
+    server: Server = field(default_factory=Server)
     tls: Tls = field(default_factory=Tls)
     admin_tls: Tls = field(default_factory=Tls)
     workers_tls: WorkerTls = field(default_factory=WorkerTls)

@@ -44,7 +44,7 @@ def _link(link: Link) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "warmroute_replicas_connects", "Times that the link was up anew", value=counters.reconnects
     )
-    for name, text, told, heard in (
+    for name, text, sent, received in (
         (
             "messages",
             "Messages between routers",
@@ -54,8 +54,8 @@ def _link(link: Link) -> Iterator[Metric]:
         ("bytes", "Bytes of these", counters.sent_bytes, counters.received_bytes),
     ):
         family = CounterMetricFamily(f"warmroute_replicas_{name}", text, labels=["direction"])
-        family.add_metric(["told"], told)
-        family.add_metric(["heard"], heard)
+        family.add_metric(["sent"], sent)
+        family.add_metric(["received"], received)
         yield family
     yield CounterMetricFamily(
         "warmroute_replicas_dropped_messages",
@@ -96,7 +96,7 @@ def _peers(link: Link, sharing: Sharing) -> Iterator[Metric]:
         labels=["peer"],
     )
     step = GaugeMetricFamily(
-        "warmroute_replicas_peer_in_step",
+        "warmroute_replicas_peer_in_sync",
         "1: all that another router has at workers is known; 0: not all",
         labels=["peer"],
     )
@@ -118,18 +118,18 @@ def _peers(link: Link, sharing: Sharing) -> Iterator[Metric]:
 
 def _heard(sharing: Sharing) -> Iterator[Metric]:
     counted = sharing.counters()
-    trouble = CounterMetricFamily(
-        "warmroute_replicas_trouble",
+    errors = CounterMetricFamily(
+        "warmroute_replicas_message_errors",
         "What was wrong with other routers' messages: gaps, miscounted requests, requests at "
         "workers that are not known here or beyond the bound, messages that cannot be read",
-        labels=["what"],
+        labels=["reason"],
     )
-    trouble.add_metric(["gaps"], counted.gaps)
-    trouble.add_metric(["miscounted"], counted.miscounted)
-    trouble.add_metric(["strange"], counted.unknown_workers)
-    trouble.add_metric(["beyond"], counted.beyond)
-    trouble.add_metric(["malformed"], sharing.malformed)
-    yield trouble
+    errors.add_metric(["gap"], counted.gaps)
+    errors.add_metric(["miscounted"], counted.miscounted)
+    errors.add_metric(["unknown_worker"], counted.unknown_workers)
+    errors.add_metric(["beyond_bound"], counted.beyond)
+    errors.add_metric(["malformed"], sharing.malformed)
+    yield errors
 
 
 def _kv(sharing: Sharing) -> Iterator[Metric]:
@@ -143,23 +143,23 @@ def _kv(sharing: Sharing) -> Iterator[Metric]:
     for kind, count in sharing.kv.sources().items():
         sources.add_metric([kind], count)
     yield sources
-    for name, of, text in (
-        ("batches", "batches", "Batches of such KV events between routers"),
-        ("copies", "snapshots", "Times that a router told all that it knows of a worker's cache"),
+    for name, text in (
+        ("batches", "Batches of such KV events between routers"),
+        ("snapshots", "Times that a router told all that it knows of a worker's cache"),
     ):
         family = CounterMetricFamily(f"warmroute_replicas_kv_{name}", text, labels=["direction"])
-        family.add_metric(["told"], getattr(told, of))
-        family.add_metric(["heard"], getattr(heard, of))
-        if name == "copies":  # of workers that each router subscribes to itself
+        family.add_metric(["sent"], getattr(told, name))
+        family.add_metric(["received"], getattr(heard, name))
+        if name == "snapshots":  # of workers that each router subscribes to itself
             family.add_metric(["lent"], sharing.kv.lender.snapshots)
             family.add_metric(["borrowed"], sharing.kv.borrowed)
         yield family
-    trouble = CounterMetricFamily(
-        "warmroute_replicas_kv_trouble",
-        "Such KV events that were missed, changes that only a copy tells, copies of no use here",
-        labels=["what"],
+    errors = CounterMetricFamily(
+        "warmroute_replicas_kv_errors",
+        "Such KV events that were missed, changes that only a snapshot tells, snapshots of no use",
+        labels=["reason"],
     )
-    trouble.add_metric(["gaps"], heard.gaps)
-    trouble.add_metric(["jumps"], told.jumps)
-    trouble.add_metric(["refused"], heard.refused)
-    yield trouble
+    errors.add_metric(["gap"], heard.gaps)
+    errors.add_metric(["jump"], told.jumps)
+    errors.add_metric(["refused_snapshot"], heard.refused)
+    yield errors

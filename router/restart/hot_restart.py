@@ -114,9 +114,9 @@ class Handing:
             with suppress(OSError):
                 new.unlink()
             why = error.strerror or str(error)
-            raise OSError(f"takeover: cannot listen at {self._path}: {why}") from error
+            raise OSError(f"hot_restart: cannot listen at {self._path}: {why}") from error
         self._socket = one
-        self._waiting = asyncio.create_task(self._wait(one), name="takeover")
+        self._waiting = asyncio.create_task(self._wait(one), name="hot restart")
 
     async def aclose(self) -> None:
         """Nobody can follow any more."""
@@ -139,9 +139,9 @@ class Handing:
                     if await self._hand_over(peer):
                         return
                 except TimeoutError:
-                    log.error("takeover: the follower was silent for too long; this router goes on")
+                    log.error("hot_restart: the follower was silent too long; this router goes on")
                 except (OSError, EOFError) as error:
-                    log.error("takeover: the follower left (%s); this router goes on", error)
+                    log.error("hot_restart: the follower left (%s); this router goes on", error)
 
     async def _hand_over(self, peer: socket.socket) -> bool:
         """Whether it was done."""
@@ -149,17 +149,17 @@ class Handing:
             peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         )
         if user not in (0, os.geteuid()):
-            log.error("takeover: refused process %d, which is user %d", pid, user)
+            log.error("hot_restart: refused process %d, which is user %d", pid, user)
             return False
         async with asyncio.timeout(_ASKS_S):
             await _expect(peer, HELLO)
-        log.info("takeover: process %d wants to follow", pid)
+        log.info("hot_restart: process %d wants to follow", pid)
         left = await self._leave()
         await _tell(peer, left)
         async with asyncio.timeout(_SERVES_S):
             await _expect(peer, SERVING)
         await self._handed()
-        log.info("takeover: process %d serves; what runs here may end", pid)
+        log.info("hot_restart: process %d serves; what runs here may end", pid)
         with suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(peer, GONE)
         return True
@@ -234,7 +234,7 @@ def take_over(path: Path) -> Inheritance | None:
         return None
     except OSError as error:
         line.close()
-        raise OSError(f"takeover: cannot ask at {path}: {error.strerror or error}") from error
+        raise OSError(f"hot_restart: cannot ask at {path}: {error.strerror or error}") from error
     try:
         line.sendall(HELLO)
         (size,) = HEAD.unpack(_exactly(line, HEAD.size))
@@ -244,7 +244,7 @@ def take_over(path: Path) -> Inheritance | None:
         sockets = _sockets(line, estate.client_sockets + estate.admin_sockets)
     except (OSError, msgspec.DecodeError) as error:
         line.close()
-        raise OSError(f"takeover: the router at {path} does not hand over: {error}") from error
+        raise OSError(f"hot_restart: the router at {path} does not hand over: {error}") from error
     clients = estate.client_sockets
     return Inheritance(line, estate, sockets[:clients], sockets[clients:])
 
@@ -282,16 +282,16 @@ def _sockets(line: socket.socket, count: int) -> list[socket.socket]:
 class Successor:
     """Lifetime: process."""
 
-    def __init__(self, argv: Sequence[str], takeover: str | None) -> None:
-        """`argv` are the arguments of this router's command; `takeover` is the key's value."""
+    def __init__(self, argv: Sequence[str], path: str | None) -> None:
+        """`argv` are the arguments of this router's command; `path`: of `hot_restart`."""
         self._argv = list(argv)
-        self._takeover = takeover
+        self._path = path
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, unless one is starting already. It takes over by itself."""
-        if self._takeover is None:
-            log.error("SIGUSR2: no follower is started: the key `takeover` names no socket")
+        if self._path is None:
+            log.error("SIGUSR2: no follower is started: the key `hot_restart` names no socket")
             return
         if self._process is not None and self._process.poll() is None:
             log.warning("SIGUSR2: process %d is about to follow already", self._process.pid)

@@ -37,7 +37,7 @@ class Port:
         self._runner: web.AppRunner | None = None
         self._site: DoorSite | None = None
         first = config()
-        most = connections_for(first.door.connections, files, said=admin)
+        most = connections_for(first.server.connections, files, said=admin)
         self.door = Door(
             _request_limits(first),
             Standing(lambda now: _terms(now, most), config),
@@ -59,8 +59,8 @@ class Port:
             access_log=None,
             shutdown_timeout=config.timeouts.shutdown_s,
             keepalive_timeout=config.timeouts.keep_alive_s,
-            max_line_size=config.door.head_bytes,
-            max_field_size=config.door.head_bytes,
+            max_line_size=config.server.head_bytes,
+            max_field_size=config.server.head_bytes,
             **SERVER_OPTIONS,
         )
         await runner.setup()
@@ -139,11 +139,11 @@ def connections_for(wanted: int, files: int, *, said: bool = False) -> int:
 
 def _request_limits(config: Config) -> RequestLimits:
     limits = config.limits
-    return RequestLimits(config.door.head_bytes, limits.header_bytes, limits.body_bytes)
+    return RequestLimits(config.server.head_bytes, limits.header_bytes, limits.body_bytes)
 
 
 def _terms(config: Config, most: int) -> DoorTerms:
-    door = config.door
+    door = config.server
     return DoorTerms(
         connections=min(door.connections, most),
         connections_per_address=door.connections_per_address,

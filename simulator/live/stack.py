@@ -144,9 +144,9 @@ async def _not_routable(stack: Stack, session: aiohttp.ClientSession) -> str:
         if not all(row["state"] == "ready" and row["events"] for row in rows):
             return f"{admin}/workers: {rows}"
         totals = await fetch_totals(session, admin)
-        in_step = totals.get("warmroute_replicas_peer_in_step", 0.0)
-        if "warmroute_replicas_link_up" in totals and in_step != len(stack.routers) - 1:
-            return f"{admin}/metrics: in step with {in_step:g} of {len(stack.routers) - 1}"
+        in_sync = totals.get("warmroute_replicas_peer_in_sync", 0.0)
+        if "warmroute_replicas_link_up" in totals and in_sync != len(stack.routers) - 1:
+            return f"{admin}/metrics: in sync with {in_sync:g} of {len(stack.routers) - 1}"
     return ""
 
 

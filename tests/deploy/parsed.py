@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import engine.cli.main
-import router.cli
+import router.cli.main
 from router.config.load import load_config
 from router.config.schema import Config
 
@@ -17,7 +17,7 @@ ROUTER_PATHS = {"/health", "/ready"}
 
 def router_config(arguments: Sequence[str], environ: Mapping[str, str]) -> Config:
     """What `warmroute` makes of its arguments. Exits, or raises ConfigError, where it cannot."""
-    args = router.cli._parser().parse_args(arguments)
+    args = router.cli.main._parser().parse_args(arguments)
     assert args.command == "serve"
     return load_config(args, environ).config
 

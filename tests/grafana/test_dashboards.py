@@ -79,7 +79,7 @@ async def peer_of(stack, flags: list[str]) -> None:
     await stack.programs.start("peer", "router", ["serve", *flags])
 
     async def known() -> bool:
-        return await stack.metric("warmroute_replicas_peer_in_step") == 1
+        return await stack.metric("warmroute_replicas_peer_in_sync") == 1
 
     await until(known, "the routers to know of each other")
 

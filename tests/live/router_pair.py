@@ -72,7 +72,7 @@ async def pair(
             for worker_id in range(WORKERS):
                 await stack.until_state(worker_id, "ready")
         for stack in stacks:
-            await until_metric(stack, "replicas_peer_in_step", lambda n: n == 1)
+            await until_metric(stack, "replicas_peer_in_sync", lambda n: n == 1)
         yield Pair(stacks)
 
 

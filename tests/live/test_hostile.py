@@ -26,7 +26,7 @@ CALM_S = 3.0  # how long good clients are alone, for comparison
 SLICES, SLICE = 20, 50_000  # a million requests, each slice to be run by itself, too
 FLAGS = (
     # Longer than a good client waits for a core on a machine with other work.
-    *("--door-head-s", "3", "--door-body-s", "3", "--timeouts-keep-alive-s", "1"),
+    *("--server-head-s", "3", "--server-body-s", "3", "--timeouts-keep-alive-s", "1"),
     *("--ejection-failures", "1000"),
 )
 LOUD = ("Traceback", "failed to answer", "Error handling request", "Unhandled exception")
@@ -100,7 +100,7 @@ async def nothing_left(stack):
     yield
 
     async def back() -> bool:
-        held = await stack.metric("warmroute_door_arriving_bytes")
+        held = await stack.metric("warmroute_server_arriving_bytes")
         return await own_files(stack) <= before + SPARE_FILES and held == 0
 
     await until(back, "files and memory to be given back")
@@ -177,7 +177,7 @@ async def test_many_slow_clients_disturb_nobody(tmp_path, connections: int) -> N
     # The router lets in half as many as it may open files, and good clients come on top.
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 3 * connections)), hard))
     async with (
-        running(tmp_path, workers=1, router=("--door-head-s", "5")) as stack,
+        running(tmp_path, workers=1, router=("--server-head-s", "5")) as stack,
         nothing_left(stack),
         good_clients(stack, f"{connections} slow ones"),
     ):

@@ -64,8 +64,8 @@ class Here:
         (line,) = [one for block in blocks("sh") for one in block.splitlines() if " serve " in one]
         port, admin = map(str, self.ports[host])
         own = ["--port", port, "--admin-port", admin, "--replicas-name", host]
-        takeover = ["--takeover", str(folder / f"{host}.sock")]  # as the shipped unit has it
-        return [*self.said(line).split()[1:], *own, *takeover]
+        hot_restart = ["--hot-restart", str(folder / f"{host}.sock")]  # as the shipped unit has it
+        return [*self.said(line).split()[1:], *own, *hot_restart]
 
 
 @contextlib.asynccontextmanager
@@ -178,7 +178,7 @@ async def _metric(stack: Stack, name: str, value: float) -> None:
 async def _knows_the_other_one(stack: Stack) -> None:
     for worker_id in range(len(ROUTERS)):
         await stack.until_state(worker_id, "ready")
-    await _metric(stack, "peer_in_step", 1)
+    await _metric(stack, "peer_in_sync", 1)
 
 
 def test_files_and_commands_of_the_way_are_what_the_test_takes_them_for() -> None:

@@ -74,7 +74,7 @@ async def all_is_well(both: Pair) -> None:
     for stack in both.stacks:
         await until_metric(stack, "replicas_link_up", lambda n: n == 1)
         await until_metric(stack, "replicas_peers", lambda n: n == 1)
-        await until_metric(stack, "replicas_peer_in_step", lambda n: n == 1)
+        await until_metric(stack, "replicas_peer_in_sync", lambda n: n == 1)
         await until_metric(stack, "replicas_disagreements", lambda n: n == 0)
     await until_equal(both)
     assert both.failed == []
@@ -220,6 +220,8 @@ async def test_what_nobody_said_is_counted_named_and_leaves_nothing(
     for stack in both.stacks:
         async with stack.http.get(f"{stack.admin}/metrics") as reply:
             lines = (await reply.text()).splitlines()
-        (told,) = [one for one in lines if 'replicas_trouble_total{what="malformed"}' in one]
+        (told,) = [
+            one for one in lines if 'replicas_message_errors_total{reason="malformed"}' in one
+        ]
         assert float(told.rsplit(" ", 1)[1]) > 0
         assert "Traceback" not in stack.router.log.read_text()

@@ -70,7 +70,7 @@ async def engine_and_routers(folder: Path, url: str) -> AsyncIterator[tuple[Engi
 
 async def borrowed(stack: Stack) -> float:
     return await metric_sum(
-        stack.http, stack.admin, 'warmroute_replicas_kv_copies_total{direction="borrowed"}'
+        stack.http, stack.admin, 'warmroute_replicas_kv_snapshots_total{direction="borrowed"}'
     )
 
 

@@ -205,4 +205,4 @@ async def test_a_newcomer_knows_large_caches_of_several_workers_soon(
         for worker_id, cache in enumerate(caches):
             await until_known(two, cache.truth, worker_id)
         print(f"{time.monotonic() - begun_s:.2f} s after it was ready it knew all")
-        assert await metric_sum(two.http, two.admin, "warmroute_replicas_kv_copies_total") >= 8
+        assert await metric_sum(two.http, two.admin, "warmroute_replicas_kv_snapshots_total") >= 8

@@ -100,7 +100,7 @@ async def _nobody_fails(folder: Path, server: RedisServer | WalledRedis, fault: 
             returned_s = time.monotonic()
             for stack in both.stacks:
                 await until_metric(stack, "replicas_link_up", lambda n: n == 1)
-                await until_metric(stack, "replicas_peer_in_step", lambda n: n == 1)
+                await until_metric(stack, "replicas_peer_in_sync", lambda n: n == 1)
             in_step_s = time.monotonic() - returned_s
             for stack in both.stacks:
                 assert await stack.metric("warmroute_replicas_connects_total") > 1, "it was away"

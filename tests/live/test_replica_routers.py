@@ -83,7 +83,7 @@ async def test_each_knows_what_the_other_has_under_way_and_forgets_it_at_its_dea
         two = await world.router(server.url, "two")
         for stack in (one, two):
             await until_metric(stack, "replicas_peers", 1)
-        await until_metric(two, "replicas_peer_in_step", 1)
+        await until_metric(two, "replicas_peer_in_sync", 1)
         body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 2_000, "stream": True}
         url = f"{one.url}/v1/completions"
         replies = [await world.http.post(url, json=body) for _ in range(3)]
@@ -178,13 +178,13 @@ async def test_a_follower_stands_beside_the_one_before_it_and_then_alone(
 ) -> None:
     async with place(tmp_path, speed=0.2) as world:
         peer = await world.router(server.url, "peer")
-        takeover = ["--takeover", str(tmp_path / "next.sock")]
-        before = await world.router(server.url, "same", *takeover)
+        hot_restart = ["--hot-restart", str(tmp_path / "next.sock")]
+        before = await world.router(server.url, "same", *hot_restart)
         await until_metric(peer, "replicas_peers", 1)
         body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 400, "stream": True}
         reply = await world.http.post(f"{before.url}/v1/completions", json=body)
         after = await world.programs.start(
-            "after", "router", world.arguments(server.url, "same", *takeover)
+            "after", "router", world.arguments(server.url, "same", *hot_restart)
         )
         await until_metric(peer, "replicas_peers", 2)
         await until_metric(peer, "replicas_peer_requests", 1)
@@ -228,7 +228,7 @@ async def test_another_password_is_taken_over_by_a_reload(
             for name in names
         ]
         for stack in stacks:
-            await until_metric(stack, "replicas_peer_in_step", 1)
+            await until_metric(stack, "replicas_peer_in_sync", 1)
         client = server.client(password="hush-one")
         client.config_set("requirepass", "hush-two")
         client.client_kill_filter(_type="normal", skipme=False)
@@ -240,7 +240,7 @@ async def test_another_password_is_taken_over_by_a_reload(
         for stack in stacks:
             stack.router.process.send_signal(signal.SIGHUP)
         for stack in stacks:
-            await until_metric(stack, "replicas_peer_in_step", 1)
+            await until_metric(stack, "replicas_peer_in_sync", 1)
             await until_metric(stack, "discovery_up", 1)
             told = stack.router.log.read_text()
             assert "refuses the user or password: correct `state`" in told

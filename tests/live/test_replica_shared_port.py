@@ -65,7 +65,7 @@ async def test_two_routers_share_a_port_and_what_they_know(
         for stack in stacks:
             for worker_id in range(2):
                 await stack.until_state(worker_id, "ready")
-            await until_sum(stack, "replicas_peer_in_step", 1)
+            await until_sum(stack, "replicas_peer_in_sync", 1)
         asked = [ask(one.url, [n] * 64) for n in range(REQUESTS)]
         assert await asyncio.gather(*asked) == [200] * REQUESTS
         decisions = [await metric_sum(http, s.admin, "warmroute_decisions_total") for s in stacks]

@@ -27,7 +27,7 @@ def another_value(path: str, folder: Path) -> object:
         "record": str(folder / "recording"),
         "record_facts": str(folder / "facts"),
         "kv_state": str(folder / "kv"),
-        "takeover": str(folder / "next"),
+        "hot_restart": str(folder / "next"),
         "state": "redis://127.0.0.1:6390/2",
         "replicas.name": "router-a",
         "replicas.fleet": "blue",

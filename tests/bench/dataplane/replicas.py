@@ -124,7 +124,7 @@ def unheard(router: Running) -> float:
     """Requests of its peer, and messages that it missed."""
     text = page(router)
     return total(text, "warmroute_replicas_peer_requests") + total(
-        text, "warmroute_replicas_trouble_total"
+        text, "warmroute_replicas_message_errors_total"
     )
 
 

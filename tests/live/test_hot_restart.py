@@ -87,7 +87,12 @@ class Routers:
         self.ports = ["--port", str(lasting_port()), "--admin-port", str(lasting_port())]
 
     async def start(self, name: str, *more: str, ports: Sequence[str] = ()) -> Program:
-        arguments = ["serve", *(ports or self.ports), "--takeover", str(self.folder / "next.sock")]
+        arguments = [
+            "serve",
+            *(ports or self.ports),
+            "--hot-restart",
+            str(self.folder / "next.sock"),
+        ]
         arguments += ["--kv-state", str(self.folder / "kv"), "--timeouts-shutdown-s", "3"]
         for worker in self.workers:
             arguments += ["--worker", f"{worker.url},kind=vllm"]
