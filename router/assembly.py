@@ -19,7 +19,7 @@ from policies.facts import Tick, WorkerChange
 from policies.load import load
 from router.admin.app import AdminApi
 from router.admin.ui.state import replicas_shown
-from router.cli.process import HangWatch, PolicyTrouble, thread_use
+from router.cli.process import THREAD_USE, HangWatch, PolicyTrouble
 from router.config.load import reloadable, without
 from router.config.schema import Config
 from router.config.worker_spec import parse_worker_spec
@@ -78,7 +78,7 @@ class Router:
         core = RouterCore(
             load(config.policy), core_settings(config), config.seed, report, time.monotonic
         )
-        core.guard.use = thread_use
+        core.guard.use = THREAD_USE
         self.switchboard = Switchboard(core, time.monotonic)
         self.hang_watch = HangWatch(core.guard, time.monotonic, config.policy_hang_s)
         self._request_log = request_log_of(config, core, lambda: len(self.fleet.members))

@@ -17,9 +17,9 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from router.core.guard import PolicyFaultError, PolicyGuard, Use
 
@@ -68,15 +68,10 @@ _LOOKS = 4  # within the time that is too long
 _CPU_FACTOR = 3.0  # so many times that, in CPU time during which no thread of Python's ran
 
 
-def thread_use() -> Use:
-    """What this thread has used: CPU seconds, and switches to others of its own accord.
-
-    getrusage(2), `RUSAGE_THREAD`: Linux only. Elsewhere all time counts as the thread's own.
-    """
-    if sys.platform != "linux":
-        return time.monotonic(), 0
-    use = resource.getrusage(resource.RUSAGE_THREAD)
-    return use.ru_utime + use.ru_stime, use.ru_nvcsw
+# What this thread has used, where Linux tells it; elsewhere all time counts as the thread's own.
+THREAD_USE: Callable[[], Use] | None = (
+    partial(resource.getrusage, resource.RUSAGE_THREAD) if sys.platform == "linux" else None
+)
 
 
 class PolicyTrouble:

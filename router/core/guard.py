@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from kvkernels import cheapest
 from policies.contract import FleetView, Floats, RequestView
@@ -69,7 +69,19 @@ class Suspension:
 
 FaultKind = Literal["raised", "nan", "shape", "slow", "terms"]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
-Use = tuple[float, int]  # CPU seconds of this thread; how often it waited of its own accord
+
+
+class Use(Protocol):
+    """What a thread has used, as `resource.getrusage` tells it."""
+
+    @property
+    def ru_utime(self) -> float: ...  # CPU seconds
+    @property
+    def ru_stime(self) -> float: ...
+    @property
+    def ru_nvcsw(self) -> int: ...  # switches to other threads of its own accord
+
+
 Answer = tuple[LoadedPolicy, Floats, int]  # who decided, its costs, the row (pick.HOLD: nobody)
 
 _COUNTED_POLICIES = 64  # by name: each reload may bring another
@@ -237,9 +249,9 @@ class PolicyGuard:
         """A call took longer than it may. Where others had the processor meanwhile (preemption, a
         machine that is paused) that is none of its doing; what it waited for by itself is."""
         if self.use is not None and used is not None:
-            cpu_s, waits = self.use()
-            if waits == used[1]:
-                took_s = cpu_s - used[0]
+            now = self.use()
+            if now.ru_nvcsw == used.ru_nvcsw:
+                took_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
         if took_s > self._slow_s:
             self.overdue_s = max(self.overdue_s, took_s)
 

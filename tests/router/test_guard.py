@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_one_that_is_slow_keeps_its_answer_and_is_suspended_after_five() -> None
 def test_one_that_is_kept_from_running_is_not_slow_and_one_that_waits_is() -> None:
     world = GuardedWorld()
     used = [0.0, 0]
-    world.core.guard.use = lambda: (used[0], int(used[1]))
+    world.core.guard.use = lambda: SimpleNamespace(ru_utime=used[0], ru_stime=0.0, ru_nvcsw=used[1])
     world.policy.takes_s = 0.5
     assert world.reasons(0.0, 8) == ["policy"] * 8
     assert not world.faults
