@@ -6,6 +6,7 @@ once. Folders with long files go first, so that short ones end the run together.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tests.effort import examples
 from tests.forks.starting import forking
 from tests.tiers import NOT_LIVE, QUICK_TIER, TIERS, tier_of
 
+# The models of tests are tiny: more threads of torch would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("effort", max_examples=examples(100), deadline=None)
 settings.load_profile("effort")
 

@@ -136,7 +136,7 @@ class Compute:
         return self._model.logits(batch)
 
 
-class Staged(Protocol):
+class Staged(Model, Protocol):
     """A model in stages, seen from its first."""
 
     def begin(self, batch: FlatBatch) -> Callable[[], torch.Tensor]:
@@ -163,10 +163,11 @@ class Begun:
             return Launched(work.sampled, made).wait()
 
 
-class StagedCompute:
-    """As `compute.Compute`, for a model in stages. Lifetime: worker."""
+class StagedCompute(Compute):
+    """As `Compute`, for a model in stages: every token of a step is known before it is laid out.
 
-    is_later = True  # what is launched is waited for in another thread
+    Lifetime: worker.
+    """
 
     def __init__(
         self,
@@ -178,13 +179,9 @@ class StagedCompute:
         planner: Planner | None = None,
         int8: Int8Choice | None = None,
     ) -> None:
-        self._model = model
-        self._sampler = sampler
-        self._pool = TokenPool(rows)  # never read
-        self._blocks = BlockRows(rows)
-        self._block_size = block_size
-        self._device = device
-        self._planner, self._int8 = planner, int8
+        super().__init__(model, sampler, rows, block_size, device, None, planner, int8)
+        self.is_later = True
+        self._stages = model
         self._stream: torch.cuda.Stream | None = None
         if is_cuda(device):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -194,13 +191,7 @@ class StagedCompute:
         if is_cuda(self._device):
             torch.cuda.set_device(self._device)
 
-    def lay_out(self, step: Step) -> LaidOut:
-        """`step`, just scheduled, as the model takes it."""
-        work = work_of(step, self._pool, self._blocks)
-        batch = flat_batch(work.pieces, self._block_size, self._device, self._planner)
-        return LaidOut(work, batch, int8=self._int8)
-
-    def launch(self, step: LaidOut) -> Begun:
+    def launch(self, step: LaidOut) -> Begun:  # type: ignore[override]
         """Compute the first stage after all steps before it. Raises what the model raises."""
-        end = self._model.begin(step.batch.on(self._device))
+        end = self._stages.begin(step.batch.on(self._device))
         return Begun(step.work, self._sampler, end, self._stream)

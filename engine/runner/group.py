@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from engine.model.batch import FlatBatch
-from engine.runner.ranks import RankModel, RankSpec, batch_bytes
+from engine.runner.ranks import READY, RankModel, RankSpec, batch_bytes
 
 
 class RankStuck(RuntimeError):  # noqa: N818 - what happened, not a kind of mistake
@@ -58,7 +58,6 @@ def line_of(process: subprocess.Popen[bytes], limit_s: float) -> bytes:
     return process.stdout.readline()
 
 
-READY = b"ready\n"
 END_S = 10.0  # for ranks to end by themselves
 LOAD_S = 600.0  # for the others to load, when rank 0 has
 
@@ -186,7 +185,7 @@ def _fulfil(made: Future[RankModel], make: Callable[[], RankModel]) -> None:
 
 def _start(spec: RankSpec) -> subprocess.Popen[bytes]:
     """Another rank; what it logs goes where our own log does."""
-    command = [sys.executable, "-m", "engine.runner.rank", msgspec.json.encode(spec).decode()]
+    command = [sys.executable, "-m", "engine.runner.ranks", msgspec.json.encode(spec).decode()]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 

@@ -1,29 +1,38 @@
 """One rank of a model that several processes share, by torch.distributed, and the batches it gets.
 
 Rank r of the group is tensor-parallel rank r % tp_size of stage r // tp_size. Every step each rank
-gets the same batch, over a pipe from rank 0.
+gets the same batch, over a pipe from rank 0. `python -m engine.runner.ranks SPEC` is the process of
+a rank, which rank 0 starts.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import IO, Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import distributed
 
 from engine.model.batch import FlatBatch, Sizes
 from engine.model.checkpoint import Checkpoint
-from engine.model.config import Quantization, Shard, read_config
+from engine.model.config import ModelError, Quantization, Shard, read_config
 from engine.model.kernel_attention import attention_of
 from engine.model.kernel_choice import KVKERNELS, TORCH
 from engine.model.kv_cache import KvCache
 from engine.model.transformer import Transformer
+from engine.scheduler.scheduler import MAX_STEPS_IN_FLIGHT
 
+READY = b"ready\n"  # what a rank prints when it has loaded
 _MAGIC = 0x57_52_42_33
 _HEAD = 8 * (len(Sizes._fields) + 1)
 
@@ -224,3 +233,38 @@ class RankModel:
     def close(self) -> None:
         """Leave the group."""
         distributed.destroy_process_group()
+
+
+def main() -> int:
+    """Load, say so, and compute what comes until the input ends; the exit code."""
+    # The terminal's Ctrl-C is for rank 0, which lets running requests end first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
+    try:
+        model = RankModel(spec)
+        os.write(1, READY)
+        batches: Queue[FlatBatch | BaseException | None] = Queue(MAX_STEPS_IN_FLIGHT)
+        Thread(target=_read, args=(batches, spec.own_device), daemon=True).start()
+        while (batch := batches.get()) is not None:
+            if isinstance(batch, BaseException):
+                raise batch
+            model.compute(batch)
+    except (ModelError, OSError, EOFError, RuntimeError) as error:
+        print(f"warmroute-engine: rank {spec.rank}: {error}", file=sys.stderr, flush=True)
+        return 1
+    model.close()
+    return 0
+
+
+def _read(batches: Queue[FlatBatch | BaseException | None], device: str) -> None:
+    """Take batches as they come, so that rank 0 need not wait until this rank has a turn."""
+    try:
+        while (batch := read_batch(sys.stdin.buffer, device)) is not None:
+            batches.put(batch)
+        batches.put(None)
+    except BaseException as error:  # noqa: BLE001 - the rank ends with it
+        batches.put(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,11 @@ POLICY_LIMITS = (
     ("max_queue_delay_microseconds", 10_000_000),
     ("length_ageing_s", 3600.0),
     ("tpot_target_ms", 60_000.0),
+    ("pinned_share", 0.9),
+)
+LEAST = (
+    *(("max_batch_size", 1), ("min_chunk_tokens", 1), ("max_queue", 1)),
+    *(("max_model_tokens", 2), ("prefix_wait_tokens", 0)),
 )
 Refusal = Literal["empty_prompt", "no_output", "too_long", "kv_capacity", "queue_full"]
 
@@ -69,30 +74,24 @@ class SchedulerSettings:
         return self.batch_scheduler_policy == "guaranteed_no_evict"
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "min_chunk_tokens", "max_queue"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in LEAST:
+            if getattr(self, name) < least:
+                text = "0 or more" if least == 0 else f"at least {least}"
+                raise ValueError(f"{name} must be {text}, got {getattr(self, name)}")
         if self.max_num_tokens < self.max_batch_size:
             raise ValueError(
                 f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size "
                 f"({self.max_batch_size}), or decodes would not fit one step"
             )
-        if self.max_model_tokens < 2:
-            raise ValueError(f"max_model_tokens must be at least 2, got {self.max_model_tokens}")
-        if not 0.0 <= self.watermark < 1.0:
-            raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
         if self.min_chunk_tokens > self.max_num_tokens:
             raise ValueError(
                 f"min_chunk_tokens ({self.min_chunk_tokens}) must be at most max_num_tokens "
                 f"({self.max_num_tokens}), or no long prompt would ever start"
             )
+        if not 0.0 <= self.watermark < 1.0:
+            raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
         if not 0.0 < self.ageing_s < float("inf"):
             raise ValueError(f"ageing_s must be above 0 and finite, got {self.ageing_s}")
-        if self.prefix_wait_tokens < 0:
-            raise ValueError(f"prefix_wait_tokens must be 0 or more, got {self.prefix_wait_tokens}")
-        self._check_policies()
-
-    def _check_policies(self) -> None:
         if self.batch_scheduler_policy not in get_args(BatchPolicy):
             raise ValueError(
                 f"batch_scheduler_policy must be one of {', '.join(get_args(BatchPolicy))}, "
@@ -103,8 +102,6 @@ class SchedulerSettings:
                 raise ValueError(f"{name} must be 0..{most:g}, got {getattr(self, name)}")
         if not 0.0 < self.tenant_share <= 1.0:
             raise ValueError(f"tenant_share must be above 0 and at most 1, got {self.tenant_share}")
-        if not 0.0 <= self.pinned_share <= 0.9:
-            raise ValueError(f"pinned_share must be 0..0.9, got {self.pinned_share}")
 
 
 class Chunk(NamedTuple):

@@ -31,7 +31,7 @@ from engine.wire.events import (
     replay_request,
 )
 from engine.wire.metrics import EngineLoad, parse_load, parse_loads
-from engine.wire.seeds import chain_seed
+from kvkernels.seeds import chain_seed
 
 __all__ = [
     "AllBlocksCleared",

@@ -23,11 +23,6 @@ from kvkernels.ops.operator import define, unsupported_dtype, unsupported_head
 
 INT8_LIMIT, E4M3_LIMIT = 127.0, 448.0
 STORED = (torch.int8, torch.float8_e4m3fn)
-SCHEMA = (
-    "(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor positions, Tensor slots, "
-    "Tensor? q_weight, Tensor? k_weight, float eps, Tensor(a!) q_out, Tensor(b!) k_pages, "
-    "Tensor(c!) v_pages, Tensor(d!)? k_scales, Tensor(e!)? v_scales) -> ()"
-)
 
 
 def unsupported(head_dim: int, dtype: torch.dtype, stored: torch.dtype) -> str:
@@ -98,4 +93,4 @@ def _check(values: torch.Tensor, least: int, end: int, name: str) -> None:
         )
 
 
-define("append", SCHEMA, append_on_cpu)
+define("append", append_on_cpu, ("q_out", "k_pages", "v_pages", "k_scales", "v_scales"))

@@ -17,8 +17,6 @@ import torch
 
 from kvkernels.ops.operator import define
 
-SCHEMA = "(Tensor source, Tensor(a!) target, Tensor runs, Tensor moves) -> ()"
-
 
 def as_bytes(pool: torch.Tensor) -> torch.Tensor:
     """A contiguous pool of any dtype as int8[bytes]; shares memory."""
@@ -44,4 +42,4 @@ def copy_runs_on_cpu(
             target[into : into + length] = source[first : first + length]
 
 
-define("copy_runs", SCHEMA, copy_runs_on_cpu)
+define("copy_runs", copy_runs_on_cpu, ("target",))

@@ -7,7 +7,7 @@ merge_slots, scale, out, partial, partial_lse, k_scales, v_scales)`:
     k_pages, v_pages    [page, token, kv_heads, head_dim] of q's dtype, int8 or float8_e4m3fn,
                         with equal strides
     page_table          int32[requests, pages]
-    item_count ... merge_slots   the plan of `decode_plan.py`, made for this step
+    item_count ... merge_slots   the plan of `plan_decode`, made for this step
     scale               of scores, > 0; usually head_dim**-0.5
     partial             float32[slots, heads, head_dim], workspace: a slot for each of merge_slots
     partial_lse         float32[slots, heads], workspace: base-2 log-sum-exp of scaled scores
@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from kvkernels.ops.operator import check_table, define, numbers, unsupported_shape
+from kvkernels.ops.operator import check_table, define, tokens_of, unsupported_shape
 
 LEAST_CHUNK, LARGEST_CHUNK, CHUNK_STEP, CHUNKS = 256, 1024, 64, 8
 TILE = 16  # tokens: pages are multiples of it, items begin at multiples of it
@@ -122,12 +122,6 @@ def plan_decode(
 
 
 MAX_GROUP = 16
-SCHEMA = (
-    "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor item_count, "
-    "Tensor items, Tensor merge_starts, Tensor merge_slots, float scale, Tensor(a!) out, "
-    "Tensor(b!) partial, Tensor(c!) partial_lse, "
-    "Tensor? k_scales, Tensor? v_scales) -> ()"
-)
 
 
 def unsupported(
@@ -203,12 +197,11 @@ def decode_on_cpu(
     for request, length in enumerate(lengths.tolist()):
         pages = page_table[request, : -(-length // page_tokens)].long()
         k, v = (
-            numbers(x, scales, pages, wide).flatten(0, 1)[:length]
-            for x, scales in ((k_pages, k_scales), (v_pages, v_scales))
+            x[:length] for x in tokens_of((k_pages, v_pages), (k_scales, v_scales), pages, wide)
         )
         asked = q[request].to(wide).view(kv_heads, group, -1) * scale
         weights = torch.einsum("hgd,thd->hgt", asked, k).softmax(-1)
         out[request] = torch.einsum("hgt,thd->hgd", weights, v).flatten(0, 1).to(out.dtype)
 
 
-define("decode", SCHEMA, decode_on_cpu)
+define("decode", decode_on_cpu, ("out", "partial", "partial_lse"))

@@ -6,7 +6,7 @@ are given and return nothing: no allocation in an op, so that a CUDA graph can h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -76,10 +76,23 @@ def check_table(
         )
 
 
-def numbers(
+def tokens_of(
+    kept: tuple[torch.Tensor, torch.Tensor],
+    scales: tuple[torch.Tensor | None, torch.Tensor | None],
+    pages: torch.Tensor,
+    wide: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [tokens, head, dim] of those pages as numbers in `wide`, scaled where quantized."""
+    k, v = (
+        _numbers(x, factors, pages, wide).flatten(0, 1)
+        for x, factors in zip(kept, scales, strict=True)
+    )
+    return k, v
+
+
+def _numbers(
     kept: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, wide: torch.dtype
 ) -> torch.Tensor:
-    """Pages [page, token, head, dim] as numbers in `wide`, with their scales where they have."""
     if scales is None:
         return kept[pages].to(wide)
     # As bytes: torch cannot index FP8.
@@ -97,11 +110,13 @@ def cuda_library() -> KernelLibrary:
     return KernelLibrary(build.find_cuda() or build.build())
 
 
-def define(name: str, schema: str, on_cpu: Callable[..., None]) -> None:
-    """Define `warmroute::name` with `schema` ("(Tensor q, ...) -> ()"), on CPUs by `on_cpu`.
+def define(name: str, on_cpu: Callable[..., None], written: Sequence[str]) -> None:
+    """Define `warmroute::name`, on CPUs by `on_cpu`, whose signature is the schema; `written`: the
+    arguments that it writes to.
 
     On CUDA devices `wr_name` runs on the current stream with the same arguments in order.
     """
+    schema = torch.library.infer_schema(on_cpu, mutates_args=written)
     LIBRARY.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
     LIBRARY.impl(name, on_cpu, "CPU")  # type: ignore[no-untyped-call]
     LIBRARY.impl(name, partial(_on_cuda, name), "CUDA")  # type: ignore[no-untyped-call]

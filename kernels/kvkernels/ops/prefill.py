@@ -7,7 +7,7 @@ k_scales, v_scales)`:
     k_pages, v_pages    [page, token, kv_heads, head_dim] of q's dtype, int8 or float8_e4m3fn,
                         with equal strides
     page_table          int32[requests, pages]
-    item_count, items   the plan of `prefill_plan.py`, made for this step
+    item_count, items   the plan of `plan_prefill`, made for this step
     scale               of scores, > 0; usually head_dim**-0.5
     lse                 float32[tokens, heads] or None: base-2 log-sum-exp of scaled scores
     k_scales, v_scales  as decode's: float32[page, token, kv_heads] where pages are quantized
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-from kvkernels.ops.operator import check_table, define, numbers, unsupported_shape
+from kvkernels.ops.operator import check_table, define, tokens_of, unsupported_shape
 
 ROWS = 128  # of a CTA: query tokens times the heads of a group
 MAX_CONTEXT = 1 << 30
@@ -113,13 +113,6 @@ def plan_prefill(
     return plan
 
 
-SCHEMA = (
-    "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor item_count, "
-    "Tensor items, float scale, Tensor(a!) out, Tensor(b!)? lse, "
-    "Tensor? k_scales, Tensor? v_scales) -> ()"
-)
-
-
 def unsupported(
     heads: int, kv_heads: int, head_dim: int, page_tokens: int, dtype: torch.dtype
 ) -> str:
@@ -164,10 +157,7 @@ def prefill_on_cpu(
     for request, first, tokens, position in items[: int(item_count)].tolist():
         end = position + tokens
         pages = page_table[request, : -(-end // page_tokens)].long()
-        k, v = (
-            numbers(x, scales, pages, wide).flatten(0, 1)[:end]
-            for x, scales in ((k_pages, k_scales), (v_pages, v_scales))
-        )
+        k, v = (x[:end] for x in tokens_of((k_pages, v_pages), (k_scales, v_scales), pages, wide))
         rows = slice(first, first + tokens)
         asked = q[rows].to(wide).view(tokens, kv_heads, group, -1) * scale
         seen = torch.arange(end) <= position + torch.arange(tokens)[:, None]
@@ -180,4 +170,4 @@ def prefill_on_cpu(
             lse[rows] = sums.flatten(1, 2).to(lse.dtype)
 
 
-define("prefill", SCHEMA, prefill_on_cpu)
+define("prefill", prefill_on_cpu, ("out", "lse"))

@@ -2,7 +2,7 @@
 
 `torch.ops.warmroute.shared_decode(q, k_pages, v_pages, page_table, item_count, items, members,
 merge_starts, merge_slots, scale, out, partial, partial_lse, k_scales, v_scales)`: arguments and
-what CUDA takes are those of `decode.py`, but for the plan, which is that of `shared_plan.py`.
+what CUDA takes are those of `decode.py`, but for the plan, which is that of `plan_shared`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvkernels.ops.decode import CHUNKS, LARGEST_CHUNK
-from kvkernels.ops.operator import check_table, define, numbers
+from kvkernels.ops.operator import check_table, define, tokens_of
 from kvkernels.ops.shared_costs import (
     AttentionShape,
     Costs,
@@ -302,14 +302,6 @@ def _distinct_tokens(tree: PrefixTree, lengths: Ints, page_tokens: int) -> int:
     return int(lengths.sum() - page_tokens * twice.sum())
 
 
-SCHEMA = (
-    "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor item_count, "
-    "Tensor items, Tensor members, Tensor merge_starts, Tensor merge_slots, float scale, "
-    "Tensor(a!) out, Tensor(b!) partial, Tensor(c!) partial_lse, "
-    "Tensor? k_scales, Tensor? v_scales) -> ()"
-)
-
-
 def shared_decode(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -357,8 +349,8 @@ def shared_decode_on_cpu(
         whole = slice(begin // page_tokens, -(-end // page_tokens))
         pages, skipped = page_table[own[0], whole].long(), begin // page_tokens * page_tokens
         k, v = (
-            numbers(x, scales, pages, wide).flatten(0, 1)[begin - skipped : end - skipped]
-            for x, scales in ((k_pages, k_scales), (v_pages, v_scales))
+            x[begin - skipped : end - skipped]
+            for x in tokens_of((k_pages, v_pages), (k_scales, v_scales), pages, wide)
         )
         for request in own:
             asked = q[request].to(wide).view(kv_heads, -1, q.shape[2]) * scale
@@ -370,4 +362,4 @@ def shared_decode_on_cpu(
         out[request] = mixed.flatten(0, 1).to(out.dtype)
 
 
-define("shared_decode", SCHEMA, shared_decode_on_cpu)
+define("shared_decode", shared_decode_on_cpu, ("out", "partial", "partial_lse"))

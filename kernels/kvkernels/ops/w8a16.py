@@ -20,7 +20,6 @@ import torch
 from kvkernels.ops.operator import define, unsupported_dtype
 
 MAX_ROWS, INPUT_STEP, MAX_INPUTS = 64, 64, 1 << 20
-SCHEMA = "(Tensor x, Tensor q, Tensor scales, Tensor(a!) out) -> ()"
 
 
 def unsupported(rows: int, inputs: int, dtype: torch.dtype) -> str:
@@ -40,4 +39,4 @@ def w8a16_on_cpu(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: to
     out.copy_((x.to(wide) @ q.to(wide).T) * scales.to(wide))
 
 
-define("w8a16", SCHEMA, w8a16_on_cpu)
+define("w8a16", w8a16_on_cpu, ("out",))
