@@ -13,12 +13,13 @@ from rich.console import Console
 
 from simulator.cli import usage
 from simulator.live.client import Target, first_model
-from simulator.live.console import Board, results_tables, run_line
+from simulator.live.console import Board, print_rows, run_line
 from simulator.live.demo import DemoSettings, run_demo
 from simulator.live.load import MAX_REQUESTS, Workload, generated_shared_prefix, opened, run_load
 from simulator.live.outcome import Outcome, Verdict, as_report, summarize
 from simulator.live.processes import check_port
 from simulator.live.sample import SAMPLE_PATH, conversation_sample, write_sample
+from simulator.live.scrape import pool_samples
 from simulator.live.stack import MODEL, RunResult, StackSettings, run_scenario, running_stack
 from simulator.replay.setup import WorkloadSpec
 from simulator.report.live_page import render_page
@@ -118,7 +119,7 @@ async def _trace_on_stack(
         board.start_run(f"{workload.name} / {settings.policy}", len(workload.jobs))
         result = await run_scenario(workload, settings, options.out / "logs", board.note)
         board.end_run(run_line(result.row))
-    console.print(*results_tables([result.row]))
+    print_rows(console, [result.row])
     for line in result.leftovers:
         console.print(f"[bold red]not back to zero:[/] {line}")
     (options.out / "report.json").write_bytes(as_report([result.row], origin=workload.origin))
@@ -180,7 +181,7 @@ def _report(
     outcomes: list[Outcome],
 ) -> None:
     row = summarize("live", workload.name, outcomes)
-    console.print(*results_tables([row]))
+    print_rows(console, [row])
     console.print(run_line(row))
     console.print(
         f"generator late: p50 {row.generator_late_ms.p50} ms, p99 {row.generator_late_ms.p99} ms"
@@ -188,7 +189,7 @@ def _report(
     if options.json is not None:
         options.json.write_bytes(as_report([row], origin=workload.origin, outcomes=outcomes))
     if options.html is not None:
-        result = RunResult(row, tuple(outcomes), (), row.workers, ())
+        result = RunResult(row, tuple(outcomes), pool_samples([], 1.0), row.workers, ())
         # Without what stands before an @: a password has no place on a page.
         host = urlsplit(target.url).netloc.rpartition("@")[2]
         notes = [f"{workload.origin}. Model {target.model}.", _pace(options)]

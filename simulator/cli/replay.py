@@ -20,7 +20,7 @@ from simulator.replay.run import ReplayProgress, replay
 from simulator.replay.setup import Setup
 from simulator.report.console import ProgressDisplay, print_report
 from simulator.report.files import RequestsCsv, write_json
-from simulator.report.page import render_page
+from simulator.report.replay_page import render_page
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.view import HotPrefixes, RunView, view
 from simulator.runs.executor import side_by_side

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.text import Text
 
 from simulator.live.outcome import Outcome, ResultRow, Verdict
-from simulator.report.figures import percent, ratio, whole
-from simulator.report.live_page import Claim
+from simulator.report.figures import live_table, percent, ratio, whole
+from simulator.report.page import Claim
 
-COLUMNS = ("rej.", "lost", "max/avg", "hits", "TTFT", "p99", "e2e", "overrun")
 # Drawing takes milliseconds of a core that the measured programs need.
 REFRESHES_PER_S = 2
 
@@ -74,33 +72,14 @@ def run_line(row: ResultRow) -> str:
     )
 
 
-def results_tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """One table a workload, narrow enough for 80 columns."""
-    workloads = dict.fromkeys(row.workload for row in rows)
-    return [_table([row for row in rows if row.workload == name]) for name in workloads]
-
-
-def _table(rows: Sequence[ResultRow]) -> Table:
-    counts = [row.requests for row in rows]  # a closed loop's depend on the answers
-    requests = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
-    title = f"{rows[0].workload}: {requests} requests, times in ms"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        ttft, e2e = row.ttft_ms, row.e2e_ms
-        times = [whole(value) for value in (ttft.mean, ttft.p99, e2e.mean)]
-        table.add_row(
-            row.policy,
-            str(row.rejected),
-            str(row.failed),
-            ratio(row.load_skew),
-            percent(row.hit_rate_tokens),
-            *times,
-            percent(row.overrun_steps_share),
-        )
-    return table
+def print_rows(console: Console, rows: Sequence[ResultRow]) -> None:
+    """A table a workload, as wide as the terminal."""
+    for name in dict.fromkeys(row.workload for row in rows):
+        own = {row.policy: row for row in rows if row.workload == name}
+        counts = sorted(row.requests for row in own.values())  # a closed loop's may differ
+        requests = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+        console.print(Text(f"{name}: {requests} requests, times in ms", style="bold"))
+        console.print(*live_table(own)[0].in_terminal(console.width))
 
 
 def claim_lines(claims: Sequence[Claim]) -> list[str]:

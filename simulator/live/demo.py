@@ -11,20 +11,20 @@ from math import inf
 from pathlib import Path
 from time import perf_counter, process_time
 
-import numpy as np
 from rich.console import Console
 
-from simulator.live.console import Board, claim_lines, results_tables, run_line
+from simulator.live.console import Board, claim_lines, print_rows, run_line
 from simulator.live.load import opened
 from simulator.live.outcome import Outcome, ResultRow, Verdict, as_report, hot_share, summarize
 from simulator.live.sample import SAMPLE_PATH
-from simulator.live.scrape import Sample, WorkerCounters
+from simulator.live.scrape import WorkerCounters
 from simulator.live.stack import RunResult, StackSettings, run_scenario
 from simulator.replay.result import NEVER, ReplayResult, RequestTable
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
 from simulator.report.figures import NOTHING, seconds
-from simulator.report.live_page import Claim, render_page
+from simulator.report.live_page import render_page
+from simulator.report.page import Claim
 from simulator.report.row import new_ones
 
 PROFILE = "qwen3-32b-h100-tp2"
@@ -209,27 +209,6 @@ def as_run(result: ReplayResult, part: Act) -> RunResult:
     """A replay in the form that a live run has."""
     names = tuple(f"worker {number}" for number in range(len(result.workers)))
     outcomes = tuple(_outcomes(result.table, names, part.closed_loop))
-    samples = result.samples
-    times_s = samples.time_ns / 1e9
-    busy_s = np.cumsum(samples.busy_share * np.diff(times_s, prepend=0.0)[:, None], axis=0)
-    counted = [
-        Sample(
-            float(at_s),
-            tuple(
-                WorkerCounters(hits, asked, 0, 0, busy, running, waiting)
-                for hits, asked, busy, running, waiting in zip(*columns, strict=True)
-            ),
-        )
-        for at_s, *columns in zip(
-            times_s,
-            samples.hit_tokens.tolist(),
-            samples.query_tokens.tolist(),
-            busy_s.tolist(),
-            samples.running.tolist(),
-            samples.waiting.tolist(),
-            strict=True,
-        )
-    ]
     # Without steps counted none was late: there is no clock on the wall to be late for.
     after = [
         WorkerCounters(one.hit_tokens, one.query_tokens, 0, 0, one.busy_ns / 1e9, 0, 0)
@@ -237,7 +216,7 @@ def as_run(result: ReplayResult, part: Act) -> RunResult:
     ]
     before = [WorkerCounters(0, 0, 0, 0, 0, 0, 0) for _ in after]
     row = summarize(result.setup.policy, part.name, outcomes, names, before, after)
-    return RunResult(row, outcomes, tuple(counted), names, ())
+    return RunResult(row, outcomes, result.samples, names, ())
 
 
 def _outcomes(table: RequestTable, names: Sequence[str], sessions: bool) -> list[Outcome]:
@@ -376,7 +355,7 @@ def _report(out: Path, demo: Demo, told: Sequence[str], console: Console, took_s
     )
     notes = [*demo.notes, *told, f"{NOTE} Measured on {machine}, in {took_s:.0f} s."]
     (out / "report.html").write_text(render_page(demo.runs, [], shown, notes))
-    console.print(*results_tables(demo.rows))
+    print_rows(console, demo.rows)
     for line in claim_lines(shown):
         console.print(line)
     console.print(f"report: {out / 'report.html'} and {out / 'report.json'}")

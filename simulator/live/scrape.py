@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
+import numpy as np
+import numpy.typing as npt
+
+from simulator.replay.result import Samples
 
 BODY_BYTES = 4 << 20
+
+Floats = npt.NDArray[np.float64]
 
 
 class ScrapeError(RuntimeError):
@@ -34,6 +40,35 @@ class Sample:
 
     at_s: float  # wall clock, seconds from the start of the run
     workers: tuple[WorkerCounters, ...]
+
+
+def pool_samples(samples: Sequence[Sample], speed: float) -> Samples:
+    """The pool over model time, as a replay has it, from the first sample on.
+
+    Workers count a step when it ends, and a step can be longer than a sample is apart: what a
+    stretch cannot hold was done in the stretches before it, and is put there.
+    """
+    times = np.array([sample.at_s for sample in samples])
+
+    def column(name: str) -> Floats:
+        rows = [[getattr(counters, name) for counters in sample.workers] for sample in samples]
+        return np.array(rows, np.float64).reshape(len(samples), -1 if samples else 0)
+
+    grown, room = np.diff(column("busy_s"), axis=0), np.diff(times)
+    for row in range(len(room) - 1, 0, -1):
+        held = np.minimum(grown[row], room[row])
+        grown[row - 1] += grown[row] - held
+        grown[row] = held
+    asked, found = column("query_tokens"), column("hit_tokens")
+    return Samples(
+        (times[1:] * speed * 1e9).astype(np.int64),
+        np.clip(grown / room[:, None], 0.0, 1.0),
+        column("running")[1:].astype(np.int32),
+        column("waiting")[1:].astype(np.int32),
+        np.zeros((max(len(samples) - 1, 0), asked.shape[1]), np.int32),
+        (asked - asked[:1])[1:].astype(np.int64),
+        (found - found[:1])[1:].astype(np.int64),
+    )
 
 
 def metric_totals(text: str) -> dict[str, float]:

@@ -15,7 +15,15 @@ from simulator.live.client import Target
 from simulator.live.load import OnOutcome, Workload, run_load
 from simulator.live.outcome import Outcome, ResultRow, summarize
 from simulator.live.processes import Program, Programs
-from simulator.live.scrape import Sample, ScrapeError, fetch_totals, fetch_workers, sample_forever
+from simulator.live.scrape import (
+    Sample,
+    ScrapeError,
+    fetch_totals,
+    fetch_workers,
+    pool_samples,
+    sample_forever,
+)
+from simulator.replay.result import Samples
 
 MODEL = "demo"
 STARTS_AT_ONCE = 4  # starting more Python programs than cores at once only makes all late
@@ -215,7 +223,7 @@ class RunResult:
 
     row: ResultRow
     outcomes: tuple[Outcome, ...]  # `worker` is one of `workers`
-    samples: tuple[Sample, ...]
+    samples: Samples  # none where workers give no counters
     workers: tuple[str, ...]
     leftovers: tuple[str, ...]  # load counters that did not come back to zero
 
@@ -260,7 +268,9 @@ async def run_scenario(
     named = [_named(outcome, names) for outcome in outcomes]
     workers = tuple(names.values())
     row = summarize(settings.policy, workload.name, named, workers, before, after, settings.speed)
-    return RunResult(row, tuple(named), tuple(samples), workers, tuple(found))
+    return RunResult(
+        row, tuple(named), pool_samples(samples, settings.speed), workers, tuple(found)
+    )
 
 
 def _named(outcome: Outcome, names: dict[str, str]) -> Outcome:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
+from simulator.report.page import Table
 from simulator.report.row import ReplayRow
 
 NOTHING = "–"
@@ -59,9 +60,9 @@ class Figure:
     meaning: str
     unit: str = ""
 
-    def of(self, row: ReplayRow) -> float | None:
-        """Its value in `row`; None where nothing was measured."""
-        found: Any = row
+    def of(self, row: Any) -> float | None:
+        """Its value in a row of results; None where nothing was measured."""
+        found = row
         for part in self.name.split("."):
             found = getattr(found, part)
         value: float | None = found
@@ -120,12 +121,76 @@ FIGURES = (
 )
 
 
+# Of live runs (`simulator.live.outcome.ResultRow`), as far as they are not those of replays.
+LIVE_FIGURES = (
+    *FIGURES[:3],
+    Figure("hit_rate_tokens", "hits", "higher", percent, "prompt tokens found in the cache"),
+    Figure("load_skew", "max/mean", "lower", ratio, "busiest worker's requests over the mean"),
+    Figure("good_share", "good", "higher", percent, "TTFT within 2 s, 50 ms a token, of all"),
+    Figure("new_ttft_ms.mean", "first TTFT", "lower", ms, "of requests that begin a session", "ms"),
+    Figure("continuation_ttft_ms.mean", "later TTFT", "lower", ms, "of the others", "ms"),
+    Figure("itl_ms.mean", "TPOT", "lower", ms, "mean time per later token of an answer", "ms"),
+    Figure("e2e_ms.mean", "e2e", "lower", ms, "mean time to the last token", "ms"),
+    Figure("output_tokens_per_s", "tok/s", "higher", whole, "answers of all workers", "tokens/s"),
+    Figure("rejected", "rej.", "lower", whole, "requests turned away"),
+    Figure("failed", "lost", "lower", whole, "requests without a whole answer"),
+    Figure(
+        "overrun_steps_share", "late", "lower", percent,
+        "steps of timed workers that ended late because this machine was busy",
+    ),
+)  # fmt: skip
+
+
 def figure(name: str) -> Figure:
     """The figure of that name; `KeyError` lists the valid ones."""
     for one in FIGURES:
         if one.name == name:
             return one
     raise KeyError(f"{name!r} is no figure; there are {', '.join(f.name for f in FIGURES)}")
+
+
+def told(one: Figure, value: Interval | None) -> str:
+    """A mean and, of several seeds, what stands after ±."""
+    if value is None:
+        return NOTHING
+    return one.show(value.mean) + (f" ±{one.show(value.half)}" if value.half else "")
+
+
+def figure_table(
+    rows: Mapping[str, Mapping[str, Interval | None]],
+    figures: Sequence[Figure],
+    best: Mapping[str, str] | None = None,
+    strong: Collection[str] = (),
+    head: str = "policy",
+    summary: str = "",
+) -> Table:
+    """A line for each label of `rows`; `best`: name of a figure -> label to mark."""
+    marks = best or {}
+    return Table(
+        (head, *(one.title for one in figures)),
+        [(label, *(told(one, row[one.name]) for one in figures)) for label, row in rows.items()],
+        frozenset(
+            (line, column)
+            for line, label in enumerate(rows)
+            for column, one in enumerate(figures, 1)
+            if marks.get(one.name) == label
+        ),
+        frozenset(line for line, label in enumerate(rows) if label in strong),
+        summary=summary,
+    )
+
+
+def live_table(rows: Mapping[str, Any], strong: Collection[str] = ()) -> tuple[Table, list[Figure]]:
+    """The table of live runs by label, and the figures it has: those that were measured."""
+    figures = [one for one in LIVE_FIGURES if any(one.of(row) is not None for row in rows.values())]
+    measured = {
+        label: {
+            one.name: None if (value := one.of(row)) is None else interval([value])
+            for one in figures
+        }
+        for label, row in rows.items()
+    }
+    return figure_table(measured, figures, strong=strong), figures
 
 
 def labels(rows: Sequence[ReplayRow]) -> list[str]:
@@ -325,3 +390,12 @@ def lead(figure: Figure, groups: Groups) -> Lead | None:
     (winner, value), (second, other) = ranked[:2]
     difference = paired(figure, groups[winner], groups[second])
     return Lead(figure, winner, value, second, other, difference)
+
+
+def leaders(shown: Sequence[Figure], groups: Groups) -> dict[str, str]:
+    """Name of a figure -> label of the policy to mark: ahead by more than the seeds' spread.
+
+    With a single seed, which has no spread, whoever is ahead at all.
+    """
+    leads = [found for one in shown if (found := lead(one, groups)) is not None]
+    return {found.figure.name: found.winner for found in leads if found.sure is not False}

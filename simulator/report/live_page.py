@@ -1,30 +1,26 @@
-"""Live runs as one self-contained HTML page."""
+"""Live runs as a page: what they show, pictures and figures per workload, how it was measured."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
 from typing import Literal
 
-import msgspec
+import numpy as np
 
-from simulator import DATA
-from simulator.live.outcome import GOOD_GAP_MS, GOOD_TTFT_MS, ResultRow, hot_share
+from simulator.live.outcome import ResultRow, hot_share
 from simulator.live.stack import RunResult
-from simulator.report.figures import NOTHING, percent, ratio, seconds, whole
+from simulator.report.figures import Figure, live_table, percent, seconds
+from simulator.report.page import Card, Claim, Key, Page, Picture, Section
 from simulator.report.plots import (
     WORKER_COLOURS,
-    busy_plot,
+    Line,
     busy_scale,
-    hits_over_time,
-    hits_plot,
+    curve_plot,
+    line_plot,
     share_plot,
-    ttft_plot,
-    waits_over_time,
-    waits_plot,
+    worker_map,
 )
+from simulator.report.view import CURVE_POINTS, Floats, hit_rates
 
 TITLES = {
     "shared_prompt": "One popular prompt",
@@ -33,23 +29,6 @@ TITLES = {
     "agents": "Agents in tight memory",
     "live": "Live: one popular prompt over real HTTP",
 }
-COLUMNS = (
-    "workload", "policy", "requests", "rejected", "lost", "max / mean", "hit rate", "TTFT mean",
-    "p50", "p90", "p99", "first turns", "later turns", "good", "e2e mean", "out tok/s", "overruns",
-    "speed",
-)  # fmt: skip
-# What the columns mean that need a word; said where they are shown.
-GLOSSARY = {
-    "max / mean": "Max / mean: requests of the busiest worker over the mean.",
-    "hit rate": "Hit rate: prompt tokens found in the workers' caches over prompt tokens asked "
-    "for, by the workers' own counters.",
-    "first turns": "First and later turns: mean TTFT of those that begin a session, and of those "
-    "that go on with one.",
-    "good": f"Good: first token within {GOOD_TTFT_MS:g}, mean gap between tokens within "
-    f"{GOOD_GAP_MS:g}.",
-    "overruns": "Overruns: steps of the timed workers that ended late because this machine was "
-    "busy.",
-}
 NAMELESS = (
     "This endpoint does not name its workers (its replies bear no x-warmroute-worker), so there "
     "is nothing to show of each."
@@ -57,16 +36,9 @@ NAMELESS = (
 # Timed workers run on their model's time, anything else on that of the clock on the wall.
 Clock = Literal["model time", "wall time"]
 OURS = ("hybrid", "warmset")  # rows that stand out
-OF_MODEL_TIME = ("speed",)  # columns that say nothing of a clock on the wall
-STYLE_PATH = DATA / "page.css"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One thing that should be seen, with the figures that say whether it was."""
-
-    text: str
-    holds: bool
+SHARE_BINS = 24
+WAIT_BINS = 20
+WINDOWS = 40  # stretches of time of a hit rate
 
 
 def render_page(
@@ -77,114 +49,54 @@ def render_page(
     title: str = "The hot spot, its cure, and caches that last",
     clock: Clock = "model time",
 ) -> str:
-    """The whole page: what it shows, pictures per workload, the table, how it was measured."""
-    sections = [
-        _section(name, [r for r in runs if r.row.workload == name]) for name in _names(runs)
-    ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>warmroute: {escape(title)}</title>"
-        f"<style>{STYLE_PATH.read_text()}</style></head>"
-        f"<body><main><h1>{escape(title)}</h1>"
-        + "".join(f'<p class="story">{escape(text)}</p>' for text in story)
-        + _claims(claims)
-        + "".join(sections)
-        + "<h2>All figures</h2>"
-        + _table(runs, clock)
-        + "<h2>How it was measured</h2>"
-        + "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
-        + "</main></body></html>\n"
+    """The whole page."""
+    sections, measured = [], dict[Figure, None]()
+    for name in dict.fromkeys(run.row.workload for run in runs):
+        section, figures = _workload(name, [run for run in runs if run.row.workload == name])
+        sections.append(section)
+        measured |= dict.fromkeys(figures)
+    terms = [(one.title, one.meaning) for one in measured]
+    sections.append(
+        Section("What the columns mean", f"Times in milliseconds of {clock}.", terms=terms)
     )
+    return Page(title, story, claims, sections, notes).html()
 
 
-def _names(runs: Iterable[RunResult]) -> list[str]:
-    return list(dict.fromkeys(run.row.workload for run in runs))
-
-
-def _claims(claims: Sequence[Claim]) -> str:
-    lines = (
-        f'<li class="{"yes" if c.holds else "no"}"><b>{"✓" if c.holds else "✗"}</b>'
-        f"{'' if c.holds else 'Not shown in this run: '}{escape(c.text)}</li>"
-        for c in claims
-    )
-    return f'<ul class="claims">{"".join(lines)}</ul>'
-
-
-def _section(name: str, runs: Sequence[RunResult]) -> str:
+def _workload(name: str, runs: Sequence[RunResult]) -> tuple[Section, list[Figure]]:
+    table, figures = live_table({run.row.policy: run.row for run in runs}, OURS)
+    text, key = _key(runs[0])
     until_s = max(run.row.duration_s for run in runs)
-    curves = {
-        run.row.policy: [o.ttft_ms * run.row.speed for o in run.outcomes if o.ttft_ms is not None]
-        for run in runs
-    }
-    alt = "Curves of the time to first token: " + "; ".join(
-        f"{run.row.policy} median {run.row.ttft_ms.p50} ms, p99 {run.row.ttft_ms.p99} ms"
-        for run in runs
-    )
-    return (
-        f"<h2>{escape(TITLES.get(name, name))}</h2>"
-        + _key(runs[0])
-        + f'<div class="runs">{"".join(_run(run, until_s) for run in runs)}'
-        f'<figure class="curve">{picture(ttft_plot(curves), alt)}'
-        "<figcaption>Share of requests whose first token came within a time "
-        "(further left is better; the axis is logarithmic).</figcaption></figure>"
-        + _over_time(runs)
-        + "</div>"
-    )
+    pictures = [_waiting(runs), *_over_time(runs)]
+    cards = [_card(run, until_s) for run in runs]
+    return Section(TITLES.get(name, name), text, key, cards, pictures, [table]), figures
 
 
-def _over_time(runs: Sequence[RunResult]) -> str:
-    """Waits and hits over time, of workloads that know sessions and their turns."""
-    if all(outcome.turn is None for run in runs for outcome in run.outcomes):
-        return ""
-    # A closed loop's last arrival depends on the answers; all share the time of the longest.
-    until_s = max(o.scheduled_s * run.row.speed for run in runs for o in run.outcomes)
-    waits = {r.row.policy: waits_over_time(r.outcomes, r.row.speed, until_s) for r in runs}
-    pictures = (
-        f'<figure class="curve">{picture(waits_plot(waits), _waits_alt(runs))}<figcaption>Mean '
-        "time to first token of the turns that arrived then (lower is better; the axis is "
-        "logarithmic).</figcaption></figure>"
-    )
-    if any(run.samples for run in runs):
-        hits = {r.row.policy: hits_over_time(r.samples, r.row.speed) for r in runs}
-        shares = "; ".join(f"{r.row.policy} {percent(r.row.hit_rate_tokens)}" for r in runs)
-        alt = f"Share of prompt tokens found in caches over time; in all: {shares}"
-        pictures += (
-            f'<figure class="curve">{picture(hits_plot(hits), alt)}<figcaption>Share of prompt '
-            "tokens that workers found in their caches.</figcaption></figure>"
-        )
-    return pictures
-
-
-def _waits_alt(runs: Sequence[RunResult]) -> str:
-    means = "; ".join(
-        f"{run.row.policy} first turns {seconds(run.row.new_ttft_ms.mean)}, later turns "
-        f"{seconds(run.row.continuation_ttft_ms.mean)}"
-        for run in runs
-    )
-    return f"Mean time to first token over time; in all: {means}"
-
-
-def _key(run: RunResult) -> str:
+def _key(run: RunResult) -> tuple[str, Key | None]:
     """How to read the pictures of each worker, as far as there are any."""
     if not run.workers:
-        return f'<p class="soft">{NAMELESS}</p>'
+        return NAMELESS, None
+    sampled = bool(len(run.samples.time_ns))
     told = "Which worker got the requests that arrived then."
-    if run.samples:
+    if sampled:
         told = f"Above: {told[0].lower()}{told[1:]} Below: how busy each of them was."
-    return f'<p class="soft">{told}</p>' + _legend(run.workers, busy=bool(run.samples))
+    colours = [WORKER_COLOURS[n % len(WORKER_COLOURS)] for n in range(len(run.workers))]
+    swatches = list(zip(run.workers, colours, strict=True))
+    return told, Key(swatches, (("idle", "busy"),) if sampled else (), busy_scale())
 
 
-def _run(run: RunResult, until_s: float) -> str:
-    pictures = ""
+def _card(run: RunResult, until_s: float) -> Card:
+    row, pictures = run.row, []
     if run.workers:
-        pictures += f"<figure>{_share_picture(run)}</figure>"
-    if run.samples:
-        pictures += f"<figure>{_busy_picture(run, until_s)}</figure>"
-    return (
-        f"<article><h3>{escape(run.row.policy)}</h3><p>{escape(_told(run.row))}</p>{pictures}"
-        "</article>"
-    )
+        counted = zip(row.workers, row.requests_per_worker, strict=True)
+        counts = ", ".join(f"{name} {count}" for name, count in counted)
+        alt = f"Share of requests over time, {row.policy}: {counts}"
+        pictures.append(Picture(share_plot(*worker_counts(run)), alt))
+    if len(run.samples.time_ns):
+        shares = zip(row.workers, row.busy_share_per_worker, strict=False)
+        busy = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+        svg = worker_map(run.samples, run.samples.busy_share, 1.0, until_s)
+        pictures.append(Picture(svg, f"Busy workers over time, {row.policy}: {busy}"))
+    return Card(row.policy, _told(row), pictures)
 
 
 def _told(row: ResultRow) -> str:
@@ -200,77 +112,84 @@ def _told(row: ResultRow) -> str:
     return ", ".join(told)
 
 
-def _share_picture(run: RunResult) -> str:
-    row = run.row
-    counted = zip(row.workers, row.requests_per_worker, strict=True)
-    counts = ", ".join(f"{name} {count}" for name, count in counted)
-    alt = f"Share of requests over time, {row.policy}: {counts}"
-    return picture(share_plot(run.outcomes, run.workers, row.speed), alt)
-
-
-def _busy_picture(run: RunResult, until_s: float) -> str:
-    row = run.row
-    shares = zip(row.workers, row.busy_share_per_worker, strict=False)
-    busy = ", ".join(f"{name} {share:.0%}" for name, share in shares)
-    alt = f"Busy workers over time, {row.policy}: {busy}"
-    return picture(busy_plot(run.samples, row.speed, until_s), alt)
-
-
-def _legend(workers: Sequence[str], busy: bool) -> str:
-    swatches = "".join(
-        f'<span><i style="background:{WORKER_COLOURS[n % len(WORKER_COLOURS)]}"></i>{escape(name)}'
-        "</span>"
-        for n, name in enumerate(workers)
-    )
-    if busy:
-        stops = ", ".join(busy_scale())
-        gradient = f"background:linear-gradient(90deg, {stops})"
-        swatches += f'<span>idle <i class="scale" style="{gradient}"></i>busy</span>'
-    return f'<div class="legend">{swatches}</div>'
-
-
-def row_cells(row: ResultRow) -> list[str]:
-    """The cells of one row, in the order of `COLUMNS`."""
-    return [
-        row.workload,
-        row.policy,
-        whole(row.requests),
-        whole(row.rejected),
-        whole(row.failed),
-        ratio(row.load_skew),
-        percent(row.hit_rate_tokens),
-        *(whole(value) for value in msgspec.structs.astuple(row.ttft_ms)),
-        whole(row.new_ttft_ms.mean),
-        whole(row.continuation_ttft_ms.mean),
-        percent(row.good_share),
-        whole(row.e2e_ms.mean),
-        whole(row.output_tokens_per_s),
-        percent(row.overrun_steps_share),
-        f"{row.speed:g}",
+def worker_counts(run: RunResult) -> tuple[np.typing.NDArray[np.int64], Floats]:
+    """Requests [workers, stretches] by arrival, and the stretches' edges in model seconds."""
+    sent = [(o.scheduled_s * run.row.speed, o.worker) for o in run.outcomes if o.worker is not None]
+    edges = np.linspace(0.0, max([1.0, *(at_s for at_s, _ in sent)]), SHARE_BINS + 1)
+    counts = [
+        np.histogram([at_s for at_s, worker in sent if worker == name], edges)[0]
+        for name in run.workers
     ]
+    return np.array(counts, np.int64), edges
 
 
-def _table(runs: Sequence[RunResult], clock: Clock) -> str:
-    """All rows, without the columns that none of them has a figure for, and what they mean."""
-    lines = [row_cells(run.row) for run in runs]
-    told = [n for n in range(len(COLUMNS)) if any(cells[n] != NOTHING for cells in lines)]
-    kept = [n for n in told if clock == "model time" or COLUMNS[n] not in OF_MODEL_TIME]
-    names = [COLUMNS[n] for n in kept]
-    meanings = " ".join(GLOSSARY[name] for name in names if name in GLOSSARY)
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        f"<tr{' class=ours' if run.row.policy in OURS else ''}>"
-        + "".join(f"<td>{escape(cells[n])}</td>" for n in kept)
-        + "</tr>"
-        for run, cells in zip(runs, lines, strict=True)
+def _waiting(runs: Sequence[RunResult]) -> Picture:
+    alt = "Curves of the time to first token: " + "; ".join(
+        f"{run.row.policy} median {run.row.ttft_ms.p50} ms, p99 {run.row.ttft_ms.p99} ms"
+        for run in runs
     )
-    return (
-        f'<p class="soft">Times in milliseconds of {clock}. {escape(meanings)}</p>'
-        f'<div class="table"><table><tr>{head}</tr>{body}</table></div>'
+    curves = {run.row.policy: _quantiles(_waits(run)[1]) for run in runs}
+    return Picture(
+        curve_plot(curves, "time to first token, s"),
+        alt,
+        "Share of requests whose first token came within a time (further left is better; the axis "
+        "is logarithmic).",
     )
 
 
-def picture(svg: str, alt: str) -> str:
-    """An `<img>` that carries its picture with it."""
-    encoded = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{encoded}">'
+def _quantiles(values: Floats) -> Floats:
+    found: Floats = (
+        np.quantile(values, np.linspace(0.0, 1.0, CURVE_POINTS)) if len(values) else values
+    )
+    return found
+
+
+def _waits(run: RunResult) -> tuple[Floats, Floats]:
+    """Arrivals in model seconds and times to first token in ms, of requests that got one."""
+    told = [(o.scheduled_s, o.ttft_ms) for o in run.outcomes if o.ttft_ms is not None]
+    at_s, wait_ms = np.array(told, np.float64).reshape(-1, 2).T * run.row.speed
+    return at_s, wait_ms
+
+
+def waits_over_time(run: RunResult, until_s: float) -> tuple[Floats, Floats]:
+    """Middles of `WAIT_BINS` bins of arrivals, and the mean TTFT of each, in model seconds.
+
+    NaN where nothing that was answered came.
+    """
+    at_s, wait_ms = _waits(run)
+    edges = np.linspace(0.0, until_s, WAIT_BINS + 1)
+    counts = np.histogram(at_s, edges)[0]
+    sums = np.histogram(at_s, edges, weights=wait_ms / 1000)[0]
+    means = np.divide(sums, counts, out=np.full(WAIT_BINS, np.nan), where=counts > 0)
+    return (edges[:-1] + edges[1:]) / 2, means
+
+
+def _over_time(runs: Sequence[RunResult]) -> Iterable[Picture]:
+    """Waits and hits over time, of workloads that know sessions and their turns."""
+    if all(outcome.turn is None for run in runs for outcome in run.outcomes):
+        return
+    # A closed loop's last arrival depends on the answers; all share the time of the longest.
+    until_s = max(o.scheduled_s * run.row.speed for run in runs for o in run.outcomes)
+    waits: dict[str, Line] = {run.row.policy: waits_over_time(run, until_s) for run in runs}
+    means = "; ".join(
+        f"{run.row.policy} first turns {seconds(run.row.new_ttft_ms.mean)}, later turns "
+        f"{seconds(run.row.continuation_ttft_ms.mean)}"
+        for run in runs
+    )
+    yield Picture(
+        line_plot(waits, "arrival, s", "mean time to first token, s", log="y"),
+        f"Mean time to first token over time; in all: {means}",
+        "Mean time to first token of the turns that arrived then (lower is better; the axis is "
+        "logarithmic).",
+    )
+    if any(len(run.samples.time_ns) for run in runs):
+        hits: dict[str, Line] = {}
+        for run in runs:
+            times, rates = hit_rates(run.samples, WINDOWS)
+            hits[run.row.policy] = (times, 100 * rates)
+        shares = "; ".join(f"{r.row.policy} {percent(r.row.hit_rate_tokens)}" for r in runs)
+        yield Picture(
+            line_plot(hits, "time, s", "% of prompt tokens cached", ylim=(0, 100)),
+            f"Share of prompt tokens found in caches over time; in all: {shares}",
+            "Share of prompt tokens that workers found in their caches.",
+        )

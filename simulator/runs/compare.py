@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Literal
 
@@ -15,10 +14,9 @@ from rich.text import Text
 
 from policies.load import name_of
 from simulator.replay.setup import Setup
-from simulator.report.console import Column, policy_tables
 from simulator.report.figures import NOTHING, percent, whole
-from simulator.report.live_page import STYLE_PATH, picture
-from simulator.report.plots import dots_plot, ladder_plot
+from simulator.report.page import Page, Picture, Section, Table
+from simulator.report.plots import Line, dots_plot, line_plot
 from simulator.runs.scenes import (
     COLLAPSE,
     LEAST_GOOD,
@@ -95,12 +93,7 @@ def print_scenes(
     """One table a scene (several where the terminal is narrow), then the ladders and the terms."""
     for scene in scenes:
         console.print(Text(_heading(scene), style="bold"))
-        columns: list[Column] = [
-            (title, [Text(f"{cell(rule)} ") for rule in scene.rules]) for title, cell in COLUMNS
-        ]
-        names = [rule.policy for rule in scene.rules]
-        for part in policy_tables(names, columns, console.width):
-            console.print(part)
+        console.print(*_table(scene).in_terminal(console.width))
     for steps in ladders:
         console.print(Text(f"{steps.name}: takes so many {steps.load_unit}", style="bold"))
         for found in steps.rules:
@@ -114,17 +107,22 @@ def as_markdown(scenes: Sequence[SceneFigures], ladders: Sequence[Ladder]) -> st
     """The same tables for a document, then the terms."""
     lines: list[str] = []
     for scene in scenes:
-        head = ("rule", *(title for title, _ in COLUMNS))
-        lines += [f"**{_heading(scene)}**", "", _row(head), _row(["---"] * len(head))]
-        for rule in scene.rules:
-            lines.append(_row([f"`{rule.policy}`", *(cell(rule) for _, cell in COLUMNS)]))
-        lines.append("")
+        lines += [f"**{_heading(scene)}**", "", *_table(scene).in_markdown(), ""]
     for steps in ladders:
         lines += [f"**{steps.name}: saturation, {steps.load_unit}**", ""]
-        lines += [_row(("rule", "takes")), _row(("---", "---"))]
-        lines += [_row((f"`{found.policy}`", taken(found))) for found in steps.rules]
-        lines.append("")
+        lines += [*_saturations(steps).in_markdown(), ""]
     return "\n".join([*lines, *terms()]) + "\n"
+
+
+def _table(scene: SceneFigures) -> Table:
+    head = ("rule", *(title for title, _ in COLUMNS))
+    rows = [(rule.policy, *(cell(rule) for _, cell in COLUMNS)) for rule in scene.rules]
+    base = [line for line, rule in enumerate(scene.rules) if rule.policy == scene.base]
+    return Table(head, rows, strong=frozenset(base))
+
+
+def _saturations(found: Ladder) -> Table:
+    return Table(("rule", "takes"), [(rule.policy, taken(rule)) for rule in found.rules])
 
 
 def taken(found: Saturation) -> str:
@@ -159,16 +157,7 @@ def _heading(scene: SceneFigures) -> str:
     return f"{scene.name}: {many} seeds{versus}"
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-STYLE = """
-th, td { text-align: right; } th:first-child, td:first-child { text-align: left; }
-td { white-space: nowrap; } tr.base td { font-weight: 600; }
-.curves { display: grid; gap: 1.4rem; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); }
-"""
+MAX_LINES = 8  # that can be told apart
 MAX_PICTURES = 60
 
 
@@ -180,60 +169,54 @@ def render_page(
 ) -> str:
     """The whole page: a picture and a table for each scene, then the ladders, then the terms."""
     by_name = {scene.name: scene for scene in scenes}
-    body = "".join(_scene(scene, drawn=n < MAX_PICTURES) for n, scene in enumerate(scenes))
-    steps = "".join(_ladder(found, by_name) for found in ladders)
-    under_load = f'<h2>Under load</h2><div class="curves">{steps}</div>' if steps else ""
-    lines = "".join(f"<li>{escape(line)}</li>" for line in failed)
-    told = f"<h2>Failed runs</h2><ul>{lines}</ul>" if lines else ""
-    words = "".join(f'<p class="soft">{escape(line)}</p>' for line in terms())
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>warmroute: {escape(title)}</title>"
-        f"<style>{STYLE_PATH.read_text()}{STYLE}</style></head><body><main>"
-        f"<h1>{escape(title)}</h1>{body}{under_load}{told}<h2>Terms</h2>{words}"
-        "</main></body></html>\n"
-    )
+    sections = [_scene(scene, drawn=n < MAX_PICTURES) for n, scene in enumerate(scenes)]
+    sections += [_ladder(found, by_name) for found in ladders]
+    sections.append(Section("Failed runs", lines=failed))
+    return Page(title, (), (), [one for one in sections if one], list(terms())).html()
 
 
-def _scene(scene: SceneFigures, *, drawn: bool) -> str:
-    shown = ""
-    if drawn and any(rule.ttft_mean_ms for rule in scene.rules):
+def _scene(scene: SceneFigures, *, drawn: bool) -> Section:
+    seeds = {
+        rule.policy: ([ms / 1000 for ms in rule.ttft_by_seed_ms if ms], rule.ttft_mean_ms / 1000)
+        for rule in scene.rules
+        if rule.ttft_mean_ms
+    }
+    pictures = []
+    if drawn and seeds:
         alt = f"Mean TTFT, {scene.name}. " + "; ".join(
             f"{rule.policy}: {in_s(rule.ttft_mean_ms)} s, worst seed {in_s(rule.ttft_worst_ms)} s"
             for rule in scene.rules
         )
-        told = "Each dot a seed, bars their means; dashed: above it a seed is collapsed."
-        caption = f"<figcaption>{told}</figcaption>"
-        shown = f"<figure>{picture(dots_plot(scene), alt)}{caption}</figure>"
-    head = "".join(f"<th>{escape(title)}</th>" for title, _ in COLUMNS)
-    rows = "".join(
-        f"<tr{' class=base' if rule.policy == scene.base else ''}>"
-        f"<td><code>{escape(rule.policy)}</code></td>"
-        + "".join(f"<td>{escape(cell(rule))}</td>" for _, cell in COLUMNS)
-        + "</tr>"
-        for rule in scene.rules
-    )
-    return (
-        f'<h2>{escape(scene.name)}</h2><p class="soft">{escape(scene.workload)}, '
-        f"{scene.load:g} {scene.load_unit}</p>{shown}"
-        f'<div class="table"><table><tr><th>rule</th>{head}</tr>{rows}</table></div>'
-    )
+        caption = "Each dot a seed, bars their means; dashed: above it a seed is collapsed."
+        xlabel, limit_s = "mean time to first token of a seed, s", (scene.collapse_ms or 0.0) / 1000
+        pictures.append(Picture(dots_plot(seeds, xlabel, limit_s), alt, caption))
+    text = f"{scene.workload}, {scene.load:g} {scene.load_unit}"
+    return Section(scene.name, text, pictures=pictures, tables=[_table(scene)])
 
 
-def _ladder(found: Ladder, scenes: dict[str, SceneFigures]) -> str:
+def _ladder(found: Ladder, scenes: dict[str, SceneFigures]) -> Section:
     says = "; ".join(f"{rule.policy}: {taken(rule)}" for rule in found.rules)
-    told = f"{found.name}: mean TTFT against {found.load_unit}; the line: 2 s."
-    shown = picture(ladder_plot(found, scenes), f"{told} Saturation: {says}.")
-    items = "".join(
-        f"<tr><td><code>{escape(rule.policy)}</code></td><td>{escape(taken(rule))}</td></tr>"
-        for rule in found.rules
+    caption = f"{found.name}: mean TTFT against {found.load_unit}; the line: 2 s."
+    lines: dict[str, Line] = {}
+    for rule in found.rules[:MAX_LINES]:
+        points = [
+            (load, one.ttft_mean_ms / 1000)
+            for load, name in zip(found.loads, found.scenes, strict=True)
+            for one in scenes[name].rules
+            if one.policy == rule.policy and one.ttft_mean_ms
+        ]
+        lines[rule.policy] = ([load for load, _ in points], [mean_s for _, mean_s in points])
+    svg = line_plot(
+        lines,
+        found.load_unit,
+        "mean time to first token, s",
+        log="y",
+        points=True,
+        limit=MAX_TTFT_MS / 1000,
     )
-    return (
-        f"<div><figure>{shown}<figcaption>{escape(told)}</figcaption></figure>"
-        f'<div class="table"><table><tr><th>rule</th><th>saturates at</th></tr>{items}</table>'
-        "</div></div>"
-    )
+    picture = Picture(svg, f"{caption} Saturation: {says}.", caption)
+    tables = [_saturations(found)]
+    return Section(f"Under load: {found.name}", pictures=[picture], tables=tables)
 
 
 FORMAT: Literal["warmroute-compare"] = "warmroute-compare"

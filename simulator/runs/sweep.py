@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape as page_escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,12 +15,13 @@ import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
+from policies.load import name_of
 from simulator.replay.setup import Setup
-from simulator.report.figures import Figure, Interval, figure
-from simulator.report.live_page import STYLE_PATH, picture
-from simulator.report.plots import front_plot, load_plot
+from simulator.report.figures import Figure, Interval, figure, figure_table, told
+from simulator.report.page import Page, Picture, Section, Table
+from simulator.report.plots import Band, Line, front_plot, line_plot
 from simulator.report.row import ReplayRow
 from simulator.runs.plan import PlanRequest, plan, plan_lines, plan_table
 from simulator.runs.plan import as_json as plan_as_json
@@ -65,52 +65,46 @@ def by_world(points: Sequence[Point]) -> dict[str, list[Point]]:
     return groups
 
 
-def best_tables(points: Sequence[Point]) -> list[Table]:
+def best_tables(points: Sequence[Point]) -> list[RichTable]:
     """For each world and load, the best by each figure and the next best; at most a dozen."""
     groups = list(by_scene(points).items())
     return [_best_table(where or "all choices", own) for where, own in groups[:MAX_TABLES]]
 
 
-def front_table(points: Sequence[Point]) -> Table:
+def front_table(points: Sequence[Point]) -> RichTable:
     """Output per GPU against speed per user: the front of each world, over all its loads."""
-    table = Table(
-        title="Pareto front: tokens/s/GPU against tokens/s/user",
-        title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
-    )  # fmt: skip
+    figures = (PER_GPU, PER_USER, TARGETS[0])
+    table = _rich_table("Pareto front: tokens/s/GPU against tokens/s/user")
     table.add_column("choice", overflow="fold")
-    for one in (PER_GPU, PER_USER, TARGETS[0]):
+    for one in figures:
         table.add_column(one.title, justify="right", no_wrap=True)
     for own in list(by_world(points).values())[:MAX_TABLES]:
         for point in front(own, PER_GPU, PER_USER):
-            cells = [said(one, point) for one in (PER_GPU, PER_USER, TARGETS[0])]
+            cells = [told(one, point.figures[one.name]) for one in figures]
             table.add_row(escape(point.name), *cells)
     return table
 
 
-def said(one: Figure, point: Point) -> str:
-    """The figure with what stands after ±."""
-    found = point.figures[one.name]
-    if found is None or not found.half:
-        return one.show(None if found is None else found.mean)
-    return f"{one.show(found.mean)} ±{one.show(found.half)}"
-
-
-def _best_table(title: str, points: Sequence[Point]) -> Table:
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_lines=False
-    )
+def _best_table(title: str, points: Sequence[Point]) -> RichTable:
+    table = _rich_table(title)
     table.add_column("best by", no_wrap=True)
-    table.add_column("choice", overflow="fold")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("next", overflow="fold")
-    table.add_column("value", justify="right", no_wrap=True)
+    for name in ("choice", "next"):
+        table.add_column(name, overflow="fold")
+        table.add_column("value", justify="right", no_wrap=True)
     for one in TARGETS:
-        ranked = best(points, one)
-        if not ranked:
-            continue
-        cells = [cell for point in ranked[:2] for cell in (escape(point.choice), said(one, point))]
-        table.add_row(one.title, *cells, *[""] * (4 - len(cells)))
+        ranked = best(points, one)[:2]
+        cells = [
+            cell
+            for point in ranked
+            for cell in (escape(point.choice), told(one, point.figures[one.name]))
+        ]
+        if ranked:
+            table.add_row(one.title, *cells, *[""] * (4 - len(cells)))
     return table
+
+
+def _rich_table(title: str) -> RichTable:
+    return RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 # What stands along the bottom: the first of these that a sweep varies.
@@ -264,18 +258,6 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
-STYLE = """
-details { margin-top: 1rem; font-size: .9rem; } summary { cursor: pointer; color: var(--soft); }
-.curves { display: grid; gap: 1.4rem; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr)); }
-ol.front { font-size: .84rem; margin: .2rem 0 0; padding-left: 1.8rem; }
-ol.front li::marker { font-weight: 600; }
-ol.front code { font-size: .8rem; overflow-wrap: anywhere; }
-th, td { text-align: left; vertical-align: top; }
-td { white-space: normal; } h3.load { margin: 1.6rem 0 .8rem; }
-td.at { white-space: nowrap; overflow-wrap: normal; }
-td:first-child:not(.at) { overflow-wrap: anywhere; }
-"""
 TTFT, HITS, GOOD = figure("ttft_ms.p90"), figure("hit_rate_tokens"), figure("goodput.share")
 GOOD_ENOUGH = 0.9  # share of requests
 LEAST_APART = 0.05  # of numbered points, as a share of the picture
@@ -291,22 +273,16 @@ def render_page(
 ) -> str:
     """The whole page; `notes`: how it was done, a paragraph each."""
     worlds = by_world(points)
-    sections = "".join(_scene(name, own) for name, own in list(worlds.items())[:MAX_SCENES])
+    sections = [
+        _bests(points),
+        *(part for name, own in list(worlds.items())[:MAX_SCENES] for part in _scene(name, own)),
+        _all(points),
+        _failures(outcomes),
+    ]
     left_out = len(worlds) - MAX_SCENES
-    told = [f"{left_out} more worlds are in the tables only."] if left_out > 0 else []
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>warmroute: {page_escape(title)}</title>"
-        f"<style>{STYLE_PATH.read_text()}{STYLE}</style></head>"
-        f"<body><main><h1>{page_escape(title)}</h1>"
-        + _paragraphs("story", story(outcomes, points))
-        + (_bests(points) + sections + _all(points) if points else "")
-        + _failures(outcomes)
-        + "<h2>How it was done</h2>"
-        + _paragraphs("soft", [*told, *notes, _terms()])
-        + "</main></body></html>\n"
-    )
+    more = [f"{left_out} more worlds are in the tables only."] if left_out > 0 else []
+    shown = [section for section in sections if section]
+    return Page(title, story(outcomes, points), (), shown, [*more, *notes]).html()
 
 
 def story(outcomes: Sequence[Outcome], points: Sequence[Point]) -> list[str]:
@@ -335,45 +311,66 @@ def story(outcomes: Sequence[Outcome], points: Sequence[Point]) -> list[str]:
     return lines
 
 
-def _scene(scene: str, points: Sequence[Point]) -> str:
+def _scene(scene: str, points: Sequence[Point]) -> Sequence[Section]:
     """The pictures of one world."""
-    head = f"<h2>{page_escape(scene)}</h2>" if scene else "<h2>What can be had together</h2>"
-    fronts = _front(points, PER_USER, PER_GPU, "Speed of one answer against output per GPU.")
-    fronts += _front(points, HITS, TTFT, "Hit rate against time to first token.")
-    loads = "".join(_load(each) for each in load_pictures(points, TTFT)[:MAX_PICTURES])
-    under_load = (
-        f'<h3 class="load">Under load</h3><div class="curves">{loads}</div>' if loads else ""
+    fronts = [
+        _front(points, PER_USER, PER_GPU, "Speed of one answer against output per GPU."),
+        _front(points, HITS, TTFT, "Hit rate against time to first token."),
+    ]
+    text = (
+        "Numbered and joined: the Pareto front, points that no other beats in both figures; of "
+        "those that lie close together one bears a number. Faint: points that turned away or lost "
+        "more than 1 % of requests."
     )
+    title = scene or "What can be had together"
+    loads = [_load(each) for each in load_pictures(points, TTFT)[:MAX_PICTURES]]
     return (
-        f'{head}<p class="soft">Numbered and joined: the Pareto front, points that no other beats '
-        "in both figures; of those that lie close together one bears a number. "
-        "Faint: points that turned away or lost more than 1 % of requests.</p>"
-        f'<div class="curves">{fronts}</div>{under_load}'
+        Section(title, text, pictures=[one for one in fronts if one]),
+        Section(f"Under load{f': {scene}' if scene else ''}", pictures=loads),
     )
 
 
-def _front(points: Sequence[Point], first: Figure, second: Figure, told: str) -> str:
+def _front(points: Sequence[Point], first: Figure, second: Figure, caption: str) -> Picture | None:
     known = [p for p in points if None not in (p.mean(first.name), p.mean(second.name))]
     if not known:
-        return ""
+        return None
     leading = front(known, first, second)
     numbered = _numbered(leading, known, first, second)
-    alt = f"{told} Pareto front: " + "; ".join(
+    alt = f"{caption} Pareto front: " + "; ".join(
         f"{point.name}: {first.said(point.mean(first.name))}, "
         f"{second.said(point.mean(second.name))}"
         for point in numbered.values()
     )
-    items = "".join(
-        f"<li><code>{page_escape(point.name)}</code>: "
-        f"{page_escape(said(first, point))} {first.title}, "
-        f"{page_escape(said(second, point))} {_unit(second)}</li>"
+    items = [
+        (
+            point.name,
+            f"{told(first, point.figures[first.name])} {first.title}, "
+            f"{told(second, point.figures[second.name])} {_unit(second)}",
+        )
         for point in numbered.values()
+    ]
+
+    def place(point: Point) -> tuple[float, float]:
+        return _shown(point, first), _shown(point, second)
+
+    groups: dict[str, list[tuple[float, float, bool]]] = {}
+    for point in known:
+        groups.setdefault(name_of(point.setup.policy), []).append((*place(point), point.serves))
+    svg = front_plot(
+        groups,
+        [place(point) for point in leading],
+        {number: place(point) for number, point in numbered.items()},
+        *(f"{one.title}{', s' if one.unit == 'ms' else ''}" for one in (first, second)),
+        percent=first.show(0.5).endswith("%"),
+        log=second.unit == "ms",
     )
-    svg = front_plot(known, leading, numbered, first, second)
-    return (
-        f"<figure>{picture(svg, alt)}<figcaption>{page_escape(told)}</figcaption>"
-        f'<ol class="front">{items}</ol></figure>'
-    )
+    return Picture(svg, alt, caption, items)
+
+
+def _shown(point: Point, one: Figure) -> float:
+    mean = point.mean(one.name)
+    assert mean is not None
+    return mean / 1000 if one.unit == "ms" else mean
 
 
 def _numbered(
@@ -408,76 +405,63 @@ def _unit(one: Figure) -> str:
     return f"ms {one.title}" if one.unit == "ms" else one.title
 
 
-def _load(shown: LoadPicture) -> str:
+def _load(shown: LoadPicture) -> Picture:
     alt = f"{TTFT.title} against {shown.xlabel}. " + "; ".join(
         f"{name}: " + ", ".join(f"{load:g}: {TTFT.said(found.mean)}" for load, found in curve)
         for name, curve in shown.curves.items()
     )
-    told = f"{TTFT.title} against {shown.xlabel}"
-    told += f", {shown.title}" if shown.title else ""
-    told += ". Shaded: 95 % interval over seeds."
-    told += f" {shown.left_out} slower lines are left out." if shown.left_out else ""
-    svg = load_plot(shown.curves, shown.xlabel, TTFT)
-    return f"<figure>{picture(svg, alt)}<figcaption>{page_escape(told)}</figcaption></figure>"
+    caption = f"{TTFT.title} against {shown.xlabel}"
+    caption += f", {shown.title}" if shown.title else ""
+    caption += ". Shaded: 95 % interval over seeds."
+    caption += f" {shown.left_out} slower lines are left out." if shown.left_out else ""
+    lines, bands = dict[str, Line](), dict[str, Band]()
+    for name, curve in shown.curves.items():
+        means = [found.mean / 1000 for _, found in curve]
+        half = [(found.half or 0.0) / 1000 for _, found in curve]
+        lines[name] = ([load for load, _ in curve], means)
+        # An interval may reach below 0, which a logarithmic axis has not.
+        low = [max(mean - part, mean / 100) for mean, part in zip(means, half, strict=True)]
+        bands[name] = (low, [mean + part for mean, part in zip(means, half, strict=True)])
+    svg = line_plot(lines, shown.xlabel, f"{TTFT.title}, s", log="y", points=True, bands=bands)
+    return Picture(svg, alt, caption)
 
 
-def _bests(points: Sequence[Point]) -> str:
+def _bests(points: Sequence[Point]) -> Section:
     """For each world and load, the best by each figure."""
-    groups = list(by_scene(points).items())
-    several = len(groups) > 1
-    head = ("<th>at</th>" if several else "") + "".join(f"<th>{t.title}</th>" for t in TARGETS)
-    body = ""
+    groups = list(by_scene(points).items()) if points else []
+    rows = []
     for where, own in groups[:MAX_LOADS]:
-        cells = f"<td class=at>{page_escape(where)}</td>" if several else ""
-        for one in TARGETS:
-            ranked = best(own, one)
-            told = (
-                f"{page_escape(ranked[0].choice)}<br>{page_escape(said(one, ranked[0]))}"
-                if ranked
-                else ""
-            )
-            cells += f"<td>{told}</td>"
-        body += f"<tr>{cells}</tr>"
+        ranked = [(one, best(own, one)) for one in TARGETS]
+        cells = [
+            f"{top[0].choice}\n{told(one, top[0].figures[one.name])}" if top else ""
+            for one, top in ranked
+        ]
+        rows.append((where or "all choices", *cells))
+    head = ("at", *(one.title for one in TARGETS))
     more = len(groups) - MAX_LOADS
-    rest = f" {more} more are in the CSV." if more > 0 else ""
-    return (
-        f'<h2>Best by each figure</h2><p class="soft">Among choices that served at least 99 % of '
-        f"requests, where there is one. Means over seeds ± 95 % interval; times in ms.{rest}</p>"
-        f'<div class="table"><table><tr>{head}</tr>{body}</table></div>'
+    return Section(
+        "Best by each figure",
+        "Among choices that served at least 99 % of requests, where there is one. Means over seeds "
+        f"± 95 % interval; times in ms.{f' {more} more are in the CSV.' if more > 0 else ''}",
+        tables=[Table(head, rows, words=True)] if rows else [],
     )
 
 
-def _all(points: Sequence[Point]) -> str:
-    head = "".join(f"<th>{page_escape(one.title)}</th>" for one in ALL_FIGURES)
-    body = "".join(
-        f"<tr><td>{page_escape(point.name)}</td>"
-        + "".join(f"<td>{page_escape(said(one, point))}</td>" for one in ALL_FIGURES)
-        + "</tr>"
-        for point in points[:MAX_POINTS]
-    )
+def _all(points: Sequence[Point]) -> Section:
     more = f", the first {MAX_POINTS}" if len(points) > MAX_POINTS else ""
-    return (
-        f"<details><summary>All points{more}</summary>"
-        f'<div class="table"><table><tr><th>choice</th>{head}</tr>{body}</table></div></details>'
-    )
+    rows = {point.name: point.figures for point in points[:MAX_POINTS]}
+    table = figure_table(rows, ALL_FIGURES, head="choice", summary=f"All points{more}")
+    terms = [(one.title, one.meaning) for one in ALL_FIGURES]
+    return Section("All figures", tables=[table], terms=terms) if points else Section("")
 
 
-def _failures(outcomes: Sequence[Outcome]) -> str:
-    lines = "".join(
-        f"<li>{page_escape(o.task.setup.policy)}, seed {o.task.setup.seed}: "
-        f"{page_escape(o.error)}</li>"
+def _failures(outcomes: Sequence[Outcome]) -> Section:
+    lines = [
+        f"{o.task.setup.policy}, seed {o.task.setup.seed}: {o.error}"
         for o in outcomes
         if o.error is not None
-    )
-    return f"<h2>Failed runs</h2><ul>{lines}</ul>" if lines else ""
-
-
-def _terms() -> str:
-    return " ".join(f"{one.title}: {one.meaning}." for one in ALL_FIGURES)
-
-
-def _paragraphs(kind: str, texts: Sequence[str]) -> str:
-    return "".join(f'<p class="{kind}">{page_escape(text)}</p>' for text in texts if text)
+    ]
+    return Section("Failed runs", lines=lines)
 
 
 RESULTS_SUFFIX = ".results.jsonl"

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from simulator.live.outcome import Outcome, Verdict, summarize
-from simulator.live.scrape import Sample, WorkerCounters
+from simulator.live.scrape import Sample, WorkerCounters, pool_samples
 from simulator.live.stack import RunResult
 
 WORKERS = tuple(f"worker {number}" for number in range(8))
@@ -89,7 +89,7 @@ def run(
         for total in busy
     ]
     row = summarize(policy, workload, outcomes, WORKERS, before, after)
-    return RunResult(row, tuple(outcomes), samples, WORKERS, ())
+    return RunResult(row, tuple(outcomes), pool_samples(samples, 1.0), WORKERS, ())
 
 
 def demo_runs() -> list[RunResult]:

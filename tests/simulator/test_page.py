@@ -10,23 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.live.console import Board, claim_lines, results_tables, run_line
+from simulator.live.console import Board, claim_lines, print_rows, run_line
 from simulator.live.demo import claims
-from simulator.live.outcome import Verdict, summarize
-from simulator.live.scrape import Sample
+from simulator.live.outcome import Outcome, Verdict, summarize
+from simulator.live.scrape import Sample, pool_samples
 from simulator.live.stack import RunResult
-from simulator.report.live_page import render_page, row_cells
+from simulator.report.figures import live_table
+from simulator.report.live_page import render_page, waits_over_time, worker_counts
 from simulator.report.plots import (
     busy_scale,
-    busy_shares,
-    hits_over_time,
-    hits_plot,
+    curve_plot,
+    line_plot,
     log_labels,
     log_steps,
     share_plot,
-    ttft_plot,
-    waits_over_time,
-    waits_plot,
 )
 from tests.simulator.made_up import counters, demo_runs, outcome
 
@@ -65,8 +62,13 @@ def test_the_page_holds_every_row_and_stands_alone() -> None:
     page = render_page(runs, [], claims(rows), ["a <note>"])
     seen = Seen()
     seen.feed(page)
-    assert seen.rows[1:] == [row_cells(row) for row in rows]
-    assert {len(row) for row in seen.rows} == {len(row_cells(rows[0]))}
+    shown = [row for row in seen.rows if row[0] != "policy"]
+    tables = [
+        live_table({row.policy: row for row in rows if row.workload == name})[0]
+        for name in dict.fromkeys(row.workload for row in rows)
+    ]
+    assert shown == [list(row) for table in tables for row in table.rows]
+    assert len(shown) == len(rows)
     assert len(seen.images) == 2 * len(runs) + 4 + 2  # of each run, act, and of turns over time
     assert all(image["alt"] and (image["src"] or "").startswith("data:") for image in seen.images)
     assert seen.links == []
@@ -79,7 +81,7 @@ def live_page(workers: list[str | None]) -> tuple[str, Seen]:
     """The page of a load whose replies named `workers`, one reply each, and no counters."""
     outcomes = tuple(outcome(serial, worker=name) for serial, name in enumerate(workers))
     row = summarize("live", "shared_prompts", outcomes)
-    run = RunResult(row, outcomes, (), row.workers, ())
+    run = RunResult(row, outcomes, pool_samples([], 1.0), row.workers, ())
     page = render_page([run], [], [], [], "Load test", clock="wall time")
     seen = Seen()
     seen.feed(page)
@@ -94,10 +96,9 @@ def test_an_endpoint_that_names_no_worker_has_no_panels_of_them() -> None:
     assert not re.search("Busiest|model time|idle|Overruns|Hit rate", page)
     assert "milliseconds of wall time" in page
     assert seen.rows[0] == [
-        *("workload", "policy", "requests", "rejected", "lost", "TTFT mean", "p50", "p90", "p99"),
-        *("good", "e2e mean", "out tok/s"),
+        *("policy", "TTFT", "TTFT p90", "TTFT p99", "good", "TPOT", "e2e", "tok/s", "rej.", "lost"),
     ]
-    assert [len(row) for row in seen.rows] == [12, 12]
+    assert [len(row) for row in seen.rows] == [10, 10]
 
 
 def test_named_workers_without_counters_show_who_got_what() -> None:
@@ -133,50 +134,52 @@ def test_busy_shares_are_the_growth_between_samples() -> None:
         Sample(2.0, (counters(busy_s=0.0), counters(busy_s=5.0))),
         Sample(3.0, (counters(busy_s=2.0), counters(busy_s=5.5))),
     ]
-    times, busy = busy_shares(samples, speed=2.0)
-    assert times.tolist() == [0.0, 4.0, 6.0]
+    pool = pool_samples(samples, speed=2.0)
+    assert pool.time_ns.tolist() == [4_000_000_000, 6_000_000_000]
     # The first worker's step of two seconds ended in the second stretch and began in the first.
-    assert np.array_equal(busy, [[0.5, 0.0], [1.0, 0.5]])
-    assert busy_shares(samples[:1], 1.0)[1].size == 0
+    assert np.array_equal(pool.busy_share, [[0.5, 0.0], [1.0, 0.5]])
+    assert pool_samples(samples[:1], 1.0).busy_share.size == 0
 
 
 def test_waits_are_means_by_arrival_in_model_time() -> None:
-    outcomes = [
+    outcomes = (
         outcome(0, scheduled_s=0.0, ttft_ms=1_000.0, turn=0),
         outcome(1, scheduled_s=1.0, ttft_ms=3_000.0, turn=1),
         outcome(2, scheduled_s=1.2, ttft_ms=None, verdict=Verdict.REJECTED, turn=2),
         outcome(3, scheduled_s=10.0, ttft_ms=500.0, turn=3),
-    ]
-    at_s, mean_s = waits_over_time(outcomes, speed=4.0, until_s=80.0)
+    )
+    run = made_of(outcomes, speed=4.0)
+    at_s, mean_s = waits_over_time(run, until_s=80.0)
     assert at_s[:2].tolist() == [2.0, 6.0]  # 20 bins of 4 s
     assert mean_s[[0, 1, 10]].tolist() == [4.0, 12.0, 2.0]
     assert np.isnan(np.delete(mean_s, [0, 1, 10])).all()
-    assert np.isnan(waits_over_time([], 1.0, 80.0)[1]).all()
+    assert np.isnan(waits_over_time(made_of(()), 80.0)[1]).all()
 
 
-def test_hits_are_those_of_the_last_few_samples() -> None:
+def made_of(outcomes: tuple[Outcome, ...], speed: float = 1.0) -> RunResult:
+    """A run of these outcomes, without counters."""
+    row = summarize("hybrid", "agents", outcomes, ["worker 0"], speed=speed)
+    return RunResult(row, outcomes, pool_samples([], speed), row.workers, ())
+
+
+def test_hits_grow_from_the_first_sample_on() -> None:
     samples = [
-        Sample(0.5 * n, (counters(hit_tokens=10 * n * (n > 2), query_tokens=20 * n), counters()))
-        for n in range(12)
+        Sample(0.5 * n, (counters(hit_tokens=100 + 10 * n, query_tokens=200 + 20 * n), counters()))
+        for n in range(5)
     ]
-    at_s, share = hits_over_time(samples, speed=2.0)
-    assert at_s.tolist() == [float(n) for n in range(12)]
-    assert np.isnan(share[0])  # nobody had asked yet
-    assert share[1:3].tolist() == [0.0, 0.0]
-    assert share[6] == 0.5
-    assert share[7] == 70 / 120
-    assert share[-1] == 0.5
-    assert hits_over_time([], 1.0)[1].size == 0
+    pool = pool_samples(samples, speed=2.0)
+    assert pool.hit_tokens[:, 0].tolist() == [10, 20, 30, 40]
+    assert pool.query_tokens[:, 0].tolist() == [20, 40, 60, 80]
+    assert pool_samples([], 1.0).hit_tokens.size == 0
 
 
 def test_pictures_of_nothing_are_still_pictures() -> None:
     lost = outcome(0, worker=None, verdict=Verdict.FAILED, ttft_ms=None)
-    nothing = {"hybrid": waits_over_time([lost], 1.0, 1.0), "warmset": hits_over_time([], 1.0)}
     pictures = (
-        share_plot([lost], ["worker 0"], 1.0),
-        ttft_plot({"hybrid": []}),
-        waits_plot(nothing),
-        hits_plot(nothing),
+        share_plot(*worker_counts(made_of((lost,)))),
+        curve_plot({"hybrid": np.zeros(0)}, "x"),
+        line_plot({"hybrid": waits_over_time(made_of((lost,)), 1.0)}, "x", "y", log="y"),
+        line_plot({}, "x", "y"),
     )
     for svg in pictures:
         assert "<svg" in svg
@@ -191,12 +194,12 @@ def test_the_console_shows_every_run_and_every_loss() -> None:
         board.note(outcome(0))
         board.note(outcome(1, verdict=Verdict.FAILED, error="HTTP 500: oops"))
         board.end_run(run_line(rows[0]))
-    console.print(*results_tables(rows))
+    print_rows(console, rows)
     for line in claim_lines(claims(rows)):
         console.print(line)
     text = console.export_text()
     assert "lost request 1: HTTP 500: oops" in text
-    assert all(f" {row.policy} " in text for row in rows)
+    assert all(f"\n{row.policy} " in text for row in rows)
     assert "…" not in text
     assert "not shown" not in text
     assert "conversation: 400 requests, times in ms" in text

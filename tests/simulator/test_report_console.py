@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from simulator.replay.run import ReplayProgress
-from simulator.report.console import MARK, ProgressDisplay, print_report, progress_text, span
+from simulator.report.console import ProgressDisplay, print_report, progress_text, span
 from simulator.report.figures import FIGURES
+from simulator.report.page import MARK
 from simulator.report.row import ReplayRow, summarize
 from tests.simulator.replayed import busy_result, rejected, result, setup
 

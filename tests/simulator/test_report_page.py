@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from simulator.replay.result import NEVER, HotPrefix, ReplayResult
 from simulator.report.figures import FIGURES
-from simulator.report.page import ONE_SEED, leads_told, render_page, verdict
 from simulator.report.plots import copies_plot, curve_plot, styles, worker_map
+from simulator.report.replay_page import ONE_SEED, leads_told, render_page, verdict
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.view import hit_rates, on_grid, view
 from tests.simulator.replayed import S, busy_result, rejected, result, samples, setup, totals
@@ -109,9 +109,10 @@ def test_a_lead_that_the_seeds_do_not_agree_on_is_called_one() -> None:
     times = ((90.0, 100.0), (130.0, 100.0), (70.0, 100.0))
     rows = [row_of("chance", seed, mine) for seed, (mine, _) in enumerate(times)]
     rows += [row_of("steady", seed, other) for seed, (_, other) in enumerate(times)]
-    told = dict(leads_told(rows))
-    assert not any(told.values())
-    assert all("chance may turn it around" in line for line in told)
+    told = leads_told(rows)
+    assert told
+    assert not any(one.holds for one in told)
+    assert all("chance may turn it around" in one.text for one in told)
 
 
 def test_one_seed_one_policy_and_no_difference_are_said() -> None:

@@ -13,9 +13,9 @@ from rich.console import Console
 from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
-from simulator.report.console import ladder_plot, print_report
+from simulator.report.console import print_report
 from simulator.report.files import encode, read_json
-from simulator.report.page import render_page
+from simulator.report.replay_page import ladder_plot, render_page
 from simulator.report.row import Ladders, ladders, rates, summarize, summarize_stages
 from simulator.report.view import view
 from simulator.traces.job import Stage

@@ -29,6 +29,7 @@ from simulator.calibrate.validate import (
     validation_table,
 )
 from simulator.live.outcome import Outcome, Verdict, summarize
+from simulator.live.scrape import pool_samples
 from simulator.live.stack import RunResult
 from tests.effort import examples
 from tests.simulator.made_up import WORKERS, counters, outcome
@@ -129,7 +130,7 @@ def live_run(outcomes: Sequence[Outcome], hit_rate: float) -> RunResult:
     before = [counters() for _ in WORKERS[:2]]
     after = [counters(query_tokens=1000, hit_tokens=1000 * hit_rate, steps=10) for _ in WORKERS[:2]]
     row = summarize("hybrid", "w", outcomes, WORKERS[:2], before, after)
-    return RunResult(row, tuple(outcomes), (), WORKERS[:2], ())
+    return RunResult(row, tuple(outcomes), pool_samples([], 1.0), WORKERS[:2], ())
 
 
 def test_a_validation_has_the_figures_of_both_worlds() -> None:
