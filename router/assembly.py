@@ -22,6 +22,14 @@ from router.admin.ui.state import replicas_shown
 from router.cli.process import THREAD_USE, HangWatch, PolicyTrouble
 from router.config.load import reloadable, without
 from router.config.schema import Config
+from router.config.terms import (
+    Standing,
+    attempt_terms,
+    core_settings,
+    fleet_terms,
+    inference_terms,
+    migration_terms,
+)
 from router.config.worker_spec import parse_worker_spec
 from router.core.core import RouterCore
 from router.discovery.discovery import discovery_of
@@ -46,14 +54,6 @@ from router.request.switchboard import Switchboard
 from router.request.tokenizing import Tokenizing
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import client_app
-from router.terms import (
-    Standing,
-    attempt_terms,
-    core_settings,
-    fleet_terms,
-    inference_terms,
-    migration_terms,
-)
 from router.tracing.export import exporter
 from router.tracing.trace import Tracer, below_of
 from router.upstream.migration.stream import Migrations

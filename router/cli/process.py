@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 
 from router.core.guard import PolicyFaultError, PolicyGuard, Use
+from router.record.logs import worth_a_line
 
 YOUNG_OBJECTS = 20_000  # more than a few hundred requests in flight have
 YOUNG_ROUNDS, MIDDLE_ROUNDS = 20, 50  # collections of one generation before one of the next
@@ -91,7 +92,7 @@ class PolicyTrouble:
             self._faults.clear()
         self._faults[fault.kind] += 1
         count = self._faults[fault.kind]
-        if count & (count - 1) == 0:
+        if worth_a_line(count):
             cause = fault.__cause__ if fault.kind in ("raised", "terms") else None
             log.error("policy fault %d (%s): %s", count, fault.kind, fault, exc_info=cause)
         if fault.suspended_s:

@@ -17,8 +17,8 @@ from router.config.schema import Config
 from router.config.worker_spec import parse_worker_spec
 from router.fleet.upstreams import WorkerTrust
 from router.metrics.requests import DoorCollector
-from router.restart.handover import added_by_hand, settle_in, workers_of
-from router.restart.hot_restart import Handing, Inheritance, Left, Successor
+from router.restart.handover import added_by_hand, resume, workers_of
+from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.restart.sockets import cannot_listen, listening_at
 from router.server.listener import Port
 
@@ -32,7 +32,7 @@ async def serve(
     config: Config,
     read_config: Callable[[], Config],
     argv: Sequence[str] = (),
-    before: Inheritance | None = None,
+    before: Predecessor | None = None,
 ) -> None:
     """Run the router until SIGTERM or SIGINT; `read_config` reads it anew on SIGHUP.
 
@@ -82,7 +82,7 @@ class Server:
         self._client = Port(lambda: router.config, files)
         self._admin = Port(lambda: router.config, files, admin=True)
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
-        self._handing: Handing | None = None
+        self._handover: HandoverServer | None = None
         self._listens = False  # both ports do
         self._handed = False  # another router serves in our place
         doors = {"client": self._client.door, "admin": self._admin.door}
@@ -96,23 +96,23 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR2, self._successor.start)
 
-    async def start(self, before: Inheritance | None) -> None:
+    async def start(self, before: Predecessor | None) -> None:
         """Know the workers, listen, say so. Raises OSError, and ReplicaRefusedError."""
         router, config = self._router, self._router.config
         await router.replica.agree()
         self._sockets = _sockets(config, before)
-        estate = None if before is None else before.estate
-        if estate is None:
+        handover = None if before is None else before.handover
+        if handover is None:
             client, admin = await self._listen()
         await router.start()
         workers = [parse_worker_spec(spec) for spec in config.workers]
         for spec in workers:
             router.fleet.add(spec)
-        found = () if estate is None else estate.found
+        found = () if handover is None else handover.found
         router.discovery.start(workers, config.discovery, found)
-        if estate is not None:  # the router before serves meanwhile
+        if handover is not None:  # the router before serves meanwhile
             await router.discovery.heard(_HEARD_S)
-            await settle_in(router, estate)
+            await resume(router, handover)
             client, admin = await self._listen()
         _warn_of_exposure(config)
         _warn_of_no_worker(config, admin)
@@ -120,16 +120,18 @@ class Server:
         if before is not None:
             await before.serving()
         if config.hot_restart is not None:
-            self._handing = Handing(Path(config.hot_restart), self.leave, self.hand_over)
-            self._handing.start()
+            self._handover = HandoverServer(Path(config.hot_restart), self.leave, self.hand_over)
+            self._handover.start()
         notify_ready()
         print(f"ready {client} admin={admin}", flush=True)
 
-    async def leave(self) -> Left:
+    async def leave(self) -> tuple[Handover, list[socket.socket]]:
         """What a router that follows gets."""
         await self._router.save()
         added, workers = added_by_hand(self._router), workers_of(self._router)
-        return Left(*self._sockets, added, workers, self._router.discovery.found())
+        client, admin = self._sockets
+        found = self._router.discovery.found()
+        return Handover(len(client), len(admin), added, workers, found), [*client, *admin]
 
     async def hand_over(self) -> None:
         """Another router serves: accept nothing more, and end when all is answered."""
@@ -155,8 +157,8 @@ class Server:
             log.info("turned away %d requests that waited for a worker", held)
         for listening in (self._client, self._admin):
             await listening.aclose()
-        if self._handing is not None:
-            await self._handing.aclose()
+        if self._handover is not None:
+            await self._handover.aclose()
 
     async def _listen(self) -> tuple[str, str]:
         """The URLs of clients' and of the admin port."""
@@ -182,7 +184,7 @@ class Server:
 
 
 def _sockets(
-    config: Config, before: Inheritance | None
+    config: Config, before: Predecessor | None
 ) -> tuple[list[socket.socket], list[socket.socket]]:
     """Those to listen with, of clients and admin; none: the ports make their own.
 

@@ -19,7 +19,7 @@ from engine.wire import WireError
 from kvkernels import EventBatch
 from policies.facts import KvEvents, ReplayEnd
 from router.core.kv_events import WireEvents
-from router.lines import worth_a_line
+from router.record.logs import worth_a_line
 
 
 class Claim(Protocol):

@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 from engine.wire.events import MAX_PAYLOAD_BYTES
 from router.events.delivery import FeedContext, LoopYield, SharedReader
 from router.events.sources import ZmqSource
-from router.lines import worth_a_line
+from router.record.logs import worth_a_line
 
 
 @asynccontextmanager

@@ -44,6 +44,11 @@ def about(request: str, trace: str) -> dict[str, str]:
     return {"request": request, "trace": trace}
 
 
+def worth_a_line(occurrences: int) -> bool:
+    """Whether to log what happens again and again: at 1, 2, 4, 8, ... times."""
+    return occurrences & (occurrences - 1) == 0
+
+
 class TextLines(logging.Formatter):
     """Ids stand behind the message. Lifetime: process."""
 

@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from router.lines import worth_a_line
+from router.record.logs import worth_a_line
 from router.replicas.membership import Keys
 from router.replicas.redis_connection import Command, reason_of
 

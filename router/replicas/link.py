@@ -7,15 +7,15 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
 from router.config.schema import Config
-from router.lines import worth_a_line
+from router.record.logs import worth_a_line
 from router.replicas.lease import Leases
 from router.replicas.membership import (
     FIELDS,
@@ -35,38 +35,9 @@ from router.replicas.membership import (
 )
 from router.replicas.redis_connection import ANSWER_S, Command, Wire, checked, open_wire, reason_of
 from router.replicas.redis_url import RedisUrl, parse_redis_url
+from router.replicas.sharing import Sharing
 
 MAX_MESSAGE_BYTES = 256 << 10
-
-
-class Exchange(Protocol):
-    """What a link carries: one replica's messages.
-
-    Peers are named `name@epoch`: a router begun anew is another one. All times are this process'
-    own clock. Nothing here raises or waits.
-    """
-
-    on_news: Callable[[], None]  # told when there is something to say again; set by the link
-
-    def joined(self, now_s: float) -> None:
-        """The link is up, perhaps again: all is told anew, and asked for."""
-        ...
-
-    def parted(self, now_s: float) -> None:
-        """The link is down: what is known of peers is stale, and stays."""
-        ...
-
-    def outgoing(self, now_s: float) -> bytes | None:
-        """The next message, of at most `MAX_MESSAGE_BYTES`; None: there is nothing to say."""
-        ...
-
-    def incoming(self, peer: str, payload: bytes, now_s: float) -> None:
-        """A message of a peer, as it came: it may hold anything."""
-        ...
-
-    def present(self, peers: Collection[str], now_s: float) -> None:
-        """All peers whose lease holds; any other is gone."""
-        ...
 
 
 @dataclass(slots=True)
@@ -446,7 +417,7 @@ class Link:
     """
 
     def __init__(
-        self, config: Config, identity: str, exchange: Exchange, terms: Mapping[str, str]
+        self, config: Config, identity: str, exchange: Sharing, terms: Mapping[str, str]
     ) -> None:
         """`config.state` is given. `identity`: of `new_identity`; `terms`: of `terms_of`."""
         assert config.state is not None

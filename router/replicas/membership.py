@@ -26,7 +26,7 @@ from msgspec import Meta
 from router.config.keys import text_of, value_at
 from router.config.schema import Config
 from router.keys.key_file import KeyFileError, read_keys
-from router.lines import worth_a_line
+from router.record.logs import worth_a_line
 
 _IDENTITY = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[0-9a-f]{16}")
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -15,7 +14,7 @@ from policies.facts import Finish
 from router.core.hold_queue import Pending
 from router.core.snapshot import FrozenCache
 from router.core.workers import Worker, WorkerTable
-from router.keys.quota import Use
+from router.keys.quota import SharedUse
 from router.replicas.messages import (
     HASH_TYPE,
     MAX_BATCH_PIECES,
@@ -365,18 +364,6 @@ class _Open:
 FetchKv = Callable[[float, int], tuple[KvMessage, ...]]
 
 
-class Uses(Protocol):
-    """What our requests use of keys (`router.keys.quota`)."""
-
-    def changed(self) -> list[Use]:
-        """Of keys where that changed since this was asked."""
-        ...
-
-    def all(self) -> list[Use]:
-        """Of all keys."""
-        ...
-
-
 class RequestPublisher:
     """A `Listener` of the core that queues request events for messages. Lifetime: process."""
 
@@ -469,7 +456,7 @@ class RequestPublisher:
         """A peer missed something."""
         self._retell = True
 
-    def message(self, now_s: float, wants: tuple[str, ...], uses: Uses) -> bytes | None:
+    def message(self, now_s: float, wants: tuple[str, ...], uses: SharedUse) -> bytes | None:
         """The next message; None: there is nothing to say."""
         if not self._connected:
             return None

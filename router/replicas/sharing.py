@@ -11,7 +11,7 @@ from msgspec.structs import astuple
 from policies.facts import Fact
 from router.core.core import RouterCore
 from router.keys.quota import SharedUse, Use
-from router.lines import worth_a_line
+from router.record.logs import worth_a_line
 from router.replicas.kv_events import KvSharing
 from router.replicas.messages import decoded
 from router.replicas.publisher import Dump, RequestPublisher
@@ -39,7 +39,11 @@ class PeerRow:
 
 
 class Sharing:
-    """An `Exchange` (`link.py`). Lifetime: process. `tell` hands the core a fact."""
+    """What a link carries: one decision core's messages to peers, and theirs to it.
+
+    Peers are named `name@epoch`: a router begun anew is another one. All times are this process'
+    own clock. Nothing here raises or waits. Lifetime: process.
+    """
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from router.config.worker_spec import WorkerSpecError, parse_worker_spec
 from router.core.roster import TableFullError
 from router.fleet.manager import DuplicateWorkerError
-from router.restart.hot_restart import Estate, Worker
+from router.restart.hot_restart import Handover, Worker
 
 if TYPE_CHECKING:
     from router.assembly import Router
@@ -40,12 +40,12 @@ def workers_of(router: Router) -> tuple[Worker, ...]:
     return tuple(found)
 
 
-async def settle_in(router: Router, estate: Estate) -> None:
+async def resume(router: Router, handover: Handover) -> None:
     """Follow whom the router before followed, and return once as much is known of them.
 
     A worker that is down by now is not waited for longer than `_WARM_S`.
     """
-    for text in estate.added:
+    for text in handover.added:
         try:
             router.fleet.add(parse_worker_spec(text), _BY, by_hand=True)
         except (WorkerSpecError, DuplicateWorkerError, TableFullError) as error:
@@ -53,7 +53,7 @@ async def settle_in(router: Router, estate: Estate) -> None:
     clock = asyncio.get_running_loop().time
     until_s = clock() + _WARM_S
     while True:
-        missing = _missing(router, estate)
+        missing = _missing(router, handover)
         if not missing or clock() > until_s:
             break
         await asyncio.sleep(_LOOK_S)
@@ -61,12 +61,12 @@ async def settle_in(router: Router, estate: Estate) -> None:
         log.warning("not known as well as before: %s", ", ".join(sorted(missing)[:20]))
 
 
-def _missing(router: Router, estate: Estate) -> set[str]:
+def _missing(router: Router, handover: Handover) -> set[str]:
     """Workers of which the router before knew more. Drains those that it drained."""
     now = {worker.name: worker for worker in workers_of(router)}
     followed = {member.spec.url for member in router.fleet.members.values()}
     missing = set()
-    for before in estate.workers:
+    for before in handover.workers:
         worker = now.get(before.name)
         if worker is not None and before.draining and not worker.draining:
             for member in router.fleet.members.values():

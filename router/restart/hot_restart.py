@@ -1,7 +1,7 @@
 """A hot restart; the running router hands its sockets and its knowledge to the one that starts.
 
 The follower connects to a Unix socket and says `HELLO`. It gets a head of four bytes, the length
-of an `Estate` as JSON, little endian; the JSON; and, in messages of one byte, the listening sockets
+of a `Handover` as JSON, little endian; the JSON; and, in messages of one byte, the sockets
 (SCM_RIGHTS, unix(7)), 64 at a time: all of clients, then all of the admin port. Once it serves it
 says `SERVING`; the one before accepts nothing more from then on and says `GONE`.
 
@@ -24,7 +24,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,7 +34,7 @@ HELLO = b"warmroute takeover 1\n"
 SERVING = b"serving\n"
 GONE = b"gone\n"
 HEAD = struct.Struct("<I")
-MOST_BYTES = 8 << 20  # of an estate: 4,096 workers of 2 KB
+MOST_BYTES = 8 << 20  # of a handover: 4,096 workers of 2 KB
 SOCKETS_AT_ONCE = 64  # Linux lets 253 pass in one message
 MOST_SOCKETS = 4_096
 
@@ -49,8 +48,8 @@ class Worker(msgspec.Struct, frozen=True):
     known: bool  # all of its cache is
 
 
-class Estate(msgspec.Struct, frozen=True):
-    """Besides sockets, and besides what stands in files (`kv_state`)."""
+class Handover(msgspec.Struct, frozen=True):
+    """What the next router gets, besides sockets and what stands in files (`kv_state`)."""
 
     client_sockets: int
     admin_sockets: int
@@ -66,24 +65,13 @@ _SERVES_S = 120.0  # for a follower to serve
 _PEER = struct.Struct("3i")  # process, user, group (SO_PEERCRED)
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """What there is to hand over. Lifetime: one handing over."""
-
-    client: Sequence[socket.socket]
-    admin: Sequence[socket.socket]
-    added: tuple[str, ...] = ()
-    workers: tuple[Worker, ...] = ()
-    found: tuple[tuple[str, str], ...] = ()
-
-
-class Handing:
+class HandoverServer:
     """Waits at a Unix socket for a follower. Lifetime: process."""
 
     def __init__(
         self,
         path: Path,
-        leave: Callable[[], Awaitable[Left]],
+        leave: Callable[[], Awaitable[tuple[Handover, list[socket.socket]]]],
         handed: Callable[[], Awaitable[None]],
     ) -> None:
         """`leave` writes down what is known and says what there is; `handed` accepts nothing more,
@@ -154,8 +142,7 @@ class Handing:
         async with asyncio.timeout(_ASKS_S):
             await _expect(peer, HELLO)
         log.info("hot_restart: process %d wants to follow", pid)
-        left = await self._leave()
-        await _tell(peer, left)
+        await _tell(peer, *await self._leave())
         async with asyncio.timeout(_SERVES_S):
             await _expect(peer, SERVING)
         await self._handed()
@@ -165,10 +152,8 @@ class Handing:
         return True
 
 
-async def _tell(peer: socket.socket, left: Left) -> None:
-    sockets = [*left.client, *left.admin]
-    estate = Estate(len(left.client), len(left.admin), left.added, left.workers, left.found)
-    data = msgspec.json.encode(estate)
+async def _tell(peer: socket.socket, handover: Handover, sockets: list[socket.socket]) -> None:
+    data = msgspec.json.encode(handover)
     await asyncio.get_running_loop().sock_sendall(peer, HEAD.pack(len(data)) + data)
     for first in range(0, len(sockets), SOCKETS_AT_ONCE):
         numbers = [one.fileno() for one in sockets[first : first + SOCKETS_AT_ONCE]]
@@ -191,17 +176,17 @@ _ANSWERS_S = 60.0  # it saves what it knows first
 _GONE_S = 10.0
 
 
-class Inheritance:
+class Predecessor:
     """What the router before left, and the line to it. Lifetime: until this router serves."""
 
     def __init__(
         self,
         line: socket.socket,
-        estate: Estate,
+        handover: Handover,
         client: list[socket.socket],
         admin: list[socket.socket],
     ) -> None:
-        self.estate = estate
+        self.handover = handover
         self.client = client
         self.admin = admin
         self._line = line
@@ -220,7 +205,7 @@ class Inheritance:
             self._line.close()
 
 
-def take_over(path: Path) -> Inheritance | None:
+def take_over(path: Path) -> Predecessor | None:
     """What the router that waits at `path` leaves; None where there is none.
 
     Raises OSError that says what is wrong with the one there.
@@ -239,14 +224,14 @@ def take_over(path: Path) -> Inheritance | None:
         line.sendall(HELLO)
         (size,) = HEAD.unpack(_exactly(line, HEAD.size))
         if size > MOST_BYTES:
-            raise OSError(f"an estate of {size} bytes")
-        estate = msgspec.json.decode(_exactly(line, size), type=Estate)
-        sockets = _sockets(line, estate.client_sockets + estate.admin_sockets)
+            raise OSError(f"a handover of {size} bytes")
+        handover = msgspec.json.decode(_exactly(line, size), type=Handover)
+        sockets = _sockets(line, handover.client_sockets + handover.admin_sockets)
     except (OSError, msgspec.DecodeError) as error:
         line.close()
         raise OSError(f"hot_restart: the router at {path} does not hand over: {error}") from error
-    clients = estate.client_sockets
-    return Inheritance(line, estate, sockets[:clients], sockets[clients:])
+    clients = handover.client_sockets
+    return Predecessor(line, handover, sockets[:clients], sockets[clients:])
 
 
 def _exactly(line: socket.socket, size: int) -> bytes:

@@ -14,11 +14,11 @@ from ipaddress import ip_network
 from aiohttp import web
 
 from router.config.schema import Config, Tls
+from router.config.terms import Standing
 from router.restart.sockets import cannot_listen
 from router.server.parser import RequestLimits
 from router.server.server import HOT, Door, DoorSite, DoorTerms
 from router.server.tls import TlsError, renew, server_tls
-from router.terms import Standing
 from router.upstream.client_reply import SERVER_OPTIONS
 
 log = logging.getLogger(__name__)

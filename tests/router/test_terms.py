@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.config.schema import Config
-from router.terms import Standing, attempt_terms, inference_terms
+from router.config.terms import Standing, attempt_terms, inference_terms
 
 
 def test_a_part_is_kept_as_long_as_its_configuration() -> None:
