@@ -82,7 +82,7 @@ STATE = Row(
     (
         Panel(
             "Workers by state",
-            "joining: not recognized yet. draining: nothing new. ejected: aside for a while after "
+            "joining: not recognized yet. draining: nothing new. ejected: for a while, after "
             "failures in a row; trial: then given one request. down: fails its health probes.",
             "short",
             ((f"sum by (state) ({_STATE})", "{{state}}"),),
@@ -92,7 +92,7 @@ STATE = Row(
         ),
         Panel(
             "Failures by worker",
-            "What counts towards putting a worker aside, the workers with most of it.",
+            "What counts towards ejecting a worker, the workers with most of it.",
             "suffix: per s",
             top(rate("warmroute_worker_failures_total", _CHOSEN, "worker"), "worker {{worker}}"),
             alert="WarmrouteWorkerEjected",

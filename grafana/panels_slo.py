@@ -401,7 +401,7 @@ WORKERS = Row(
         Panel(
             "Retries and ejections",
             "Retries: requests sent to another worker after one failed before its first byte; "
-            "refused: the budget for these was spent. Ejections: workers put aside; withheld: too "
+            "refused: the budget for these was spent. Ejections: workers ejected; withheld: too "
             "many of the pool were already.",
             "suffix: per s",
             (
@@ -424,7 +424,7 @@ WORKERS = Row(
         ),
         Panel(
             "Failures blamed on workers",
-            "What counts towards putting a worker aside, by cause; the workers with most of it.",
+            "What counts towards ejecting a worker, by cause; the workers with most of it.",
             "suffix: per s",
             top(
                 rate("warmroute_worker_failures_total", 'worker=~"$worker"', "worker, cause"),

@@ -23,7 +23,6 @@ from router.cli.process import THREAD_USE, HangWatch, PolicyTrouble
 from router.config.load import reloadable, without
 from router.config.schema import Config
 from router.config.terms import (
-    Standing,
     attempt_terms,
     core_settings,
     fleet_terms,
@@ -91,7 +90,7 @@ class Router:
             http,
             self.zmq,
             time.monotonic,
-            self._tell,
+            self.switchboard.tell if config.kv_state is None else self._tell,
             fleet_terms(config),
             first_seq=core.roster.first_question,
             wants_snapshot=core.roster.wants_snapshot,
@@ -113,10 +112,10 @@ class Router:
         service.access = self.access = access_log_of(config)
         service.traces = self.traces = exporter(config.tracing)
         if self.traces is not None:
-            service.tracer = _tracer(self._in_force)
+            service.tracer = Tracer(below_of(config.tracing.sample))
         self._rings = _rings(config, time.monotonic)
         keys = self.api_keys = self._rings.get("api_keys_file")
-        self.inference = _inference(service, prompts, self._in_force, keys)
+        self.inference = _inference(service, prompts, config, keys)
         use = None if keys is None else keys.shared_use
         self.replica = Replica(config, core, self.switchboard.tell, use)
         self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
@@ -182,12 +181,23 @@ class Router:
         if "workers" in applied or "discovery" in applied:
             lines += self.discovery.apply(specs, config.discovery)
         self.config = without(refused, config, self.config)
-        self._context.terms = fleet_terms(self.config)
+        self._settle_terms()
         self.replica.renew(self.config)
         if "log_level" in applied:
             logging.getLogger().setLevel(config.log_level.upper())
         log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
         return lines
+
+    def _settle_terms(self) -> None:
+        """Give each part what it needs of the configuration in force."""
+        config, attempts = self.config, self.inference.attempts
+        self._context.terms = fleet_terms(config)
+        self.inference.terms = inference_terms(config)
+        attempts.terms = attempt_terms(config)
+        if attempts.migrations is not None:
+            attempts.migrations.terms = migration_terms(config)
+        if self.service.tracer is not None:
+            self.service.tracer.below = below_of(config.tracing.sample)
 
     def reload_keys(self) -> None:
         """Read the files of keys anew. One that cannot be used changes nothing."""
@@ -253,26 +263,15 @@ class Router:
 
 
 def _inference(
-    service: Service, prompts: PromptReader, config: Callable[[], Config], keys: KeyRing | None
+    service: Service, prompts: PromptReader, config: Config, keys: KeyRing | None
 ) -> Inference:
-    """The handler of inference paths. `config` gives the configuration of the moment, `keys` are
-    clients' API keys.
-    """
-    first = config()
-    peers = tuple(ip_network(peer) for peer in first.trusted_peers)
-    tenants = Tenants(keys, first.tenant_header, peers)
-    told = service.metrics.migrations
-    attempts = Attempts(
-        Standing(attempt_terms, config),
-        keep_authorization=not tenants.asks_keys,
-        migrations=Migrations(service, told, Standing(migration_terms, config)),
-    )
-    terms = Standing(inference_terms, config)
-    return Inference(service, prompts, tenants, attempts, terms)
-
-
-def _tracer(config: Callable[[], Config]) -> Tracer:
-    return Tracer(Standing(lambda now: below_of(now.tracing.sample), config))
+    """The handler of inference paths; `keys` are clients' API keys."""
+    peers = tuple(ip_network(peer) for peer in config.trusted_peers)
+    tenants = Tenants(keys, config.tenant_header, peers)
+    migrations = Migrations(service, service.metrics.migrations, migration_terms(config))
+    asks_keys = tenants.asks_keys
+    attempts = Attempts(attempt_terms(config), not asks_keys, migrations)
+    return Inference(service, prompts, tenants, attempts, inference_terms(config))
 
 
 def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:

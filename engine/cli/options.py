@@ -20,7 +20,7 @@ from engine.capacity import CapacityError
 from engine.scheduler.types import BatchPolicy, SchedulerSettings
 from engine.server import WorkerSettings, serve
 from engine.server.announcer import Announce, parse_announce
-from engine.server.settings import Served
+from engine.server.settings import ServedModel
 from engine.server.worker import Worker
 from engine.wire.tokens import Tokenizer
 
@@ -132,7 +132,7 @@ def run_worker(
     settings: WorkerSettings,
     tokenizer: Tokenizer,
     on_ready: Callable[[str, Worker], None],
-    served: Served | None = None,
+    served: ServedModel | None = None,
     announce: Announce | None = None,
 ) -> None:
     """Serve until a signal. Raises CommandFailed where it cannot listen."""

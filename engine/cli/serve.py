@@ -31,7 +31,7 @@ from engine.model.kernel_choice import BACKENDS
 from engine.scheduler.types import SchedulerSettings
 from engine.server import WorkerSettings
 from engine.server.announcer import Announce
-from engine.server.settings import Served
+from engine.server.settings import ServedModel
 
 if TYPE_CHECKING:
     from engine.runner.load import Loaded
@@ -198,14 +198,14 @@ def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def served(loaded: Loaded) -> Served:
+def served(loaded: Loaded) -> ServedModel:
     """What a worker serves with: the model's tokens, ends and defaults."""
     sampling = loaded.config.sampling
     choices = {"attention": loaded.attention, "int8": loaded.int8}
     backends = {part: (one.backend, one.why) for part, one in choices.items() if one}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given = {name: getattr(sampling, name) for name in names}
-    return Served(
+    return ServedModel(
         make_runner=loaded.runner,
         computes=True,
         end_of_text=frozenset(loaded.config.eos_ids),

@@ -14,13 +14,13 @@ from msgspec import Meta
 
 from engine.pins import Pin, PinRefusal, PinRefused, Pins
 from engine.scheduler.explain import dominant
-from engine.server.bodies import decode, prompts_of
+from engine.server.bodies import chat_of, decode, prompts_of
 from engine.server.errors import ApiError
 from engine.server.metrics import KEPT_STEPS
 from engine.server.openai import WORKER, check_model, encoded_chat, tokens_of
 from engine.server.worker import Worker
 from engine.wire import chain_seed
-from engine.wire.tokens import Chat, Message
+from engine.wire.tokens import Message
 from kvkernels import chain_hashes
 
 DEFAULT_STEPS = 100
@@ -52,17 +52,17 @@ async def health(http: web.Request) -> web.Response:
 
 async def metrics(http: web.Request) -> web.Response:
     """GET /metrics: Prometheus text."""
-    text = http.app[WORKER].exposition.text()
+    text = http.app[WORKER].metrics.text()
     kind = "text/plain; version=0.0.4; charset=utf-8"
     return web.Response(body=text, headers={"Content-Type": kind})
 
 
 async def debug_steps(http: web.Request) -> web.Response:
     """GET /debug/steps?last=N: the latest N steps (100 unless told), oldest first."""
-    asked = http.query.get("last", str(DEFAULT_STEPS))
-    if not (asked.isascii() and asked.isdigit() and len(asked) <= _MAX_DIGITS):
+    last = http.query.get("last", str(DEFAULT_STEPS))
+    if not (last.isascii() and last.isdigit() and len(last) <= _MAX_DIGITS):
         raise ApiError(400, f"last must be a number of steps, 0..{KEPT_STEPS}", "last")
-    return json_response({"steps": http.app[WORKER].steps.last(int(asked))})
+    return json_response({"steps": http.app[WORKER].steps.last(int(last))})
 
 
 async def explain_request(http: web.Request) -> web.Response:
@@ -101,6 +101,10 @@ _BODY = msgspec.json.Decoder(PrefixBody)
 def routes() -> list[web.RouteDef]:
     """The paths."""
     return [
+        web.get("/health", health),
+        web.get("/metrics", metrics),
+        web.get("/debug/steps", debug_steps),
+        web.get("/explain/{request}", explain_request),
         web.post("/pin_prefix", pin_prefix),
         web.post("/unpin_prefix", unpin_prefix),
         web.get("/pinned_prefixes", pinned_prefixes),
@@ -109,19 +113,19 @@ def routes() -> list[web.RouteDef]:
 
 async def pin_prefix(http: web.Request) -> web.Response:
     """POST /pin_prefix: keep the whole blocks of a prefix; `ttl_ms`: for so long."""
-    worker, body, chain = await _asked(http)
+    worker, body, chain = await _read_body(http)
     now_s = worker.runner.clock.now_s()
     until_s = now_s + (float("inf") if body.ttl_ms is None else body.ttl_ms / 1e3)
     try:
         pin = _pins(worker).pin(chain, until_s)
     except PinRefused as refusal:
-        raise _told(refusal) from refusal
-    return json_response(_shown(pin, worker, now_s))
+        raise _api_error(refusal) from refusal
+    return json_response(_pin_fields(pin, worker, now_s))
 
 
 async def unpin_prefix(http: web.Request) -> web.Response:
     """POST /unpin_prefix: keep it no longer."""
-    worker, _, chain = await _asked(http)
+    worker, _, chain = await _read_body(http)
     if not chain or not _pins(worker).unpin(chain[-1]):
         raise ApiError(404, "not_pinned: this prefix is not pinned, see /pinned_prefixes")
     return json_response({"chain_hash": chain[-1]})
@@ -135,7 +139,7 @@ async def pinned_prefixes(http: web.Request) -> web.Response:
         "max_blocks": pins.max_blocks,
         "wanted_blocks": pins.wanted_blocks,
         "pinned_blocks": pins.held_blocks,
-        "pinned": [_shown(pin, worker, now_s) for pin in pins.all],
+        "pinned": [_pin_fields(pin, worker, now_s) for pin in pins.all],
     }
     return json_response(shown)
 
@@ -147,7 +151,7 @@ def _pins(worker: Worker) -> Pins:
     return scheduler.pins
 
 
-def _shown(pin: Pin, worker: Worker, now_s: float) -> dict[str, Any]:
+def _pin_fields(pin: Pin, worker: Worker, now_s: float) -> dict[str, Any]:
     blocks = len(pin.chain)
     endless = pin.until_s == float("inf")
     return {
@@ -159,8 +163,8 @@ def _shown(pin: Pin, worker: Worker, now_s: float) -> dict[str, Any]:
     }
 
 
-async def _asked(http: web.Request) -> tuple[Worker, PrefixBody, list[int]]:
-    """The chain that a body names. Raises ApiError."""
+async def _read_body(http: web.Request) -> tuple[Worker, PrefixBody, list[int]]:
+    """The worker, the body and the chain that it names. Raises ApiError."""
     worker = http.app[WORKER]
     body = decode(await http.read(), _BODY)
     check_model(worker, body.model)
@@ -173,7 +177,7 @@ async def _asked(http: web.Request) -> tuple[Worker, PrefixBody, list[int]]:
         try:
             return worker, body, _pins(worker).chain_to(body.chain_hash)
         except PinRefused as refusal:
-            raise _told(refusal) from refusal
+            raise _api_error(refusal) from refusal
     tokens = await _tokens(http, worker, body)
     seed = chain_seed(worker.model, None, body.cache_salt)
     return worker, body, chain_hashes(tokens.data, worker.pool.block_size, seed).tolist()
@@ -187,16 +191,10 @@ async def _tokens(
         if len(prompts) != 1:
             raise ApiError(400, f"one prefix at a time, got {len(prompts)}", "prompt")
         return await tokens_of(worker, prompts[0], body.add_special_tokens is not False)
-    chat = Chat(
-        messages=body.messages or [],
-        tools=body.tools,
-        add_generation_prompt=body.add_generation_prompt,
-        add_special_tokens=body.add_special_tokens is True,
-    )
-    return await encoded_chat(http, worker, chat)
+    return await encoded_chat(http, worker, chat_of(body))
 
 
-def _told(refusal: PinRefused) -> ApiError:
+def _api_error(refusal: PinRefused) -> ApiError:
     statuses: dict[PinRefusal, int] = {"too_short": 400, "not_cached": 404}
     # 409: the request is in order, the worker's state does not allow it.
     status = statuses.get(refusal.reason, 409)

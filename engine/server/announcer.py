@@ -38,9 +38,9 @@ class Announce:
     """Where to announce, as what. Lifetime: process."""
 
     redis: str = field(repr=False)  # it may have a password
-    url: str | None = None  # what routers reach us by; None: what is bound
+    url: str | None = None  # by which routers reach the worker; None: the bound address
     fleet: str = "default"
-    lease_s: float = 5.0  # unheard for so long we are gone
+    lease_s: float = 5.0  # without a heartbeat for so long the entry expires
 
 
 def parse_announce(text: str, host: str) -> Announce:
@@ -80,18 +80,18 @@ def parse_announce(text: str, host: str) -> Announce:
 
 
 class Announcer:
-    """Says that we are there, again and again; Redis may be away. Lifetime: worker."""
+    """Renews this worker's entry in Redis, which may be away for a time. Lifetime: worker."""
 
-    def __init__(self, terms: Announce, entry: Announcement) -> None:
-        self._terms = terms
+    def __init__(self, announce: Announce, entry: Announcement) -> None:
+        self._announce = announce
         self._entry = entry
-        self._told = True  # whether the latest heartbeat was taken
+        self._reached = True  # whether the latest heartbeat arrived
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Beat until `goodbye`, or for ever; ends by being cancelled."""
-        every_s = self._terms.lease_s / _BEATS
-        async with _client(self._terms.redis) as redis:
+        """Renew the entry until `goodbye`; ends by being cancelled."""
+        every_s = self._announce.lease_s / _BEATS
+        async with _client(self._announce.redis) as redis:
             while not self._stopping.is_set():
                 await self._beat(redis, self._entry)
                 with contextlib.suppress(TimeoutError):
@@ -99,38 +99,40 @@ class Announcer:
             await self._beat(redis, replace(self._entry, state="stopping"))
 
     def goodbye(self) -> None:
-        """Say that we stop; the entry expires by itself."""
+        """Announce that the worker stops; the entry expires by itself."""
         self._stopping.set()
 
     async def _beat(self, redis: Redis, entry: Announcement) -> None:
         from redis.exceptions import RedisError
 
-        terms = self._terms
+        announce = self._announce
         try:
             async with asyncio.timeout(_ANSWER_S), redis.pipeline(transaction=True) as both:
-                lease_ms = int(terms.lease_s * 1e3)
-                both.set(entry_key(terms.fleet, entry.url), encode_announcement(entry), px=lease_ms)
-                both.sadd(names_key(terms.fleet), entry.url)
+                lease_ms = int(announce.lease_s * 1e3)
+                both.set(
+                    entry_key(announce.fleet, entry.url), encode_announcement(entry), px=lease_ms
+                )
+                both.sadd(names_key(announce.fleet), entry.url)
                 await both.execute()
         except (RedisError, OSError, TimeoutError) as error:
-            if self._told:  # its text may quote what it was given
+            if self._reached:  # its text may quote what it was given
                 log.warning(
                     "not announced at %s, so that routers do not find this worker: %s; tries again",
-                    _place(terms.redis),
-                    _meaning(error),
+                    _without_user(announce.redis),
+                    _remedy(error),
                 )
-            self._told = False
+            self._reached = False
             return
-        if not self._told:
-            log.warning("announced again at %s", _place(terms.redis))
-        self._told = True
+        if not self._reached:
+            log.warning("announced again at %s", _without_user(announce.redis))
+        self._reached = True
 
 
-def announcement_of(terms: Announce, url: str, worker: Worker) -> Announcement:
-    """What this worker says of itself; `url`: as bound."""
+def announcement_of(announce: Announce, url: str, worker: Worker) -> Announcement:
+    """The entry of this worker; `url`: as bound."""
     settings = worker.settings
     return Announcement(
-        url=(terms.url or url).rstrip("/"),
+        url=(announce.url or url).rstrip("/"),
         models=(worker.model,),
         kv_tokens=settings.blocks * settings.block_size,
         block_size=settings.block_size,
@@ -138,12 +140,12 @@ def announcement_of(terms: Announce, url: str, worker: Worker) -> Announcement:
 
 
 @contextlib.asynccontextmanager
-async def announcing(terms: Announce | None, url: str, worker: Worker) -> Any:
-    """Beat within the block; in its end say goodbye, and serve on until routers have read it."""
-    if terms is None:
+async def announcing(announce: Announce | None, url: str, worker: Worker) -> Any:
+    """Renew the entry within the block; at its end announce the stop and let routers read it."""
+    if announce is None:
         yield
         return
-    announcer = Announcer(terms, announcement_of(terms, url, worker))
+    announcer = Announcer(announce, announcement_of(announce, url, worker))
     task = asyncio.create_task(announcer.run(), name="announcer")
     try:
         yield
@@ -163,8 +165,8 @@ def _client(url: str) -> Redis:
     return made(url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)
 
 
-def _meaning(error: Exception) -> str:
-    """What to do about it; an error's own text stays unsaid."""
+def _remedy(error: Exception) -> str:
+    """What to do about it; an error's own text may quote a password."""
     from redis import exceptions
 
     if isinstance(error, exceptions.AuthenticationError):
@@ -176,8 +178,8 @@ def _meaning(error: Exception) -> str:
     return type(error).__name__
 
 
-def _place(url: str) -> str:
-    """Without user and password."""
+def _without_user(url: str) -> str:
+    """The URL without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 

@@ -254,13 +254,13 @@ class StreamAnswer(Answer):
         if not self.begun.is_set():
             await self.done
 
-    def tell(self, error: ApiError) -> None:
-        """Tell why no more will come."""
+    def send_error(self, error: ApiError) -> None:
+        """Send the event that says why no more will come."""
         self._write(self.error_event(error))
 
     def close_with(self, error: ApiError) -> None:
-        """Tell why no more will come, and end what must not look complete."""
-        self.tell(error)
+        """Send why no more will come, and cut the connection: the stream must not look complete."""
+        self.send_error(error)
         # Closed and not aborted: what is unsent, the event too, still goes out.
         self._transport.close()
         asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)

@@ -9,49 +9,45 @@ from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 
-from engine.server import admin as pinning
-from engine.server import bodies, triton
-from engine.server.admin import debug_steps, explain_request, health, json_response, metrics
+from engine.server import admin, bodies, triton
+from engine.server.admin import json_response
 from engine.server.errors import ApiError
 from engine.server.openai import WORKER, chat_completions, check_model, completions
 from engine.server.worker import Worker
 from engine.wire import PromptError
-from engine.wire.tokens import Chat
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(worker: Worker) -> web.Application:
     """The application that serves `worker`."""
-    app = web.Application(client_max_size=worker.settings.max_body_bytes, middlewares=[told_errors])
+    app = web.Application(
+        client_max_size=worker.settings.max_body_bytes, middlewares=[errors_as_json]
+    )
     app[WORKER] = worker
     routes = (
         web.post("/v1/completions", completions),
         web.post("/v1/chat/completions", chat_completions),
         web.get("/v1/models", models),
-        web.get("/health", health),
         web.get("/version", show_version),
-        web.get("/metrics", metrics),
-        web.get("/debug/steps", debug_steps),
-        web.get("/explain/{request}", explain_request),
         web.post("/tokenize", tokenize),
         web.post("/detokenize", detokenize),
         web.get("/kv_event_sources", kv_event_sources),
         web.get("/kv_snapshot", kv_snapshot),
         web.post("/reset_prefix_cache", reset_prefix_cache),
-        *pinning.routes(),
+        *admin.routes(),
         *triton.routes(),
         web.route("*", "/{path:.*}", absent),
     )
     for route in routes:
-        # The server's own way with expectations quotes them, which not every one survives.
-        more = route.kwargs | {"expect_handler": go_on}
+        # aiohttp's own handler quotes the expectation in its reply, which some bytes break.
+        more = route.kwargs | {"expect_handler": expect_continue}
         web.RouteDef(route.method, route.path, route.handler, more).register(app.router)
     return app
 
 
-async def go_on(http: web.Request) -> web.Response | None:
-    """Before a body: who asks is told to send it; 100-continue is all that may be expected."""
+async def expect_continue(http: web.Request) -> web.Response | None:
+    """Answer `Expect: 100-continue` before the body is read; refuse other expectations."""
     if http.version < (1, 1):
         return None
     if http.headers.get("Expect", "").lower() != "100-continue":
@@ -73,22 +69,22 @@ async def absent(http: web.Request) -> web.Response:
 
 
 @web.middleware
-async def told_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error as OpenAI's JSON, or Triton's; what is not foreseen stays a loud 500."""
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error as OpenAI's JSON, or Triton's; an unexpected exception stays a loud 500."""
     try:
         return await handler(request)
-    except ApiError as error:
-        told = error
-    except PromptError as error:
-        told = ApiError(400, str(error), error.param)
+    except ApiError as raised:
+        error = raised
+    except PromptError as raised:
+        error = ApiError(400, str(raised), raised.param)
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[WORKER].settings.max_body_bytes
-        told = ApiError(413, f"the body exceeds {limit} bytes")
+        error = ApiError(413, f"the body exceeds {limit} bytes")
     except ConnectionResetError:
         return web.Response()  # the client has left: nobody reads it, and nothing went wrong
     if request.path.startswith("/v2/"):
-        return json_response({"error": told.message}, told.status)
-    return told.response()
+        return json_response({"error": error.message}, error.status)
+    return error.response()
 
 
 async def models(http: web.Request) -> web.Response:
@@ -121,14 +117,7 @@ async def tokenize(http: web.Request) -> web.Response:
     body = bodies.decode(await http.read(), bodies.TOKENIZE)
     check_model(worker, body.model)
     if body.messages is not None:
-        chat = Chat(
-            messages=body.messages,
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            chat_template_kwargs=body.chat_template_kwargs,
-            add_special_tokens=body.add_special_tokens is True,
-        )
+        chat = bodies.chat_of(body)
         ids = await asyncio.to_thread(worker.tokenizer.encode_chat, chat, time.time())
     elif body.prompt is not None:
         special = body.add_special_tokens is not False

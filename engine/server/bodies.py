@@ -102,7 +102,7 @@ GRACE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RequestOptions:
     """Lifetime: request."""
 
     output_tokens: int  # to give at most
@@ -144,7 +144,7 @@ _TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 _Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-_Kept = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+_PromptLimit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -178,7 +178,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     priority: _Priority | None = None
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
-    truncate_prompt_tokens: _Kept | None = None
+    truncate_prompt_tokens: _PromptLimit | None = None
     kv_cache_retention_config: RetentionBody | None = None
     truncation_side: Literal["left", "right"] | None = None
     # What shapes an answer and is not built: read to be refused, not to be passed over.
@@ -235,20 +235,6 @@ class ChatBody(_Common, frozen=True, kw_only=True):
         """Tokens to give at most; None: as many as the context has room for."""
         return self.max_completion_tokens or self.max_tokens
 
-    @property
-    def chat(self) -> Chat:
-        """The part that shapes the prompt."""
-        return Chat(
-            messages=self.messages,
-            tools=self.tools,
-            documents=self.documents,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            chat_template_kwargs=self.chat_template_kwargs,
-            reasoning_effort=self.reasoning_effort,
-            add_special_tokens=self.add_special_tokens,
-        )
-
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of /tokenize: a prompt or messages. Special tokens: by default a prompt's only."""
@@ -289,6 +275,12 @@ def decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise ApiError(400, f"request body: {error}") from error
 
 
+def chat_of(body: msgspec.Struct) -> Chat:
+    """The part of a body with messages that shapes the prompt; what it lacks has Chat's default."""
+    given = {name: getattr(body, name, None) for name in Chat.__struct_fields__}
+    return Chat(**{name: value for name, value in given.items() if value is not None})
+
+
 def prompts_of(raw: msgspec.Raw) -> list[str] | list[list[int]]:
     """The prompts: a string, token ids, or an array of either, one form throughout.
 
@@ -317,7 +309,7 @@ def prompts_of(raw: msgspec.Raw) -> list[str] | list[list[int]]:
     return prompts
 
 
-_SAME = (
+_SAMPLING_FIELDS = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "n", "ignore_eos", "min_tokens", "include_stop_str_in_output"),
 )
@@ -325,7 +317,7 @@ _SAME = (
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 # By field: values that ask for nothing.
-_UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "response_format": (*_NOTHING, {"type": "text"}),
         "tool_choice": (*_NOTHING, "auto", "none"),
@@ -342,10 +334,10 @@ _UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 
 
-def refuse_unserved(body: CompletionBody | ChatBody) -> None:
+def refuse_unsupported(body: CompletionBody | ChatBody) -> None:
     """Raise ApiError 400 for what asks for another answer than the model gives here: tokens that
     pass it over would look like that answer."""
-    for name, nothing in _UNSERVED.items():
+    for name, nothing in _UNSUPPORTED.items():
         if getattr(body, name, None) not in nothing:
             raise ApiError(400, f"{name} is not served here; leave it out", name)
 
@@ -355,7 +347,9 @@ def sampling_of(
 ) -> SamplingParams:
     """What `body` asks, its silence filled by `defaults`. Raises ApiError 400 naming the field."""
     fields: dict[str, Any] = dict(defaults)
-    fields |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    fields |= {
+        name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None
+    }
     stop = body.stop
     if stop:
         fields["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)

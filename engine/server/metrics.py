@@ -177,7 +177,7 @@ class StepRecords:
     def last(self, count: int) -> list[StepRecord]:
         """The latest `count` records, oldest first."""
         start = max(0, len(self._ring) - count)
-        return [self._ring[place] for place in range(start, len(self._ring))]
+        return [self._ring[index] for index in range(start, len(self._ring))]
 
 
 # Bucket bounds in seconds: vLLM's, up to a few minutes.
@@ -212,7 +212,10 @@ class Histogram:
         return rows, self._sum
 
 
-class Tallies:
+Value = float | Mapping[str, float]
+
+
+class Counters:
     """What the server counts itself. Lifetime: worker."""
 
     def __init__(self) -> None:
@@ -237,128 +240,121 @@ class WorkerCollector(Collector):
 
     def __init__(
         self,
-        tallies: Tallies,
+        counters: Counters,
         runner: Runner,
         steps: StepRecords,
         model_name: str,
         backends: Backends = NO_BACKENDS,
     ) -> None:
-        self._tallies = tallies
+        self._counters = counters
         self._runner = runner
         self._steps = steps
         self._backends = backends
         self._labels = {"model_name": model_name, "engine": "0"}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """Prometheus text, version 0.0.4."""
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """All families, the engine's own names last."""
-        scheduler, tallies = self._runner.scheduler, self._tallies
-        pool = scheduler.pool
-        yield self._gauge(names.RUNNING, "Requests in the batch.", scheduler.running)
-        yield self._gauge(names.WAITING, "Requests not admitted yet.", scheduler.waiting)
+        yield from self._vllm()
+        for part, (backend, why) in self._backends.items():
+            name, text = f"warmroute_engine_{part}_backend", f"What computes {part}, and why."
+            yield self._info(name, text, {"backend": backend, "because_of": why})
+        yield from self._own()
+        yield from self._of_cache()
+
+    def _vllm(self) -> Iterator[Metric]:
+        """Those that vLLM has, under its names."""
+        scheduler, counters = self._runner.scheduler, self._counters
+        pool, gauge, counter = scheduler.pool, self._gauge, self._counter
+        yield gauge(names.RUNNING, "Requests in the batch.", scheduler.running)
+        yield gauge(names.WAITING, "Requests not admitted yet.", scheduler.waiting)
         usage = scheduler.kv_used_blocks / pool.blocks
-        yield self._gauge(names.KV_USAGE, "Share of KV blocks held by requests, 0..1.", usage)
-        yield self._counter(
-            names.PREFIX_QUERIES,
-            "Prompt tokens looked up in the prefix cache.",
-            scheduler.prefix_query_tokens_total,
-        )
-        yield self._counter(
-            names.PREFIX_HITS,
-            "Prompt tokens found in the prefix cache.",
-            scheduler.prefix_hit_tokens_total,
-        )
-        yield self._counter(
-            names.PROMPT_TOKENS, "Prompt tokens of answered requests.", tallies.prompt_tokens
-        )
-        yield self._counter(names.GENERATION_TOKENS, "Tokens given.", tallies.generation_tokens)
-        yield self._counter(names.PREEMPTIONS, "Preemptions.", scheduler.preemptions_total)
-        yield self._by(
-            names.REQUEST_SUCCESS, "Finished requests.", "finished_reason", tallies.finished
-        )
-        yield self._histogram(names.TTFT, "Time to the first token.", tallies.ttft_s)
-        yield self._histogram(names.INTER_TOKEN, "Time between tokens.", tallies.gap_s)
-        yield self._histogram(names.E2E, "Time to the last token.", tallies.e2e_s)
-        yield self._cache_config(pool.block_size, pool.blocks)
-        for part, chosen in self._backends.items():
-            yield self._backend(part, *chosen)
-        yield from self._own(scheduler)
+        yield gauge(names.KV_USAGE, "Share of KV blocks held by requests, 0..1.", usage)
+        queries, hits = scheduler.prefix_query_tokens_total, scheduler.prefix_hit_tokens_total
+        yield counter(names.PREFIX_QUERIES, "Prompt tokens looked up in the prefix cache.", queries)
+        yield counter(names.PREFIX_HITS, "Prompt tokens found in the prefix cache.", hits)
+        text = "Prompt tokens of answered requests."
+        yield counter(names.PROMPT_TOKENS, text, counters.prompt_tokens)
+        yield counter(names.GENERATION_TOKENS, "Tokens given.", counters.generation_tokens)
+        yield counter(names.PREEMPTIONS, "Preemptions.", scheduler.preemptions_total)
+        text = "Finished requests."
+        yield counter(names.REQUEST_SUCCESS, text, counters.finished, "finished_reason")
+        yield self._histogram(names.TTFT, "Time to the first token.", counters.ttft_s)
+        yield self._histogram(names.INTER_TOKEN, "Time between tokens.", counters.gap_s)
+        yield self._histogram(names.E2E, "Time to the last token.", counters.e2e_s)
+        cache = {"block_size": str(pool.block_size), "num_gpu_blocks": str(pool.blocks)}
+        name = names.CACHE_CONFIG.removesuffix("_info")
+        yield self._info(name, "KV cache.", cache | {"enable_prefix_caching": "True"})
 
-    def _own(self, scheduler: Scheduler) -> Iterator[Metric]:
-        runner, tallies, own = self._runner, self._tallies, "warmroute_engine_"
-        yield self._counter(own + "steps", "Steps scheduled.", scheduler.steps_total)
-        yield self._counter(
-            own + "overrun_steps",
-            "Steps that ended later than modelled: this machine is too busy for the speed.",
-            runner.overrun_steps_total,
-        )
-        yield self._counter(own + "busy_seconds", "Seconds of steps.", runner.busy_s_total)
+    def _own(self) -> Iterator[Metric]:
+        runner, counters, own = self._runner, self._counters, "warmroute_engine_"
+        scheduler, gauge, counter = runner.scheduler, self._gauge, self._counter
+        yield counter(own + "steps", "Steps scheduled.", scheduler.steps_total)
+        text = "Steps that ended later than modelled: this machine is too busy for the speed."
+        yield counter(own + "overrun_steps", text, runner.overrun_steps_total)
+        yield counter(own + "busy_seconds", "Seconds of steps.", runner.busy_s_total)
         text = "Seconds of steps' parts; with overlap more than passed."
-        yield self._by(own + "step_phase_seconds", text, "phase", self._steps.phase_s)
-        yield self._by(own + "step_tokens", "Tokens computed.", "of", self._steps.tokens)
+        yield counter(own + "step_phase_seconds", text, self._steps.phase_s, "phase")
+        yield counter(own + "step_tokens", "Tokens computed.", self._steps.tokens, "of")
         budget = scheduler.settings.max_num_tokens
-        yield self._gauge(own + "step_budget_tokens", "Tokens that a step may compute.", budget)
-        yield self._requests(scheduler)
-        reasons = {key.value: count for key, count in scheduler.not_scheduled_total.items()}
-        yield self._by(own + "not_scheduled", "Request-steps spent waiting.", "reason", reasons)
-        yield self._by(own + "refused", "Requests refused.", "reason", tallies.refused)
-        yield self._counter(own + "slow_clients", "Streams cut as unread.", tallies.slow_clients)
-        yield self._by(
-            own + "graph_steps", "Steps of a CUDA graph, or why not.", "use", tallies.graph_steps
-        )
-        yield self._counter(
-            own + "graph_padded_rows", "Rows of graphs computed for nobody.", tallies.padded_rows
-        )
-        if "int8" in self._backends:
-            text = "Steps by what multiplied the layers' INT8 weights."
-            yield self._by(own + "int8_steps", text, "backend", tallies.int8_steps)
-        unread = tallies.unread_requests
-        yield self._counter(own + "unread_requests", "Requests that were no HTTP.", unread)
-        shared, saved = tallies.shared_prefix_groups, tallies.kv_bytes_saved
-        text = "Runs of tokens in a step whose KV several decodes read once."
-        yield self._counter(own + "shared_prefix_groups", text, shared)
-        yield self._counter(own + "kv_bytes_saved", "KV that was not read for that.", saved)
-        yield self._gauge(
-            own + "cached_blocks", "Blocks in the prefix cache.", scheduler.pool.cached_blocks
-        )
-        scheduler.pins.advance(runner.clock.now_s())  # an idle engine makes no steps that end them
-        pinned_blocks = scheduler.pins.held_blocks
-        yield self._gauge(own + "pinned_blocks", "Blocks that pins keep.", pinned_blocks)
-        yield self._counter(own + "evicted_blocks", "Blocks evicted.", scheduler.pool.evicted_total)
-
-    def _requests(self, scheduler: Scheduler) -> Metric:
-        """Requests in the engine, those of the last step, and how many a step may have.
-
-        The kinds are those of `nv_trt_llm_request_metrics` of Triton's TensorRT-LLM backend.
-        """
+        yield gauge(own + "step_budget_tokens", "Tokens that a step may compute.", budget)
         last = self._steps.last(1)
-        values = {
+        # The kinds are those of `nv_trt_llm_request_metrics` of Triton's TensorRT-LLM backend.
+        requests = {
             "active": scheduler.running + scheduler.waiting,
             "scheduled": last[0].batch_size if last and scheduler.running else 0,
             "max": scheduler.settings.max_batch_size,
         }
-        name, text = (
-            "warmroute_engine_requests",
-            "Requests in the engine, in the last step, at most.",
-        )
-        family = GaugeMetricFamily(name, text, labels=[*self._labels, "kind"])
-        for kind, value in values.items():
-            family.add_metric([*self._labels.values(), kind], value)
-        return family
+        text = "Requests in the engine, in the last step, at most."
+        yield gauge(own + "requests", text, requests, "kind")
+        reasons = {key.value: count for key, count in scheduler.not_scheduled_total.items()}
+        yield counter(own + "not_scheduled", "Request-steps spent waiting.", reasons, "reason")
+        yield counter(own + "refused", "Requests refused.", counters.refused, "reason")
+        yield counter(own + "slow_clients", "Streams cut as unread.", counters.slow_clients)
+        text = "Steps of a CUDA graph, or why not."
+        yield counter(own + "graph_steps", text, counters.graph_steps, "use")
+        text = "Rows of graphs computed for nobody."
+        yield counter(own + "graph_padded_rows", text, counters.padded_rows)
+        if "int8" in self._backends:
+            text = "Steps by what multiplied the layers' INT8 weights."
+            yield counter(own + "int8_steps", text, counters.int8_steps, "backend")
+        text = "Requests that were no HTTP."
+        yield counter(own + "unread_requests", text, counters.unread_requests)
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
+    def _of_cache(self) -> Iterator[Metric]:
+        scheduler, counters, own = self._runner.scheduler, self._counters, "warmroute_engine_"
+        text = "Runs of tokens in a step whose KV several decodes read once."
+        yield self._counter(own + "shared_prefix_groups", text, counters.shared_prefix_groups)
+        text = "KV that was not read for that."
+        yield self._counter(own + "kv_bytes_saved", text, counters.kv_bytes_saved)
+        pool, pins = scheduler.pool, scheduler.pins
+        yield self._gauge(own + "cached_blocks", "Blocks in the prefix cache.", pool.cached_blocks)
+        pins.advance(self._runner.clock.now_s())  # an idle engine makes no steps that end them
+        yield self._gauge(own + "pinned_blocks", "Blocks that pins keep.", pins.held_blocks)
+        yield self._counter(own + "evicted_blocks", "Blocks evicted.", pool.evicted_total)
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
+    def _gauge(self, name: str, text: str, value: Value, label: str | None = None) -> Metric:
+        return self._filled(GaugeMetricFamily(name, text, labels=self._names(label)), value)
 
-    def _by(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=[*self._labels, label])
-        for key, value in values.items():
-            family.add_metric([*self._labels.values(), key], value)
+    def _counter(self, name: str, text: str, value: Value, label: str | None = None) -> Metric:
+        return self._filled(CounterMetricFamily(name, text, labels=self._names(label)), value)
+
+    def _names(self, label: str | None) -> list[str]:
+        return [*self._labels, *([label] if label else [])]
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, value: Value) -> Metric:
+        """`family` with one value, or one for each value of its last label."""
+        given = list(self._labels.values())
+        if isinstance(value, Mapping):
+            for key, one in value.items():
+                family.add_metric([*given, key], one)
+        else:
+            family.add_metric(given, value)
         return family
 
     def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
@@ -367,32 +363,7 @@ class WorkerCollector(Collector):
         family.add_metric(list(self._labels.values()), buckets, total)
         return family
 
-    def _backend(self, part: str, backend: str, why: str) -> Metric:
-        name, text = f"warmroute_engine_{part}_backend", f"What computes {part}, and why."
+    def _info(self, name: str, text: str, values: dict[str, str]) -> Metric:
         family = InfoMetricFamily(name, text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), {"backend": backend, "because_of": why})
+        family.add_metric(list(self._labels.values()), values)
         return family
-
-    def _cache_config(self, block_size: int, blocks: int) -> Metric:
-        family = InfoMetricFamily(
-            names.CACHE_CONFIG.removesuffix("_info"), "KV cache.", labels=list(self._labels)
-        )
-        config = {
-            "block_size": str(block_size),
-            "num_gpu_blocks": str(blocks),
-            "enable_prefix_caching": "True",
-        }
-        family.add_metric(list(self._labels.values()), config)
-        return family
-
-
-class Exposition:
-    """The text of /metrics. Lifetime: worker."""
-
-    def __init__(self, collector: Collector) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(collector)
-
-    def text(self) -> bytes:
-        """Prometheus text, version 0.0.4."""
-        return generate_latest(self._registry)

@@ -16,8 +16,8 @@ from engine.server.answers import Answer, Kind, StreamAnswer
 from engine.server.bodies import (
     ChatBody,
     CompletionBody,
-    Terms,
-    refuse_unserved,
+    RequestOptions,
+    refuse_unsupported,
     retention_of,
     sampling_of,
     tenant_of,
@@ -57,7 +57,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     body = bodies.decode(await http.read(), bodies.CHAT)
     worker = admit(http, body)
-    prompt = await encoded_chat(http, worker, body.chat)
+    prompt = await encoded_chat(http, worker, bodies.chat_of(body))
     return await _answer(http, worker, "chat", body, [prompt])
 
 
@@ -107,7 +107,7 @@ async def tokens_of(worker: Worker, prompt: str | list[int], special: bool) -> T
     return np.array(encode(prompt, special), dtype=np.int32)
 
 
-def _kept(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -> Tokens:
+def _truncated(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -> Tokens:
     """What `truncate_prompt_tokens` leaves of a prompt: the last ones, or the first.
 
     -1 stands for all that the context has room for.
@@ -122,23 +122,23 @@ def _kept(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -> To
     return prompt[:limit] if body.truncation_side == "right" else prompt[-limit:]
 
 
-def _output_tokens(worker: Worker, asked: int | None, longest: int) -> int:
+def _output_tokens(worker: Worker, requested: int | None, longest: int) -> int:
     """How many tokens to give at most, to a prompt of `longest`. Raises ApiError.
 
     Like vLLM, say so now instead of cutting the output later. Prompts that are too long by
     themselves are the scheduler's to refuse.
     """
     room = worker.max_model_tokens - longest
-    if asked is None:
+    if requested is None:
         return max(1, room if worker.served.computes else min(room, bodies.DEFAULT_CHAT_TOKENS))
-    if 0 < room < asked:
+    if 0 < room < requested:
         raise ApiError(
             400,
-            f"{longest} prompt tokens and {asked} to give exceed the "
+            f"{longest} prompt tokens and {requested} to give exceed the "
             f"{worker.max_model_tokens} tokens of context",
             "max_tokens",
         )
-    return asked
+    return requested
 
 
 def begin(
@@ -154,13 +154,13 @@ def begin(
     Raises ApiError, and then nothing is queued.
     """
     if worker.served.computes:
-        refuse_unserved(body)
-    prompts = [_kept(prompt, worker, body) for prompt in prompts]
+        refuse_unsupported(body)
+    prompts = [_truncated(prompt, worker, body) for prompt in prompts]
     output_tokens = _output_tokens(worker, body.output_tokens, max(map(len, prompts)))
     sampling = sampling_of(body, output_tokens, worker.served.defaults, worker.tokenizer.vocab)
     if len(prompts) * sampling.n > bodies.MAX_PROMPTS:
         raise ApiError(400, f"prompts times n must be at most {bodies.MAX_PROMPTS}", "n")
-    terms = Terms(
+    options = RequestOptions(
         output_tokens,
         body.priority or 0,
         body.cache_salt,
@@ -179,7 +179,7 @@ def begin(
         shows_special=body.skip_special_tokens is False,
     )
     try:
-        worker.start(answer, prompts, sampling, terms)
+        worker.start(answer, prompts, sampling, options)
     except Refused as refusal:
         raise from_refusal(refusal) from refusal
     return answer
@@ -231,7 +231,7 @@ async def stream(
                 transport.abort()
             elif error.status == TOO_LATE:
                 # The worker did nothing wrong, so the connection ends as it should.
-                answer.tell(error)
+                answer.send_error(error)
                 await response.write_eof()
             else:
                 answer.close_with(error)

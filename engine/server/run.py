@@ -1,4 +1,4 @@
-"""The life of a worker process: bind, say so, serve, leave when told to."""
+"""The life of a worker process: bind, announce, serve, drain and stop on a signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from engine.server.announcer import Announce, announcing
 from engine.server.app import make_app
-from engine.server.settings import Served, WorkerSettings
+from engine.server.settings import ServedModel, WorkerSettings
 from engine.server.worker import Worker
 from engine.wire.tokens import Tokenizer
 
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Unread(logging.Filter):
-    """Counts requests that are no HTTP instead of logging them: what could not be read stands in
-    the error, and that may be a prompt. Lifetime: worker."""
+    """Counts requests that are no HTTP instead of logging them: the error quotes what could not be
+    read, and that may be a prompt. Lifetime: worker."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class Unread(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
-        self._worker.tallies.unread_requests += 1
+        self._worker.counters.unread_requests += 1
         return False
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    settings: WorkerSettings, tokenizer: Tokenizer, served: Served | None = None
+    settings: WorkerSettings, tokenizer: Tokenizer, served: ServedModel | None = None
 ) -> AsyncIterator[tuple[str, Worker]]:
     """A worker that answers at the URL given, until the block ends.
 
@@ -89,12 +89,12 @@ async def serve(
     settings: WorkerSettings,
     tokenizer: Tokenizer,
     on_ready: Callable[[str, Worker], None],
-    served: Served | None = None,
+    served: ServedModel | None = None,
     announce: Announce | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; a second signal cuts the grace short.
 
-    `announce`: where routers are told of us.
+    `announce`: the registry in which routers find the worker.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

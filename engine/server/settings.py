@@ -99,7 +99,7 @@ class Logprobs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """What stands behind a worker's HTTP. Lifetime: process."""
 
     make_runner: MakeRunner
@@ -137,7 +137,7 @@ class Runner(Protocol):
         ...
 
 
-def timed(settings: WorkerSettings, vocab: int) -> Served:
+def timed(settings: WorkerSettings, vocab: int) -> ServedModel:
     """Behind a worker that waits as long as its profile says."""
     name = settings.profile_name
     if name is None:
@@ -154,4 +154,4 @@ def timed(settings: WorkerSettings, vocab: int) -> Served:
             on_failed,
         )
 
-    return Served(make)
+    return ServedModel(make)

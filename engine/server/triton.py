@@ -66,7 +66,9 @@ class InferBody(msgspec.Struct, frozen=True):
 _BODY = msgspec.json.Decoder(InferBody)
 
 
-def read(body: bytes, header: str | None) -> tuple[InferBody, dict[str, tuple[str, Values]]]:
+def read_tensors(
+    body: bytes, header: str | None
+) -> tuple[InferBody, dict[str, tuple[str, Values]]]:
     """The request and its inputs by name: datatype and values, flat.
 
     `header`: Inference-Header-Content-Length. Raises ApiError 400 naming the input that is wrong.
@@ -77,13 +79,13 @@ def read(body: bytes, header: str | None) -> tuple[InferBody, dict[str, tuple[st
             raise ApiError(400, "Inference-Header-Content-Length must be a length within the body")
         end = int(header)
     try:
-        told = _BODY.decode(body[:end])
+        request = _BODY.decode(body[:end])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"request body: {error}") from error
-    if len(told.inputs) > MAX_TENSORS:
-        raise ApiError(400, f"{len(told.inputs)} inputs; at most {MAX_TENSORS}", "inputs")
+    if len(request.inputs) > MAX_TENSORS:
+        raise ApiError(400, f"{len(request.inputs)} inputs; at most {MAX_TENSORS}", "inputs")
     found: dict[str, tuple[str, Values]] = {}
-    for one in told.inputs:
+    for one in request.inputs:
         if one.name in found:
             raise _wrong(one, "is given twice")
         size = one.parameters.get("binary_data_size")
@@ -101,7 +103,7 @@ def read(body: bytes, header: str | None) -> tuple[InferBody, dict[str, tuple[st
         found[one.name] = one.datatype, values
     if end != len(body):
         raise ApiError(400, f"{len(body) - end} bytes follow the last input", "inputs")
-    return told, found
+    return request, found
 
 
 def _wrong(tensor: Tensor, why: str) -> ApiError:
@@ -171,7 +173,7 @@ def _texts(tensor: Tensor, data: bytes) -> Values:
     return found
 
 
-def written(
+def encode_tensors(
     head: dict[str, Any], outputs: dict[str, tuple[str, Values]], binary: frozenset[str]
 ) -> tuple[bytes, int | None]:
     """An answer's body, and the length of its JSON where tensors follow it in binary.
@@ -252,7 +254,7 @@ def fields_of(tensors: dict[str, tuple[str, list[Any]]]) -> dict[str, Any]:
     return found
 
 
-def described(worker: Worker) -> dict[str, Any]:
+def describe(worker: Worker) -> dict[str, Any]:
     """The answer to GET /v2/models/{m}; -1 stands for any length."""
     inputs = [
         {"name": name, "datatype": one.datatype, "shape": [-1 if one.several else 1]}
@@ -265,7 +267,7 @@ def described(worker: Worker) -> dict[str, Any]:
 
 def config(worker: Worker) -> dict[str, Any]:
     """The answer to GET /v2/models/{m}/config: what a config.pbtxt would say."""
-    told = described(worker)
+    described = describe(worker)
     settings = worker.runner.scheduler.settings
     names = ("batch_scheduler_policy", "max_queue_delay_microseconds", "max_num_tokens")
     parameters = {
@@ -276,8 +278,8 @@ def config(worker: Worker) -> dict[str, Any]:
         "platform": "",
         "backend": PLATFORM,
         "max_batch_size": 0,
-        "input": [_typed(one) for one in told["inputs"]],
-        "output": [_typed(one) for one in told["outputs"]],
+        "input": [_typed(one) for one in described["inputs"]],
+        "output": [_typed(one) for one in described["outputs"]],
         "model_transaction_policy": {"decoupled": True},
         "parameters": parameters,
     }
@@ -323,8 +325,8 @@ class TritonStream(StreamAnswer):
         finished: str | None,
         logprobs: Logprobs | None,
     ) -> None:
-        said = _head(self.model) | {"text_output": text}
-        self._write(b"data: %b\n\n" % msgspec.json.encode(said))
+        event = _head(self.model) | {"text_output": text}
+        self._write(b"data: %b\n\n" % msgspec.json.encode(event))
         self._count(finished)
 
     def error_event(self, error: ApiError) -> bytes:
@@ -359,7 +361,7 @@ async def index(http: web.Request) -> web.Response:
 
 async def metadata(http: web.Request) -> web.Response:
     """GET /v2/models/{m}."""
-    return json_response(described(_named(http)))
+    return json_response(describe(_named(http)))
 
 
 async def show_config(http: web.Request) -> web.Response:
@@ -369,14 +371,14 @@ async def show_config(http: web.Request) -> web.Response:
 
 async def generate(http: web.Request) -> web.StreamResponse:
     """POST /v2/models/{m}/generate: flat JSON in, one object out."""
-    told, body, prompt = await _generation(http)
+    fields, body, prompt = await _generation(http)
     worker = admit(http, body)
     answer = begin(http, worker, Answer, "completion", body, [prompt])
     try:
         await answer.done
     finally:
         worker.abandon(answer)
-    known = {"id": told["id"]} if isinstance(told.get("id"), str) else {}
+    known = {"id": fields["id"]} if isinstance(fields.get("id"), str) else {}
     text = answer.text(answer.choices[0])
     return json_response(known | _head(worker.model) | {"text_output": text})
 
@@ -392,9 +394,9 @@ async def generate_stream(http: web.Request) -> web.StreamResponse:
 async def infer(http: web.Request) -> web.Response:
     """POST /v2/models/{m}/infer: tensors in, tensors out."""
     worker = _named(http)
-    told, inputs = read(await http.read(), http.headers.get(_LENGTH_HEADER))
+    request, inputs = read_tensors(await http.read(), http.headers.get(_LENGTH_HEADER))
     known = [name for name, _ in OUTPUTS]
-    wanted = known if told.outputs is None else [one.name for one in told.outputs]
+    wanted = known if request.outputs is None else [one.name for one in request.outputs]
     for name in wanted:
         if name not in known:
             raise ApiError(400, f"there is no output {name[:128]!r}; known are {', '.join(known)}")
@@ -405,21 +407,21 @@ async def infer(http: web.Request) -> web.Response:
     finally:
         worker.abandon(answer)
     choice = answer.choices[0]
-    said = choice.request.output
-    values: tuple[list[Any], ...] = ([answer.text(choice)], said, [len(said)])
+    ids = choice.request.output
+    values: tuple[list[Any], ...] = ([answer.text(choice)], ids, [len(ids)])
     made = {
         name: (datatype, value)
         for (name, datatype), value in zip(OUTPUTS, values, strict=True)
         if name in wanted
     }
-    everything = told.parameters.get("binary_data_output") is True
+    everything = request.parameters.get("binary_data_output") is True
     binary = frozenset(
         one.name
-        for one in (told.outputs or [Wanted(name) for name in known])
+        for one in (request.outputs or [Wanted(name) for name in known])
         if one.parameters.get("binary_data", everything) is True
     )
-    head = ({"id": told.id} if told.id else {}) | _head(worker.model)
-    data, length = written(head, made, binary)
+    head = ({"id": request.id} if request.id else {}) | _head(worker.model)
+    data, length = encode_tensors(head, made, binary)
     if length is None:
         return web.Response(body=data, content_type="application/json")
     headers = {_LENGTH_HEADER: str(length), "Content-Type": "application/octet-stream"}
@@ -427,25 +429,25 @@ async def infer(http: web.Request) -> web.Response:
 
 
 async def _generation(http: web.Request) -> tuple[dict[str, Any], CompletionBody, Tokens]:
-    """A `generate` request: what it says, that as a completion's body, and its prompt."""
+    """A `generate` request: its fields, these as a completion's body, and its prompt."""
     worker = _named(http)
-    told = bodies.decode(await http.read(), _OBJECT)
-    if not isinstance(told.get("text_input"), str):
+    fields = bodies.decode(await http.read(), _OBJECT)
+    if not isinstance(fields.get("text_input"), str):
         raise ApiError(400, "text_input must be a string", "text_input")
-    more = told.get("parameters") or {}
+    more = fields.get("parameters") or {}
     if not isinstance(more, dict):
         raise ApiError(400, "parameters must be an object", "parameters")
-    told = {**more, **told}  # clients put inputs there, too
-    if told.get("bad_words"):
+    fields = {**more, **fields}  # clients put inputs there, too
+    if fields.get("bad_words"):
         raise ApiError(400, "bad_words are not served", "bad_words")
     known = dict(INPUTS)
-    fields = {
+    mapped = {
         known[name].field: value
-        for name, value in told.items()
+        for name, value in fields.items()
         if name in known and name != "input_ids" and value is not None
     }
-    body, prompt = await _body(worker, fields)
-    return told, body, prompt
+    body, prompt = await _body(worker, mapped)
+    return fields, body, prompt
 
 
 async def _body(worker: Worker, fields: dict[str, Any]) -> tuple[CompletionBody, Tokens]:

@@ -22,10 +22,10 @@ from engine.scheduler.explain import Explanation, explain
 from engine.scheduler.request import Request
 from engine.scheduler.types import Output, Refused, Step
 from engine.server.answers import Answer, Choice
-from engine.server.bodies import Terms
+from engine.server.bodies import RequestOptions
 from engine.server.events import EventLog, KvPublisher
-from engine.server.metrics import Exposition, StepLog, StepRecords, Tallies, WorkerCollector
-from engine.server.settings import Served, WorkerSettings, timed
+from engine.server.metrics import Counters, StepLog, StepRecords, WorkerCollector
+from engine.server.settings import ServedModel, WorkerSettings, timed
 from engine.wire import chain_seed
 from engine.wire.tokens import Tokenizer
 
@@ -38,7 +38,7 @@ class Worker:
     """The parts of one worker. Lifetime: process; make it inside a running event loop."""
 
     def __init__(
-        self, settings: WorkerSettings, tokenizer: Tokenizer, served: Served | None = None
+        self, settings: WorkerSettings, tokenizer: Tokenizer, served: ServedModel | None = None
     ) -> None:
         """`served`: of a worker that computes; without it time passes as modelled."""
         self.settings = settings
@@ -46,7 +46,7 @@ class Worker:
         self.model = settings.model_name
         self.draining = False
         self._step_log = None if settings.step_log is None else StepLog(settings.step_log)
-        self.tallies = Tallies()
+        self.counters = Counters()
         self.pool = BlockPool(settings.blocks, settings.block_size)
         self.served = served or timed(settings, tokenizer.vocab)
         self.runner = self.served.make_runner(self.pool, self._on_step, self._on_failed)
@@ -55,9 +55,9 @@ class Worker:
         self.publisher = KvPublisher(
             self._log, settings.host, settings.events_port, settings.replay_port
         )
-        parts = self.tallies, self.runner, self.steps, self.model
-        collector = WorkerCollector(*parts, self.served.backends)
-        self.exposition = Exposition(collector)
+        self.metrics = WorkerCollector(
+            self.counters, self.runner, self.steps, self.model, self.served.backends
+        )
         self._choices: dict[int, tuple[Answer, Choice]] = {}  # unfinished, by request id
         self._ids = itertools.count()
         self.idle = asyncio.Event()  # set while nothing is unfinished
@@ -83,11 +83,11 @@ class Worker:
         answer: Answer,
         prompts: Sequence[Tokens],
         sampling: SamplingParams,
-        terms: Terms,
+        options: RequestOptions,
     ) -> None:
         """Queue `sampling.n` sequences a prompt. Raises Refused, and then none is queued."""
-        seed = chain_seed(self.model, None, terms.salt)
-        deadline_s = self.runner.clock.now_s() + terms.timeout_s
+        seed = chain_seed(self.model, None, options.salt)
+        deadline_s = self.runner.clock.now_s() + options.timeout_s
         # Only a model that computes is asked by them; a timed worker's tokens are what they are.
         each = sampling.choices(secrets.randbits(64))
         try:
@@ -95,19 +95,19 @@ class Worker:
                 request = Request(
                     next(self._ids),
                     prompt,
-                    terms.output_tokens,
-                    terms.priority,
+                    options.output_tokens,
+                    options.priority,
                     seed,
                     stop_tokens=asked.stop_tokens(self.served.end_of_text),
                     sampling=asked,
                     deadline_s=deadline_s,
-                    tenant=terms.tenant,
-                    retention=terms.retention,
+                    tenant=options.tenant,
+                    retention=options.retention,
                 )
                 self.runner.submit(request)
-                self._begin(answer, request, index, terms.salt)
+                self._begin(answer, request, index, options.salt)
         except Refused as refusal:
-            self.tallies.refused[refusal.reason] += 1
+            self.counters.refused[refusal.reason] += 1
             self.abandon(answer)
             raise
 
@@ -133,7 +133,7 @@ class Worker:
             if self._choices.pop(request_id, None) is not None:
                 self.runner.cancel(request_id)
                 self._log.forget_salted(request_id)
-                self.tallies.finished[why] += 1
+                self.counters.finished[why] += 1
         if not self._choices:
             self.idle.set()
 
@@ -151,7 +151,7 @@ class Worker:
 
     def on_slow_client(self) -> None:
         """Count a client that left too much of its stream unread."""
-        self.tallies.slow_clients += 1
+        self.counters.slow_clients += 1
 
     def reset_cache(self) -> None:
         """Forget every cached block, and say so to the subscribers at once."""
@@ -178,8 +178,8 @@ class Worker:
         self._publish()
         if self._step_log is not None:
             self._step_log.note(step, self.runner.step_s)
-        tallies = self.tallies
-        tallies.generation_tokens += len(outputs)
+        counters = self.counters
+        counters.generation_tokens += len(outputs)
         logprobs = self.runner.logprobs
         for request, token, ended in outputs:
             answer, choice = self._choices[request.request_id]
@@ -191,27 +191,27 @@ class Worker:
                 if ended is None:
                     self.runner.cancel(request.request_id)
             if choice.last_token_s:
-                tallies.gap_s.observe(now_s - choice.last_token_s)
+                counters.gap_s.observe(now_s - choice.last_token_s)
             else:
-                tallies.ttft_s.observe(now_s - choice.submitted_s)
-                tallies.prompt_tokens += request.prompt_tokens
+                counters.ttft_s.observe(now_s - choice.submitted_s)
+                counters.prompt_tokens += request.prompt_tokens
             choice.last_token_s = now_s
             if finished:
                 del self._choices[request.request_id]
                 self._log.forget_salted(request.request_id)
-                tallies.finished[finished] += 1
-                tallies.e2e_s.observe(now_s - choice.submitted_s)
+                counters.finished[finished] += 1
+                counters.e2e_s.observe(now_s - choice.submitted_s)
             answer.on_token(choice, token, text, finished, logprobs.get(request.request_id))
         if not self._choices:
             self.idle.set()
         runner = self.runner
         if runner.split.graph is not None:
-            tallies.graph_steps[runner.split.graph] += 1
-            tallies.padded_rows += runner.split.padded_rows
+            counters.graph_steps[runner.split.graph] += 1
+            counters.padded_rows += runner.split.padded_rows
         if runner.split.int8 is not None:
-            tallies.int8_steps[runner.split.int8] += 1
-        tallies.shared_prefix_groups += runner.split.shared_prefix_groups
-        tallies.kv_bytes_saved += runner.split.kv_bytes_saved
+            counters.int8_steps[runner.split.int8] += 1
+        counters.shared_prefix_groups += runner.split.shared_prefix_groups
+        counters.kv_bytes_saved += runner.split.kv_bytes_saved
         self.steps.note(step, runner.split, runner.clock.now_s() - now_s, time.time())
 
     def _on_failed(self, requests: Sequence[Request], why: str) -> None:

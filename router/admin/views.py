@@ -69,8 +69,8 @@ def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:
         "step_s": _number(columns.step_s[slot]),
         "resident_blocks": worker.kv.resident_blocks,
         "kv_known": worker.kv.known,
-        "failures": worker.repute.failures,
-        "slow_start_share": _number(core.roster.ramps.share(member.worker_id, now_s)),
+        "failures": worker.health.failures,
+        "slow_start_share": _number(core.roster.slow_start.share(member.worker_id, now_s)),
     }
 
 

@@ -362,7 +362,9 @@ class Config(_Section, frozen=True):
     slow_start_s: Annotated[
         float,
         Meta(
-            ge=0.0, le=3_600.0, description="a worker that joins a pool gets its share in so long"
+            ge=0.0,
+            le=3_600.0,
+            description="slow start: a worker that joins a pool gets its share in so long",
         ),
     ] = 10.0
     drain_s: Annotated[

@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 from router.config.schema import Config
 from router.core.settings import CoreSettings
 from router.fleet.context import FleetTerms
-from router.request.attempts import AttemptTerms
-from router.request.deadlines import Patience
+from router.request.attempts import AttemptTerms, Patience
 from router.request.inference import InferenceTerms
 from router.request.scan import ScanLimits
 from router.upstream.migration.stream import MigrationTerms

@@ -262,13 +262,13 @@ class Ejected:
     """Tell people that a worker failed too often and gets no new requests for a while."""
 
     worker_id: int
-    aside_s: float
+    ejected_s: float
     reason: str  # of its last failure
 
 
 @dataclass(frozen=True, slots=True)
 class Reinstated:
-    """Tell people that a worker which was put aside has answered and gets requests as before."""
+    """Tell people that an ejected worker has answered and gets requests as before."""
 
     worker_id: int
 

@@ -151,7 +151,7 @@ class Admission:
 
     def sent(self, pending: Pending, uncached_tokens: int, now_s: float) -> None:
         """A request goes to a worker that must compute so much of it."""
-        if self.held:  # else nobody waits for a turn
+        if self.held.size:  # else nobody waits for a turn
             pending.work_tokens = uncached_tokens + self._answer_tokens(pending.arrival)
             self.held.served(pending)
             self.wait_over(pending, now_s)

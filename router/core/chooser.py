@@ -127,12 +127,12 @@ class Chooser:
         if rows is None:
             return None
         request, fleet = self._views(pending, rows, now_s)
-        if self.kept and (free := self.kept.rows(pending, rows)) is not rows:
+        if self.kept.models and (free := self.kept.rows(pending, rows)) is not rows:
             if free is None:
                 return None
             rows = free
             request, fleet = self._views(pending, rows, now_s)
-        if (few := self._ramped(pending, rows, fleet, now_s)) is not rows:
+        if (few := self._without_slow_starters(pending, rows, fleet, now_s)) is not rows:
             views = self._views(pending, few, now_s)
             answer = self._guard.decide(*views)
             if answer[2] >= 0:
@@ -158,7 +158,7 @@ class Chooser:
         if free is not None and free is not rows:
             rows = free
             request, fleet = self._views(pending, rows, now_s)
-        if (few := self._ramped(pending, rows, fleet, now_s)) is not rows:
+        if (few := self._without_slow_starters(pending, rows, fleet, now_s)) is not rows:
             views = self._views(pending, few, now_s)
             if self._guard.consult(*views)[2] >= 0:
                 rows, (request, fleet) = few, views
@@ -183,10 +183,14 @@ class Chooser:
         rates, able = self._columns.prefill_tokens_per_s, self._workers.serving(model)
         return sum(float(rates[worker.slot]) for worker in able if worker.takes_requests)
 
-    def _ramped(self, pending: Pending, rows: Rows, fleet: FleetView, now_s: float) -> Rows:
-        """Those that may be chosen while others ramp."""
-        ramps = self._roster.ramps
-        return ramps.rows(pending.serial, rows, fleet.hit_tokens, now_s) if ramps else rows
+    def _without_slow_starters(
+        self, pending: Pending, rows: Rows, fleet: FleetView, now_s: float
+    ) -> Rows:
+        """Those that may be chosen while others start slowly."""
+        slow_start = self._roster.slow_start
+        return (
+            slow_start.rows(pending.serial, rows, fleet.hit_tokens, now_s) if slow_start else rows
+        )
 
     def _chosen(
         self,

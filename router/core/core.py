@@ -39,10 +39,10 @@ from router.core.health import Health
 from router.core.hold_queue import REFUSED_MAX, Pending
 from router.core.ledger import Ledger
 from router.core.peer_requests import PeerRequests
-from router.core.retries import Retries
+from router.core.retries import Retries, draw_of
 from router.core.roster import Roster
 from router.core.session_tracking import SessionTracking
-from router.core.settings import CoreSettings, draw_of
+from router.core.settings import CoreSettings
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 from router.estimators.speed import SpeedEstimator
@@ -206,7 +206,7 @@ class RouterCore(WorkerReports, Explaining):
     @property
     def held_requests(self) -> int:
         """Waiting at the router."""
-        return len(self.held)
+        return self.held.size
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class RouterCore(WorkerReports, Explaining):
         if told is not None:
             return [self.admission.refuse(fact, fact.now_s, told)]
         actions: list[Action] = [] if victim is None else [self._displace(victim, fact.now_s)]
-        if self.held:  # room that has appeared is theirs
+        if self.held.size:  # room that has appeared is theirs
             actions += self._ask_held(fact.now_s, 1)
         pending = Pending(fact, serial, draw_of(self._seed, serial))
         self._pending[fact.request_id] = pending
@@ -262,7 +262,7 @@ class RouterCore(WorkerReports, Explaining):
         self.admission.answered(fact.output_tokens)
         self.following.ended(pending, fact.now_s, fact.output_tokens or 0)
         actions = self.health.answered(worker, pending, fact)
-        return [*actions, *self._ask_held(fact.now_s)] if self.held else actions
+        return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def on_failure(self, fact: facts.Failure) -> list[Action]:
         """A dispatch ended badly, or the client left: release, and retry where asked."""
@@ -292,7 +292,9 @@ class RouterCore(WorkerReports, Explaining):
     def on_peer(self, fact: facts.PeerFact) -> list[Action]:
         """What a peer did with a request of its own, at a worker of ours."""
         self.peer_requests.take(fact)
-        return self._ask_held(fact.now_s) if self.held and type(fact) is facts.PeerEnded else []
+        return (
+            self._ask_held(fact.now_s) if self.held.size and type(fact) is facts.PeerEnded else []
+        )
 
     # --- workers ----------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ class CoreCounters:
     retries: int = 0
     retries_refused: int = 0  # for want of a budget
     ejections: int = 0
-    ejections_withheld: int = 0  # too much of the pool was aside already
+    ejections_withheld: int = 0  # too much of the pool was ejected already
     held: dict[Standing, HeldTimes] = field(
         default_factory=lambda: {"new": HeldTimes(), "cold": HeldTimes(), "warm": HeldTimes()}
     )

@@ -63,7 +63,7 @@ class _Open:
     rows: Rows
     block_sizes: frozenset[int]
     prompt_tokens_end: float  # a prompt must be shorter
-    all_in: bool  # none of them is put aside or on trial
+    all_in: bool  # none of them is ejected or on trial
 
     @staticmethod
     def of(pool: Iterable[Worker]) -> _Open:
@@ -128,7 +128,7 @@ class Eligibility:
             and w.facts.role == "both"
             and w.facts.block_size in arrival.chains
         ]
-        # With everybody put aside, or everybody else tried, one that failed lately is a better bet
+        # With everybody ejected, or everybody else tried, one that failed lately is a better bet
         # than a sure refusal.
         ready = [w for w in able if w.takes_requests] or able
         if not ready:

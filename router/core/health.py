@@ -23,8 +23,8 @@ class StallDetection:
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
         self._streams: dict[int, set[int]] = {}  # worker -> requests past their first token
-        self._heard_s: dict[int, float] = {}  # worker -> the latest byte, or question
-        self._asked_s: dict[int, float] = {}  # worker -> when it was asked, until it is heard
+        self._heard_s: dict[int, float] = {}  # worker -> the latest byte, or probe
+        self._probed_s: dict[int, float] = {}  # worker -> when it was probed, until it is heard
 
     def heard(self, worker_id: int, request_id: int, now_s: float) -> None:
         """A stream of this worker began or grew."""
@@ -33,33 +33,33 @@ class StallDetection:
             streams = self._streams[worker_id] = set()
         streams.add(request_id)
         self._heard_s[worker_id] = now_s
-        self._asked_s.pop(worker_id, None)
+        self._probed_s.pop(worker_id, None)
 
     def over(self, worker_id: int, request_id: int) -> None:
-        """A request is there no more."""
+        """A request left this worker."""
         streams = self._streams.get(worker_id)
         if streams is not None:
             streams.discard(request_id)
             if not streams:
                 del self._streams[worker_id], self._heard_s[worker_id]
-                self._asked_s.pop(worker_id, None)
+                self._probed_s.pop(worker_id, None)
 
     def suspects(self, now_s: float) -> list[int]:
-        """Workers to ask now; each once in `stall_s` for as long as it stays silent."""
+        """Workers to probe now; each once in `stall_s` for as long as it stays silent."""
         limit_s = now_s - self._stall_s
         suspects = [worker_id for worker_id, at_s in self._heard_s.items() if at_s <= limit_s]
         for worker_id in suspects:
-            self._heard_s[worker_id] = self._asked_s[worker_id] = now_s
+            self._heard_s[worker_id] = self._probed_s[worker_id] = now_s
         return suspects
 
     def still(self, worker_id: int) -> bool:
-        """Whether nothing was heard of it since it was asked, though streams run there."""
-        return worker_id in self._asked_s
+        """Whether nothing was heard of it since it was probed, though streams run there."""
+        return worker_id in self._probed_s
 
 
 STALLED = "stalled"  # the cause: all its streams stand still, and a probe goes unanswered
-_BACKOFF_MAX = 16.0  # the time aside grows to at most this many times `recover_s`
-_ASK_AGAIN_S = 5.0  # where nobody told a probe's answer
+_BACKOFF_MAX = 16.0  # an ejection lasts at most this many times `recover_s`
+_PROBE_AGAIN_S = 5.0  # where nobody told a probe's answer
 
 
 class OutlierDetection:
@@ -75,121 +75,121 @@ class OutlierDetection:
         self._settings = settings
         self._workers = workers
         self._counters = counters
-        self._away: set[int] = set()  # those that are not "in"
+        self._ejected: set[int] = set()  # those that are not "healthy"
 
     def dispatched(self, worker: Worker, request_id: int) -> None:
         """A request is sent there; while it is on trial, no other is until this one's end."""
-        repute = worker.repute
-        if repute.place == "trial" and repute.trial is None:
-            repute.trial = request_id
+        health = worker.health
+        if health.state == "trial" and health.trial is None:
+            health.trial = request_id
             self._workers.changed()
 
     def released(self, worker: Worker, request_id: int) -> None:
         """A request is there no more, however it ended: another may be tried."""
-        if worker.repute.trial == request_id:
-            worker.repute.trial = None
+        if worker.health.trial == request_id:
+            worker.health.trial = None
             self._workers.changed()
 
     def succeeded(self, worker: Worker, sent_s: float, now_s: float) -> list[Action]:
         """It answered a request sent at `sent_s`."""
-        repute = worker.repute
-        repute.recent.add(now_s, 1, 0)
-        if repute.place == "in":
-            repute.failures = 0
-            if repute.asides and now_s >= repute.until_s:
-                repute.asides = 0  # it has served well for a while: all is forgiven
+        health = worker.health
+        health.recent.add(now_s, 1, 0)
+        if health.state == "healthy":
+            health.failures = 0
+            if health.ejections and now_s >= health.until_s:
+                health.ejections = 0  # it has served well for a while: all is forgiven
             return []
-        if sent_s < repute.since_s:
+        if sent_s < health.since_s:
             return []
-        return self._take_back(worker, now_s)
+        return self._reinstate(worker, now_s)
 
     def failed(self, worker: Worker, sent_s: float, cause: str, now_s: float) -> list[Action]:
         """It failed a request sent at `sent_s`."""
-        repute = worker.repute
-        repute.blamed(cause)
-        if repute.place != "in":
-            on_trial = repute.place == "trial" and sent_s >= repute.since_s
-            return self._put_aside(worker, cause, now_s) if on_trial else []
-        repute.failures += 1
-        repute.recent.add(now_s, 0, 1)
-        if repute.failures < self._settings.ejection_failures and not self._too_often(
+        health = worker.health
+        health.count_failure(cause)
+        if health.state != "healthy":
+            on_trial = health.state == "trial" and sent_s >= health.since_s
+            return self._eject(worker, cause, now_s) if on_trial else []
+        health.failures += 1
+        health.recent.add(now_s, 0, 1)
+        if health.failures < self._settings.ejection_failures and not self._too_often(
             worker, now_s
         ):
             return []
-        return self._put_aside(worker, cause, now_s)
+        return self._eject(worker, cause, now_s)
 
     def silent(self, worker: Worker, now_s: float) -> list[Action]:
         """All its streams stand still, and it does not answer a probe."""
-        worker.repute.blamed(STALLED)
-        return self._put_aside(worker, STALLED, now_s) if worker.repute.place == "in" else []
+        worker.health.count_failure(STALLED)
+        return self._eject(worker, STALLED, now_s) if worker.health.state == "healthy" else []
 
     def due(self, now_s: float) -> list[Action]:
-        """Probes of those whose time aside is over."""
+        """Probes of workers whose ejection is over."""
         actions: list[Action] = []
-        for worker_id in sorted(self._away):
+        for worker_id in sorted(self._ejected):
             worker = self._workers.get(worker_id)
-            if worker is None or worker.repute.place == "in":  # gone, or back from being down
-                self._away.discard(worker_id)
+            if worker is None or worker.health.state == "healthy":  # gone, or back from being down
+                self._ejected.discard(worker_id)
                 continue
-            repute = worker.repute
-            waits = repute.place in ("aside", "asked") and worker.state == "ready"
-            if waits and now_s >= repute.until_s:
-                repute.place = "asked"
-                repute.until_s = now_s + _ASK_AGAIN_S
+            health = worker.health
+            waits = health.state in ("ejected", "probed") and worker.state == "ready"
+            if waits and now_s >= health.until_s:
+                health.state = "probed"
+                health.until_s = now_s + _PROBE_AGAIN_S
                 actions.append(Probe(worker_id))
         return actions
 
     def probed(self, worker: Worker, well: bool, now_s: float) -> list[Action]:
-        """The answer to the probe of one whose time aside was over."""
-        if worker.repute.place != "asked":
+        """The answer to the probe of a worker whose ejection was over."""
+        if worker.health.state != "probed":
             return []
         if not well:
-            worker.repute.blamed("probe")
-            return self._put_aside(worker, "probe", now_s)
-        worker.repute.place = "trial"
+            worker.health.count_failure("probe")
+            return self._eject(worker, "probe", now_s)
+        worker.health.state = "trial"
         self._workers.changed()
         return []
 
     def _too_often(self, worker: Worker, now_s: float) -> bool:
-        answers, failures = worker.repute.recent.sums(now_s)
+        answers, failures = worker.health.recent.sums(now_s)
         both = answers + failures
         least = self._settings.ejection_requests
         return both >= least and failures >= self._settings.ejection_rate * both
 
-    def _put_aside(self, worker: Worker, cause: str, now_s: float) -> list[Action]:
-        repute = worker.repute
-        if repute.place == "in":
-            if not self._may_spare(worker):
+    def _eject(self, worker: Worker, cause: str, now_s: float) -> list[Action]:
+        health = worker.health
+        if health.state == "healthy":
+            if not self._may_eject(worker):
                 self._counters.ejections_withheld += 1
                 return []
             self._counters.ejections += 1
-            self._away.add(worker.worker_id)
-        aside_s = self._settings.recover_s * min(2.0**repute.asides, _BACKOFF_MAX)
-        repute.place = "aside"
-        repute.asides += 1
-        repute.failures = 0
-        repute.since_s = now_s
-        repute.until_s = now_s + aside_s
-        repute.trial = None
-        repute.recent.clear()
+            self._ejected.add(worker.worker_id)
+        ejected_s = self._settings.recover_s * min(2.0**health.ejections, _BACKOFF_MAX)
+        health.state = "ejected"
+        health.ejections += 1
+        health.failures = 0
+        health.since_s = now_s
+        health.until_s = now_s + ejected_s
+        health.trial = None
+        health.recent.clear()
         self._workers.changed()
-        return [Ejected(worker.worker_id, aside_s, cause)]
+        return [Ejected(worker.worker_id, ejected_s, cause)]
 
-    def _may_spare(self, worker: Worker) -> bool:
+    def _may_eject(self, worker: Worker) -> bool:
         """Whether enough of its pool takes requests without it."""
         pool = [w for w in self._workers.serving(worker.facts.models[0]) if w.state == "ready"]
-        away = sum(w.repute.place != "in" for w in pool if w is not worker)
+        away = sum(w.health.state != "healthy" for w in pool if w is not worker)
         most = max(int(self._settings.ejection_max_share * len(pool)), 1)
         return away + 1 <= most and away + 1 < len(pool)
 
-    def _take_back(self, worker: Worker, now_s: float) -> list[Action]:
-        repute = worker.repute
-        repute.place = "in"
-        repute.until_s = now_s + self._settings.ejection_window_s
-        repute.failures = 0
-        repute.trial = None
-        repute.recent.clear()
-        self._away.discard(worker.worker_id)
+    def _reinstate(self, worker: Worker, now_s: float) -> list[Action]:
+        health = worker.health
+        health.state = "healthy"
+        health.until_s = now_s + self._settings.ejection_window_s
+        health.failures = 0
+        health.trial = None
+        health.recent.clear()
+        self._ejected.discard(worker.worker_id)
         self._workers.changed()
         return [Reinstated(worker.worker_id)]
 
@@ -209,11 +209,11 @@ class SlowStart:
         self._known: dict[tuple[int, ...], Rows] = {}  # by those left out
 
     def __len__(self) -> int:
-        """How many ramp, but for those whose end was not noticed yet."""
+        """How many start slowly, but for those whose end was not noticed yet."""
         return len(self._since)
 
     def joined(self, worker: Worker, others: Iterable[Worker], now_s: float) -> None:
-        """It ramps where its pool has had a worker that serves for as long as a ramp takes."""
+        """It starts slowly where its pool has had a serving worker for as long as that takes."""
         models = set(worker.facts.models)
         settled_s = now_s - self._slow_start_s
         if self._slow_start_s > 0.0 and any(
@@ -227,7 +227,7 @@ class SlowStart:
         self._since.pop(worker_id, None)
 
     def share(self, worker_id: int, now_s: float) -> float:
-        """Of new work that may go there, 0..1; 1 for one that does not ramp."""
+        """Of new work that may go there, 0..1; 1 for one that does not start slowly."""
         since_s = self._since.get(worker_id)
         return (
             1.0 if since_s is None else min(max((now_s - since_s) / self._slow_start_s, 0.0), 1.0)
@@ -238,13 +238,13 @@ class SlowStart:
 
         `rows` itself where nobody is left out, or nobody would be left.
         """
-        ramping = [(row, w) for row, w in enumerate(rows.worker_ids) if w in self._since]
-        if not ramping or len(ramping) == len(rows):
+        starting = [(row, w) for row, w in enumerate(rows.worker_ids) if w in self._since]
+        if not starting or len(starting) == len(rows):
             return rows
         out: list[int] = []
-        inside = {row for row, _ in ramping}
+        inside = {row for row, _ in starting}
         best = max(int(hits[row]) for row in range(len(rows)) if row not in inside)
-        for row, worker_id in ramping:
+        for row, worker_id in starting:
             share = self.share(worker_id, now_s)
             if share >= 1.0:
                 del self._since[worker_id]
@@ -264,14 +264,14 @@ class SlowStart:
 
 
 class Health:
-    """Told of every request's way, in the order of time. Lifetime: process."""
+    """Follows the requests at each worker, in the order of time. Lifetime: process."""
 
     def __init__(
         self, settings: CoreSettings, workers: WorkerTable, counters: CoreCounters
     ) -> None:
         self._workers = workers
         self._outliers = OutlierDetection(settings, workers, counters)
-        self._silence = StallDetection(settings.stall_s)
+        self._stalls = StallDetection(settings.stall_s)
         self._stall_s = settings.stall_s
 
     def sent(self, worker: Worker, pending: Pending, now_s: float) -> None:
@@ -280,49 +280,49 @@ class Health:
         self._outliers.dispatched(worker, pending.arrival.request_id)
 
     def begun(self, worker_id: int, pending: Pending, now_s: float) -> list[Action]:
-        """Its answer began: the worker works."""
+        """Its answer began, so the worker works."""
         self.grew(worker_id, pending.arrival.request_id, now_s)
         worker = self._workers.get(worker_id)
-        if worker is None or worker.repute.place == "in":  # its end will say so as well
+        if worker is None or worker.health.state == "healthy":  # its end will say so as well
             return []
         return self._outliers.succeeded(worker, pending.sent_s, now_s)
 
     def grew(self, worker_id: int, request_id: int, now_s: float) -> None:
         """Its answer grew."""
-        self._silence.heard(worker_id, request_id, now_s)
+        self._stalls.heard(worker_id, request_id, now_s)
 
     def left(self, worker_id: int, request_id: int) -> None:
-        """It is at this worker no more, whatever the reason."""
-        self._silence.over(worker_id, request_id)
+        """It left this worker, whatever the reason."""
+        self._stalls.over(worker_id, request_id)
         worker = self._workers.get(worker_id)
         if worker is not None:
             self._outliers.released(worker, request_id)
 
     def answered(self, worker: Worker | None, pending: Pending, fact: Finish) -> list[Action]:
-        """Its answer is complete; `worker` None: by one that is gone since."""
+        """Its answer is complete; `worker` is None where that one has left since."""
         if worker is None or fact.refused:
             return []
         return self._outliers.succeeded(worker, pending.sent_s, fact.now_s)
 
     def failed(self, worker: Worker, pending: Pending, fact: Failure) -> list[Action]:
-        """The worker is to blame for its end."""
+        """It failed, and the worker is to blame."""
         return self._outliers.failed(worker, pending.sent_s, fact.reason, fact.now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Whom to ask now."""
-        asked = self._outliers.due(now_s)
-        for worker_id in self._silence.suspects(now_s):
+        """Workers to probe now."""
+        probes = self._outliers.due(now_s)
+        for worker_id in self._stalls.suspects(now_s):
             worker = self._workers.get(worker_id)
             if worker is not None and worker.is_in:
-                asked.append(Probe(worker_id, self._stall_s))
-        return asked
+                probes.append(Probe(worker_id, self._stall_s))
+        return probes
 
     def probed(self, fact: Probed) -> list[Action]:
-        """A worker that was asked is well, or not."""
+        """The answer to a probe."""
         worker = self._workers.get(fact.worker_id)
         if worker is None or worker.state != "ready":
             return []
-        if worker.repute.place == "in":
-            silent = not fact.well and self._silence.still(fact.worker_id)
+        if worker.health.state == "healthy":
+            silent = not fact.well and self._stalls.still(fact.worker_id)
             return self._outliers.silent(worker, fact.now_s) if silent else []
         return self._outliers.probed(worker, fact.well, fact.now_s)

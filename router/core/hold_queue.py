@@ -188,13 +188,13 @@ class HoldQueue:
     def __init__(self, limit: int, watcher: Watcher | None = None) -> None:
         self._limit = limit
         self._watcher = watcher
-        self._size = 0
+        self.size = 0
         self._classes: dict[int, FairQueue[Pending]] = {}  # by priority, those that wait in it
         self._models: Counter[str] = Counter()
         self.tokens = 0  # of prompts that wait, as far as these must be computed
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[Pending]:
         """Those who wait, in the order of their turns if nothing changes."""
@@ -239,7 +239,7 @@ class HoldQueue:
     @property
     def full(self) -> bool:
         """Whether the limit is reached."""
-        return self._size >= self._limit
+        return self.size >= self._limit
 
     def add(self, pending: Pending) -> None:
         """Hold a request. The queue must not be full."""
@@ -251,7 +251,7 @@ class HoldQueue:
         if turns is None:
             turns = self._classes[arrival.priority] = FairQueue()
         turns.add(arrival.tenant, pending)
-        self._size += 1
+        self.size += 1
         self._models[arrival.model] += 1
         self.tokens += pending.queued_tokens
         if self._watcher is not None:
@@ -265,7 +265,7 @@ class HoldQueue:
         if not turns:  # what was owed in this rush is forgotten with it
             del self._classes[arrival.priority]
         pending.held = False
-        self._size -= 1
+        self.size -= 1
         self._models[arrival.model] -= 1
         if not self._models[arrival.model]:
             del self._models[arrival.model]

@@ -33,11 +33,8 @@ class Reservations:
         self.begun = 0  # times that a worker began to be kept
         self._columns = columns
         self._lines: dict[tuple[str, int], _Line] = {}  # by model and priority
-        self._kept: dict[str, _Wait] = {}  # by model
+        self.models: dict[str, _Wait] = {}  # those that wait for a worker that is kept
         self._without: tuple[Rows, int, Rows | None] | None = None  # the latest answer of `rows`
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     # What the hold queue tells.
 
@@ -54,8 +51,8 @@ class Reservations:
         wait = line.pop(pending.serial)
         if not line:
             del self._lines[key]
-        if self._kept.get(model) is wait:
-            del self._kept[model]
+        if self.models.get(model) is wait:
+            del self.models[model]
 
     def sent(self, pending: Pending) -> None:
         """A request is sent, whether it waited or not."""
@@ -72,7 +69,7 @@ class Reservations:
 
         None: no other one is left.
         """
-        wait = self._kept.get(pending.arrival.model)
+        wait = self.models.get(pending.arrival.model)
         if wait is None or wait.pending is pending or _ahead(pending, wait):
             return rows
         worker_id = wait.worker_id
@@ -92,7 +89,7 @@ class Reservations:
         first = next(iter(self._lines[model, priority].values()))
         if first.pending is not pending or first.passed < PASSES:
             return
-        kept = self._kept.get(model)
+        kept = self.models.get(model)
         if kept is not None and kept is not first and kept.pending.arrival.priority <= priority:
             return
         self._barren(first, rows)
@@ -101,9 +98,9 @@ class Reservations:
         first.worker_id = self._best(first, rows, hits)
         if first.worker_id is None:
             if kept is first:
-                del self._kept[model]
+                del self.models[model]
         else:
-            self._kept[model] = first
+            self.models[model] = first
             self.begun += 1
 
     def _barren(self, wait: _Wait, rows: Rows) -> None:

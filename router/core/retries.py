@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import xxhash
+
 from router.core.counters import CoreCounters, Window
 from router.core.hold_queue import Pending
-from router.core.settings import CoreSettings, draw_of
+from router.core.settings import CoreSettings
 from router.core.workers import Worker
 
 _BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in
 _AT_ONCE = ("connect", "early_close")  # causes after which waiting helps nobody, the first time
+
+
+def draw_of(seed: int, serial: int) -> float:
+    """Uniform in [0, 1), the same for the same (seed, serial) on every machine."""
+    bits: int = xxhash.xxh3_64_intdigest(serial.to_bytes(8, "little"), seed & (1 << 64) - 1)
+    return (bits >> 11) * 2.0**-53
 
 
 class GivenUp(NamedTuple):

@@ -50,7 +50,7 @@ class Roster:
         slots, entries = settings.max_workers, settings.speculative_entries
         self.index = PrefixIndex(slots, settings.index_entries, settings.index_bytes)
         self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
-        self.ramps = SlowStart(settings.slow_start_s)
+        self.slow_start = SlowStart(settings.slow_start_s)
         self.others_s = -math.inf  # when a worker last reported load that we did not send it
         # Blocks that no events will ever tell of: text blocks, and workers without events.
         self.mirrors = Mirrors(slots, settings.mirrored_blocks)
@@ -74,7 +74,7 @@ class Roster:
         if fact.state == "down":
             self._forget(worker)
         elif worker.state == "down":
-            worker.repute.forgive()
+            worker.health.forgive()
         worker.state = fact.state
         return []
 
@@ -88,10 +88,10 @@ class Roster:
         kv = self._kv_state(slot, facts)
         if fact.saved is not None and facts.has_events:
             kv.take_saved(fact.saved)
-        repute = WorkerHealth(Window(self._settings.ejection_window_s))
+        health = WorkerHealth(Window(self._settings.ejection_window_s))
         state, now_s = fact.state, fact.now_s
-        worker = Worker(fact.worker_id, slot, facts, kv, repute, state, now_s)
-        self.ramps.joined(worker, self._workers, now_s)
+        worker = Worker(fact.worker_id, slot, facts, kv, health, state, now_s)
+        self.slow_start.joined(worker, self._workers, now_s)
         self._workers.add(worker)
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
@@ -117,7 +117,7 @@ class Roster:
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         self._columns.open(worker.slot, -1)
-        self.ramps.left(worker.worker_id)
+        self.slow_start.left(worker.worker_id)
         self._workers.remove(worker.worker_id)
 
     def _kv_state(self, slot: int, facts: WorkerFacts) -> KvState:

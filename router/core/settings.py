@@ -1,17 +1,8 @@
-"""The core's bounds and times, and the draw of each request."""
+"""The core's bounds and times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import xxhash
-
-
-def draw_of(seed: int, serial: int) -> float:
-    """Uniform in [0, 1), the same for the same (seed, serial) on every machine."""
-    bits: int = xxhash.xxh3_64_intdigest(serial.to_bytes(8, "little"), seed & (1 << 64) - 1)
-    return (bits >> 11) * 2.0**-53
-
 
 NO_LIMIT = 1 << 40
 
@@ -40,13 +31,13 @@ class CoreSettings:
     retry_max_s: float = 0.25  # and never beyond this
     retry_share: float = 0.2  # retries are at most this share of requests ...
     retries_per_s: float = 10.0  # ... and this many besides
-    ejection_failures: int = 3  # failures in a row that put a worker aside
+    ejection_failures: int = 3  # failures in a row that eject a worker
     ejection_rate: float = 0.5  # or this share of failures, both of them ...
     ejection_requests: int = 20  # ... among at least so many ...
     ejection_window_s: float = 5.0  # ... within so long
-    ejection_max_share: float = 0.5  # of a pool's ready workers that may be aside at once
-    recover_s: float = 2.0  # shortest time aside; doubles up to 16 times while it keeps failing
-    stall_s: float = 0.5  # silence of all streams of a worker after which it is asked
+    ejection_max_share: float = 0.5  # of a pool's ready workers that may be ejected at once
+    recover_s: float = 2.0  # shortest ejection; doubles up to 16 times while it keeps failing
+    stall_s: float = 0.5  # silence of all streams of a worker after which it is probed
     parked_blocks: int = 65_536  # stored blocks of one worker whose parent has not been seen
     backlog_batches: int = 10_000  # batches of one worker kept while a gap is filled
     slow_start_s: float = 0.0  # a worker that joins a running pool has its whole share after this

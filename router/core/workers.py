@@ -14,69 +14,71 @@ from router.core.kv_state import KvState
 
 _CAUSES = 32  # told apart; there are a dozen, but a recording may hold anything
 
-# "in" takes requests; "aside" gets none; "asked" is aside until a probe's answer; "trial" takes
+# "healthy" takes requests; "ejected" gets none, nor "probed", until its answer; "trial" takes
 # one request at a time, until one was answered.
-Place = Literal["in", "aside", "asked", "trial"]
+HealthState = Literal["healthy", "ejected", "probed", "trial"]
 
 
 @dataclass(slots=True)
 class WorkerHealth:
-    """Lifetime: worker. `outliers.Outliers` alone changes it."""
+    """Lifetime: worker. Only `health.OutlierDetection` changes it."""
 
     recent: Window  # (answers, failures)
-    place: Place = "in"
+    state: HealthState = "healthy"
     failures: int = 0  # in a row
-    asides: int = 0  # in a row, each longer than the one before
-    since_s: float = field(default=float("-inf"))  # when it was put aside
-    until_s: float = field(default=float("-inf"))  # until it is asked (again), or remembered
+    ejections: int = 0  # in a row, each longer than the one before
+    since_s: float = field(default=float("-inf"))  # when it was ejected
+    until_s: float = field(
+        default=float("-inf")
+    )  # until it is probed (again); healthy: until ejections are forgotten
     trial: int | None = None  # the one request it has on trial
     causes: Counter[str] = field(default_factory=Counter)  # all failures ever, by cause
 
     @property
     def takes_requests(self) -> bool:
         """Whether it may be given another request."""
-        return self.place == "in" or (self.place == "trial" and self.trial is None)
+        return self.state == "healthy" or (self.state == "trial" and self.trial is None)
 
-    def blamed(self, cause: str) -> None:
+    def count_failure(self, cause: str) -> None:
         """Count a failure by its cause."""
         known = cause in self.causes or len(self.causes) < _CAUSES
         self.causes[cause if known else "other"] += 1
 
     def forgive(self) -> None:
-        """Think of it as of a new one; what was counted stays."""
-        self.place = "in"
-        self.failures = self.asides = 0
+        """Treat it as a new one; counts stay."""
+        self.state = "healthy"
+        self.failures = self.ejections = 0
         self.trial = None
         self.recent.clear()
 
 
 @dataclass(slots=True)
 class Worker:
-    """Lifetime: worker. `state` is what the shell said last; `repute` is our own view."""
+    """Lifetime: worker. `state` is what the shell said last; `health` is what we observed."""
 
     worker_id: int
     slot: int
     facts: WorkerFacts
     kv: KvState
-    repute: WorkerHealth
+    health: WorkerHealth
     state: str = "ready"
     joined_s: float = -inf
 
     @property
     def is_in(self) -> bool:
-        """Whether it serves as it should, for all anybody knows."""
-        return self.state == "ready" and self.repute.place == "in"
+        """Whether it is ready and healthy."""
+        return self.state == "ready" and self.health.state == "healthy"
 
     @property
     def takes_requests(self) -> bool:
         """Whether it may be given new requests now."""
-        return self.state == "ready" and self.repute.takes_requests
+        return self.state == "ready" and self.health.takes_requests
 
     @property
     def shown_state(self) -> str:
         """The state as people see it."""
-        if self.state == "ready" and self.repute.place != "in":
-            return "trial" if self.repute.place == "trial" else "ejected"
+        if self.state == "ready" and self.health.state != "healthy":
+            return "trial" if self.health.state == "trial" else "ejected"
         return self.state
 
 
@@ -108,7 +110,7 @@ class WorkerTable:
         return self._workers.get(worker_id)
 
     def changed(self) -> None:
-        """Say that a worker came, left, or is not what it was (state, facts, time aside)."""
+        """Say that a worker came, left, or is not what it was (state, facts, health)."""
         self.version += 1
         self._pools.clear()
 

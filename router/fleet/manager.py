@@ -38,6 +38,7 @@ class FleetManager:
 
     def __init__(self, context: FleetContext, max_workers: int) -> None:
         self._context = context
+        self.members: dict[int, Member] = context.members  # by id
         self._max_workers = max_workers
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}  # probes that the core wanted
@@ -45,11 +46,6 @@ class FleetManager:
         self.dismissed: set[Key] = set()  # named by somebody, and taken out by hand
         self._next_id = 0
         self.cut_short = 0  # removed at the end of `drain_s`, with requests
-
-    @property
-    def members(self) -> dict[int, Member]:
-        """All members by id."""
-        return self._context.members
 
     @property
     def now_s(self) -> float:

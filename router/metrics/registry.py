@@ -6,7 +6,6 @@ they happen.
 
 from __future__ import annotations
 
-from collections import Counter as Counted
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,20 +13,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from policies.facts import Arrival
 from router.core.core import RouterCore
 from router.core.guard import FAULT_KINDS, PolicyGuard
 from router.core.kv_events import TIERS
 from router.fleet.manager import FleetManager
-from router.metrics.exposition import PlainCounter, PlainHistogram
-from router.metrics.requests import FaultMetrics, MigrationMetrics, RelayMetrics, TokenCollector
+from router.metrics.requests import MigrationMetrics, Replies, RequestMetrics, TokenCollector
 from router.metrics.tenants import session_metrics, trunk_metrics
 from router.metrics.workers import worker_metrics
 from router.record.request_log import RequestLog
-from router.request.errors import WorkerError, kind_of
 from router.request.prompts import PromptReader, TokenCheck
 from router.restart.saved_caches import StateKeeper
-from router.upstream.reply import Outcome
 
 
 def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
@@ -76,12 +71,6 @@ class StateCollector(Collector):
         )
 
 
-Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
-
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
-_GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
-
-
 class RouterMetrics:
     """Lifetime: process; a worker's own counts leave with it."""
 
@@ -95,70 +84,14 @@ class RouterMetrics:
         keeper: StateKeeper | None = None,
     ) -> None:
         registry = CollectorRegistry()
-        self._replies: Replies = {}
-        self.worker_errors = 0  # replies that failed by a worker's fault
-        registry.register(_CoreCollector(core, fleet, prompts, self._replies))
+        self.requests = RequestMetrics(registry)
+        registry.register(_CoreCollector(core, fleet, prompts, self.requests.replies))
         registry.register(_LogCollector(request_log))
         registry.register(StateCollector(keeper))
         if check is not None:
             registry.register(TokenCollector(check, prompts.encoder))
         self._registry = registry
         self.migrations = MigrationMetrics(registry)
-        self._relayed = RelayMetrics(registry)
-        self.reported_hit_tokens = PlainCounter(
-            "warmroute_reported_hit_tokens",
-            "Prompt tokens that workers reported as cached, of replies that report usage",
-        )
-        self.reported_prompt_tokens = PlainCounter(
-            "warmroute_reported_prompt_tokens",
-            "Prompt tokens of replies that report cached tokens",
-        )
-        self.faults = FaultMetrics(registry)
-        self.ttft = PlainHistogram(
-            "warmroute_time_to_first_token_seconds",
-            "From a request's arrival to the first byte of its streamed answer",
-            _SECONDS,
-        )
-        self._gap = PlainHistogram(
-            "warmroute_inter_token_seconds",
-            "Mean gap between the events of a streamed answer",
-            _GAP_SECONDS,
-        )
-        self._e2e = PlainHistogram(
-            "warmroute_request_seconds",
-            "From a request's arrival to the last byte of its answer",
-            _SECONDS,
-        )
-        for plain in (
-            *(self.reported_hit_tokens, self.reported_prompt_tokens),
-            *(self.ttft, self._gap, self._e2e),
-        ):
-            registry.register(plain)
-
-    def outcome(self, arrival: Arrival, worker_id: int, outcome: Outcome, now_s: float) -> None:
-        """One attempt ended."""
-        error = outcome.error
-        kind = kind_of(error)
-        status = "" if outcome.status is None else str(outcome.status)
-        if (replies := self._replies.get(worker_id)) is None:
-            replies = self._replies[worker_id] = Counted()
-        replies[status, kind] += 1
-        if isinstance(error, WorkerError):
-            self.worker_errors += 1
-        self._relayed.outcome(outcome)
-        usage = outcome.usage
-        if usage and usage.cached_tokens is not None and usage.prompt_tokens is not None:
-            self.reported_hit_tokens.inc(usage.cached_tokens)
-            self.reported_prompt_tokens.inc(usage.prompt_tokens)
-        if error is not None or not outcome.answers:
-            return
-        self._e2e.observe(max(now_s - arrival.now_s, 0.0))
-        if arrival.stream and outcome.first_byte_s is not None:
-            begun_s = outcome.first_token_s or outcome.first_byte_s
-            self.ttft.observe(max(begun_s - arrival.now_s, 0.0))
-            if outcome.last_byte_s is not None and outcome.events > 1:
-                span_s = outcome.last_byte_s - begun_s
-                self._gap.observe(max(span_s, 0.0) / (outcome.events - 1))
 
     def register(self, collector: Collector) -> None:
         """Show what another part counts, too."""
@@ -224,10 +157,10 @@ class _CoreCollector(Collector):
             self._core.chooser.kept.begun,
         )
         yield _counter("warmroute_retries", "Dispatches tried again elsewhere", counters.retries)
-        yield _counter("warmroute_ejections", "Workers put aside", counters.ejections)
+        yield _counter("warmroute_ejections", "Workers ejected", counters.ejections)
         yield _counter(
             "warmroute_ejections_withheld",
-            "Failures that would have put a worker aside, with too many of its pool aside already",
+            "Failures that would have ejected a worker, with too many of its pool ejected already",
             counters.ejections_withheld,
         )
         yield _counter(

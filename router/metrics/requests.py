@@ -2,21 +2,195 @@
 
 from __future__ import annotations
 
-from collections import Counter as relay_Counter
+from bisect import bisect_left
+from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from engine.wire.memo import MemoEncoder
+from policies.facts import Arrival
 from router.record.access_log import AccessLog
+from router.record.request_record import DEADLINE
+from router.request.errors import WorkerError
 from router.request.prompts import TokenCheck
 from router.server.responses import GIVEN_UP, REFUSALS
 from router.server.server import Door
 from router.tracing.export import Exporter
 from router.upstream.reply import Outcome
+
+Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
+
+_OURS = 500
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+_GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
+
+
+# Cheap counters: whoever counts and whoever reads are on the same thread, the event loop's.
+
+
+class PlainCounter(Collector):
+    """Lifetime: process."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.value = 0.0
+        self._name = name
+        self._text = text
+
+    def inc(self, by: float = 1.0) -> None:
+        """Count `by` more, which must not be negative."""
+        self.value += by
+
+    def collect(self) -> Iterable[Metric]:
+        """The one family."""
+        yield CounterMetricFamily(self._name, self._text, value=self.value)
+
+
+class PlainHistogram(Collector):
+    """Lifetime: process."""
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
+        """`bounds`: the upper ones of all buckets but the last, which has none; ascending."""
+        self._name = name
+        self._text = text
+        self.bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value into the first bucket whose bound is not below it."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self._sum += value
+
+    def totals(self) -> tuple[tuple[int, ...], float]:
+        """How many values fell into each bucket alone, the last without a bound; their sum."""
+        return tuple(self._counts), self._sum
+
+    def collect(self) -> Iterable[Metric]:
+        """The one family; a bucket holds those before it, too."""
+        buckets: list[tuple[str, float]] = []
+        total = 0
+        for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append((str(floatToGoString(bound)), total))  # type: ignore[no-untyped-call]
+        yield HistogramMetricFamily(self._name, self._text, buckets, sum_value=self._sum)
+
+
+class FaultMetrics:
+    """Lifetime: process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.clients = 0  # all of them, for who does not ask by status
+        self.ours = 0
+        self._clients = Counter(
+            "warmroute_client_errors",
+            "Requests refused as the client's fault, by status",
+            ["status"],
+            registry=registry,
+        )
+        self._ours = Counter(
+            "warmroute_internal_errors",
+            "Requests that a defect of the router ended: its log says which",
+            registry=registry,
+        )
+
+    def faulty(self, status: int) -> None:
+        """Count one by the status of its answer: 500 is the router's own, all else the client's."""
+        if status == _OURS:
+            self.ours += 1
+            self._ours.inc()
+        else:
+            self.clients += 1
+            self._clients.labels(str(status)).inc()
+
+
+class RequestMetrics(Collector):
+    """What became of requests and their attempts.
+
+    Lifetime: process; a worker's counts leave with it.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.replies: Replies = {}
+        self.worker_errors = 0  # replies that failed by a worker's fault
+        self.faults = FaultMetrics(registry)
+        self._relayed: Counted[str] = Counted({"": 0})  # by why not natively
+        self.reported_hit_tokens = PlainCounter(
+            "warmroute_reported_hit_tokens",
+            "Prompt tokens that workers reported as cached, of replies that report usage",
+        )
+        self.reported_prompt_tokens = PlainCounter(
+            "warmroute_reported_prompt_tokens",
+            "Prompt tokens of replies that report cached tokens",
+        )
+        self.ttft = PlainHistogram(
+            "warmroute_time_to_first_token_seconds",
+            "From a request's arrival to the first byte of its streamed answer",
+            _SECONDS,
+        )
+        self._gap = PlainHistogram(
+            "warmroute_inter_token_seconds",
+            "Mean gap between the events of a streamed answer",
+            _GAP_SECONDS,
+        )
+        self._e2e = PlainHistogram(
+            "warmroute_request_seconds",
+            "From a request's arrival to the last byte of its answer",
+            _SECONDS,
+        )
+        registry.register(self)
+
+    def ended(self, arrival: Arrival, worker_id: int, outcome: Outcome, now_s: float) -> None:
+        """An attempt is over."""
+        error, kind = outcome.error, ""
+        if isinstance(error, WorkerError):
+            self.worker_errors += 1
+            kind = error.kind
+        elif error is not None:
+            kind = DEADLINE if error.code == DEADLINE else "client"
+        status = "" if outcome.status is None else str(outcome.status)
+        if (replies := self.replies.get(worker_id)) is None:
+            replies = self.replies[worker_id] = Counted()
+        replies[status, kind] += 1
+        if outcome.status is not None:  # else it has gone no way
+            self._relayed[outcome.why_python] += 1
+        usage = outcome.usage
+        if usage and usage.cached_tokens is not None and usage.prompt_tokens is not None:
+            self.reported_hit_tokens.inc(usage.cached_tokens)
+            self.reported_prompt_tokens.inc(usage.prompt_tokens)
+        if error is not None or not outcome.answers:
+            return
+        self._e2e.observe(max(now_s - arrival.now_s, 0.0))
+        if arrival.stream and outcome.first_byte_s is not None:
+            begun_s = outcome.first_token_s or outcome.first_byte_s
+            self.ttft.observe(max(begun_s - arrival.now_s, 0.0))
+            if outcome.last_byte_s is not None and outcome.events > 1:
+                span_s = outcome.last_byte_s - begun_s
+                self._gap.observe(max(span_s, 0.0) / (outcome.events - 1))
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, as of now."""
+        relayed = CounterMetricFamily(
+            "warmroute_relayed_requests",
+            "Workers' replies, by what carried them, and why where that was Python",
+            labels=["path", "why"],
+        )
+        for why, count in self._relayed.items():
+            relayed.add_metric(["python" if why else "native", why], count)
+        yield relayed
+        for plain in (
+            *(self.reported_hit_tokens, self.reported_prompt_tokens),
+            *(self.ttft, self._gap, self._e2e),
+        ):
+            yield from plain.collect()
 
 
 class DoorCollector(Collector):
@@ -48,62 +222,7 @@ class DoorCollector(Collector):
         yield from (refusals, connections, held)
 
 
-_OURS = 500
-
-
-class FaultMetrics:
-    """Lifetime: process."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.clients = 0  # all of them, for who does not ask by status
-        self.ours = 0
-        self._clients = Counter(
-            "warmroute_client_errors",
-            "Requests refused as the client's fault, by status",
-            ["status"],
-            registry=registry,
-        )
-        self._ours = Counter(
-            "warmroute_internal_errors",
-            "Requests that a defect of the router ended: its log says which",
-            registry=registry,
-        )
-
-    def faulty(self, status: int) -> None:
-        """Count one by the status of its answer: 500 is the router's own, all else the client's."""
-        if status == _OURS:
-            self.ours += 1
-            self._ours.inc()
-        else:
-            self.clients += 1
-            self._clients.labels(str(status)).inc()
-
-
-class RelayMetrics(Collector):
-    """Lifetime: process."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._counts: relay_Counter[str] = relay_Counter({"": 0})  # by why; "": native
-        registry.register(self)
-
-    def outcome(self, outcome: Outcome) -> None:
-        """A dispatch ended; one without a reply has gone no way."""
-        if outcome.status is not None:
-            self._counts[outcome.why_python] += 1
-
-    def collect(self) -> list[Metric]:
-        """The family, as of now."""
-        family = CounterMetricFamily(
-            "warmroute_relayed_requests",
-            "Workers' replies, by what carried them, and why where that was Python",
-            labels=["path", "why"],
-        )
-        for why, count in self._counts.items():
-            family.add_metric(["python" if why else "native", why], count)
-        return [family]
-
-
-_GAP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+_MIGRATION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 
 
 class MigrationMetrics:
@@ -133,7 +252,7 @@ class MigrationMetrics:
         self._gap = Histogram(
             "warmroute_migration_gap_seconds",
             "From the last byte of a lost worker to the first event of the next one",
-            buckets=_GAP_SECONDS,
+            buckets=_MIGRATION_SECONDS,
             registry=registry,
         )
         self._kept = Gauge(

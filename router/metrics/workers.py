@@ -74,7 +74,7 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
             lag.add_metric([label], member.feed.counters.lag_s)
         if worker is not None:
             joined.append(worker)
-            for cause, count in worker.repute.causes.items():
+            for cause, count in worker.health.causes.items():
                 failures.add_metric([label, cause], count)
     yield from (_info(fleet), up, failures, events, lag)
     yield from _gauges(joined, core.columns, fleet.now_s)

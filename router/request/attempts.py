@@ -1,6 +1,9 @@
 """The attempts at one request: ask the core, send, relay; on a failure ask for another worker.
 
-Everything that happens to a request after it was read and understood, up to its answer's last byte.
+Everything that happens to a request after it was read and understood, up to its answer's last
+byte, and how long that may take. A client's deadline comes in a header of a name of its own or in
+the one that Envoy sets for the services behind it (`x-envoy-expected-rq-timeout-ms`: Envoy 1.31,
+"Router", HTTP headers to upstreams).
 """
 
 from __future__ import annotations
@@ -8,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType, coroutine
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,9 +22,8 @@ from aiohttp import web
 
 from router.core.actions import Reject
 from router.fleet.member import Member
-from router.record.request_record import Attempt
-from router.request.deadlines import Patience, in_time, late_answer, ran_out
-from router.request.errors import WorkerError, error_body, error_type
+from router.record.request_record import DEADLINE, Attempt
+from router.request.errors import ClientError, WorkerError, error_body, error_type
 from router.request.explain import EXPLAIN_HEADER
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest
@@ -30,7 +33,96 @@ from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.http1 import Body, follow
 from router.upstream.migration.plan import MOVABLE
 from router.upstream.migration.stream import Migrations, Stream
-from router.upstream.reply import HeldReply, Outcome, RelayLimits, ReplyHead, ReplySink, Timeouts
+from router.upstream.reply import (
+    HeldReply,
+    Outcome,
+    RelayLimits,
+    ReplyHead,
+    ReplySink,
+    Timeouts,
+    UpstreamRequest,
+)
+
+ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
+CODE = DEADLINE
+_MOST_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Lifetime: process, replaced on reload."""
+
+    deadline_header: str = "x-request-timeout-ms"
+    ms_per_token: float = 0.0  # added to the wait for a first byte, per uncached prompt token
+    whole_answer_s: float = 600.0  # the same wait where an answer does not stream
+    total_s: float = 0.0  # for any request, whatever its client says; 0: no bound
+
+    def deadline_s(self, header: Callable[[str], str | None], now_s: float) -> float | None:
+        """When nobody wants the answer any more; None: whenever. Raises ClientError."""
+        left_s = [
+            _seconds(name, text)
+            for name in (self.deadline_header, ENVOY_HEADER)
+            if (text := header(name)) is not None
+        ]
+        known_s = [one_s for one_s in (*left_s, self.total_s) if one_s]
+        return now_s + min(known_s) if known_s else None
+
+    def timeouts(self, timeouts: Timeouts, stream: bool, uncached_tokens: int) -> Timeouts:
+        """The bounds of one attempt, the prompt's length considered."""
+        first_s = timeouts.first_byte_s if stream else self.whole_answer_s
+        if first_s == timeouts.first_byte_s and not self.ms_per_token:
+            return timeouts
+        return replace(timeouts, first_byte_s=first_s + uncached_tokens * self.ms_per_token / 1e3)
+
+    def passed_on(self, request: UpstreamRequest, left_s: float) -> UpstreamRequest:
+        """The request with what is left of the time in the place of what there was."""
+        name = self.deadline_header.encode()
+        ours = (name, ENVOY_HEADER.encode())
+        headers = tuple(h for h in request.headers if h[0].lower() not in ours)
+        told = (name, b"%d" % max(int(left_s * 1e3), 1))
+        return replace(request, headers=headers, internal_headers=(*request.internal_headers, told))
+
+
+async def in_time(
+    sending: Coroutine[Any, Any, Outcome],
+    reply: ClientReply,
+    deadline_s: float,
+    clock: Callable[[], float],
+) -> Outcome:
+    """What became of an attempt; one that is not over by its deadline is cancelled.
+
+    An answer that has begun by then is cut off, so that it cannot look whole.
+    """
+    started_s = clock()
+    try:
+        async with asyncio.timeout(deadline_s - started_s):
+            return await sending
+    except TimeoutError:
+        begun_bytes = reply.body_length
+        if begun_bytes:
+            reply.abort()
+        error = ClientError(408, "the request's deadline has passed", code=CODE)
+        return Outcome(started_s=started_s, error=error, bytes_to_client=begun_bytes)
+
+
+def ran_out(outcome: Outcome) -> bool:
+    """Whether the deadline ended an attempt."""
+    return isinstance(outcome.error, ClientError) and outcome.error.code == CODE
+
+
+def late_answer(reply: ClientReply) -> web.StreamResponse:
+    """The answer to a client whose deadline has passed: `reply` where that has begun."""
+    if reply.body_length:
+        return reply
+    message = "the request's deadline passed before an answer began"
+    body = error_body(message, error_type(504), code=CODE)
+    return web.Response(status=504, body=body, content_type="application/json")
+
+
+def _seconds(name: str, text: str) -> float:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 12 and int(text) <= _MOST_MS):
+        raise ClientError(400, f"{name} must be milliseconds, 0..{_MOST_MS}; 0: no deadline", name)
+    return int(text) / 1e3
 
 
 @coroutine
@@ -223,24 +315,27 @@ class Attempts:
 
     def __init__(
         self,
-        terms: Callable[[], AttemptTerms],
+        terms: AttemptTerms,
         keep_authorization: bool,
         migrations: Migrations | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`keep_authorization`: False where clients' keys are this router's own business."""
-        self._terms = terms
+        self.terms = terms  # replaced on reload
         self._clock = clock  # that deadlines are told by
         self._keep_authorization = keep_authorization
-        self._migrations = migrations
+        self.migrations = migrations
 
     async def answer(self, request: InferenceRequest) -> web.StreamResponse:
         """The answer of the first worker that gives one, or the refusal."""
         arrival = request.arrival
-        if self._migrations is None or not arrival.stream or arrival.needs not in MOVABLE:
+        migrations = self.migrations
+        if not (migrations and migrations.terms.moves and arrival.stream):
+            return await self._answer(request, None)
+        if arrival.needs not in MOVABLE:
             return await self._answer(request, None)
         read = (arrival, request.prompt.encoded)
-        with self._migrations.stream(request.body, request.http.path, *read) as stream:
+        with migrations.stream(request.body, request.http.path, *read) as stream:
             return await self._answer(request, stream)
 
     async def _answer(self, request: InferenceRequest, stream: Stream | None) -> web.StreamResponse:
@@ -258,7 +353,7 @@ class Attempts:
             if (member := request.member(attempt)) is None:
                 request.gone()
                 continue
-            terms = self._terms()
+            terms = self.terms
             headers = request.headers(attempt)
             reply = ClientReply(request.http, terms.client_buffer_bytes, headers)
             if stream is not None and not stream.take(member.kind, reply):
@@ -330,7 +425,7 @@ class Attempts:
     ) -> web.StreamResponse:
         """A refusal's answer; where workers did answer with an error, the last of these."""
         if held is not None and reject.code in ("worker_error", "retry_budget_exhausted"):
-            reply = ClientReply(request, self._terms().client_buffer_bytes)
+            reply = ClientReply(request, self.terms.client_buffer_bytes)
             held.deliver(reply)
             return reply
         headers = {}
@@ -345,9 +440,10 @@ class Attempts:
 
 def _body_for(member: Member, request: InferenceRequest, terms: AttemptTerms) -> bytes:
     """What this worker is sent: the client's body, or with ids in it instead of the text."""
-    kind = member.kind
-    if not terms.forward_token_ids or request.path.reads != "openai" or kind is None:
+    if not terms.forward_token_ids or request.path.reads != "openai":
         return request.body
     if request.arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts tokens by itself
+        return request.body
+    if (kind := member.kind) is None:  # not known yet
         return request.body
     return with_token_ids(request.body, request.http.path, kind, request.prompt.encoded)

@@ -69,13 +69,6 @@ class WorkerError(Exception):
         self.message = message
 
 
-def kind_of(error: WorkerError | ClientError | None) -> str:
-    """What a reply's error is counted as; empty: there was none."""
-    if isinstance(error, ClientError):
-        return "deadline_exceeded" if error.code == "deadline_exceeded" else "client"
-    return error.kind if error is not None else ""
-
-
 def error_type(status: int) -> str:
     """OpenAI's `error.type` for an HTTP status of 400..599."""
     fallback = "invalid_request_error" if status < 500 else "server_error"

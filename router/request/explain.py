@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -12,7 +11,6 @@ import msgspec
 from policies.facts import Arrival
 from router.core.actions import Decision, Details, Reject, SeenWorker
 from router.core.chooser import Choice, Withheld
-from router.server.responses import ClientRequest
 
 _IN_A_HEADER = 3  # workers
 
@@ -100,16 +98,7 @@ Asked = Literal["no", "sampled", "short", "full"]
 TO_CLIENTS = ("short", "full")
 HELD_CODES = ("hold_timeout", "hold_queue_full")  # of requests that no worker would take
 
-_ASKED: Mapping[str | None, Asked] = MappingProxyType({"1": "short", "full": "full"})
 _HEADER_BYTES = 6_000  # of an explanation: many clients stop at 8,190 for a line
-
-
-def asked(request: ClientRequest, request_id: int, allowed: bool, every: int) -> Asked:
-    """Who wants to read why: the client, the operator (of every n-th request), or nobody."""
-    wanted = request.headers.get(EXPLAIN_HEADER) if allowed else None
-    if wanted in _ASKED:
-        return _ASKED[wanted]
-    return "sampled" if every and request_id % every == 0 else "no"
 
 
 def explanation_line(request_id: int, worker_id: int, decision: Decision, full: bool) -> bytes:

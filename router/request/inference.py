@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from urllib.parse import parse_qs, urlsplit
 
 from aiohttp import web
 
 from policies.facts import Arrival
 from router.keys.key_file import KeyTerms
-from router.request.attempts import Attempts, cohort
-from router.request.deadlines import Patience
+from router.request.attempts import Attempts, Patience, cohort
 from router.request.errors import ClientError
-from router.request.explain import asked
+from router.request.explain import EXPLAIN_HEADER, Asked
 from router.request.paths import OTHER, PATHS, Path
-from router.request.prompts import Prompt, PromptReader
+from router.request.prompts import Plain, Prompt, PromptReader
 from router.request.quotas import Tenants, check_model, priority_within, salt_of, with_salt
 from router.request.request import InferenceRequest
-from router.request.scan import Plain, ScanLimits, Scanned
+from router.request.scan import ScanLimits, Scanned
 from router.request.service import Service
 from router.server.responses import ClientRequest
 
@@ -38,6 +38,9 @@ def refuse_codings(request: ClientRequest) -> None:
             "unsupported_content_encoding",
             (("Accept-Encoding", "identity"),),
         )
+
+
+_ASKED: Mapping[str | None, Asked] = MappingProxyType({"1": "short", "full": "full"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,13 @@ class Inference:
         prompts: PromptReader,
         tenants: Tenants,
         attempts: Attempts,
-        terms: Callable[[], InferenceTerms],
+        terms: InferenceTerms,
     ) -> None:
         self._service = service
         self._prompts = prompts
         self._tenants = tenants
-        self._attempts = attempts
-        self._terms = terms
+        self.attempts = attempts
+        self.terms = terms  # replaced on reload
 
     async def handle(self, http: ClientRequest) -> web.StreamResponse:
         """Answer one request. Raises ClientError for what is the client's own fault."""
@@ -75,11 +78,11 @@ class Inference:
             request.charge(self._tenants.key_of(http))
             await self._read(request)
             request.ask()
-            return request.answered(await self._attempts.answer(request))
+            return request.answered(await self.attempts.answer(request))
 
     async def _read(self, request: InferenceRequest) -> None:
         """Read and understand it. Raises ClientError."""
-        http, header, terms = request.http, request.http.headers.get, self._terms()
+        http, header, terms = request.http, request.http.headers.get, self.terms
         deadline_s = terms.patience.deadline_s(header, self._service.clock())
         path = PATHS.get(http.path, OTHER)
         if path is not OTHER and header("content-encoding") is not None:
@@ -93,8 +96,16 @@ class Inference:
             body = with_salt(body, salt, path.salt)
         if deadline_s is not None:
             arrival = replace(arrival, deadline_s=deadline_s)
-        explain = asked(http, arrival.request_id, terms.explain, terms.explain_every)
+        explain = self._asked(http, arrival.request_id)
         request.understood(body, arrival, prompt, explain)
+
+    def _asked(self, http: ClientRequest, request_id: int) -> Asked:
+        """Who wants to read why: the client, the operator (of every n-th request), or nobody."""
+        wanted = http.headers.get(EXPLAIN_HEADER) if self.terms.explain else None
+        if wanted in _ASKED:
+            return _ASKED[wanted]
+        every = self.terms.explain_every
+        return "sampled" if every and request_id % every == 0 else "no"
 
     async def arrival(
         self,
@@ -108,7 +119,7 @@ class Inference:
 
         `named`: its model, where the body names none. Raises ClientError.
         """
-        terms = self._terms()
+        terms = self.terms
         scanned = self._prompts.scan(body, path, terms.scan)
         model = scanned.model or named or self._only_model()
         if model:

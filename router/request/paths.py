@@ -34,43 +34,45 @@ class Path:
     reads: Reads
     lacking: frozenset[str] = frozenset()  # kinds of engines that have it in no version
     salt: str | None = None  # field that keeps caches apart; None: its engines read none
-    mark: bytes | None = None  # see `relay.reply.UpstreamRequest`
-    everywhere: bool = False  # each engine has it
+    mark: bytes | None = None  # see `upstream.reply.UpstreamRequest`
+    needs: str | None = None  # what a worker must not lack (`Arrival.needs`)
+    computes: bool = True  # it makes work for a model
 
-    @property
-    def needs(self) -> str | None:
-        """What a worker must not lack, as the core is told (`policies.facts.Arrival`)."""
-        return None if self.everywhere or self.reads == "opaque" else self.path
 
-    @property
-    def computes(self) -> bool:
-        """It makes work for a model."""
-        return self.reads != "model"
+def _path(
+    path: str,
+    reads: Reads,
+    lacking: frozenset[str],
+    salt: str | None = None,
+    mark: bytes | None = None,
+) -> Path:
+    """A path that not every engine has."""
+    return Path(path, reads, lacking, salt, mark, needs=path, computes=reads != "model")
 
 
 def _input(path: str, lacking: frozenset[str]) -> Path:
-    return Path(path, "input", lacking)
+    return _path(path, "input", lacking)
 
 
 _TABLE = (
-    Path("/v1/completions", "openai", salt="cache_salt", everywhere=True),
-    Path("/v1/chat/completions", "openai", salt="cache_salt", everywhere=True),
+    Path("/v1/completions", "openai", salt="cache_salt"),
+    Path("/v1/chat/completions", "openai", salt="cache_salt"),
     # Events are named; an answer begins with some that no token has been computed for.
-    Path("/v1/responses", "responses", _OURS | {"triton"}, "cache_salt", b".delta\n"),
-    Path("/v1/messages", "messages", _NEITHER, None, b"content_block_delta\n"),
-    Path("/v1/messages/count_tokens", "model", _NEITHER),
+    _path("/v1/responses", "responses", _OURS | {"triton"}, "cache_salt", b".delta\n"),
+    _path("/v1/messages", "messages", _NEITHER, None, b"content_block_delta\n"),
+    _path("/v1/messages/count_tokens", "model", _NEITHER),
     _input("/v1/embeddings", _OURS),
     _input("/pooling", _NOT_SGLANG),
     _input("/classify", _NEITHER),
-    Path("/score", "pairs", _NOT_SGLANG),
-    Path("/v1/score", "pairs", _NEITHER),
-    Path("/rerank", "pairs", _NOT_SGLANG),
-    Path("/v1/rerank", "pairs", _NEITHER),
-    Path("/v2/rerank", "pairs", _NOT_SGLANG),
-    Path("/generate", "generate", _NOT_VLLM, "extra_key", b"\ndata:"),
-    Path("/inference/v1/generate", "token_ids", _NOT_SGLANG, "cache_salt", b"\ndata:"),
-    Path("/tokenize", "model", frozenset({"trtllm", "triton"})),
-    Path("/detokenize", "model", frozenset({"trtllm", "triton"})),
+    _path("/score", "pairs", _NOT_SGLANG),
+    _path("/v1/score", "pairs", _NEITHER),
+    _path("/rerank", "pairs", _NOT_SGLANG),
+    _path("/v1/rerank", "pairs", _NEITHER),
+    _path("/v2/rerank", "pairs", _NOT_SGLANG),
+    _path("/generate", "generate", _NOT_VLLM, "extra_key", b"\ndata:"),
+    _path("/inference/v1/generate", "token_ids", _NOT_SGLANG, "cache_salt", b"\ndata:"),
+    _path("/tokenize", "model", frozenset({"trtllm", "triton"})),
+    _path("/detokenize", "model", frozenset({"trtllm", "triton"})),
 )
 PATHS: Mapping[str, Path] = MappingProxyType({path.path: path for path in _TABLE})
 OTHER = Path("", "opaque")  # those that are passed on where the operator wants it

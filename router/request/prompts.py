@@ -19,18 +19,16 @@ import xxhash
 from engine.wire import PromptError, chain_seed
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat
-from kvkernels import chain_hashes
+from kvkernels import PromptText, chain_hashes, scan_request
 from policies.contract import Hashes, record
 from router.request.errors import ClientError
 from router.request.paths import Path
 from router.request.scan import (
     SHAPES,
     Message,
-    Plain,
     ScanLimits,
     Scanned,
     Tokens,
-    plain_scan,
     scan,
 )
 
@@ -190,6 +188,39 @@ class Prompt:
     chains: Mapping[int, Hashes]  # by block size
     approximate: bool
     encoded: Sequence[Tokens] = ()  # ids that were made here of each prompt's text
+
+
+@record
+class Plain:
+    """One request's body, as `Scanned`, but for the prompts. Lifetime: request."""
+
+    text: PromptText
+    model: str | None
+    stream: bool
+    session: str | None
+    cache_salt: str | None
+    priority: int
+    max_output_tokens: int | None
+    tokens: int  # of all prompts
+    longest_tokens: int
+    has_ids: bool  # token ids, else text: four bytes count as one token
+
+
+def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
+    """The request of `body`, sent to `path`; None where `scan` must read it. Pure."""
+    found = scan_request(
+        body, limits.max_messages, limits.max_prompts, limits.max_choices, limits.max_key_chars
+    )
+    if found is None:
+        return None
+    text, fields = found
+    model, stream, session, salt, priority, most, prompts, messages, tokens, longest, ids = fields
+    if path.endswith("/chat/completions"):
+        if not messages:
+            return None
+    elif not prompts and path.endswith("/completions"):
+        return None
+    return Plain(text, model, stream, session, salt, priority, most, tokens, longest, ids)
 
 
 class PromptReader:

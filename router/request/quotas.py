@@ -139,7 +139,7 @@ def too_many(exhausted: Exhausted, left: tuple[tuple[str, str], ...]) -> ClientE
 
 def check_model(terms: KeyTerms, model: str) -> None:
     """Raises ClientError(403) for a model that the key is not for."""
-    if not terms.allows_model(model):
+    if terms.models and not terms.allows_model(model):
         why = f"this API key may not use the model {model!r}"
         raise ClientError(403, why, "model", "model_not_allowed")
 

@@ -117,7 +117,8 @@ class InferenceRequest(Ticket):
     def charge(self, key: Key) -> None:
         """It is this key's. Raises ClientError(429) while the key may send nothing."""
         self._key = key
-        self._service.counts.arrived(key.terms.tenant)
+        if key.terms.tenant is not None:
+            self._service.counts.arrived(key.terms.tenant)
         if key.allowance is not None:
             grant, now_s = Grant(key.allowance), self._service.clock()
             if (exhausted := grant.begin(now_s)) is not None:
@@ -136,7 +137,8 @@ class InferenceRequest(Ticket):
         """A worker has dealt with it."""
         tokens = tokens_used(outcome, self._prompt_tokens)
         if tokens is not None:
-            self._service.counts.used(self.terms.tenant, *tokens)
+            if (tenant := self.terms.tenant) is not None:
+                self._service.counts.used(tenant, *tokens)
             if self._grant is not None:
                 self._grant.used(self._service.clock(), *tokens)
 
@@ -216,7 +218,7 @@ class InferenceRequest(Ticket):
         """
         service, attempt = self._service, self.attempts[-1]
         now_s = service.clock()
-        service.metrics.outcome(self.arrival, attempt.worker_id, outcome, now_s)
+        service.metrics.requests.ended(self.arrival, attempt.worker_id, outcome, now_s)
         attempt.end(outcome, now_s)
         self._compare(outcome, own_tokens)
         self._resumes = outcome.resumable

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvkernels import PromptText, scan_request
 from policies.contract import record
 from router.config.keys import json_words
 from router.request.errors import ClientError
@@ -268,39 +267,6 @@ def _malformed(message: str, data: bytes, path: str) -> str:
 
 def refused(message: str, param: str | None, code: str) -> ClientError:
     return ClientError(400, message, param, code)
-
-
-@record
-class Plain:
-    """One request's body, as `Scanned`, but for the prompts. Lifetime: request."""
-
-    text: PromptText
-    model: str | None
-    stream: bool
-    session: str | None
-    cache_salt: str | None
-    priority: int
-    max_output_tokens: int | None
-    tokens: int  # of all prompts
-    longest_tokens: int
-    has_ids: bool  # token ids, else text: four bytes count as one token
-
-
-def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
-    """The request of `body`, sent to `path`; None where `scan` must read it. Pure."""
-    found = scan_request(
-        body, limits.max_messages, limits.max_prompts, limits.max_choices, limits.max_key_chars
-    )
-    if found is None:
-        return None
-    text, fields = found
-    model, stream, session, salt, priority, most, prompts, messages, tokens, longest, ids = fields
-    if path.endswith("/chat/completions"):
-        if not messages:
-            return None
-    elif not prompts and path.endswith("/completions"):
-        return None
-    return Plain(text, model, stream, session, salt, priority, most, tokens, longest, ids)
 
 
 _NULL = msgspec.Raw(b"null")

@@ -101,7 +101,7 @@ class Service:
 
     def faulty(self, status: int) -> None:
         """A request was refused as its client's own fault, or (500) ended by a defect of ours."""
-        self.metrics.faults.faulty(status)
+        self.metrics.requests.faults.faulty(status)
 
     def cards(self) -> list[dict[str, Any]]:
         """Each model once, with the shortest limit of its workers, as `GET /v1/models` shows it."""

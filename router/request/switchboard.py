@@ -227,7 +227,7 @@ class Switchboard:
                     "worker %d keeps failing (%s): no new requests for %.1f s",
                     action.worker_id,
                     action.reason,
-                    action.aside_s,
+                    action.ejected_s,
                 )
                 if action.reason == STALLED:
                     self.stalled(action.worker_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from policies.contract import record
 from router.server.responses import ClientRequest
@@ -67,9 +67,9 @@ class Trace:
 class Tracer:
     """Lifetime: process."""
 
-    def __init__(self, below: Callable[[], int], draw: random.Random | None = None) -> None:
+    def __init__(self, below: int, draw: random.Random | None = None) -> None:
         """`below`: of those whose caller says nothing, which are sampled (`below_of`)."""
-        self._below = below
+        self.below = below  # replaced on reload
         self._draw = draw or random.Random()
 
     def begin(self, request: ClientRequest) -> Trace | None:
@@ -98,7 +98,7 @@ class Tracer:
         """A trace that begins here: most requests come this way, and few are sampled."""
         number = self._draw.getrandbits(192)
         trace_id = number >> 64 or 1
-        if trace_id & _LOWER < self._below():
+        if trace_id & _LOWER < self.below:
             return Trace(trace_id, self.span_id(), True)
         return Trace(trace_id, number & _LOWER or 1, False, replaces=replaces)
 

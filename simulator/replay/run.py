@@ -194,7 +194,7 @@ class _Run:
         relay, feed = self._relay, self._feed
         notes = [self._stream.origin]
         if relay.ejections:
-            notes.append(f"workers put aside after failures in a row: {relay.ejections} times")
+            notes.append(f"workers ejected after failures in a row: {relay.ejections} times")
         if feed.lost_batches:
             notes.append(f"event batches lost: {feed.lost_batches}; asked again: {feed.resyncs}")
         left = [fault for fault in self._faults if fault.at_ns > self._agenda.now_ns]

@@ -129,7 +129,7 @@ async def test_broken_bytes_break_nothing(
             answers |= {one[9:12] for one in found}
         assert {b"200", b"400"} <= answers
         assert b"500" not in answers
-        assert worker.worker.tallies.unread_requests > 0, "counted, and not logged: see below"
+        assert worker.worker.counters.unread_requests > 0, "counted, and not logged: see below"
         await settled(worker)
     assert [record.getMessage() for record in caplog.records] == []
 

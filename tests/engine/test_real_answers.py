@@ -86,7 +86,7 @@ def test_each_is_answered_once_and_blocks_come_back(
             await eventually(lambda: not scheduler.requests, "all have left")
             assert (scheduler.kv_used_blocks, worker.worker.unfinished) == (0, 0)
             scheduler.pool.check()
-            finished = worker.worker.tallies.finished
+            finished = worker.worker.counters.finished
             assert sum(finished.values()) == sum(one.choices for one in visits)
             return answers
 

@@ -31,7 +31,7 @@ async def test_a_whole_answer_that_comes_too_late_is_a_504() -> None:
         scheduler = worker.worker.runner.scheduler
         assert (scheduler.requests, scheduler.kv_used_blocks) == ({}, 0)
         assert worker.worker.unfinished == 0
-        assert worker.worker.tallies.finished["timeout"] == 1
+        assert worker.worker.counters.finished["timeout"] == 1
         assert b'finished_reason="timeout",model_name="warmroute-timed"} 1.0' in await worker.get(
             "/metrics"
         )

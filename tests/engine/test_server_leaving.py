@@ -36,7 +36,7 @@ async def test_a_client_that_leaves_during_the_stream() -> None:
             reply.close()
         await eventually(lambda: worker.worker.unfinished == 0, "the request is cancelled")
         assert worker.worker.pool.used_blocks == 0
-        assert worker.worker.tallies.finished["abort"] == 1
+        assert worker.worker.counters.finished["abort"] == 1
 
 
 async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
         body = json.dumps({"prompt": [[1]] * 64, "max_tokens": 16_000, "stream": True}).encode()
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
         writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-        await eventually(lambda: worker.worker.tallies.slow_clients >= 1, "it is cut off")
+        await eventually(lambda: worker.worker.counters.slow_clients >= 1, "it is cut off")
         await eventually(lambda: worker.worker.unfinished == 0, "its requests are cancelled")
         writer.close()
         assert reader is not None
@@ -74,12 +74,12 @@ async def test_after_a_storm_of_clients_nothing_is_held(seed: int) -> None:
 
         stayed = sum(await asyncio.gather(*(client() for _ in range(80))))
         await eventually(lambda: worker.worker.unfinished == 0, "all requests are over")
-        scheduler, tallies = worker.worker.runner.scheduler, worker.worker.tallies
+        scheduler, counters = worker.worker.runner.scheduler, worker.worker.counters
         assert (scheduler.running, scheduler.waiting) == (0, 0)
         assert worker.worker.pool.used_blocks == 0
         worker.worker.pool.check()
         # Those who left before they had asked are no aborts: only that some did leave is certain.
-        assert tallies.finished["length"] >= stayed
+        assert counters.finished["length"] >= stayed
         assert 80 > stayed > 0
 
 

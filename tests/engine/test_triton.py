@@ -126,13 +126,13 @@ def packed(**changes: object) -> tuple[bytes, str]:
 def test_bad_tensors_are_refused_by_name(changes: dict[str, object], says: str) -> None:
     body, header = packed(**changes)
     with pytest.raises(ApiError, match=says):
-        tensors.read(body, header)
+        tensors.read_tensors(body, header)
 
 
 def read(body: bytes, header: str | None) -> tuple[int, dict[str, tuple[str, list]] | None]:
     """The status of an answer, and the tensors, if they are any."""
     try:
-        return 200, tensors.read(body, header)[1]
+        return 200, tensors.read_tensors(body, header)[1]
     except ApiError as refused:
         return refused.status, None
 
@@ -155,7 +155,7 @@ def test_whatever_comes_is_read_or_refused(data: st.DataObject) -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     outputs = {"a": ("BYTES", ["ä", ""]), "b": ("INT32", [1, -2]), "c": ("FP32", [0.5])}
     for binary in (frozenset(), frozenset("ab"), frozenset("abc")):
-        body, length = tensors.written({"id": "1"}, outputs, binary)
+        body, length = tensors.encode_tensors({"id": "1"}, outputs, binary)
         body = body.replace(b'"outputs"', b'"inputs" ', 1)
-        _, found = tensors.read(body, None if length is None else str(length))
+        _, found = tensors.read_tensors(body, None if length is None else str(length))
         assert found == outputs

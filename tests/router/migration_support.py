@@ -60,7 +60,7 @@ class Chain:
 
     def __init__(self, upstreams: list[Upstream], terms: MigrationTerms, buffer_bytes: int) -> None:
         self.told = Told()
-        self.migrations = Migrations(Desk(), self.told, lambda: terms)  # type: ignore[arg-type]
+        self.migrations = Migrations(Desk(), self.told, terms)  # type: ignore[arg-type]
         self.outcomes: list[Outcome] = []
         self.rests: list[Arrival | None] = []
         self.sending: asyncio.Future[Outcome]  # the latest

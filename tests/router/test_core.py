@@ -164,7 +164,7 @@ def test_with_all_workers_down_clients_are_told_when_to_come_back() -> None:
     assert (action.status, action.retry_after_s) == (503, 1.0)
 
 
-def test_a_busy_worker_is_passed_over_and_not_put_aside() -> None:
+def test_a_busy_worker_is_passed_over_and_not_eject() -> None:
     world = World(workers=2)
     for _ in range(10):
         (first,) = world.core.on_arrival(world.arrival([1]))
@@ -262,11 +262,11 @@ def test_failures_at_one_moment_put_a_worker_aside_once() -> None:
     arrivals = [world.arrival([1, 2, 3, i]) for i in range(6)]
     for arrival in arrivals:
         world.core.on_arrival(arrival)
-    asides = []
+    ejections = []
     for arrival in arrivals:
         fact = Failure(0.0, arrival.request_id, "worker", reason="connect")
-        asides += [a for a in world.core.on_failure(fact) if isinstance(a, Ejected)]
-    assert asides == [Ejected(0, 2.0, "connect")]
+        ejections += [a for a in world.core.on_failure(fact) if isinstance(a, Ejected)]
+    assert ejections == [Ejected(0, 2.0, "connect")]
     assert world.core.counters.ejections == 1
 
 

@@ -41,7 +41,7 @@ def test_what_clients_do_wrong_changes_nothing(answers: Finish | None) -> None:
             world.core.on_failure(Failure(world.now_s, request_id, "client"))
         else:
             world.core.on_finish(Finish(world.now_s, request_id, refused=True))
-    assert world.core.workers.get(0).repute.failures == 2  # neither worse nor forgiven
+    assert world.core.workers.get(0).health.failures == 2  # neither worse nor forgiven
     assert [type(a) for a in fail_at(world, 0, 1)] == [Ejected]
 
 
@@ -63,7 +63,7 @@ def test_failures_between_answers_put_a_worker_aside_by_their_rate() -> None:
     assert aside == [Ejected(0, 2.0, "garbage")]
 
 
-def test_the_last_of_a_pool_is_never_put_aside() -> None:
+def test_the_last_of_a_pool_is_never_eject() -> None:
     world = World(1)
     assert fail_at(world, 0, 20) == []
     assert world.core.counters.ejections_withheld == 18
@@ -98,7 +98,7 @@ def stalled_world() -> World:
 def test_a_worker_whose_streams_all_stand_still_is_asked_and_put_aside_if_it_is_silent() -> None:
     world = stalled_world()
     assert world.core.on_probed(Probed(1.0, 0, False)) == [Ejected(0, 2.0, "stalled")]
-    assert world.core.workers.get(0).repute.causes == {"stalled": 1}
+    assert world.core.workers.get(0).health.causes == {"stalled": 1}
 
 
 @pytest.mark.parametrize("well", [True, False])

@@ -1,4 +1,4 @@
-"""Putting workers aside and taking them back, against a plain model of the rules."""
+"""Ejecting workers and reinstating them, against a plain model of the rules."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Modelled:
 
     def __init__(self) -> None:
         self.state = "ready"
-        self.place = "in"
+        self.health = "healthy"
         self.row: list[bool] = []  # what came of its requests since it was last taken in
         self.recent: list[tuple[float, bool]] = []
-        self.asides = 0
+        self.ejections = 0
         self.since_s = -1.0
         self.until_s = -1.0
         self.trial: int | None = None
 
     def begin_anew(self) -> None:
-        self.place, self.asides, self.trial = "in", 0, None
+        self.health, self.ejections, self.trial = "healthy", 0, None
         self.row, self.recent = [], []
 
     def bad_enough(self, now_s: float) -> bool:
@@ -77,7 +77,7 @@ class Breakers(RuleBasedStateMachine):
         assert isinstance(action, Dispatch)
         assert action.worker_id in (free or able)
         model = self.model[action.worker_id]
-        if model.place == "trial" and model.trial is None:
+        if model.health == "trial" and model.trial is None:
             model.trial = arrival.request_id
         self.at[arrival.request_id] = (action.worker_id, self.world.now_s)
 
@@ -117,55 +117,55 @@ class Breakers(RuleBasedStateMachine):
     @rule(worker_id=st.integers(0, 3))
     def bring_to_trial(self, worker_id: int) -> None:
         """Its time aside passes, and it answers the probe."""
-        if self.model[worker_id].place == "aside" and self.model[worker_id].state == "ready":
+        if self.model[worker_id].health == "ejected" and self.model[worker_id].state == "ready":
             self.wait(max(self.model[worker_id].until_s - self.world.now_s, 0.0))
             while worker_id in self.asked:
                 self.answer(True)
 
     def answered(self, worker_id: int, sent_s: float) -> list[Action]:
         model, now_s = self.model[worker_id], self.world.now_s
-        if model.place == "in":
+        if model.health == "healthy":
             model.row.append(True)
             model.recent.append((now_s, True))
             if now_s >= model.until_s:
-                model.asides = 0
+                model.ejections = 0
             return []
         if sent_s < model.since_s:
             return []
-        asides = model.asides
+        ejections = model.ejections
         model.begin_anew()
-        model.asides, model.until_s = asides, now_s + WINDOW_S
+        model.ejections, model.until_s = ejections, now_s + WINDOW_S
         return [Reinstated(worker_id)]
 
     def failed(self, worker_id: int, sent_s: float) -> list[Action]:
         model, now_s = self.model[worker_id], self.world.now_s
-        if model.place == "trial" and sent_s >= model.since_s:
-            return [self.aside(worker_id, "status_5xx")]
-        if model.place != "in":
+        if model.health == "trial" and sent_s >= model.since_s:
+            return [self.ejected(worker_id, "status_5xx")]
+        if model.health != "healthy":
             return []
         model.row.append(False)
         model.recent.append((now_s, False))
         if not model.bad_enough(now_s):
             return []
         ready = [i for i, one in self.model.items() if one.state == "ready"]
-        away = sum(self.model[i].place != "in" for i in ready if i != worker_id)
+        away = sum(self.model[i].health != "healthy" for i in ready if i != worker_id)
         if away + 1 > max(int(0.5 * len(ready)), 1) or away + 1 >= len(ready):
             self.withheld += 1
             return []
-        return [self.aside(worker_id, "status_5xx")]
+        return [self.ejected(worker_id, "status_5xx")]
 
-    def aside(self, worker_id: int, cause: str) -> Ejected:
+    def ejected(self, worker_id: int, cause: str) -> Ejected:
         model, now_s = self.model[worker_id], self.world.now_s
-        for_s = RECOVER_S * min(2**model.asides, 16)
-        asides = model.asides + 1
+        for_s = RECOVER_S * min(2**model.ejections, 16)
+        ejections = model.ejections + 1
         model.begin_anew()
-        model.place, model.asides = "aside", asides
+        model.health, model.ejections = "ejected", ejections
         model.since_s, model.until_s = now_s, now_s + for_s
         return Ejected(worker_id, for_s, cause)
 
     def takes(self, worker_id: int) -> bool:
         model = self.model[worker_id]
-        return model.place == "in" or (model.place == "trial" and model.trial is None)
+        return model.health == "healthy" or (model.health == "trial" and model.trial is None)
 
     @rule(elapsed_s=st.sampled_from([0.0, 0.1, 1.0, 3.0, 10.0]))
     def wait(self, elapsed_s: float) -> None:
@@ -173,9 +173,9 @@ class Breakers(RuleBasedStateMachine):
         now_s = self.world.now_s
         expected: list[Action] = []
         for worker_id, model in self.model.items():
-            waits = model.place in ("aside", "asked") and model.state == "ready"
+            waits = model.health in ("ejected", "probed") and model.state == "ready"
             if waits and now_s >= model.until_s:
-                model.place, model.until_s = "asked", now_s + 5.0
+                model.health, model.until_s = "probed", now_s + 5.0
                 self.asked.add(worker_id)
                 expected.append(Probe(worker_id))
         assert self.world.core.on_tick(Tick(now_s)) == expected
@@ -189,11 +189,11 @@ class Breakers(RuleBasedStateMachine):
         self.asked.discard(worker_id)
         model = self.model[worker_id]
         expected: list[Action] = []
-        if model.state == "ready" and model.place == "asked":
+        if model.state == "ready" and model.health == "probed":
             if well:
-                model.place = "trial"
+                model.health = "trial"
             else:
-                expected.append(self.aside(worker_id, "probe"))
+                expected.append(self.ejected(worker_id, "probe"))
         probed = Probed(self.world.now_s, worker_id, well)
         assert self.world.core.on_probed(probed) == expected
 
@@ -209,8 +209,8 @@ class Breakers(RuleBasedStateMachine):
     def the_core_thinks_the_same(self) -> None:
         for worker_id, model in self.model.items():
             worker = self.world.core.workers.get(worker_id)
-            assert worker.repute.place == model.place
-            assert worker.repute.trial == model.trial
+            assert worker.health.state == model.health
+            assert worker.health.trial == model.trial
             assert worker.takes_requests == (model.state == "ready" and self.takes(worker_id))
         assert self.world.core.counters.ejections_withheld == self.withheld
 

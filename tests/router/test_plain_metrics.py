@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from router.metrics.exposition import PlainCounter, PlainHistogram
+from router.metrics.requests import PlainCounter, PlainHistogram
 from tests.router.property_support import patient
 
 BOUNDS = (0.005, 0.01, 1, 2.5, 250)

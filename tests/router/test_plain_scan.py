@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.request import paths
-from router.request.prompts import TEXT_PARTS
-from router.request.scan import Plain, ScanLimits, plain_scan, scan
+from router.request.prompts import TEXT_PARTS, Plain, plain_scan
+from router.request.scan import ScanLimits, scan
 from tests.router.body_support import ASKED, BESIDES, BODIES
 from tests.router.prompt_support import read, reader_of, same
 from tests.router.property_support import patient

@@ -182,4 +182,4 @@ def test_what_each_kind_lacks() -> None:
     assert "/generate" not in lacking("sglang")
     assert {"/tokenize", "/detokenize"}.isdisjoint(lacking("warmroute"))
     assert not lacking("openai")  # nobody knows what it is: it is asked
-    assert not {p.path for p in PATHS.values() if p.everywhere} & lacking("trtllm")
+    assert not {p.path for p in PATHS.values() if p.needs is None} & lacking("trtllm")

@@ -46,18 +46,18 @@ def rows_of(one: World) -> Rows:
     return Rows.of(one.core.workers)
 
 
-def ramping(one: World) -> set[int]:
-    ramps = one.core.roster.ramps
-    return {w.worker_id for w in one.core.workers if ramps.share(w.worker_id, 1e-9) < 1.0}
+def starting(one: World) -> set[int]:
+    slow_start = one.core.roster.slow_start
+    return {w.worker_id for w in one.core.workers if slow_start.share(w.worker_id, 1e-9) < 1.0}
 
 
 def test_only_who_joins_a_pool_that_has_run_for_as_long_ramps() -> None:
-    assert ramping(world(0.0, 0.1, 9.9)) == set()  # a pool that starts
-    assert ramping(world(0.0, 10.0)) == {1}
-    assert ramping(world(0.0, 10.0, slow_start_s=0.0)) == set()
+    assert starting(world(0.0, 0.1, 9.9)) == set()  # a pool that starts
+    assert starting(world(0.0, 10.0)) == {1}
+    assert starting(world(0.0, 10.0, slow_start_s=0.0)) == set()
     other = world(0.0)
     join(other, 1, 50.0, model="another")
-    assert ramping(other) == set()
+    assert starting(other) == set()
 
 
 def test_those_that_are_down_or_drain_do_not_run_a_pool() -> None:
@@ -65,36 +65,36 @@ def test_those_that_are_down_or_drain_do_not_run_a_pool() -> None:
         one = world(0.0)
         one.core.on_worker(WorkerChange(1.0, 0, state))
         join(one, 1, 50.0)
-        assert ramping(one) == set()
+        assert starting(one) == set()
 
 
 @given(st.integers(0, 10**9), st.sampled_from([0.1, 0.25, 0.5, 0.9]))
 def test_its_share_grows_linearly(first: int, share: float) -> None:
     one = world(0.0, 20.0)
-    ramps, rows = one.core.roster.ramps, rows_of(one)
+    slow_start, rows = one.core.roster.slow_start, rows_of(one)
     hits = np.zeros(2, np.int64)
     now_s = 20.0 + share * RAMP_S
-    let_in = sum(len(ramps.rows(first + n, rows, hits, now_s)) == 2 for n in range(1_000))
+    let_in = sum(len(slow_start.rows(first + n, rows, hits, now_s)) == 2 for n in range(1_000))
     assert let_in == pytest.approx(1_000 * share, abs=5)
 
 
 def test_it_ends_and_is_forgotten() -> None:
     one = world(0.0, 20.0)
-    ramps, rows = one.core.roster.ramps, rows_of(one)
+    slow_start, rows = one.core.roster.slow_start, rows_of(one)
     hits = np.zeros(2, np.int64)
-    assert ramps.rows(0, rows, hits, 30.0) is rows
-    assert len(ramps) == 0
+    assert slow_start.rows(0, rows, hits, 30.0) is rows
+    assert len(slow_start) == 0
     two = world(0.0, 20.0)
     two.core.on_worker(WorkerChange(21.0, 1, "gone"))
-    assert len(two.core.roster.ramps) == 0
+    assert len(two.core.roster.slow_start) == 0
 
 
 def test_what_it_holds_more_of_than_others_is_no_new_work() -> None:
     one = world(0.0, 20.0)
-    ramps, rows = one.core.roster.ramps, rows_of(one)
-    assert ramps.rows(0, rows, np.array([8, 16]), 20.0) is rows
-    assert ramps.rows(0, rows, np.array([16, 16]), 20.0).worker_ids == (0,)
-    assert ramps.rows(0, rows, np.array([16, 8]), 20.0).worker_ids == (0,)
+    slow_start, rows = one.core.roster.slow_start, rows_of(one)
+    assert slow_start.rows(0, rows, np.array([8, 16]), 20.0) is rows
+    assert slow_start.rows(0, rows, np.array([16, 16]), 20.0).worker_ids == (0,)
+    assert slow_start.rows(0, rows, np.array([16, 8]), 20.0).worker_ids == (0,)
 
 
 def test_nobody_waits_for_its_sake() -> None:
@@ -106,14 +106,14 @@ def test_nobody_waits_for_its_sake() -> None:
 
 def test_who_is_all_there_is_takes_all() -> None:
     one = world(0.0, 20.0, 20.0)
-    ramps = one.core.roster.ramps
-    assert len(ramps) == 2
+    slow_start = one.core.roster.slow_start
+    assert len(slow_start) == 2
     rows = Rows.of([w for w in one.core.workers if w.worker_id])
-    assert ramps.rows(0, rows, np.zeros(2, np.int64), 20.0) is rows
+    assert slow_start.rows(0, rows, np.zeros(2, np.int64), 20.0) is rows
 
 
 def test_a_policy_that_would_hold_without_it_may_choose_it() -> None:
-    """Where all others have enough, the request goes to the one that ramps, not to the queue."""
+    """Where all others have enough, the request goes to the one that starts slowly."""
     one = world(0.0, 20.0, policy=f"{__name__}:one_each")
     one.now_s = 20.0
     assert [sent(one, n) for n in range(2)] == [0, 1]
@@ -123,7 +123,7 @@ def test_a_burst_goes_to_those_that_run() -> None:
     one = world(0.0)
     one.now_s = 20.0
     join(one, 1, 20.0)
-    one.now_s = 21.0  # a tenth of its ramp
+    one.now_s = 21.0  # a tenth of its slow start
     chosen = [sent(one, n) for n in range(50)]
     assert chosen.count(1) == pytest.approx(5, abs=1)
     assert len(SlowStart(0.0)) == 0

@@ -26,7 +26,7 @@ def counted(at_s: float, count: float) -> Look:
     return Look(at_s, [row(0)], {"warmroute_decisions_total": {(): count}}, [])
 
 
-def test_sources_in_trouble_and_workers_that_ramp_are_shown() -> None:
+def test_sources_in_trouble_and_workers_that_start_slowly_are_shown() -> None:
     sources = [{"source": "file:x", "trouble": "torn"}, {"source": "redis", "trouble": None}]
     rows = [row(0) | {"slow_start_share": 0.25}, row(1) | {"slow_start_share": 1.0}]
     lines = frame(ADMIN, None, Look(0.0, rows, {}, [], sources), View(120, 24))

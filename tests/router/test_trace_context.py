@@ -115,7 +115,7 @@ class Request:
 
 
 def tracer(share: float, seed: int = 1) -> Any:
-    return Tracer(lambda: below_of(share), random.Random(seed))
+    return Tracer(below_of(share), random.Random(seed))
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -60,11 +60,11 @@ async def test_a_second_of_traffic_is_told_as_it_was() -> None:
             await one.send()
         one.answer(0.5)
         for status in (400, 404, 413, 500):
-            one.router.metrics.faults.faulty(status)
+            one.router.metrics.requests.faults.faulty(status)
         counters = one.router.switchboard.core.counters
         counters.rejected("model_not_found")
         counters.rejected("hold_queue_full")
-        one.router.metrics.worker_errors += 2
+        one.router.metrics.requests.worker_errors += 2
         sampler.sample()
         row = dict(zip(COLUMNS, sampler.history.after(1)[0], strict=True))
         second_s = 12 / row["requests_per_s"]

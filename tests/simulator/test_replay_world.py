@@ -145,7 +145,7 @@ def test_a_full_queue_sends_the_request_elsewhere_and_is_no_illness() -> None:
     # Both queues hold 4,096 and what runs beside; every further one was tried at both.
     assert result.rejections["worker_error"] > 0
     assert result.retries > 0
-    assert not any("put aside" in note for note in result.notes)
+    assert not any("ejected after" in note for note in result.notes)
     assert (result.table.verdict == Verdict.COMPLETED).sum() >= 2 * 4096
 
 

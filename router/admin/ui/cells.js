@@ -5,8 +5,8 @@ const STATES = {
   joining: { letter: "J", hatch: "dots", means: "not recognized yet" },
   draining: { letter: "D", hatch: "rising", means: "nothing new; what runs there ends" },
   leaving: { letter: "L", hatch: "rising", means: "goes once it is idle" },
-  trial: { letter: "T", hatch: "dots", means: "was aside; gets one request at a time" },
-  ejected: { letter: "E", hatch: "falling", means: "aside for a while: it failed too often" },
+  trial: { letter: "T", hatch: "dots", means: "was ejected; gets one request at a time" },
+  ejected: { letter: "E", hatch: "falling", means: "for a while: it failed too often" },
   down: { letter: "X", hatch: "crossed", means: "its probes fail" },
 };
 const TROUBLE = ["down", "ejected", "trial", "joining", "draining", "leaving", "slow_start", "ready"];

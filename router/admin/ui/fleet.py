@@ -78,8 +78,8 @@ def rows(core: RouterCore, members: list[Member]) -> list[Row]:
 def columns(core: RouterCore, fleet: list[Row], hits: RecentHits, now_s: float) -> dict[str, Any]:
     """What each worker does now; `kv` and `hits` are thousandths."""
     states: dict[str, int] = {}
-    ramps = core.roster.ramps if core.roster.ramps else None
-    state = [states.setdefault(_state(*row, ramps, now_s), len(states)) for row in fleet]
+    slow_start = core.roster.slow_start if core.roster.slow_start else None
+    state = [states.setdefault(_state(*row, slow_start, now_s), len(states)) for row in fleet]
     slots = np.array([-1 if w is None else w.slot for _, w in fleet], dtype=np.int64)
     ids = np.array([member.worker_id for member, _ in fleet], dtype=np.int64)
     there = slots >= 0
@@ -164,14 +164,20 @@ def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:
     return {"followed": True, "kept": len(sessions.trunks), "rows": shown}
 
 
-def _state(member: Member, worker: Worker | None, ramps: SlowStart | None, now_s: float) -> str:
-    """As `/workers` has it, but leaving and slow_start are states, too."""
+def _state(
+    member: Member, worker: Worker | None, slow_start: SlowStart | None, now_s: float
+) -> str:
+    """As `/workers` has it, but that leaving is a state, and so is to ramp."""
     if worker is None:
         return "joining"
     if member.leaving:
         return "leaving"
     state = worker.shown_state
-    if ramps is not None and state == "ready" and ramps.share(worker.worker_id, now_s) < 1.0:
+    if (
+        slow_start is not None
+        and state == "ready"
+        and slow_start.share(worker.worker_id, now_s) < 1.0
+    ):
         return "slow_start"
     return state
 

@@ -72,7 +72,7 @@ class Sampler:
     ) -> None:
         self.history = History()
         self._core = core
-        self._metrics = metrics
+        self._metrics = metrics.requests
         self._clock = clock
         self._before = self._counts()
 

@@ -348,11 +348,11 @@ class MigrationTerms:
 class Migrations:
     """Lifetime: process."""
 
-    def __init__(self, service: Service, told: Told, terms: Callable[[], MigrationTerms]) -> None:
+    def __init__(self, service: Service, told: Told, terms: MigrationTerms) -> None:
         self.room: AnyRoom = room_of_streams()
         self._service = service
         self._told = told
-        self._terms = terms
+        self.terms = terms  # replaced on reload
         self._distrusted: set[str] = set()  # models, until the end of the process
         told.watch(lambda: self.room.taken)
 
@@ -360,14 +360,12 @@ class Migrations:
     def stream(
         self, body: bytes, path: str, arrival: Arrival, encoded: Sequence[Tokens] = ()
     ) -> Iterator[Stream | None]:
-        """The stream of a request; None where it stays with the worker that begins it.
+        """The stream of a request; None where it stays with the worker that begins it. To be asked
+        where `terms.moves` is above 0 only.
 
         `encoded`: the ids that were made here of its prompts.
         """
-        terms = self._terms()
-        if not terms.moves:
-            yield None
-            return
+        terms = self.terms
         if arrival.model in self._distrusted:
             self._told.stays("miscounted")
             yield None

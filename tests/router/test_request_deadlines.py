@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.deadlines import ENVOY_HEADER, Patience, in_time, late_answer, ran_out
+from router.request.attempts import ENVOY_HEADER, Patience, in_time, late_answer, ran_out
 from router.request.errors import ClientError
 from router.upstream.client_reply import ClientReply
 from router.upstream.reply import Outcome, Timeouts, UpstreamRequest

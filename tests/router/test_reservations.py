@@ -94,17 +94,17 @@ def test_what_is_passed_for_long_gets_a_worker_of_its_own() -> None:
     world, large = crowded([ROOMY, NARROW, NARROW])
     world.crowd(PASSED_S - 1.0)
     assert large not in world.sent_s
-    assert not world.core.chooser.kept
+    assert not world.core.chooser.kept.models
     world.crowd(6.0)
     assert world.sent_to[large] == 0  # the only one that is large enough
-    assert not world.core.chooser.kept
+    assert not world.core.chooser.kept.models
     assert world.core.chooser.kept.begun == 1
 
 
 def test_while_it_is_kept_others_see_the_rest_of_the_pool_only() -> None:
     world, large = crowded([ROOMY, NARROW])
     kept = world.core.chooser.kept
-    while not kept:
+    while not kept.models:
         world.crowd(0.5)
         assert world.now_s < PASSED_S + 5.0
     before = set(world.running)
@@ -120,7 +120,7 @@ def test_while_it_is_kept_others_see_the_rest_of_the_pool_only() -> None:
         del world.running[request_id]
         world.core.on_failure(Failure(world.now_s, request_id, "client"))
         break
-    if kept:
+    if kept.models:
         (action,) = world.core.on_arrival(urgent)
         assert isinstance(action, Dispatch)
         assert action.worker_id == 0
@@ -132,7 +132,7 @@ def test_an_empty_worker_that_is_not_taken_is_kept_no_longer() -> None:
     kept = world.core.chooser.kept
     assert large not in world.sent_s
     assert kept.begun == 2
-    assert not kept
+    assert not kept.models
     world.now_s += 5.0
     world.end()
     assert world.come([3]) in world.sent_s
@@ -142,19 +142,19 @@ def test_an_empty_worker_that_is_not_taken_is_kept_no_longer() -> None:
 def test_nothing_is_kept_for_who_left_or_at_who_is_gone(how: str) -> None:
     world, large = crowded([ROOMY, NARROW])
     kept = world.core.chooser.kept
-    while not kept:
+    while not kept.models:
         world.crowd(0.5)
         assert world.now_s < PASSED_S + 5.0
     if how == "client":
         world.core.on_failure(Failure(world.now_s, large, "client"))
-        assert not kept
+        assert not kept.models
     else:
         world.core.on_worker(WorkerChange(world.now_s, 0, "draining"))
         world.join(2, kv_capacity_tokens=ROOMY)
         charge = world.core.ledger.get(large)
         assert charge is not None
         assert charge.worker_id == 2
-        assert not kept
+        assert not kept.models
 
 
 def test_one_that_was_hardly_passed_keeps_nobody() -> None:
@@ -164,7 +164,7 @@ def test_one_that_was_hardly_passed_keeps_nobody() -> None:
     for _ in range(60):
         world.now_s += 1.0
         world.take(world.core.on_tick(Tick(world.now_s)))
-    assert not world.core.chooser.kept
+    assert not world.core.chooser.kept.models
     assert large not in world.sent_s
 
 

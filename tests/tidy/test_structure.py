@@ -1,0 +1,36 @@
+"""docs/structure.md can be followed: it is short, and what it names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+LINES_MAX = 80
+QUOTED = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", PAGE, flags=re.M | re.S))
+PATHS = [name for name in QUOTED if re.fullmatch(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|cpp))", name)]
+CLASSES = [name for name in QUOTED if re.fullmatch(r"[A-Z]\w+(\.\w+)?", name) and name not in PATHS]
+
+
+def test_it_is_short() -> None:
+    assert len(PAGE.splitlines()) <= LINES_MAX
+
+
+def test_each_path_that_it_names_is_there() -> None:
+    assert len(PATHS) > 50
+    assert [path for path in PATHS if not (ROOT / path).exists()] == []
+
+
+def test_each_class_and_method_that_it_names_is_there() -> None:
+    files = [path for name in ("router", "policies") for path in (ROOT / name).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    assert len(CLASSES) > 10
+    assert [name for name in CLASSES if not any(defines(text, name) for text in texts)] == []
+
+
+def defines(text: str, name: str) -> bool:
+    """Whether a module's text has the class, or the class with the method."""
+    owner, _, method = name.partition(".")
+    body = re.search(rf"^class {owner}\b.*?(?=^class |\Z)", text, re.MULTILINE | re.DOTALL)
+    return body is not None and (not method or f"def {method}(" in body[0])
