@@ -60,8 +60,7 @@ def test_fresh_processes_and_other_orders_of_sets_agree(
 ) -> None:
     hashes = first["hashes"]
     assert POLICIES.keys() <= hashes.keys()
-    assert hashes["plain"] == hashes["hybrid"], "the twins are one scheduler"
-    assert len(set(hashes.values())) == len(hashes) - 1, "and the others are replays apart"
+    assert len(set(hashes.values())) == len(hashes), "replays apart"
     assert hashed(tmp_path, PYTHONHASHSEED="4242") == first
 
 
