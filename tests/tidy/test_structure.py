@@ -1,20 +1,36 @@
-"""docs/structure.md can be followed: it is short, and what it names is there."""
+"""What a newcomer reads first is short, and what it names is there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
-LINES_MAX = 80
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LINES_MAX = {"README.md": 80, "docs/structure.md": 80, "docs/operations.md": 300}
 QUOTED = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", PAGE, flags=re.M | re.S))
 PATHS = [name for name in QUOTED if re.fullmatch(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|cpp))", name)]
 CLASSES = [name for name in QUOTED if re.fullmatch(r"[A-Z]\w+(\.\w+)?", name) and name not in PATHS]
 
 
-def test_it_is_short() -> None:
-    assert len(PAGE.splitlines()) <= LINES_MAX
+@pytest.mark.parametrize("name", LINES_MAX)
+def test_it_is_short(name: str) -> None:
+    assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= LINES_MAX[name]
+
+
+def test_each_command_of_the_readme_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([\w-]+):", makefile, re.MULTILINE)
+    made = re.findall(r"^make ([\w-]+)", README, re.MULTILINE)
+    benches = re.findall(r"python -m (tests[\w.]+)", README)
+    assert len(made) >= 2
+    assert len(benches) >= 2
+    assert [name for name in made if name not in targets] == []
+    files = [ROOT / f"{name.replace('.', '/')}.py" for name in benches]
+    assert [path for path in files if not path.is_file()] == []
 
 
 def test_each_path_that_it_names_is_there() -> None:
