@@ -187,8 +187,8 @@ def _worker(row: Mapping[str, Any], said: OfWorker | None) -> str:
     address = row["url"].partition("://")[2]
     address += "" if row.get("rank") is None else f"#{row['rank']}"
     why = f" {row['trouble']}" if row.get("trouble") else ""
-    share = row.get("slow_start_share")
-    why += "" if share is None or share >= 1 else f" slow start {_percent(share)}"
+    started = row.get("slow_start_share")
+    why += "" if started is None or started >= 1 else f" slow start {_percent(started)}"
     hit, ttft = (None, None) if said is None else (said.hit_rate, said.ttft_p50_s)
     return (
         f"{row['id']:>6} {state:<8} {_short(row.get('inflight_requests')):>4} "
