@@ -63,7 +63,7 @@ def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:
         "queued_prefill_tokens": _number(columns.queued_tokens(slice(slot, slot + 1))[0]),
         "context_tokens": _number(columns.context_tokens[slot]),
         "kv_used_tokens": _number(columns.kv_reported_tokens[slot]),
-        "working_set_tokens": _number(core.following.wanted_tokens(slot)),
+        "working_set_tokens": _number(core.session_tracking.wanted_tokens(slot)),
         "load_age_s": _number(now_s - columns.report_s[slot]),
         "prefill_tokens_per_s": _number(columns.prefill_tokens_per_s[slot]),
         "step_s": _number(columns.step_s[slot]),
@@ -111,7 +111,7 @@ def trunks_shown(core: RouterCore, most: int) -> dict[str, Any]:
 
     `followed` is false, and nothing is shown, where the policy does not ask about sessions.
     """
-    sessions = core.following.sessions
+    sessions = core.session_tracking.sessions
     if sessions is None:
         return {"followed": False, "kept": 0, "trunks": []}
     trunks = sessions.trunks

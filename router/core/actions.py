@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,14 @@ _OF_REQUEST = (
 )
 _DERIVED = ("requests", "queued_prefill_s", "kv_fraction")  # columns made of others
 _COLUMNS = (*(f.name for f in fields(FleetView) if f.name != "worker_id"), *_DERIVED)
+
+
+class Rejection(NamedTuple):
+    """Why a request is refused, as its client reads it."""
+
+    status: int
+    code: str
+    message: str
 
 
 @record

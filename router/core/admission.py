@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp
 
 from policies.facts import Arrival
-from router.core.actions import Reject
+from router.core.actions import Reject, Rejection
 from router.core.counters import CoreCounters
 from router.core.hold_queue import HoldQueue, Pending, Watcher
 from router.core.settings import CoreSettings
@@ -80,14 +80,13 @@ class Drain:
 
 _FIRST_OUTPUT_TOKENS = 128.0  # of an answer, before one has ended
 _SMOOTHING = 0.02  # weight of the latest answer's length
-_RETRY_MAX_S = 600.0  # nobody is told to come back later than this
+_RETRY_MAX_S = 600.0  # the longest Retry-After
 
-Told = tuple[int, str, str]  # status, code and message of a refusal
-DISPLACED: Told = (503, "displaced", "others that go first need the place of this request")
+DISPLACED = Rejection(503, "displaced", "others that go first need the place of this request")
 
 
 class Admission:
-    """The door of the core, and the queue behind it. Lifetime: process.
+    """Admits, holds or refuses requests; owns the hold queue. Lifetime: process.
 
     `modelled_rate` gives the tokens a second that a model's workers should prefill, for as long as
     nobody knows what they really do.
@@ -107,33 +106,37 @@ class Admission:
         self.drain = Drain()
         self._output_tokens = _FIRST_OUTPUT_TOKENS
 
-    def at_the_door(
+    def admit(
         self, arrival: Arrival, inflight_requests: int
-    ) -> tuple[Told | None, Pending | None]:
+    ) -> tuple[Rejection | None, Pending | None]:
         """Why a request cannot come in, if so; and who must leave so that it can, if so."""
         settings = self._settings
         if inflight_requests >= settings.inflight_requests:
-            told = 503, "router_full", "the router is at its request limit"
+            rejection = Rejection(503, "router_full", "the router is at its request limit")
         elif (queued := self.drain.queued_tokens + self.held.tokens) >= settings.queued_tokens:
-            told = 503, "router_full", f"{queued} tokens of prompts wait to be computed"
+            rejection = Rejection(
+                503, "router_full", f"{queued} tokens of prompts wait to be computed"
+            )
         else:
             return None, None
         victim = self.held.victim(arrival)
         if victim is None or victim.arrival.priority <= arrival.priority:
-            return told, None
+            return rejection, None
         return None, victim
 
-    def hold(self, pending: Pending, missing_tokens: int) -> tuple[Told | None, Pending | None]:
-        """Let a request wait that does not wait yet; as `at_the_door`, where there is no place.
+    def hold(
+        self, pending: Pending, missing_tokens: int
+    ) -> tuple[Rejection | None, Pending | None]:
+        """Let a request wait that does not wait yet; like `admit` where there is no room.
 
         `missing_tokens`: of its prompt, that even the best worker would have to compute. Who must
-        leave does so before the other is told to wait again.
+        leave does so before the other is held.
         """
         if self.held.full:
             victim = self.held.victim(pending.arrival)
             if victim is None:
                 why = f"{len(self.held)} requests wait for a worker already"
-                return (503, "hold_queue_full", why), None
+                return Rejection(503, "hold_queue_full", why), None
             return None, victim
         pending.queued_tokens = missing_tokens
         pending.work_tokens = missing_tokens + self._answer_tokens(pending.arrival)
@@ -141,17 +144,19 @@ class Admission:
         self._counters.holds += 1
         return None, None
 
-    def waited_too_long(self, pending: Pending, now_s: float) -> Told:
+    def waited_too_long(self, pending: Pending, now_s: float) -> Rejection:
         """For one of `HoldQueue.expired`."""
         deadline_s = pending.arrival.deadline_s
         if deadline_s is not None and now_s >= deadline_s:
-            return 504, "deadline_exceeded", "no worker could take the request in its client's time"
+            return Rejection(
+                504, "deadline_exceeded", "no worker could take the request in its client's time"
+            )
         within = f"within {self._settings.hold_s:g} s"
-        return 503, "hold_timeout", f"no worker could take the request {within}"
+        return Rejection(503, "hold_timeout", f"no worker could take the request {within}")
 
     def sent(self, pending: Pending, uncached_tokens: int, now_s: float) -> None:
         """A request goes to a worker that must compute so much of it."""
-        if self.held.size:  # else nobody waits for a turn
+        if self.held.size:  # else nobody waits
             pending.work_tokens = uncached_tokens + self._answer_tokens(pending.arrival)
             self.held.served(pending)
             self.wait_over(pending, now_s)
@@ -159,7 +164,7 @@ class Admission:
         self.drain.sent(pending.arrival.model, uncached_tokens, now_s)
 
     def prefill_over(self, pending: Pending, computed: bool, now_s: float) -> None:
-        """Its prompt is `computed`, or will not be; told again, nothing changes."""
+        """Its prompt is `computed`, or will not be; a second call changes nothing."""
         if pending.queued_tokens and not pending.held:
             self.drain.over(pending.arrival.model, pending.queued_tokens, computed, now_s)
             pending.queued_tokens = 0
@@ -186,9 +191,9 @@ class Admission:
         rate = self.drain.rate(arrival.model, now_s) or self._modelled_rate(arrival.model)
         return ahead / rate if rate > 0 else 0.0
 
-    def refuse(self, arrival: Arrival, now_s: float, told: Told) -> Reject:
+    def refuse(self, arrival: Arrival, now_s: float, rejection: Rejection) -> Reject:
         """The answer to a request that is turned away."""
-        status, code, message = told
+        status, code, message = rejection
         self._counters.rejected(code)
         retry_after_s = None
         if status in (429, 503):

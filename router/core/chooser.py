@@ -101,7 +101,7 @@ class Chooser:
         workers: WorkerTable,
         roster: Roster,
         arrivals: ArrivalEstimator,
-        following: SessionTracking,
+        session_tracking: SessionTracking,
     ) -> None:
         self._guard = guard
         self._settings = settings
@@ -111,8 +111,8 @@ class Chooser:
         self._roster = roster
         self._arrivals = arrivals
         self.wants_details: Callable[[Arrival], bool] | None = None  # whose decision is read
-        self._following = following
-        self.kept = Reservations(columns)
+        self._session_tracking = session_tracking
+        self.reservations = Reservations(columns)
         self._limits = WorkerLimits(settings, columns)
 
     def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
@@ -127,7 +127,7 @@ class Chooser:
         if rows is None:
             return None
         request, fleet = self._views(pending, rows, now_s)
-        if self.kept.models and (free := self.kept.rows(pending, rows)) is not rows:
+        if self.reservations.models and (free := self.reservations.rows(pending, rows)) is not rows:
             if free is None:
                 return None
             rows = free
@@ -139,7 +139,7 @@ class Chooser:
                 return self._chosen(arrival, few, *views, answer, reason)
         answer = self._guard.decide(request, fleet)
         if answer[2] < 0:
-            self.kept.refused(pending, rows, fleet.hit_tokens, now_s)
+            self.reservations.refused(pending, rows, fleet.hit_tokens, now_s)
             return None
         return self._chosen(arrival, rows, request, fleet, answer, reason)
 
@@ -154,7 +154,7 @@ class Chooser:
         below = self._limits.rows(able)
         rows = able if below is None else below
         request, fleet = self._views(pending, rows, now_s)
-        free = self.kept.rows(pending, rows)  # None: all that it may be sent to is kept for another
+        free = self.reservations.rows(pending, rows)  # None: all are reserved for others
         if free is not None and free is not rows:
             rows = free
             request, fleet = self._views(pending, rows, now_s)
@@ -239,7 +239,7 @@ class Chooser:
         arrival = pending.arrival
         hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
         size = rows.block_sizes[0]
-        told = None if pending.visit is None else self._following.view(pending, rows, hits)
+        told = None if pending.tracked is None else self._session_tracking.view(pending, rows, hits)
         request = RequestView(
             chain=arrival.chains[size],
             block_size=size,

@@ -7,9 +7,9 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from policies import facts
 from policies.facts import (
     Arrival,
+    Dispatched,
     Fact,
     Failure,
     Finish,
@@ -20,6 +20,7 @@ from policies.facts import (
     LoadReport,
     PeerDispatched,
     PeerEnded,
+    PeerFact,
     PeerFirstToken,
     PeerProgress,
     Probed,
@@ -29,8 +30,8 @@ from policies.facts import (
     WorkerChange,
 )
 from policies.load import LoadedPolicy, load
-from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Resync, Stage
-from router.core.admission import DISPLACED, Admission, Told
+from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Rejection, Resync, Stage
+from router.core.admission import DISPLACED, Admission
 from router.core.chooser import Choice, Chooser, Withheld
 from router.core.columns import WorkerColumns
 from router.core.counters import CoreCounters
@@ -49,7 +50,7 @@ from router.estimators.speed import SpeedEstimator
 
 
 class RequestListener(Protocol):
-    """Told in the order of time; must neither raise nor wait."""
+    """Hears what becomes of requests, in the order of time; must neither raise nor wait."""
 
     def dispatched(self, pending: Pending, worker: Worker, uncached_tokens: int) -> None:
         """A request was charged to a worker."""
@@ -64,7 +65,7 @@ class RequestListener(Protocol):
         ...
 
     def ended(self, request_id: int, finish: Finish | None) -> None:
-        """It is at its worker no more; with a `finish` where it was answered."""
+        """It left its worker; with a `finish` where it was answered."""
         ...
 
 
@@ -84,75 +85,11 @@ class NoListener:
         """Nobody listens."""
 
 
-class Explaining:
-    """The part of the core that answers them. Lifetime: process."""
+class RouterCore:
+    """Lifetime: process. Not thread-safe: one thread passes it facts, in the order of time.
 
-    chooser: Chooser
-    following: SessionTracking
-    _seed: int
-    _serial: int
-    _pending: dict[int, Pending]
-
-    def explain(self, fact: facts.Arrival) -> Choice | Withheld | Reject:
-        """What would be decided for this request, by loads as of the last fact; all stays as it is.
-
-        Not even the queues drain: in one step more they end in other digits, and a recording of
-        the facts would not repeat what was decided.
-        """
-        pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
-        self.following.look(pending)
-        return self.chooser.explain(pending, fact.now_s, "policy")
-
-    def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
-        """Why this request waits, as of now; None where it does not."""
-        pending = self._pending.get(request_id)
-        if pending is None or not pending.held:
-            return None
-        return self.chooser.explain(pending, now_s, "held")
-
-
-class WorkerReports:
-    """The part of the core that takes these facts. Lifetime: process."""
-
-    ledger: Ledger
-    roster: Roster
-    _observe: Callable[[facts.Fact], None]
-
-    def on_load_report(self, fact: facts.LoadReport) -> list[Action]:
-        """A worker told its load: what we did not send it is others' load."""
-        self._observe(fact)
-        self.ledger.advance(fact.now_s)
-        self.roster.report(fact, self.ledger)
-        return []
-
-    def on_kv_events(self, fact: facts.KvEvents) -> list[Action]:
-        """A worker's cache changed."""
-        self._observe(fact)
-        from_seq = self.roster.kv_events(fact)
-        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
-
-    def on_replay_end(self, fact: facts.ReplayEnd) -> list[Action]:
-        """A replay is over; what it left out is asked for once more, or its hits are unknown."""
-        self._observe(fact)
-        from_seq = self.roster.replay_end(fact)
-        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
-
-    def on_kv_copied(self, fact: facts.KvCopied) -> list[Action]:
-        """A peer told all that it knows of a worker's cache."""
-        from_seq = self.roster.kv_copied(fact)
-        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
-
-    def on_kv_heard(self, fact: facts.KvHeard) -> list[Action]:
-        """A worker's events reach us through a peer, or do no more."""
-        self.roster.kv_heard(fact)
-        return []
-
-
-class RouterCore(WorkerReports, Explaining):
-    """Lifetime: process. Not thread-safe: one thread tells it facts, in the order of time.
-
-    `report` is told when the policy fails; the default raises. Where it returns, all goes on by
-    the fallback (`guard`). `clock` measures how long the policy takes; by default, no time.
+    `report` is called when the policy fails; the default raises. Where it returns, the fallback
+    decides (`guard`). `clock` measures how long the policy takes; by default, no time.
     """
 
     def __init__(
@@ -173,18 +110,20 @@ class RouterCore(WorkerReports, Explaining):
         self._speed = SpeedEstimator(self.columns)
         fallback = load(settings.policy_fallback)
         self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s)
-        self.following = SessionTracking(self.columns, settings, self.ledger, self.workers, policy)
-        pool = (self.columns, self.workers, self.roster, self.arrivals, self.following)
+        self.session_tracking = SessionTracking(
+            self.columns, settings, self.ledger, self.workers, policy
+        )
+        pool = (self.columns, self.workers, self.roster, self.arrivals, self.session_tracking)
         self.chooser = Chooser(self.guard, settings, *pool)
         self._observe = self.guard.observe
         self._seed, self._serial = seed, 0
         self._pending: dict[int, Pending] = {}
         self.health = Health(settings, self.workers, self.counters)
         self.retries = Retries(settings, self.counters, seed)
-        ask, kept = self.chooser.modelled_rate, self.chooser.kept
-        self.admission = Admission(settings, self.counters, ask, kept)
+        ask, reservations = self.chooser.modelled_rate, self.chooser.reservations
+        self.admission = Admission(settings, self.counters, ask, reservations)
         self.held = self.admission.held
-        known = (self.workers, self.ledger, self.roster, self.arrivals, self.following)
+        known = (self.workers, self.ledger, self.roster, self.arrivals, self.session_tracking)
         self.peer_requests = PeerRequests(*known, self.admission, self.guard)
         self.listener: RequestListener = NoListener()
 
@@ -196,7 +135,9 @@ class RouterCore(WorkerReports, Explaining):
     def set_policy(self, policy: LoadedPolicy) -> None:
         """Decide by another policy from the next request on; it starts without memory."""
         self.guard.set_policy(policy)
-        self.following.follow(policy, [*self._pending.values(), *self.peer_requests.pending()])
+        self.session_tracking.follow(
+            policy, [*self._pending.values(), *self.peer_requests.pending()]
+        )
 
     @property
     def inflight_requests(self) -> int:
@@ -210,25 +151,25 @@ class RouterCore(WorkerReports, Explaining):
 
     # --- requests ---------------------------------------------------------------------------
 
-    def on_arrival(self, fact: facts.Arrival) -> list[Action]:
+    def on_arrival(self, fact: Arrival) -> list[Action]:
         """A request came in: dispatch, hold or reject it."""
         assert fact.request_id not in self._pending, f"request {fact.request_id} arrived twice"
         self._observe(fact)
         serial, self._serial = self._serial, self._serial + 1
         self.arrivals.arrival(fact.session, fact.now_s, fact.tenant)
         self.retries.arrived(fact.now_s)
-        told, victim = self.admission.at_the_door(fact, len(self._pending))
-        if told is not None:
-            return [self.admission.refuse(fact, fact.now_s, told)]
+        rejection, victim = self.admission.admit(fact, len(self._pending))
+        if rejection is not None:
+            return [self.admission.refuse(fact, fact.now_s, rejection)]
         actions: list[Action] = [] if victim is None else [self._displace(victim, fact.now_s)]
-        if self.held.size:  # room that has appeared is theirs
+        if self.held.size:  # held requests go first
             actions += self._ask_held(fact.now_s, 1)
         pending = Pending(fact, serial, draw_of(self._seed, serial))
         self._pending[fact.request_id] = pending
-        self.following.arrived(pending)
+        self.session_tracking.arrived(pending)
         return [*actions, *self._place(pending, fact.now_s, "policy")]
 
-    def on_first_token(self, fact: facts.FirstToken) -> list[Action]:
+    def on_first_token(self, fact: FirstToken) -> list[Action]:
         """Its prefill is over."""
         self._observe(fact)
         charge = self.ledger.first_token(fact.request_id, fact.now_s)
@@ -240,7 +181,7 @@ class RouterCore(WorkerReports, Explaining):
         self.admission.prefill_over(pending, True, fact.now_s)
         return self.health.begun(charge.worker_id, pending, fact.now_s)
 
-    def on_progress(self, fact: facts.Progress) -> list[Action]:
+    def on_progress(self, fact: Progress) -> list[Action]:
         """A running answer grew."""
         self._observe(fact)
         gap_s = self.ledger.progress(fact.request_id, fact.output_tokens, fact.now_s)
@@ -251,7 +192,7 @@ class RouterCore(WorkerReports, Explaining):
                 self._speed.token_gap(charge.slot, gap_s)
         return []
 
-    def on_finish(self, fact: facts.Finish) -> list[Action]:
+    def on_finish(self, fact: Finish) -> list[Action]:
         """The answer is complete: its load is released and held requests are asked again."""
         self._observe(fact)
         pending = self._pending.pop(fact.request_id, None)
@@ -260,11 +201,11 @@ class RouterCore(WorkerReports, Explaining):
         assert not pending.held, f"request {fact.request_id} finished while it was held"
         worker = self._release(pending, fact.now_s, fact)
         self.admission.answered(fact.output_tokens)
-        self.following.ended(pending, fact.now_s, fact.output_tokens or 0)
+        self.session_tracking.ended(pending, fact.now_s, fact.output_tokens or 0)
         actions = self.health.answered(worker, pending, fact)
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
-    def on_failure(self, fact: facts.Failure) -> list[Action]:
+    def on_failure(self, fact: Failure) -> list[Action]:
         """A dispatch ended badly, or the client left: release, and retry where asked."""
         self._observe(fact)
         pending = self._pending.get(fact.request_id)
@@ -289,16 +230,14 @@ class RouterCore(WorkerReports, Explaining):
             actions += self._place(pending, fact.now_s, reason)
         return [*actions, *self._ask_held(fact.now_s)]
 
-    def on_peer(self, fact: facts.PeerFact) -> list[Action]:
-        """What a peer did with a request of its own, at a worker of ours."""
+    def on_peer(self, fact: PeerFact) -> list[Action]:
+        """A peer did something with its own request at a worker that this router shares."""
         self.peer_requests.take(fact)
-        return (
-            self._ask_held(fact.now_s) if self.held.size and type(fact) is facts.PeerEnded else []
-        )
+        return self._ask_held(fact.now_s) if self.held.size and type(fact) is PeerEnded else []
 
     # --- workers ----------------------------------------------------------------------------
 
-    def on_worker(self, fact: facts.WorkerChange) -> list[Action]:
+    def on_worker(self, fact: WorkerChange) -> list[Action]:
         """A worker joined, changed state or left. What ran on one that is gone is cancelled."""
         self._observe(fact)
         actions: list[Action] = []
@@ -309,26 +248,74 @@ class RouterCore(WorkerReports, Explaining):
                 self._release(self._pending[charge.request_id], fact.now_s)
                 actions.append(Cancel(charge.request_id, fact.worker_id, "worker removed"))
         if fact.state in ("gone", "down"):
-            self.following.lost(self.workers.get(fact.worker_id))
+            self.session_tracking.lost(self.workers.get(fact.worker_id))
         actions += self.roster.change(fact)
         return [*actions, *self._ask_held(fact.now_s)]
 
-    def on_probed(self, fact: facts.Probed) -> list[Action]:
-        """A worker that the core asked for is well, or not."""
+    def on_probed(self, fact: Probed) -> list[Action]:
+        """The answer to a probe that the core asked for."""
         self._observe(fact)
         return [*self.health.probed(fact), *self._ask_held(fact.now_s)]
 
-    def on_tick(self, fact: facts.Tick) -> list[Action]:
+    def on_tick(self, fact: Tick) -> list[Action]:
         """Time passed: expire, drain, ask held requests again."""
         self._observe(fact)
         self.ledger.advance(fact.now_s)
         self.roster.expire(fact.now_s)
-        self.following.tick(fact.now_s)
+        self.session_tracking.tick(fact.now_s)
         actions = self.health.tick(fact.now_s)
         for pending in self.held.expired(fact.now_s, self.settings.hold_s):
-            told = self.admission.waited_too_long(pending, fact.now_s)
-            actions.append(self._give_up(pending, fact.now_s, told))
+            rejection = self.admission.waited_too_long(pending, fact.now_s)
+            actions.append(self._give_up(pending, fact.now_s, rejection))
         return [*actions, *self._ask_held(fact.now_s)]
+
+    def on_load_report(self, fact: LoadReport) -> list[Action]:
+        """A worker reported its load; what this router did not send there is others' load."""
+        self._observe(fact)
+        self.ledger.advance(fact.now_s)
+        self.roster.report(fact, self.ledger)
+        return []
+
+    def on_kv_events(self, fact: KvEvents) -> list[Action]:
+        """A worker's cache changed."""
+        self._observe(fact)
+        from_seq = self.roster.kv_events(fact)
+        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+
+    def on_replay_end(self, fact: ReplayEnd) -> list[Action]:
+        """A replay is over; what it left out is asked for once more, or its hits are unknown."""
+        self._observe(fact)
+        from_seq = self.roster.replay_end(fact)
+        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+
+    def on_kv_copied(self, fact: KvCopied) -> list[Action]:
+        """A peer sent a copy of what it knows of a worker's cache."""
+        from_seq = self.roster.kv_copied(fact)
+        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+
+    def on_kv_heard(self, fact: KvHeard) -> list[Action]:
+        """A worker's events reach this router through a peer, or no longer do."""
+        self.roster.kv_heard(fact)
+        return []
+
+    # --- dry runs ---------------------------------------------------------------------------
+
+    def explain(self, fact: Arrival) -> Choice | Withheld | Reject:
+        """Dry-run decision for this request, by loads as of the last fact; no state changes.
+
+        Not even the queues drain: one more step would end in other digits, and a recording of the
+        facts would not repeat the decisions.
+        """
+        pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
+        self.session_tracking.look(pending)
+        return self.chooser.explain(pending, fact.now_s, "policy")
+
+    def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
+        """Why this request waits, as of now; None where it does not."""
+        pending = self._pending.get(request_id)
+        if pending is None or not pending.held:
+            return None
+        return self.chooser.explain(pending, now_s, "held")
 
     # --- one decision -----------------------------------------------------------------------
 
@@ -338,10 +325,12 @@ class RouterCore(WorkerReports, Explaining):
         try:
             choice = self.chooser.choose(pending, now_s, reason)
         except FallbackError:
-            return [self._give_up(pending, now_s, (500, "policy_failed", "the policy failed"))]
+            return [
+                self._give_up(pending, now_s, Rejection(500, "policy_failed", "the policy failed"))
+            ]
         if isinstance(choice, Reject):
-            told = choice.status, choice.code, choice.message
-            return [self._give_up(pending, now_s, told)]
+            rejection = Rejection(choice.status, choice.code, choice.message)
+            return [self._give_up(pending, now_s, rejection)]
         if choice is None:
             return self._hold(pending, now_s)
         return [self._dispatch(pending, choice, now_s)]
@@ -354,14 +343,14 @@ class RouterCore(WorkerReports, Explaining):
         self.ledger.reserve(request_id, worker.slot, prompt, uncached, arrival.stream, now_s)
         pending.prediction = self.roster.expect(worker, arrival, now_s)
         pending.worker_id = worker.worker_id
-        self.following.dispatched(pending, worker.slot)
+        self.session_tracking.dispatched(pending, worker.slot)
         self.listener.dispatched(pending, worker, uncached)
         self.health.sent(worker, pending, now_s)
         self.counters.dispatched(choice.decision)
         if self.guard.remembers:
             blocks = arrival.chains[worker.facts.block_size]
             sent = (request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
-            self._observe(facts.Dispatched(now_s, *sent, blocks, arrival.session, arrival.tenant))
+            self._observe(Dispatched(now_s, *sent, blocks, arrival.session, arrival.tenant))
         stage = Stage(worker.worker_id, worker.facts.role)
         after_s = max(pending.not_before_s - now_s, 0.0)
         return Dispatch(request_id, (stage,), choice.decision, after_s)
@@ -371,14 +360,14 @@ class RouterCore(WorkerReports, Explaining):
         if pending.held:
             return [hold]
         missing_tokens = self.chooser.missing_tokens(pending)
-        told, victim = self.admission.hold(pending, missing_tokens)
-        if told is not None:
-            return [self._give_up(pending, now_s, told)]
+        rejection, victim = self.admission.hold(pending, missing_tokens)
+        if rejection is not None:
+            return [self._give_up(pending, now_s, rejection)]
         actions: list[Action] = [hold]
         if victim is not None:
             actions.insert(0, self._displace(victim, now_s))
             self.admission.hold(pending, missing_tokens)
-        self.following.held(pending)
+        self.session_tracking.held(pending)
         return actions
 
     def _displace(self, pending: Pending, now_s: float) -> Reject:
@@ -390,7 +379,7 @@ class RouterCore(WorkerReports, Explaining):
         return [action for action in actions if not isinstance(action, Hold)]
 
     def _release(
-        self, pending: Pending, now_s: float, finish: facts.Finish | None = None
+        self, pending: Pending, now_s: float, finish: Finish | None = None
     ) -> Worker | None:
         """Take its charge off its worker; the worker, if there still is one."""
         self.roster.ended(pending, self.ledger.get(pending.arrival.request_id), finish)
@@ -406,17 +395,17 @@ class RouterCore(WorkerReports, Explaining):
     def _drop(self, pending: Pending, now_s: float) -> None:
         """Forget a request whose end the shell knows already."""
         self._release(pending, now_s)
-        self.following.ended(pending, now_s)
+        self.session_tracking.ended(pending, now_s)
         self.admission.wait_over(pending, now_s)
         self._pending.pop(pending.arrival.request_id, None)
 
-    def _give_up(self, pending: Pending, now_s: float, told: Told) -> Reject:
+    def _give_up(self, pending: Pending, now_s: float, rejection: Rejection) -> Reject:
         self._drop(pending, now_s)
-        return self.admission.refuse(pending.arrival, now_s, told)
+        return self.admission.refuse(pending.arrival, now_s, rejection)
 
 
-# Each kind of fact and what is told of it: looked up, for facts come by the thousand a second.
-_TOLD: Mapping[type, Callable[[RouterCore, Any], list[Action]]] = MappingProxyType(
+# The handler of each kind of fact.
+_HANDLERS: Mapping[type, Callable[[RouterCore, Any], list[Action]]] = MappingProxyType(
     {
         Arrival: RouterCore.on_arrival,
         FirstToken: RouterCore.on_first_token,
@@ -440,8 +429,8 @@ _TOLD: Mapping[type, Callable[[RouterCore, Any], list[Action]]] = MappingProxyTy
 
 
 def take(core: RouterCore, fact: Fact) -> list[Action]:
-    """The core's answer to `fact`. Raises TypeError for what it is never told from outside."""
-    told = _TOLD.get(type(fact))
-    if told is None:
+    """The core's answer to any fact. Raises TypeError for facts that only the core itself makes."""
+    handler = _HANDLERS.get(type(fact))
+    if handler is None:
         raise TypeError(f"not a fact the core takes from outside: {fact!r}")
-    return told(core, fact)
+    return handler(core, fact)

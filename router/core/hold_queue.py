@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from policies.contract import Standing
 from policies.facts import Arrival
 from router.core.mirror import Prediction
-from router.estimators.sessions import SessionRequest
+from router.estimators.sessions import TrackedRequest
 
 _OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
 
@@ -153,7 +153,7 @@ class Pending:
     sent_s: float = float("-inf")  # when it was dispatched
     worker_id: int | None = None  # where it is dispatched
     held: bool = False
-    visit: SessionRequest | None = None  # to its session, where these are followed
+    tracked: TrackedRequest | None = None  # to its session, where these are followed
     standing: Standing = "new"  # of its session, when it was last decided about
     prediction: Prediction | None = None  # of its worker's cache, where that is mirrored
     work_tokens: float = 1.0  # predicted: what it must compute, and its answer

@@ -235,8 +235,8 @@ def _size_bytes(batch: KvEvents) -> int:
     return batch.events.size_bytes if isinstance(batch.events, WireEvents) else 0
 
 
-class KvStream:
-    """What stands of it; `kv_state.KvState` changes it. Lifetime: worker."""
+class KvState:
+    """One worker's event stream. Lifetime: worker."""
 
     def __init__(
         self,
@@ -340,10 +340,6 @@ class KvStream:
         digest, live_seq = publisher.digest(next_seq - 1), max(publisher.live_seq, -1)
         over, blocks = self._turnover.over, self.blocks.frozen()
         return FrozenCache(next_seq, live_seq, digest, self._exact, over, blocks)
-
-
-class KvState(KvStream):
-    """One worker's event stream. Lifetime: worker."""
 
     @property
     def first_question(self) -> int:

@@ -32,12 +32,16 @@ class PeerRequests:
         ledger: Ledger,
         roster: Roster,
         arrivals: ArrivalEstimator,
-        following: SessionTracking,
+        session_tracking: SessionTracking,
         admission: Admission,
         guard: PolicyGuard,
     ) -> None:
         self._workers, self._ledger, self._roster = workers, ledger, roster
-        self._arrivals, self._following, self._admission = arrivals, following, admission
+        self._arrivals, self._session_tracking, self._admission = (
+            arrivals,
+            session_tracking,
+            admission,
+        )
         self._guard = guard
         self._pending: dict[int, Pending] = {}
 
@@ -83,9 +87,9 @@ class PeerRequests:
         guard = self._guard
         guard.observe(arrival)
         self._arrivals.arrival(arrival.session, now_s, arrival.tenant)
-        self._following.arrived(pending)
+        self._session_tracking.arrived(pending)
         pending.prediction = self._roster.expect(worker, arrival, now_s)
-        self._following.dispatched(pending, worker.slot)
+        self._session_tracking.dispatched(pending, worker.slot)
         if guard.remembers:
             sent = (request_id, worker.worker_id, prompt - uncached, uncached)
             guard.observe(facts.Dispatched(now_s, *sent, chain, arrival.session, arrival.tenant))
@@ -113,7 +117,7 @@ class PeerRequests:
         self._ledger.release(fact.request_id)
         self._admission.prefill_over(pending, finish is not None, now_s)
         output_tokens = None if finish is None else finish.output_tokens or 0
-        self._following.ended(pending, now_s, output_tokens)
+        self._session_tracking.ended(pending, now_s, output_tokens)
         if self._guard.remembers:
             self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
 

@@ -7,10 +7,9 @@ there any more is no such burden: its requests are moved, and nobody counts them
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import xxhash
 
+from router.core.actions import Rejection
 from router.core.counters import CoreCounters, Window
 from router.core.hold_queue import Pending
 from router.core.settings import CoreSettings
@@ -24,14 +23,6 @@ def draw_of(seed: int, serial: int) -> float:
     """Uniform in [0, 1), the same for the same (seed, serial) on every machine."""
     bits: int = xxhash.xxh3_64_intdigest(serial.to_bytes(8, "little"), seed & (1 << 64) - 1)
     return (bits >> 11) * 2.0**-53
-
-
-class GivenUp(NamedTuple):
-    """Why a request is not tried again, as its client is told."""
-
-    status: int
-    code: str
-    message: str
 
 
 class Retries:
@@ -49,7 +40,7 @@ class Retries:
 
     def again(
         self, pending: Pending, worker: Worker | None, cause: str, now_s: float
-    ) -> GivenUp | None:
+    ) -> Rejection | None:
         """Let a failed request go to another worker, not before `pending.not_before_s`; or not.
 
         `worker` failed it; None: it is gone.
@@ -59,16 +50,18 @@ class Retries:
         pending.attempts += not unheard
         if pending.attempts >= settings.max_attempts:
             tried = f"{len(pending.tried)} workers failed this request, last: {cause}"
-            return GivenUp(502, "worker_error", tried)
+            return Rejection(502, "worker_error", tried)
         wait_s = self._wait_s(pending, cause)
         deadline_s = pending.arrival.deadline_s
         if deadline_s is not None and now_s + wait_s >= deadline_s:
-            return GivenUp(504, "deadline_exceeded", f"no time is left to try again after {cause}")
+            return Rejection(
+                504, "deadline_exceeded", f"no time is left to try again after {cause}"
+            )
         moves = unheard or worker is None or not worker.is_in
         if not moves and not self._pay(now_s):
             self._counters.retries_refused += 1
             why = f"a worker failed this request ({cause}), and too many are tried again already"
-            return GivenUp(503, "retry_budget_exhausted", why)
+            return Rejection(503, "retry_budget_exhausted", why)
         self._counters.retries += 1
         pending.not_before_s = now_s + wait_s
         return None

@@ -15,7 +15,7 @@ from router.core.hold_queue import Pending
 from router.core.ledger import Ledger
 from router.core.settings import CoreSettings
 from router.core.workers import Worker, WorkerTable
-from router.estimators.sessions import SessionRequest, Sessions
+from router.estimators.sessions import Sessions, TrackedRequest
 
 
 class SessionView:
@@ -24,39 +24,39 @@ class SessionView:
     def __init__(
         self,
         sessions: Sessions,
-        visit: SessionRequest,
+        tracked: TrackedRequest,
         rows: Rows,
         hits: Ints,
         columns: WorkerColumns,
         chain: Hashes,
     ) -> None:
         self._hits, self._chain = hits, chain
-        self.trunk_tokens = visit.trunk_tokens
-        self._sessions, self._visit = sessions, visit
+        self.trunk_tokens = tracked.trunk_tokens
+        self._sessions, self._tracked = sessions, tracked
         self._slots, self._columns = rows.slots, columns
-        self._own_slot, self._own_tokens, self._own_work = sessions.own(visit)
+        self._own_slot, self._own_tokens, self._own_work = sessions.own(tracked)
         self._own_row = self._row_of(self._own_slot)
         self.home_id = int(columns.worker_id[self._own_slot]) if self._own_slot >= 0 else -1
         self.standing = self._standing(rows, hits)
-        self.return_chance = sessions.return_chance(visit, rows.slots)
+        self.return_chance = sessions.return_chance(tracked, rows.slots)
 
     def _standing(self, rows: Rows, hits: Ints) -> Standing:
-        visit, best = self._visit, int(hits.argmax())
+        tracked, best = self._tracked, int(hits.argmax())
         hit = int(hits[best])
-        if visit.private_before:
-            if hit >= visit.trunk_tokens + visit.private_before / 2:
+        if tracked.private_before:
+            if hit >= tracked.trunk_tokens + tracked.private_before / 2:
                 return "warm"
             # Where events were lost, the hits are a lower bound: it is believed to be at home.
             known = self._own_row is None or not self._columns.hits_unknown[self._own_slot]
             return "cold" if known else "warm"
         # Not seen by this router, but perhaps by one before it: what one worker alone holds of a
         # prompt is nobody's trunk. Half of the prompt beyond what others hold, too, is a cache.
-        shared = visit.trunk_tokens
+        shared = tracked.trunk_tokens
         if hit > shared:
             others = hits.copy()
             others[best] = 0
             shared = max(int(others.max()), shared)
-        private = visit.prompt_tokens - shared
+        private = tracked.prompt_tokens - shared
         if hit > shared and 2 * (hit - shared) >= private:
             self.home_id = rows.worker_ids[best]
             return "warm"
@@ -66,7 +66,7 @@ class SessionView:
         """float64[rows], without the session of this request."""
         sets = self._sessions.sets
         tokens: Floats = sets.private_tokens[self._slots] + sets.trunk_tokens[self._slots]
-        tokens += self._sessions.strangers.wanted_tokens[self._slots]
+        tokens += self._sessions.unowned.wanted_tokens[self._slots]
         if self._own_row is not None:
             tokens[self._own_row] -= self._own_tokens
         # Rounding may leave a sum a hair below nothing.
@@ -75,8 +75,8 @@ class SessionView:
     def working_set_s(self) -> Floats:
         """float64[rows], without the session of this request."""
         speeds = self._columns.prefill_tokens_per_s[self._slots]
-        # Of strangers it is not known how deep in a context they lie: at least linear work.
-        work = self._sessions.sets.cold_work + self._sessions.strangers.wanted_tokens
+        # Of unowned it is not known how deep in a context they lie: at least linear work.
+        work = self._sessions.sets.cold_work + self._sessions.unowned.wanted_tokens
         seconds: Floats = work[self._slots] / speeds
         if (row := self._own_row) is not None:
             seconds[row] -= self._own_work / speeds[row]
@@ -84,12 +84,12 @@ class SessionView:
 
     def holds_trunk(self) -> Bools:
         """bool[rows]: where another session with the same trunk is at home."""
-        sets, visit = self._sessions.sets, self._visit
-        holding = sets.holding(visit.trunk)[self._slots]
+        sets, tracked = self._sessions.sets, self._tracked
+        holding = sets.holding(tracked.trunk)[self._slots]
         row = self._own_row
-        if row is None or not holding[row] or not self._sessions.has_trunk(visit):
+        if row is None or not holding[row] or not self._sessions.has_trunk(tracked):
             return holding
-        if sets.sessions_with(visit.trunk, self._own_slot) > 1:
+        if sets.sessions_with(tracked.trunk, self._own_slot) > 1:
             return holding
         holding = holding.copy()
         holding[row] = False
@@ -129,7 +129,7 @@ class SessionTracking:
     ) -> None:
         self._columns, self._settings, self._ledger = columns, settings, ledger
         self._workers = workers
-        self._looked_at: set[int] = set()  # workers whose caches were asked for strangers
+        self._looked_at: set[int] = set()  # workers whose caches were asked for unowned
         self.sessions: Sessions | None = None
         self.follow(policy, ())
 
@@ -138,7 +138,7 @@ class SessionTracking:
         if not policy.needs_sessions:
             self.sessions = None
             for pending in under_way:
-                pending.visit = None
+                pending.tracked = None
         elif self.sessions is None:
             settings = self._settings
             # Each of these may have a session of its own, and none of them can be forgotten.
@@ -156,19 +156,19 @@ class SessionTracking:
     def arrived(self, pending: Pending) -> None:
         """A request came in: whose is it?"""
         if self.sessions is not None:
-            pending.visit = self.sessions.arrived(pending.arrival, *_prompt(pending.arrival))
+            pending.tracked = self.sessions.arrived(pending.arrival, *_prompt(pending.arrival))
 
     def look(self, pending: Pending) -> None:
         """The same for a request that only asks what would be: nothing is remembered of it."""
         if self.sessions is not None:
-            pending.visit = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
+            pending.tracked = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
 
     def view(self, pending: Pending, rows: Rows, hits: Ints) -> SessionView | None:
         """What a decision is told; None: nothing."""
-        if self.sessions is None or pending.visit is None:
+        if self.sessions is None or pending.tracked is None:
             return None
         chain = pending.arrival.chains[rows.block_sizes[0]]
-        told = SessionView(self.sessions, pending.visit, rows, hits, self._columns, chain)
+        told = SessionView(self.sessions, pending.tracked, rows, hits, self._columns, chain)
         if not pending.held:  # its place in the queue stays
             pending.standing = told.standing
         return told
@@ -180,28 +180,28 @@ class SessionTracking:
         sets = self.sessions.sets
         # Rounding may leave a sum a hair below nothing until it is made anew.
         known = float(sets.private_tokens[slot] + sets.trunk_tokens[slot])
-        return max(known, 0.0) + float(self.sessions.strangers.wanted_tokens[slot])
+        return max(known, 0.0) + float(self.sessions.unowned.wanted_tokens[slot])
 
     def dispatched(self, pending: Pending, slot: int) -> None:
         """It was sent to the worker in `slot`."""
-        if self.sessions is None or (visit := pending.visit) is None:
+        if self.sessions is None or (tracked := pending.tracked) is None:
             return
-        if pending.standing == "warm" and not visit.private_before:
-            self.sessions.strangers.known(slot, visit.prompt_tokens - visit.trunk_tokens)
-        self.sessions.dispatched(visit, slot)
+        if pending.standing == "warm" and not tracked.private_before:
+            self.sessions.unowned.known(slot, tracked.prompt_tokens - tracked.trunk_tokens)
+        self.sessions.dispatched(tracked, slot)
 
     def held(self, pending: Pending) -> None:
         """It must wait at the router. One whose cache is warm may do so for its home's sake."""
-        if self.sessions is None or pending.visit is None:
+        if self.sessions is None or pending.tracked is None:
             return
         if pending.standing != "warm":
-            self.sessions.held(pending.visit)
+            self.sessions.held(pending.tracked)
 
     def ended(self, pending: Pending, now_s: float, output_tokens: int | None = None) -> None:
         """Its answer is complete (with `output_tokens`), or it came to nothing (None)."""
-        visit, pending.visit = pending.visit, None
-        if self.sessions is not None and visit is not None:
-            self.sessions.ended(visit, output_tokens, now_s)
+        tracked, pending.tracked = pending.tracked, None
+        if self.sessions is not None and tracked is not None:
+            self.sessions.ended(tracked, output_tokens, now_s)
 
     def lost(self, worker: Worker | None) -> None:
         """A worker's cache is gone."""
@@ -212,10 +212,10 @@ class SessionTracking:
     def tick(self, now_s: float) -> None:
         """Time passed."""
         if self.sessions is not None:
-            self._look_for_strangers(self.sessions, now_s)
+            self._look_for_unowned(self.sessions, now_s)
             self.sessions.refresh(now_s)
 
-    def _look_for_strangers(self, sessions: Sessions, now_s: float) -> None:
+    def _look_for_unowned(self, sessions: Sessions, now_s: float) -> None:
         """Where a cache has become known since it was last empty, or since they are followed."""
         if len(self._looked_at) == len(self._workers):
             return
@@ -226,7 +226,7 @@ class SessionTracking:
                 if not worker.kv.exact:  # known by turnover: all of it was stored before our eyes
                     continue
                 held = worker.kv.resident_blocks * worker.facts.block_size
-                sessions.strangers.found(worker.slot, held - self.wanted_tokens(worker.slot), now_s)
+                sessions.unowned.found(worker.slot, held - self.wanted_tokens(worker.slot), now_s)
 
 
 def _prompt(arrival: Arrival) -> tuple[Hashes, int]:

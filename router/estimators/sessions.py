@@ -79,7 +79,7 @@ _ROWS_PER_S = 100_000.0
 
 
 @dataclass(slots=True)
-class SessionRequest:
+class TrackedRequest:
     """One request of a session. Lifetime: request."""
 
     row: int  # of its session; -1: one that is only looked at, and whose session is not known
@@ -102,7 +102,7 @@ class Sessions:
         self.owners = self._finder.owners
         self._refreshed_s = float("-inf")
         self.sets = WorkingSets(slots)
-        self.strangers = UnownedBlocks(slots)
+        self.unowned = UnownedBlocks(slots)
         self.hazard = ReturnHazard()
         self.cycle = Cycle(columns)
         self.trunks = Trunks()
@@ -119,7 +119,7 @@ class Sessions:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def arrived(self, fact: Arrival, chain: Hashes, block_size: int) -> SessionRequest:
+    def arrived(self, fact: Arrival, chain: Hashes, block_size: int) -> TrackedRequest:
         """A request came in: whose it is, and how much of its prompt others use, too."""
         rows, cells, now_s = self._rows, self._rows.cells, fact.now_s
         owner, known_blocks = self.owners.owner(chain)
@@ -137,9 +137,9 @@ class Sessions:
         blocks = self.owners.claim(chain, cells.serial[row])
         self.trunks.pool(self._pace.at(now_s, self.cycle.output_tokens), now_s)
         self.trunks.arrival(chain, block_size, fact.prompt_tokens, blocks, known_blocks, now_s)
-        return self._visit(row, fact, chain, blocks, block_size)
+        return self._track(row, fact, chain, blocks, block_size)
 
-    def look(self, fact: Arrival, chain: Hashes, block_size: int) -> SessionRequest:
+    def look(self, fact: Arrival, chain: Hashes, block_size: int) -> TrackedRequest:
         """What `arrived` would say now; nothing is remembered."""
         owner, known_blocks = self.owners.owner(chain)
         row = self._finder.row(fact, chain, owner)
@@ -147,28 +147,28 @@ class Sessions:
         alive = self._rows.row_of(owner)
         if alive >= 0 and alive != row:  # two use what is one's now
             blocks = known_blocks
-        return self._visit(row, fact, chain, blocks, block_size)
+        return self._track(row, fact, chain, blocks, block_size)
 
-    def dispatched(self, visit: SessionRequest, slot: int) -> None:
+    def dispatched(self, tracked: TrackedRequest, slot: int) -> None:
         """It was sent to the worker in `slot`: its session is at home there from now on."""
-        cells, row = self._rows.cells, visit.row
+        cells, row = self._rows.cells, tracked.row
         self._go(row)
-        private = max(visit.prompt_tokens - visit.trunk_tokens, 0)
-        work = self._columns.attention.work(private, visit.trunk_tokens)
+        private = max(tracked.prompt_tokens - tracked.trunk_tokens, 0)
+        work = self._columns.attention.work(private, tracked.trunk_tokens)
         cells.private_tokens[row], cells.cold_work[row] = float(private), float(work)
-        cells.trunk[row] = visit.trunk
+        cells.trunk[row] = tracked.trunk
         cells.home[row] = slot
         cells.weight[row] = 1.0
-        self.sets.enter(slot, visit.trunk, visit.trunk_tokens)
+        self.sets.enter(slot, tracked.trunk, tracked.trunk_tokens)
         self.sets.shift(slot, private, work)
 
-    def held(self, visit: SessionRequest) -> None:
+    def held(self, tracked: TrackedRequest) -> None:
         """It must wait because its cache is lost: what is left of it is nobody's any more."""
-        self._go(visit.row)
+        self._go(tracked.row)
 
-    def ended(self, visit: SessionRequest, output_tokens: int | None, now_s: float) -> None:
+    def ended(self, tracked: TrackedRequest, output_tokens: int | None, now_s: float) -> None:
         """Its answer is complete (with `output_tokens`), or it came to nothing (None)."""
-        rows, cells, row = self._rows, self._rows.cells, visit.row
+        rows, cells, row = self._rows, self._rows.cells, tracked.row
         cells.inflight[row] -= 1
         home = cells.home[row]
         if output_tokens and home >= 0:
@@ -192,7 +192,7 @@ class Sessions:
         rows.home[at_home] = -1
         rows.weight[at_home] = 0.0
         self.sets.clear(slot)
-        self.strangers.gone(slot)
+        self.unowned.gone(slot)
         self.cycle.worker_lost(slot)
 
     # --- time -------------------------------------------------------------------------------
@@ -219,16 +219,16 @@ class Sessions:
             rows.weight[idle] = chance
             for row in idle[over].tolist():
                 self._forget(row)
-        self.strangers.weigh(self.hazard, now_s)
+        self.unowned.weigh(self.hazard, now_s)
         used = rows.used
         weight = rows.weight[:used]
         self.sets.renew(
             rows.home[:used], weight * rows.private_tokens[:used], weight * rows.cold_work[:used]
         )
 
-    def own(self, visit: SessionRequest) -> tuple[int, float, float]:
+    def own(self, tracked: TrackedRequest) -> tuple[int, float, float]:
         """(home slot or -1, tokens, linear work): what this session itself adds to the sums."""
-        cells, row = self._rows.cells, visit.row
+        cells, row = self._rows.cells, tracked.row
         slot = cells.home[row] if row >= 0 else -1
         if slot < 0:
             return -1, 0.0, 0.0
@@ -238,11 +238,11 @@ class Sessions:
             tokens += self.sets.tokens_of(trunk)
         return slot, tokens, weight * cells.cold_work[row]
 
-    def return_chance(self, visit: SessionRequest, slots: slice | Ints) -> float:
+    def return_chance(self, tracked: TrackedRequest, slots: slice | Ints) -> float:
         """That a session returns within its horizon after this request, 0..1."""
-        private = max(visit.prompt_tokens - visit.trunk_tokens, 1)
+        private = max(tracked.prompt_tokens - tracked.trunk_tokens, 1)
         columns = self._columns
-        cold_work = columns.attention.work(private, visit.trunk_tokens)
+        cold_work = columns.attention.work(private, tracked.trunk_tokens)
         speeds, capacities = columns.prefill_tokens_per_s[slots], columns.kv_capacity_tokens[slots]
         workers = max(len(speeds), 1)  # and of each the mean, by what a decision has time for
         cold_s = cold_work * workers / float(np.add.reduce(speeds))
@@ -251,16 +251,16 @@ class Sessions:
             horizon_s = _IDLE_S if horizon_s == horizon_s else _HORIZON_S
         return self.hazard.soon(horizon_s)
 
-    def has_trunk(self, visit: SessionRequest) -> bool:
+    def has_trunk(self, tracked: TrackedRequest) -> bool:
         """Whether the trunk that its session is at home with is that of this prompt."""
-        return self._rows.cells.trunk[visit.row] == visit.trunk
+        return self._rows.cells.trunk[tracked.row] == tracked.trunk
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _visit(
+    def _track(
         self, row: int, fact: Arrival, chain: Hashes, blocks: int, size: int
-    ) -> SessionRequest:
-        return SessionRequest(
+    ) -> TrackedRequest:
+        return TrackedRequest(
             row=row,
             trunk=int(chain[blocks - 1]) if blocks else 0,
             trunk_tokens=min(blocks * size, fact.prompt_tokens),

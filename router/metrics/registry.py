@@ -154,7 +154,7 @@ class _CoreCollector(Collector):
         yield _counter(
             "warmroute_reserved_workers",
             "Times that a worker was kept for a request that others had passed",
-            self._core.chooser.kept.begun,
+            self._core.chooser.reservations.begun,
         )
         yield _counter("warmroute_retries", "Dispatches tried again elsewhere", counters.retries)
         yield _counter("warmroute_ejections", "Workers ejected", counters.ejections)

@@ -127,7 +127,7 @@ def _shared(name: str, text: str, label: str, counts: Counter[str], shown: int) 
 
 def session_metrics(core: RouterCore) -> Iterator[Metric]:
     """The families, as of now; all 0 where sessions are not followed."""
-    followed = core.following.sessions
+    followed = core.session_tracking.sessions
     active, idle = (0, 0) if followed is None else followed.count()
     live = GaugeMetricFamily("warmroute_sessions", "Sessions followed", labels=["state"])
     live.add_metric(["active"], active)
@@ -183,7 +183,7 @@ def _working_sets(core: RouterCore, followed: Sessions | None) -> Iterator[Metri
         wanted, work_s = 0.0, 0.0
         if followed is not None:
             slot = worker.slot
-            wanted = core.following.wanted_tokens(slot)
+            wanted = core.session_tracking.wanted_tokens(slot)
             work_s = float(followed.sets.cold_work[slot] / core.columns.prefill_tokens_per_s[slot])
         tokens.add_metric([str(worker.worker_id)], wanted)
         # Rounding may leave the sum a hair below nothing until it is made anew.
@@ -196,7 +196,7 @@ _RANKS = 5  # series a family: trunks come and go, their ranks do not
 
 def trunk_metrics(core: RouterCore) -> Iterator[Metric]:
     """The families, as of now; all 0 where sessions are not followed."""
-    sessions = core.following.sessions
+    sessions = core.session_tracking.sessions
     trunks = None if sessions is None else sessions.trunks
     table = [] if trunks is None else trunks.table()
     yield GaugeMetricFamily("warmroute_trunks", "Shared heads of prompts kept", value=len(table))

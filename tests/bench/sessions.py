@@ -55,16 +55,16 @@ class Pool:
         for number in range(sessions):
             self.now_s += 1e-4
             fact = self.arrival(number)
-            visit = self.followed.arrived(fact, fact.chains[BLOCK], BLOCK)
-            self.followed.dispatched(visit, number % workers)
-            self.followed.ended(visit, 200, self.now_s)
+            tracked = self.followed.arrived(fact, fact.chains[BLOCK], BLOCK)
+            self.followed.dispatched(tracked, number % workers)
+            self.followed.ended(tracked, 200, self.now_s)
         self.followed.refresh(self.now_s + 1.0)
         self.now_s += 1.0
         self.core.ledger.advance(self.now_s)
 
     @property
     def followed(self) -> Sessions:
-        sessions = self.core.following.sessions
+        sessions = self.core.session_tracking.sessions
         assert sessions is not None
         return sessions
 
@@ -103,7 +103,7 @@ def decisions(pool: Pool, new: bool) -> Iterator[tuple[Pending, Rows, np.ndarray
     for number in itertools.count():
         fact = pool.arrival(None if new else number * 37)
         pending = Pending(fact, number, 0.5)
-        core.following.look(pending)
+        core.session_tracking.look(pending)
         yield pending, rows, core.roster.hit_tokens(rows, fact.chains, TOKENS)
 
 

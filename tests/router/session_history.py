@@ -10,7 +10,7 @@ import numpy as np
 from kvkernels import chain_hashes
 from policies.facts import Arrival
 from router.core.columns import WorkerColumns
-from router.estimators.sessions import SessionRequest, Sessions
+from router.estimators.sessions import Sessions, TrackedRequest
 
 BLOCK = 16
 SLOTS = 3
@@ -49,7 +49,7 @@ def arrival(tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> Arrival
 
 def come(
     sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: object
-) -> SessionRequest:
+) -> TrackedRequest:
     """A request arrives."""
     fact = arrival(tokens, now_s, **fields)
     return sessions.arrived(fact, fact.chains[BLOCK], BLOCK)
@@ -71,7 +71,7 @@ class Open:
     """A request that has not ended."""
 
     talk: Talk
-    visit: SessionRequest
+    tracked: TrackedRequest
     slot: int = -1
 
 
@@ -109,10 +109,10 @@ class History:
             return
         elif kind < 11:  # dispatched, or tried again elsewhere
             todo.slot = amount % SLOTS
-            self.sessions.dispatched(todo.visit, todo.slot)
+            self.sessions.dispatched(todo.tracked, todo.slot)
         elif kind == 11:
             if todo.slot < 0:
-                self.sessions.held(todo.visit)
+                self.sessions.held(todo.tracked)
         else:
             self._end(todo, None if kind == 12 else amount)
 
@@ -126,14 +126,14 @@ class History:
         talk.turns += 1
         more = prompt((10 + len(self.talks) * 50 + talk.turns, 5 + amount * 7))
         talk.tokens = np.concatenate((talk.tokens, more))
-        visit = come(
+        tracked = come(
             self.sessions, talk.tokens, self.now_s, session=talk.session, tenant=talk.tenant
         )
-        self.open.append(Open(talk, visit))
+        self.open.append(Open(talk, tracked))
 
     def _end(self, todo: Open, output_tokens: int | None) -> None:
         self.open.remove(todo)
-        self.sessions.ended(todo.visit, output_tokens, self.now_s)
+        self.sessions.ended(todo.tracked, output_tokens, self.now_s)
 
     def end_all(self) -> None:
         """Everybody's answer comes, and then nobody's request for an hour."""
@@ -152,7 +152,7 @@ class History:
         assert {rows.find(rows.key(row)) for row in alive} == set(alive)
         assert {rows.row_of(int(rows.serial[row])) for row in alive} == set(alive)
         assert sorted([*alive, *rows._free]) == list(range(rows.used))
-        inflight = Counter(o.visit.row for o in self.open)
+        inflight = Counter(o.tracked.row for o in self.open)
         assert {row: int(rows.inflight[row]) for row in alive} == {r: inflight[r] for r in alive}
         private, work, trunk = ([0.0] * SLOTS for _ in range(3))
         at: Counter[tuple[int, int]] = Counter()

@@ -19,7 +19,7 @@ MAKERS = {
     "Refusal": 0,
     "Reject": 2,
     "_reject": 2,
-    "GivenUp": 1,
+    "Rejection": 1,
 }
 
 

@@ -94,16 +94,16 @@ def test_what_is_passed_for_long_gets_a_worker_of_its_own() -> None:
     world, large = crowded([ROOMY, NARROW, NARROW])
     world.crowd(PASSED_S - 1.0)
     assert large not in world.sent_s
-    assert not world.core.chooser.kept.models
+    assert not world.core.chooser.reservations.models
     world.crowd(6.0)
     assert world.sent_to[large] == 0  # the only one that is large enough
-    assert not world.core.chooser.kept.models
-    assert world.core.chooser.kept.begun == 1
+    assert not world.core.chooser.reservations.models
+    assert world.core.chooser.reservations.begun == 1
 
 
 def test_while_it_is_kept_others_see_the_rest_of_the_pool_only() -> None:
     world, large = crowded([ROOMY, NARROW])
-    kept = world.core.chooser.kept
+    kept = world.core.chooser.reservations
     while not kept.models:
         world.crowd(0.5)
         assert world.now_s < PASSED_S + 5.0
@@ -129,7 +129,7 @@ def test_while_it_is_kept_others_see_the_rest_of_the_pool_only() -> None:
 def test_an_empty_worker_that_is_not_taken_is_kept_no_longer() -> None:
     world, large = crowded([ROOMY, ROOMY], "nowhere")
     world.crowd(PASSED_S + 20.0)
-    kept = world.core.chooser.kept
+    kept = world.core.chooser.reservations
     assert large not in world.sent_s
     assert kept.begun == 2
     assert not kept.models
@@ -141,7 +141,7 @@ def test_an_empty_worker_that_is_not_taken_is_kept_no_longer() -> None:
 @pytest.mark.parametrize("how", ["client", "worker"])
 def test_nothing_is_kept_for_who_left_or_at_who_is_gone(how: str) -> None:
     world, large = crowded([ROOMY, NARROW])
-    kept = world.core.chooser.kept
+    kept = world.core.chooser.reservations
     while not kept.models:
         world.crowd(0.5)
         assert world.now_s < PASSED_S + 5.0
@@ -164,7 +164,7 @@ def test_one_that_was_hardly_passed_keeps_nobody() -> None:
     for _ in range(60):
         world.now_s += 1.0
         world.take(world.core.on_tick(Tick(world.now_s)))
-    assert not world.core.chooser.kept.models
+    assert not world.core.chooser.reservations.models
     assert large not in world.sent_s
 
 

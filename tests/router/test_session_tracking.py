@@ -1,4 +1,4 @@
-"""Sessions followed by the core: every visit ends exactly once, whatever becomes of its request."""
+"""Session tracking: every tracked request ends exactly once, whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def nothing_seen() -> None:
 
 
 def check(world: RandomWorld) -> None:
-    """Nobody's visit is lost, nor counted twice."""
+    """Nobody's tracked is lost, nor counted twice."""
     core = world.core
-    sessions = core.following.sessions
+    sessions = core.session_tracking.sessions
     assert sessions is not None
     rows = sessions._rows
-    visits = Counter(pending.visit.row for pending in core._pending.values() if pending.visit)
-    assert sum(visits.values()) == core.inflight_requests == len(world.open)
+    tracked = Counter(pending.tracked.row for pending in core._pending.values() if pending.tracked)
+    assert sum(tracked.values()) == core.inflight_requests == len(world.open)
     alive = [row for row in range(rows.used) if rows.serial[row]]
-    assert {row: int(rows.inflight[row]) for row in alive} == {row: visits[row] for row in alive}
+    assert {row: int(rows.inflight[row]) for row in alive} == {row: tracked[row] for row in alive}
     slots = {worker.slot for worker in core.workers}
     assert {int(rows.home[row]) for row in alive} <= slots | {-1}
     assert len(core.ledger) == len(world.at)
@@ -73,7 +73,7 @@ def test_every_charge_and_visit_ends_once_in_a_random_world(policy: str, seed: i
         world.now_s += 1_000.0
         world.tell(world.core.on_tick(Tick(world.now_s)))
     check(world)
-    sessions = world.core.following.sessions
+    sessions = world.core.session_tracking.sessions
     assert sessions is not None
     assert len(sessions) == sessions.sets.trunks == 0
     sets = sessions.sets
@@ -85,8 +85,8 @@ def test_every_charge_and_visit_ends_once_in_a_random_world(policy: str, seed: i
 def test_a_policy_that_does_not_ask_follows_nobody() -> None:
     world = World(policy="hybrid")
     world.core.on_arrival(world.arrival([1, 2], session="a"))
-    assert world.core.following.sessions is None
-    assert all(pending.visit is None for pending in world.core._pending.values())
+    assert world.core.session_tracking.sessions is None
+    assert all(pending.tracked is None for pending in world.core._pending.values())
 
 
 def test_a_policy_that_takes_over_knows_who_is_under_way() -> None:
@@ -108,10 +108,10 @@ def test_changing_the_policy_to_and_fro_mixes_nothing_up() -> None:
     for number in range(9):  # three run, six wait
         world.core.on_arrival(world.arrival([number] * 8, session=f"s{number}"))
     assert world.core.held_requests == 6
-    first = world.core.following.sessions
+    first = world.core.session_tracking.sessions
     world.core.set_policy(load("hybrid"))
     world.core.set_policy(load(WATCHING))
-    sessions = world.core.following.sessions
+    sessions = world.core.session_tracking.sessions
     assert sessions is not None
     assert sessions is not first
     assert sessions.count() == (9, 0)
@@ -128,7 +128,7 @@ def test_explaining_sees_the_session_and_remembers_nothing() -> None:
     (sent,) = world.core.on_arrival(first := world.arrival(list(range(8)), session="a"))
     assert isinstance(sent, Dispatch)
     world.core.on_finish(Finish(0.5, first.request_id, output_tokens=3))
-    sessions = world.core.following.sessions
+    sessions = world.core.session_tracking.sessions
     assert sessions is not None
     before = (len(sessions), sessions.count(), len(sessions.owners))
     rows = sessions._rows
@@ -205,7 +205,7 @@ def test_where_events_were_lost_a_session_is_believed_to_be_at_home() -> None:
     world.core.on_arrival(first := world.arrival(history, session="a"))
     world.core.on_finish(Finish(1.0, first.request_id, output_tokens=3))
     world.core.on_tick(Tick(100.0))  # what was expected is forgotten, and no event ever came
-    world.core.following.sessions.hazard._returns[:] = 2.0  # type: ignore[union-attr]
+    world.core.session_tracking.sessions.hazard._returns[:] = 2.0  # type: ignore[union-attr]
     world.core.on_arrival(world.arrival([*history, 21], session="a", now_s=101.0))
     assert (SEEN[-1].standing, SEEN[-1].home_id) == ("warm", 0)
 
@@ -244,8 +244,8 @@ def test_a_prompt_for_a_model_that_nobody_serves_is_forgotten_at_once() -> None:
     for chains in ({}, {BLOCK: chain_of([1, 2])}):
         (action,) = world.core.on_arrival(world.arrival([1, 2], model="other", chains=chains))
         assert isinstance(action, Reject)
-        assert world.core.following.sessions is not None
-        assert len(world.core.following.sessions) == 0
+        assert world.core.session_tracking.sessions is not None
+        assert len(world.core.session_tracking.sessions) == 0
 
 
 def test_a_session_is_not_split_by_a_retry() -> None:
@@ -256,7 +256,7 @@ def test_a_session_is_not_split_by_a_retry() -> None:
     (again,) = world.core.on_failure(failure)
     assert isinstance(again, Dispatch)
     assert again.worker_id != sent.worker_id
-    sessions = world.core.following.sessions
+    sessions = world.core.session_tracking.sessions
     assert sessions is not None
     homes = [sessions.sets.private_tokens[w.slot] for w in world.core.workers]
     assert homes[again.worker_id] == 8 * BLOCK
@@ -290,7 +290,9 @@ def test_what_sessions_want_is_told_of_each_worker_and_not_where_nobody_follows_
     (action,) = core.on_arrival(world.arrival([*SYSTEM, 1, 2, 3, 4], session="a"))
     assert isinstance(action, Dispatch)
     core.on_tick(Tick(0.1))
-    wanted = {w.worker_id: core.following.wanted_tokens(w.slot) for w in core.workers}
+    wanted = {w.worker_id: core.session_tracking.wanted_tokens(w.slot) for w in core.workers}
     assert wanted == {action.worker_id: 16.0 * BLOCK, 1 - action.worker_id: 0.0}
     core.set_policy(load("hybrid"))
-    assert all(np.isnan(core.following.wanted_tokens(worker.slot)) for worker in core.workers)
+    assert all(
+        np.isnan(core.session_tracking.wanted_tokens(worker.slot)) for worker in core.workers
+    )

@@ -24,10 +24,10 @@ def followed(limit: int = 64) -> Sessions:
 
 def turn(sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> int:
     """A whole turn on the first worker; the row of its session."""
-    visit = come(sessions, tokens, now_s, **fields)
-    sessions.dispatched(visit, 0)
-    sessions.ended(visit, 5, now_s)
-    return visit.row
+    tracked = come(sessions, tokens, now_s, **fields)
+    sessions.dispatched(tracked, 0)
+    sessions.ended(tracked, 5, now_s)
+    return tracked.row
 
 
 @patient
@@ -68,7 +68,7 @@ def test_the_same_history_gives_the_same_sums(
         assert one.tolist() == other.tolist()
     assert plain.sessions.hazard._risk.tolist() == looked.sessions.hazard._risk.tolist()
     assert len(plain.sessions) == len(looked.sessions)
-    assert [o.visit for o in plain.open] == [o.visit for o in looked.open]
+    assert [o.tracked for o in plain.open] == [o.tracked for o in looked.open]
 
 
 @patient
@@ -131,7 +131,7 @@ def test_siblings_under_one_system_prompt_are_not_one(own: int) -> None:
 def test_siblings_too_short_to_tell_are_apart_once_they_run_at_once() -> None:
     sessions = followed()
     at_once = [come(sessions, prompt(SYSTEM, (n, 3)), 0.0) for n in range(5, 9)]
-    assert len({visit.row for visit in at_once}) == 4
+    assert len({tracked.row for tracked in at_once}) == 4
     assert at_once[-1].trunk_tokens == SYSTEM[1]
 
 
@@ -234,4 +234,4 @@ def test_nobody_is_forgotten_while_a_request_of_theirs_is_open(
     for step in steps * EFFORT:
         history.step(*step)
         for todo in history.open:
-            assert history.sessions._rows.serial[todo.visit.row] > 0
+            assert history.sessions._rows.serial[todo.tracked.row] > 0

@@ -49,8 +49,8 @@ def ask(world: World, session: int) -> Dispatch:
 def test_a_policy_is_told_of_a_trunk_until_enough_workers_hold_it() -> None:
     world = World(workers=3, policy=WATCHING)
     workers = [ask(world, session).worker_id for session in range(12)]
-    assert world.core.following.sessions is not None
-    (trunk,) = world.core.following.sessions.trunks.table()
+    assert world.core.session_tracking.sessions is not None
+    (trunk,) = world.core.session_tracking.sessions.trunks.table()
     assert trunk.tokens == len(TRUNK) * BLOCK
     assert trunk.wanted_copies == 3  # all there are
     # The first knows of no trunk. One is wanted on more workers as the backlog grows.
@@ -64,7 +64,7 @@ def test_policies_that_do_not_ask_are_told_of_no_trunk() -> None:
     world = World(workers=3, policy="hybrid")
     for session in range(4):
         ask(world, session)
-    assert world.core.following.sessions is None
+    assert world.core.session_tracking.sessions is None
 
 
 @pytest.mark.parametrize("workers", [2, 8])
@@ -81,8 +81,8 @@ def test_a_cold_burst_of_siblings_computes_the_trunk_once_a_copy(workers: int, s
 
     def arrived(fact: Arrival) -> list[Any]:
         actions = told(fact)
-        assert pool.core.following.sessions is not None
-        table = pool.core.following.sessions.trunks.table()
+        assert pool.core.session_tracking.sessions is not None
+        table = pool.core.session_tracking.sessions.trunks.table()
         wanted.extend(trunk.wanted_copies for trunk in table if trunk.tokens == 6_000)
         return actions
 

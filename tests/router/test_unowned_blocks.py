@@ -12,33 +12,33 @@ from tests.router.core_world import BLOCK, World, stored
 
 
 def test_strangers_fade_as_idle_sessions_do() -> None:
-    strangers, hazard = UnownedBlocks(2), ReturnHazard()
-    strangers.found(1, 1_000.0, 10.0)
-    assert strangers.wanted_tokens.tolist() == [0.0, 1_000.0]
+    unowned, hazard = UnownedBlocks(2), ReturnHazard()
+    unowned.found(1, 1_000.0, 10.0)
+    assert unowned.wanted_tokens.tolist() == [0.0, 1_000.0]
     wanted = []
     for now_s in (10.0, 40.0, 100.0, 400.0, 2_000.0):
-        strangers.weigh(hazard, now_s)
-        wanted.append(strangers.wanted_tokens[1])
+        unowned.weigh(hazard, now_s)
+        wanted.append(unowned.wanted_tokens[1])
     assert wanted == sorted(wanted, reverse=True)
     assert wanted[0] > 900.0
     assert wanted[-1] < 50.0
-    strangers.weigh(hazard, 5.0)  # a clock that went back
-    assert strangers.wanted_tokens[1] == wanted[0]
+    unowned.weigh(hazard, 5.0)  # a clock that went back
+    assert unowned.wanted_tokens[1] == wanted[0]
 
 
 def test_what_turns_out_to_be_somebodys_is_no_strangers_any_more() -> None:
-    strangers = UnownedBlocks(1)
-    strangers.found(0, 1_000.0, 0.0)
-    strangers.weigh(ReturnHazard(), 30.0)
-    before = strangers.wanted_tokens[0]
-    strangers.known(0, 250.0)
-    assert strangers.wanted_tokens[0] == pytest.approx(0.75 * before)
-    strangers.known(0, 5_000.0)
-    assert strangers.wanted_tokens[0] == 0.0
-    strangers.known(0, 1.0)
-    assert strangers.wanted_tokens[0] == 0.0
-    strangers.found(0, -5.0, 0.0)  # more is known to be at home than the cache is known to hold
-    assert strangers.wanted_tokens[0] == 0.0
+    unowned = UnownedBlocks(1)
+    unowned.found(0, 1_000.0, 0.0)
+    unowned.weigh(ReturnHazard(), 30.0)
+    before = unowned.wanted_tokens[0]
+    unowned.known(0, 250.0)
+    assert unowned.wanted_tokens[0] == pytest.approx(0.75 * before)
+    unowned.known(0, 5_000.0)
+    assert unowned.wanted_tokens[0] == 0.0
+    unowned.known(0, 1.0)
+    assert unowned.wanted_tokens[0] == 0.0
+    unowned.found(0, -5.0, 0.0)  # more is known to be at home than the cache is known to hold
+    assert unowned.wanted_tokens[0] == 0.0
 
 
 def holding(policy: str, blocks: int = 50) -> World:
@@ -51,7 +51,7 @@ def holding(policy: str, blocks: int = 50) -> World:
 
 
 def wanted(world: World) -> float:
-    return world.core.following.wanted_tokens(0)
+    return world.core.session_tracking.wanted_tokens(0)
 
 
 def test_a_router_that_starts_takes_a_full_cache_for_full() -> None:

@@ -142,7 +142,7 @@ def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:
 
     `followed` is false where the policy does not ask about sessions.
     """
-    sessions = core.following.sessions
+    sessions = core.session_tracking.sessions
     if sessions is None:
         return {"followed": False, "kept": 0, "rows": []}
     slots = np.array([-1 if w is None else w.slot for _, w in fleet], dtype=np.int64)
