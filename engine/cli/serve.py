@@ -35,7 +35,7 @@ from engine.server.settings import ServedModel
 
 if TYPE_CHECKING:
     from engine.runner.load import Loaded
-    from engine.runner.needs import Needs
+    from engine.runner.needs import LoadSettings, Needs
 
 
 FAILED_WHILE_RUNNING = 3
@@ -121,22 +121,9 @@ def _measure(flags: argparse.Namespace, limits: Limits) -> int:
     """Print what one instance needs and what memory there is. Raises what loading raises."""
     # With torch, so not before it is known to be there.
     from engine.model.config import read_config
-    from engine.runner.load import StepSettings
     from engine.runner.needs import needs_of
 
-    needs = needs_of(
-        read_config(flags.model),
-        flags.model,
-        limits,
-        flags.device,
-        flags.dtype,
-        Quantization(flags.quantize, flags.kv_dtype),
-        flags.tensor_parallel_size,
-        flags.pipeline_parallel_size,
-        flags.attention_backend,
-        flags.int8_backend,
-        StepSettings(flags.overlap, flags.cuda_graphs).has_graphs,
-    )
+    needs = needs_of(read_config(flags.model), _load_settings(flags, limits))
     measured = Measured(needs.memory_bytes, needs.footprint, needs.limits, flags.device)
     print(msgspec.json.encode(measured).decode())
     return 0
@@ -146,26 +133,33 @@ def _addresses(flags: argparse.Namespace) -> list[Addresses]:
     return addresses_of(flags.instances, flags.port, flags.events_port, flags.replay_port)
 
 
-def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSettings) -> Loaded:
-    """Raises what `load` raises, and ImportError without torch."""
-    from engine.runner.load import StepSettings, load
+def _load_settings(flags: argparse.Namespace, limits: Limits) -> LoadSettings:
+    """What the flags say. Raises ImportError without torch."""
+    from engine.runner.needs import LoadSettings, StepSettings
 
-    return load(
+    return LoadSettings(
         flags.model,
         limits,
-        scheduler,
         flags.device,
         flags.dtype,
-        flags.threads,
-        _print_capacity if flags.lifeline is None else lambda capacity, needs: None,
         Quantization(flags.quantize, flags.kv_dtype),
         flags.tensor_parallel_size,
         flags.pipeline_parallel_size,
+        flags.attention_backend,
+        flags.int8_backend,
+        StepSettings(flags.overlap, flags.cuda_graphs, flags.kernel_costs),
+        flags.threads,
         flags.memory_bytes,
-        steps=StepSettings(flags.overlap, flags.cuda_graphs, flags.kernel_costs),
-        attention=flags.attention_backend,
-        int8=flags.int8_backend,
     )
+
+
+def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSettings) -> Loaded:
+    """Raises what `load` raises, and ImportError without torch."""
+    from engine.runner.load import load
+
+    if flags.lifeline is not None:  # one of several: the supervisor has said what fits
+        return load(_load_settings(flags, limits), scheduler)
+    return load(_load_settings(flags, limits), scheduler, _print_capacity)
 
 
 def _serve(settings: WorkerSettings, loaded: Loaded, announce: Announce | None) -> int:

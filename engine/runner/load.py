@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 
 from engine.block_pool import BlockPool
-from engine.capacity import Capacity, Limits, fit
-from engine.model.batch import FlatBatch, Planner, is_cuda
+from engine.capacity import Capacity, fit
+from engine.model.batch import FlatBatch, Planner
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import (
     DTYPE_BYTES,
-    PLAIN,
     SCALE_BYTES,
     ModelConfig,
     ModelError,
@@ -30,8 +29,7 @@ from engine.model.transformer import Transformer
 from engine.runner.compute import Compute, StagedCompute
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.group import Group
-from engine.runner.kernel_costs import read_costs
-from engine.runner.needs import Needs, needs_of
+from engine.runner.needs import PLAIN_STEPS, LoadSettings, Needs, StepSettings, needs_of
 from engine.runner.ranks import RankSpec
 from engine.runner.runner import RealRunner
 from engine.sampling.torch_sampler import Sampler
@@ -45,31 +43,6 @@ from kvkernels.ops.shared_costs import AttentionShape, Costs
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StepSettings:
-    """How steps are run; None: only on a GPU. `overlap`: one is scheduled while another computes,
-    and stages compute different ones at a time. `cuda_graphs`: steps of decodes are padded to
-    fixed sizes and replayed. `kernel_costs`: the file by which the kernels' plans go, of this
-    device; None: predictions."""
-
-    overlap: bool | None = None
-    cuda_graphs: bool | None = None
-    kernel_costs: Path | None = None
-
-    def overlaps(self, device: str) -> bool:
-        """What is done on `device`."""
-        return is_cuda(device) if self.overlap is None else self.overlap
-
-    def has_graphs(self, device: str) -> bool:
-        """The same."""
-        return is_cuda(device) if self.cuda_graphs is None else self.cuda_graphs
-
-    def costs(self, device: str) -> Costs | None:
-        """What plans cost there. Raises what `read_costs` raises."""
-        return read_costs(self.kernel_costs, device) if self.kernel_costs else None
-
-
-PLAIN_STEPS = StepSettings()
 TORCH_ATTENTION = KernelChoice()
 
 
@@ -160,54 +133,36 @@ class Loaded:
 
 
 def load(
-    directory: Path,
-    limits: Limits,
+    settings: LoadSettings,
     scheduler: SchedulerSettings,
-    device: str = "cpu",
-    dtype: str = "auto",
-    threads: int | None = None,
     on_needs: Callable[[Capacity, Needs], None] = lambda capacity, needs: None,
-    quantization: Quantization = PLAIN,
-    tp_size: int = 1,
-    pp_size: int = 1,
-    memory_bytes: int | None = None,
-    steps: StepSettings = PLAIN_STEPS,
-    attention: str = "auto",
-    int8: str = "auto",
 ) -> Loaded:
-    """Read the folder; `on_needs` is told what fits, and computes, before weights are read.
+    """Read the folder; `on_needs` gets what fits, and what computes, before weights are read.
 
-    `dtype` auto: float32 on a CPU, where it is as fast and exact, else the checkpoint's own.
-    `threads`: of this process's matrix products on CPUs; None: torch's choice.
-    `quantization`: weights and KV in fewer bits. `tp_size` ranks cut every layer, `pp_size` stages
-    share the layers: that many processes in all, on a GPU each where `device` is cuda.
-    `memory_bytes`: what this instance may use, weights included; None: all that is available.
-    `steps`: how they follow each other. `attention` and `int8`, what computes the one and products
-    with INT8 weights: of `kernel_choice.BACKENDS`.
     Raises ModelError (a ValueError) or OSError for the folder, CapacityError for the memory,
     GroupLost (a RuntimeError) where another rank could not load.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    directory, device, tp_size = settings.directory, settings.device, settings.tp_size
+    quantization, steps = settings.quantization, settings.steps
     config = read_config(directory)
     tokenizer = _tokenizer(directory, config)
-    needs = needs_of(
-        *(config, directory, limits, device, dtype, quantization, tp_size, pp_size, attention),
-        int8=int8,
-        has_graphs=steps.has_graphs,
-    )
+    needs = needs_of(config, settings)
     limits, name, chosen = needs.limits, needs.dtype, needs.attention
-    room_bytes = needs.memory_bytes if memory_bytes is None else memory_bytes
+    room_bytes = settings.memory_bytes
+    if room_bytes is None:
+        room_bytes = needs.memory_bytes
     capacity = fit(room_bytes, needs.footprint, limits)
     on_needs(capacity, needs)
     shard, costs = Shard(0, tp_size), steps.costs(device)
     planner = _planner(chosen, config, shard, capacity, name, quantization, costs)
     model = _model(
         RankSpec(
-            str(directory), 0, tp_size, pp_size, device, name,
+            str(directory), 0, tp_size, settings.pp_size, device, name,
             max_tokens=limits.max_model_tokens,
             blocks=capacity.blocks, block_size=capacity.block_size,
-            threads=threads, weights=quantization.weights, kv=quantization.kv,
+            threads=settings.threads, weights=quantization.weights, kv=quantization.kv,
             attention=chosen.backend, int8=needs.int8.backend if needs.int8 else TORCH,
         ),
         config,

@@ -5,7 +5,7 @@ Memory and limits are those of one moment: whoever starts next to others asks be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from engine.capacity import Footprint, Limits
+from engine.model.batch import is_cuda
 from engine.model.checkpoint import Checkpoint, expected
 from engine.model.config import (
     DTYPE_BYTES,
@@ -33,11 +34,67 @@ from engine.model.kernel_choice import (
 from engine.model.kv_cache import kv_storage
 from engine.model.layers import MAX_WIDENED
 from engine.runner.graphs import graph_pages
+from engine.runner.kernel_costs import read_costs
 from kvkernels.ops.decode import workspace_bytes
+from kvkernels.ops.shared_costs import Costs
 from kvkernels.ops.shared_decode import most_slots
 
 CPU_KV_TOKENS = 65_536  # unless told otherwise: a machine's memory is not the engine's alone
 SAMPLING_COPIES = 4  # of the logits that filters and draws work on
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """How steps are run; None: only on a GPU. `overlap`: one is scheduled while another computes,
+    and stages compute different ones at a time. `cuda_graphs`: steps of decodes are padded to
+    fixed sizes and replayed. `kernel_costs`: the file by which the kernels' plans go, of this
+    device; None: predictions."""
+
+    overlap: bool | None = None
+    cuda_graphs: bool | None = None
+    kernel_costs: Path | None = None
+
+    def overlaps(self, device: str) -> bool:
+        """What is done on `device`."""
+        return is_cuda(device) if self.overlap is None else self.overlap
+
+    def has_graphs(self, device: str) -> bool:
+        """The same."""
+        return is_cuda(device) if self.cuda_graphs is None else self.cuda_graphs
+
+    def costs(self, device: str) -> Costs | None:
+        """What plans cost there. Raises what `read_costs` raises."""
+        return read_costs(self.kernel_costs, device) if self.kernel_costs else None
+
+
+PLAIN_STEPS = StepSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How to load the model in `directory`. Lifetime: process.
+
+    `dtype` auto: float32 on a CPU, where it is as fast and exact, else the checkpoint's own.
+    `quantization`: weights and KV in fewer bits. `tp_size` ranks cut every layer, `pp_size` stages
+    share the layers: that many processes in all, on a GPU each where `device` is cuda. `attention`,
+    `int8`: what computes attention, and products with INT8 weights; of `kernel_choice.BACKENDS`.
+    `steps`: how they follow each other. `threads`: of this process's matrix products on CPUs; None:
+    torch's choice. `memory_bytes`: what this instance may use, weights included; None: all that is
+    available.
+    """
+
+    directory: Path
+    limits: Limits
+    device: str = "cpu"
+    dtype: str = "auto"
+    quantization: Quantization = PLAIN
+    tp_size: int = 1
+    pp_size: int = 1
+    attention: str = "auto"
+    int8: str = "auto"
+    steps: StepSettings = PLAIN_STEPS
+    threads: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +109,28 @@ class Needs:
     int8: Int8Choice | None
 
 
-def needs_of(
-    config: ModelConfig,
-    directory: Path,
-    limits: Limits,
-    device: str,
-    dtype: str,
-    quantization: Quantization,
-    tp_size: int,
-    pp_size: int,
-    attention: str = "auto",
-    int8: str = "auto",
-    has_graphs: Callable[[str], bool] = lambda device: False,
-) -> Needs:
-    """Arguments are those of `load`, `has_graphs` of its steps on a device; raises what it raises
-    for folder and device."""
-    _check_device(device, tp_size * pp_size)
-    shards = _shards(config, tp_size, pp_size, device)
-    name = dtype if dtype != "auto" else ("float32" if device == "cpu" else config.dtype)
-    limits = _within(config, limits, device)
+def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
+    """What the model of `settings`, read into `config`, needs; raises what `load` raises for folder
+    and device."""
+    device, quantization = settings.device, settings.quantization
+    _check_device(device, settings.tp_size * settings.pp_size)
+    shards = _shards(config, settings.tp_size, settings.pp_size, device)
+    name = settings.dtype
+    if name == "auto":
+        name = "float32" if device == "cpu" else config.dtype
+    limits = _within(config, settings.limits, device)
     # Before weights are read: what the cache cannot do here.
     kv_storage(config, quantization.kv, device, getattr(torch, name))
-    with Checkpoint(directory) as checkpoint:
+    with Checkpoint(settings.directory) as checkpoint:
         taken = footprint(config, checkpoint, name, quantization, shards, device == "cpu")
     first, size = shards[0], limits.block_size  # others have as many heads
-    chosen = choose_attention(attention, config, first, device, name, quantization, size)
+    chosen = choose_attention(settings.attention, config, first, device, name, quantization, size)
     if chosen.backend == KVKERNELS:
-        is_captured = has_graphs(device) and len(shards) == 1
+        is_captured = settings.steps.has_graphs(device) and len(shards) == 1
         each = attention_bytes(config, first, limits, is_captured)
         each *= len(shards) if device == "cpu" else 1
         taken = replace(taken, workspace_bytes=taken.workspace_bytes + each)
-    products = choose_int8(int8, config, shards, device, name, quantization)
+    products = choose_int8(settings.int8, config, shards, device, name, quantization)
     return Needs(memory_bytes(device), taken, limits, name, chosen, products)
 
 

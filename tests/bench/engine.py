@@ -31,6 +31,7 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.config import read_config
 from engine.model.tiny import TinySettings, make_tiny
 from engine.runner.load import Loaded, load
+from engine.runner.needs import LoadSettings
 from engine.runner.runner import RealRunner
 from engine.scheduler.request import Request
 from engine.scheduler.types import Output, SchedulerSettings, Step
@@ -130,7 +131,7 @@ def measure(name: str, args: argparse.Namespace) -> None:
             expected_output_tokens=OUTPUT_TOKENS,
         )
         settings = SchedulerSettings(max_batch_size=args.batch)
-        model = load(directory, limits, settings, args.device, args.dtype, threads=1)
+        model = load(LoadSettings(directory, limits, args.device, args.dtype, threads=1), settings)
         config = read_config(directory)
         with Checkpoint(directory) as checkpoint:
             loop = SdpaLoop(config, checkpoint, args.device, getattr(torch, args.dtype))

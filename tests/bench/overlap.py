@@ -25,7 +25,8 @@ import numpy as np
 from engine.block_pool import BlockPool
 from engine.capacity import Limits
 from engine.model.tiny import TinySettings, make_tiny
-from engine.runner.load import Loaded, StepSettings, load
+from engine.runner.load import Loaded, load
+from engine.runner.needs import LoadSettings, StepSettings
 from engine.scheduler.request import Request
 from engine.scheduler.types import Output, SchedulerSettings, Step
 
@@ -102,14 +103,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             make_tiny(Path(folder), settings)
             limits = Limits(max_tokens_in_paged_kv_cache=16_384, expected_input_tokens=8)
-            model = load(
-                Path(folder),
-                limits,
-                SchedulerSettings(),
-                threads=args.threads,
-                pp_size=args.stages,
-                steps=plain,
+            made = LoadSettings(
+                Path(folder), limits, threads=args.threads, pp_size=args.stages, steps=plain
             )
+            model = load(made, SchedulerSettings())
             name = f"hidden {hidden:4d}, batch {args.batch}, stages {args.stages}"
             compare(name, model, replace(model, steps=overlapped), args.batch, args.runs)
             model.model.close()

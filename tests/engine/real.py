@@ -16,7 +16,8 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.config import PLAIN, Quantization, read_config
 from engine.model.kv_cache import KvCache
 from engine.model.transformer import Transformer
-from engine.runner.load import PLAIN_STEPS, Loaded, StepSettings, load
+from engine.runner.load import Loaded, load
+from engine.runner.needs import PLAIN_STEPS, LoadSettings, StepSettings
 from engine.scheduler.types import SchedulerSettings
 from engine.server import WorkerSettings, serving
 from tests.engine.harness import Running
@@ -45,10 +46,9 @@ def loaded(
     # One thread: matrices this small only wait for each other's.
     settings = SchedulerSettings(**scheduler)
     tp_size, pp_size = ranks
-    return load(
+    made = LoadSettings(
         directory,
         limits,
-        settings,
         threads=1,
         quantization=quantization,
         tp_size=tp_size,
@@ -57,6 +57,7 @@ def loaded(
         attention=attention,
         int8=int8,
     )
+    return load(made, settings)
 
 
 @contextlib.asynccontextmanager

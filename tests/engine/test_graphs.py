@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engine.model.batch import Piece, fixed_batch, flat_batch
 from engine.model.tiny import TinySettings
 from engine.runner.graphs import DecodeGraphs, graph_rows
-from engine.runner.load import StepSettings
+from engine.runner.needs import StepSettings
 from engine.sampling.params import SamplingParams
 from tests.effort import examples
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, loaded

@@ -21,7 +21,7 @@ from engine.model.batch import Piece, flat_batch
 from engine.model.kv_cache import KvCache
 from engine.model.tiny import TinySettings, make_tiny
 from engine.runner.group import Group, GroupLost
-from engine.runner.load import StepSettings
+from engine.runner.needs import StepSettings
 from engine.runner.ranks import RankSpec, batch_bytes, read_batch
 from engine.runner.runner import MAX_FAILED_STEPS, EngineFailed
 from tests.engine import real

@@ -15,7 +15,7 @@ from engine.model.config import ModelError
 from engine.model.kernel_choice import KVKERNELS
 from engine.model.tiny import make_tiny
 from engine.runner.kernel_costs import MAX_BYTES, read_costs, write_costs
-from engine.runner.load import StepSettings
+from engine.runner.needs import StepSettings
 from kvkernels.ops import calibration
 from kvkernels.ops.calibration import NEVER, Calibration, Measured, Mix
 from kvkernels.ops.shared_costs import Costs, Work

@@ -20,7 +20,7 @@ from engine.model.config import PLAIN, ModelConfig, ModelError, Quantization, Sh
 from engine.model.kernel_attention import shared_part
 from engine.model.kernel_choice import KVKERNELS, TORCH, KernelChoice, choose_attention
 from engine.model.tiny import TinySettings
-from engine.runner.load import StepSettings
+from engine.runner.needs import StepSettings
 from engine.sampling.params import SamplingParams
 from kvkernels.cuda.library import LIBRARY_VARIABLE
 from kvkernels.ops.decode import workspace_of

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from engine.block_pool import BlockPool
 from engine.model.tiny import make_tiny
-from engine.runner.load import Loaded, StepSettings
+from engine.runner.load import Loaded
+from engine.runner.needs import StepSettings
 from engine.sampling.params import SamplingParams
 from engine.scheduler.request import Request
 from engine.scheduler.types import Output, Step

@@ -17,7 +17,8 @@ import transformers
 
 from engine.capacity import Limits
 from engine.model.tiny import TinySettings
-from engine.runner.load import Loaded, StepSettings, load
+from engine.runner.load import Loaded, load
+from engine.runner.needs import LoadSettings, StepSettings
 from engine.sampling.params import SamplingParams
 from engine.sampling.torch_sampler import Sampler
 from engine.scheduler.types import SchedulerSettings
@@ -69,16 +70,17 @@ def model_of(folder: Path, dtype: str, ranks: tuple[int, int], overlaps: bool) -
         expected_input_tokens=8,
         expected_output_tokens=8,
     )
-    return load(
+    settings = LoadSettings(
         folder,
         limits,
-        SchedulerSettings(max_num_tokens=24, max_batch_size=4, min_chunk_tokens=4),
         dtype=dtype,
         threads=1,
         tp_size=ranks[0],
         pp_size=ranks[1],
         steps=StepSettings(overlap=overlaps),
     )
+    scheduler = SchedulerSettings(max_num_tokens=24, max_batch_size=4, min_chunk_tokens=4)
+    return load(settings, scheduler)
 
 
 def crowd() -> list[Arrival]:
