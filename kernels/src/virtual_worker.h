@@ -1,5 +1,5 @@
-// A worker on virtual time: the native twin of tests/oracles/virtual_worker.py, which says what each
-// call means.
+// A worker on virtual time: the native twin of tests/oracles/virtual_worker.py, which says what
+// each call means.
 // Not thread-safe: callers hold the GIL, calls are too short to give it up.
 #pragma once
 

@@ -168,8 +168,8 @@ void check(VirtualWorker& self) {
 
 void kv::bind_virtual_worker(nb::module_& module) {
   nb::class_<VirtualWorker>(module, "VirtualWorker",
-                            "A worker on virtual time; tests/oracles/virtual_worker.py says what each "
-                            "call means.")
+                            "A worker on virtual time; tests/oracles/virtual_worker.py says what "
+                            "each call means.")
       .def("__init__", calls::make_worker, nb::kw_only(), arg("blocks"), arg("block_size"),
            arg("step_time"), arg("max_num_tokens") = 8192, arg("max_batch_size") = 256,
            arg("max_model_tokens") = 131072, arg("min_chunk_tokens") = 16,
