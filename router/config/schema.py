@@ -24,17 +24,17 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int, Meta(ge=0, le=1_000_000, description="of these from one address; 0: any number")
     ] = 0
     head_bytes: Annotated[
-        int, Meta(ge=1_024, le=1 << 22, description="a request's whole head, bytes")
+        int, Meta(ge=1_024, le=1 << 22, description="largest head of a request, bytes")
     ] = 64 << 10
     arriving_bytes: Annotated[
-        int, Meta(ge=1 << 16, le=1 << 44, description="requests still arriving, in all, bytes")
+        int, Meta(ge=1 << 16, le=1 << 44, description="of all that are still arriving, bytes")
     ] = 1 << 30
     head_s: Annotated[
-        float, Meta(ge=0.1, le=3_600.0, description="TLS, then a head, to be whole, seconds each")
+        float, Meta(ge=0.1, le=3_600.0, description="for TLS, then for a whole head, seconds")
     ] = 20.0
-    body_s: Annotated[
-        float, Meta(ge=0.1, le=3_600.0, description="a request's body, to be whole, seconds")
-    ] = 60.0
+    body_s: Annotated[float, Meta(ge=0.1, le=3_600.0, description="for a whole body, seconds")] = (
+        60.0
+    )
 
 
 class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -53,7 +53,7 @@ class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """How https workers are believed. Lifetime: until the next reload."""
 
     ca: Annotated[
-        str | None, Meta(description="PEM file that workers' certificates go back to; none: system")
+        str | None, Meta(description="PEM file, workers' authorities; none: the system's")
     ] = None
     cert: Annotated[
         str | None, Meta(description="PEM file, certificate shown to workers; none: none shown")
@@ -71,13 +71,13 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         float, Meta(ge=0.01, le=1.0, description="or this share of failures within the window")
     ] = 0.5
     requests: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="least answers and failures for the share")
+        int, Meta(ge=1, le=1_000_000, description="least number of results for the share")
     ] = 20
     window_s: Annotated[
         float, Meta(ge=0.1, le=600.0, description="the window of the share, seconds")
     ] = 5.0
     max_share: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="of a pool ejected at once; one always may be")
+        float, Meta(ge=0.0, le=1.0, description="most of a pool ejected; one always may be")
     ] = 0.5
     recover_s: Annotated[
         float, Meta(ge=0.1, le=3_600.0, description="shortest ejection, seconds; grows")
@@ -88,19 +88,19 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """When a failed request goes to another worker. Lifetime: until the next reload."""
 
     attempts: Annotated[
-        int, Meta(ge=1, le=100, description="workers that may fail one request; unreached: no")
+        int, Meta(ge=1, le=100, description="workers that may fail one request")
     ] = 3
     backoff_s: Annotated[
-        float, Meta(ge=0.0, le=60.0, description="most a first retry waits; doubles, seconds")
+        float, Meta(ge=0.0, le=60.0, description="longest first wait, seconds; doubles")
     ] = 0.025
     backoff_max_s: Annotated[
-        float, Meta(ge=0.0, le=60.0, description="most that any retry waits, seconds")
+        float, Meta(ge=0.0, le=60.0, description="longest wait of a retry, seconds")
     ] = 0.25
     budget_share: Annotated[
         float, Meta(ge=0.0, le=10.0, description="retries per request over ten seconds")
     ] = 0.2
     budget_per_s: Annotated[
-        float, Meta(ge=0.0, le=1e6, description="retries allowed besides, per second")
+        float, Meta(ge=0.0, le=1e6, description="further retries, per second")
     ] = 10.0
 
 
@@ -120,7 +120,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int, Meta(ge=1, le=1_000_000, description="requests dispatched and held together")
     ] = 16_384
     queued_tokens: Annotated[
-        int, Meta(ge=1, le=1 << 50, description="prompt tokens to be computed, sent and held ones")
+        int, Meta(ge=1, le=1 << 50, description="prompt tokens to be computed, sent or held")
     ] = 1 << 40
     worker_requests: Annotated[
         int, Meta(ge=1, le=1 << 50, description="unfinished requests of one worker; others wait")
@@ -136,11 +136,11 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 300.0
     sessions: Annotated[
         int,
-        Meta(ge=256, le=1 << 24, description="sessions followed, and no fewer than requests"),
+        Meta(ge=256, le=1 << 24, description="sessions tracked; not fewer than requests"),
     ] = 1 << 17
     session_blocks: Annotated[
         int,
-        Meta(ge=1_024, le=1 << 28, description="blocks of their prompts that tell them apart"),
+        Meta(ge=1_024, le=1 << 28, description="blocks that tell sessions apart"),
     ] = 1 << 20
     client_buffer_bytes: Annotated[
         int, Meta(ge=4_096, le=1 << 30, description="answer bytes kept for a slow client, bytes")
@@ -178,24 +178,24 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         int, Meta(ge=1, le=1 << 24, description="prompt and answer kept of a stream, tokens")
     ] = 1 << 17
     tokens: Annotated[
-        int, Meta(ge=1, le=1 << 32, description="kept of all streams, tokens of 4 bytes")
+        int, Meta(ge=1, le=1 << 32, description="the same of all streams, tokens of 4 bytes")
     ] = 1 << 25
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How much of the traffic the folder `record` keeps."""
 
-    part_bytes: Annotated[
-        int, Meta(ge=4_096, le=1 << 40, description="beyond this a part is packed, bytes")
-    ] = 64 << 20
-    part_s: Annotated[
-        float, Meta(ge=1.0, le=86_400.0, description="of unix time, that a part is of, seconds")
-    ] = 3_600.0
+    part_bytes: Annotated[int, Meta(ge=4_096, le=1 << 40, description="size of a part, bytes")] = (
+        64 << 20
+    )
+    part_s: Annotated[float, Meta(ge=1.0, le=86_400.0, description="time of a part, seconds")] = (
+        3_600.0
+    )
     parts: Annotated[
         int, Meta(ge=2, le=100_000, description="parts kept; the oldest goes first")
     ] = 1_000
     total_bytes: Annotated[
-        int, Meta(ge=8_192, le=1 << 50, description="of all parts; the oldest goes first, bytes")
+        int, Meta(ge=8_192, le=1 << 50, description="of all parts, bytes; the oldest goes")
     ] = 8 << 30
 
 
@@ -207,16 +207,16 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     name: Annotated[
         str,
-        Meta(pattern=f"{_NAME}|^$", description="this router among them; empty: the host's name"),
+        Meta(pattern=f"{_NAME}|^$", description="this router's name; empty: the host's"),
     ] = ""
-    fleet: Annotated[
-        str, Meta(pattern=_NAME, description="those of one fleet share; others know nothing of it")
-    ] = "default"
+    fleet: Annotated[str, Meta(pattern=_NAME, description="replicas of one fleet share state")] = (
+        "default"
+    )
     flush_s: Annotated[
-        float, Meta(ge=0.001, le=0.25, description="what is new waits so long to be told, seconds")
+        float, Meta(ge=0.001, le=0.25, description="news waits so long to be sent, seconds")
     ] = 0.01
     lease_s: Annotated[
-        float, Meta(ge=1.0, le=60.0, description="unheard for so long a replica is gone, seconds")
+        float, Meta(ge=1.0, le=60.0, description="silence that means gone, seconds")
     ] = 3.0
 
 
@@ -227,10 +227,10 @@ class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         str | None, Meta(description="OTLP/HTTP collector, http://HOST:4318/v1/traces; none: off")
     ] = None
     sample: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="share traced where the caller does not decide")
+        float, Meta(ge=0.0, le=1.0, description="share traced if the caller does not decide")
     ] = 0.01
     service_name: Annotated[
-        str, Meta(min_length=1, max_length=255, description="what spans are said to be of")
+        str, Meta(min_length=1, max_length=255, description="service name in spans")
     ] = "warmroute"
 
 
@@ -268,7 +268,7 @@ class Timeouts(_Section, frozen=True):
         float, Meta(ge=0.01, le=60.0, description="connecting to a worker, seconds")
     ] = 2.0
     send_s: Annotated[
-        float, Meta(ge=0.01, le=3_600.0, description="a worker takes no more of a body, seconds")
+        float, Meta(ge=0.01, le=3_600.0, description="a worker takes nothing of a body, seconds")
     ] = 30.0
     first_byte_s: Annotated[
         float, Meta(ge=0.1, le=86_400.0, description="a reply's first byte (prefill), seconds")
@@ -286,7 +286,7 @@ class Timeouts(_Section, frozen=True):
         float, Meta(ge=0.0, le=86_400.0, description="a request in all, seconds; 0: no bound")
     ] = 0.0
     stall_s: Annotated[
-        float, Meta(ge=0.05, le=600.0, description="all of a worker's streams silent: ask, seconds")
+        float, Meta(ge=0.05, le=600.0, description="silence of all streams, then a probe, seconds")
     ] = 0.5
     keep_alive_s: Annotated[
         float, Meta(ge=0.0, le=3_600.0, description="an idle client connection, seconds")
@@ -298,7 +298,7 @@ class Timeouts(_Section, frozen=True):
         float, Meta(ge=0.0, le=3_600.0, description="running requests at shutdown, seconds")
     ] = 30.0
     speculative_s: Annotated[
-        float, Meta(ge=0.1, le=600.0, description="an expected block no event confirms, seconds")
+        float, Meta(ge=0.1, le=600.0, description="an expected block without event, seconds")
     ] = 10.0
 
 
@@ -326,9 +326,7 @@ class Intervals(_Section, frozen=True):
 class TenantRules(_Section, frozen=True):
     """What tenants may do to each other."""
 
-    isolate: Annotated[
-        bool, Meta(description="each tenant has caches of its own: no prefix is shared across")
-    ] = False
+    isolate: Annotated[bool, Meta(description="tenants share no cached prefix")] = False
 
 
 class Config(_Section, frozen=True):
@@ -357,20 +355,22 @@ class Config(_Section, frozen=True):
     ] = ()
     discovery_grace_s: Annotated[
         float,
-        Meta(ge=0.0, le=86_400.0, description="a source that names nobody any more: not believed"),
+        Meta(ge=0.0, le=86_400.0, description="a failing or empty source is not believed, seconds"),
     ] = 30.0
     slow_start_s: Annotated[
         float,
         Meta(
             ge=0.0,
             le=3_600.0,
-            description="slow start: a worker that joins a pool gets its share in so long",
+            description="slow start: until a new worker gets its full share, seconds",
         ),
     ] = 10.0
     drain_s: Annotated[
         float,
         Meta(
-            ge=0.0, le=86_400.0, description="what runs at a leaving worker may take; 0: any time"
+            ge=0.0,
+            le=86_400.0,
+            description="for requests of a leaving worker, seconds; 0: any time",
         ),
     ] = 600.0
     policy: Annotated[
@@ -381,7 +381,10 @@ class Config(_Section, frozen=True):
         ),
     ] = "warmset"
     policy_fallback: Annotated[
-        str, Meta(min_length=1, description="decides where the policy fails: a built-in, no memory")
+        str,
+        Meta(
+            min_length=1, description="decides if the policy fails: a built-in one without memory"
+        ),
     ] = "least_requests"
     policy_slow_ms: Annotated[
         float,
@@ -396,13 +399,13 @@ class Config(_Section, frozen=True):
     ] = None
     chat_content_format: Annotated[
         Literal["auto", "string", "openai"],
-        Meta(description="shape of content that templates get, as the workers are told"),
+        Meta(description="shape of content in chat templates, as at the workers"),
     ] = "auto"
     chat_template_kwargs: Annotated[
-        str, Meta(description="JSON object: templates' default variables, as the workers are told")
+        str, Meta(description="JSON: templates' default variables, as at the workers")
     ] = "{}"
     chat_drops_unused_tools: Annotated[
-        bool, Meta(description="tool_choice none leaves the tools out of the prompt, as at workers")
+        bool, Meta(description="tool_choice none omits the tools, as set at the workers")
     ] = False
     forward_token_ids: Annotated[
         bool, Meta(description="send exact ids instead of text to workers that take them")
@@ -472,7 +475,7 @@ class Config(_Section, frozen=True):
     ] = None
     access_log: Annotated[
         str | None,
-        Meta(description="file for a JSON line a request; -: standard output; none: off"),
+        Meta(description="file for one JSON line per request; -: standard output; none: off"),
     ] = None
     access_log_bytes: Annotated[
         int, Meta(ge=4_096, le=1 << 50, description="beyond this FILE becomes FILE.1, bytes")
