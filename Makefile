@@ -89,7 +89,7 @@ bench: $(STAMP) ## benchmarks, as ratios within one run
 sim: $(STAMP) ## which policy? a trace on virtual time: make sim TRACE=FILE SIM_FLAGS='--workers 4'
 	$(BIN)/warmroute-sim replay '$(TRACE)' $(SIM_FLAGS)
 
-study: $(STAMP) ## the sweeps behind docs/policies.md, resumed: make study STUDY_FLAGS='--full --traces DIR'
+study: $(STAMP) ## the sweeps behind docs/notes/policy-study.md, resumed: make study STUDY_FLAGS='--full --traces DIR'
 	$(BIN)/warmroute-sim study --out build/study $(STUDY_FLAGS)
 
 clean: ## remove .venv and build

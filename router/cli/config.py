@@ -1,6 +1,6 @@
 """Flags for every key of the configuration, `warmroute config`, and the table of keys in the docs.
 
-`python -m router.cli.config docs/configuration.md` writes the table. It is
+`python -m router.cli.config docs/reference/configuration.md` writes the table. It is
 generated, so that it cannot disagree with the Structs; a test keeps it current.
 """
 

@@ -3,7 +3,7 @@
 A request leaves no cycle behind (`tests/router` holds it to that), but its hundred or so objects
 live while it runs. At Python's own thresholds the collector looks at those of all requests in
 flight again and again, and with them at everything that lives as long as the router: a third of
-the CPU of a request (`docs/performance.md`).
+the CPU of a request (`docs/notes/performance.md`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The router's configuration: every key with its unit, range and default.
 
 Each key stands here once. The YAML file, the flags, the environment variables, their help texts
-and `docs/configuration.md` all follow from these Structs (`router.config.keys`).
+and `docs/reference/configuration.md` all follow from these Structs (`router.config.keys`).
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def add_study(parsers: Any) -> None:
         parsers,
         "study",
         "[--full] [--only SWEEP]... [--policy SPEC]... [option]...",
-        "the sweeps behind docs/policies.md: run, resumed, compared",
+        "the sweeps behind docs/notes/policy-study.md: run, resumed, compared",
         "Runs the sweeps of simulator/data/study with the rules and seeds of study.yaml, keeps "
         "every result, and writes the comparison. Interrupted, the same command goes on.",
         "example:\n  warmroute-sim study --only w4b --policy 'hybrid|bounded_load'\n",

@@ -1,4 +1,4 @@
-"""The study behind `docs/policies.md`: its sweeps with their rules and seeds; run and resumed."""
+"""The study behind `docs/notes/policy-study.md`: its sweeps, with rules and seeds; run, resumed."""
 
 from __future__ import annotations
 

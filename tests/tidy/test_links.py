@@ -38,6 +38,14 @@ def test_links_lead_somewhere(path: str) -> None:
     assert list(broken(ROOT / path, text_of(path))) == []
 
 
+def test_pages_named_in_the_sources_are_there() -> None:
+    named = re.compile(r"(?<![\w/-])docs/[\w/-]+\.md")
+    sources = [path for path in tree() if path.endswith((".py", ".h", ".cpp", ".cu", ".yml"))]
+    found = {page for path in (*sources, "Makefile") for page in named.findall(text_of(path))}
+    assert len(found) > 5
+    assert sorted(page for page in found if not (ROOT / page).is_file()) == []
+
+
 @pytest.mark.parametrize("wrong", ["[a](nowhere.md)", "[a](README.md#no-such)", "[a](#no-such)"])
 def test_a_link_that_leads_nowhere_is_found(wrong: str) -> None:
     assert len(list(broken(ROOT / "README.md", wrong))) == 1
