@@ -309,31 +309,31 @@ QUEUE = Row(
 )
 
 DOOR = Row(
-    "At the door",
+    "Client port",
     (
         Panel(
-            "Turned away by port and reason",
+            "Turned away by reason",
             "Requests that are no clean HTTP, too large or late, and connections beyond the "
             "limits. No worker sees any of these.",
             "reqps",
             (
                 (
-                    rate("warmroute_server_refusals_total", by="port, reason"),
-                    "{{port}}: {{reason}}",
+                    rate("warmroute_server_refusals_total", by="reason"),
+                    "{{reason}}",
                 ),
             ),
         ),
         Panel(
             "Clients' connections",
-            "Open ones by port, against server.connections.",
+            "Open ones, against server.connections.",
             "short",
-            ((selected("warmroute_server_connections"), "{{port}}"),),
+            ((selected("warmroute_server_connections"), "open"),),
         ),
         Panel(
             "Requests still arriving",
             "Memory of heads and bodies that are not whole, against server.arriving_bytes.",
             "bytes",
-            ((selected("warmroute_server_arriving_bytes"), "{{port}}"),),
+            ((selected("warmroute_server_arriving_bytes"), "arriving"),),
         ),
     ),
 )

@@ -52,7 +52,7 @@ from router.request.service import Service
 from router.request.switchboard import Switchboard
 from router.request.tokenizing import Tokenizing
 from router.restart.saved_caches import StateKeeper
-from router.server.client_port import client_app
+from router.server.client_port import ClientPort
 from router.tracing.export import exporter
 from router.tracing.trace import Tracer, below_of
 from router.upstream.migration.stream import Migrations
@@ -148,11 +148,10 @@ class Router:
     def _in_force(self) -> Config:
         return self.config
 
-    def client_app(self) -> web.Application:
-        """The application of the client port."""
-        config = self.config
-        forwards = config.unknown_paths == "forward"
-        return client_app(self.inference, self.service, config.limits.body_bytes, forwards)
+    def client_port(self) -> ClientPort:
+        """What answers requests of the client port."""
+        forwards = self.config.unknown_paths == "forward"
+        return ClientPort(self.inference.handle, self.service, forwards)
 
     def admin_app(self) -> web.Application:
         """The application of the admin port."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from router.admin.answers import Handler, errors_as_json, json_response, shown_count
 from router.admin.kv_view import encode_kv_view, kv_view
 from router.admin.ui.page import PAGE, UiPages
 from router.admin.ui.state import UiState
@@ -25,8 +26,7 @@ from router.request.inference import Inference
 from router.request.quotas import bearer_key
 from router.request.service import Service
 from router.request.switchboard import Switchboard
-from router.server.client_port import readiness, ready
-from router.server.responses import Handler, errors_as_json, json_response, shown_count
+from router.server.client_port import readiness
 
 _OPEN = ("/health", "/ready", PAGE)  # to probes, which have no key; no page has data in it
 _REQUEST = "admin request"  # who asked for a change, in the log
@@ -60,7 +60,7 @@ class AdminApi:
         """The application of the admin port."""
         app = web.Application(
             client_max_size=body_bytes,
-            middlewares=[errors_as_json(lambda status: None), _no_pages, self._with_key()],
+            middlewares=[errors_as_json, _no_pages, self._with_key()],
         )
         app.router.add_get("/workers", self.list_workers)
         app.router.add_post("/workers", self.add_worker)
@@ -91,7 +91,7 @@ class AdminApi:
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
             if self._keys is not None and request.path not in _OPEN:
-                bearer_key(request, self._keys)
+                bearer_key(request.headers.get("Authorization"), self._keys)
             return await handler(request)
 
         return middleware
@@ -166,7 +166,8 @@ class AdminApi:
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
         """As on the client port."""
-        return ready(self._service, request)
+        shown = readiness(self._service, request.query.get("model"))
+        return json_response(shown, 200 if shown["ready"] else 503)
 
     async def remove_worker(self, request: web.Request) -> web.StreamResponse:
         """Remove it once idle; with `?force=true` at once, what runs there being cut off."""

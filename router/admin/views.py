@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from router.admin.answers import json_response, shown_count
 from router.core.actions import Reject
 from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
@@ -21,7 +22,6 @@ from router.request.explain import everything, explanation, withheld
 from router.request.inference import Inference
 from router.request.paths import PATHS
 from router.request.switchboard import Switchboard
-from router.server.responses import json_response, shown_count
 
 
 def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from router.config.rules import is_loopback
 from router.config.schema import Config
 from router.config.worker_spec import parse_worker_spec
 from router.fleet.upstreams import WorkerTrust
-from router.metrics.requests import DoorCollector
+from router.metrics.requests import ServerCollector
 from router.restart.handover import added_by_hand, resume, workers_of
 from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.restart.sockets import cannot_listen, listening_at
-from router.server.listener import Port
+from router.server.listener import AdminListener, ClientListener
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +79,13 @@ class Server:
         self._router = router
         self._read_config = read_config
         self._successor = successor
-        self._client = Port(lambda: router.config, files)
-        self._admin = Port(lambda: router.config, files, admin=True)
+        self._client = ClientListener(lambda: router.config, files)
+        self._admin = AdminListener(lambda: router.config)
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
         self._handover: HandoverServer | None = None
         self._listens = False  # both ports do
         self._handed = False  # another router serves in our place
-        doors = {"client": self._client.door, "admin": self._admin.door}
-        router.metrics.register(DoorCollector(doors))
+        router.metrics.register(ServerCollector(self._client.server))
 
     def obey(self) -> None:
         """Take signals from now on."""
@@ -137,8 +136,8 @@ class Server:
         """Another router serves: accept nothing more, and end when all is answered."""
         self._handed = True
         self._router.hand_over()
-        for port in (self._client, self._admin):
-            port.accept_no_more()
+        self._client.accept_no_more()
+        await self._admin.accept_no_more()
         self.stop.set()
 
     async def aclose(self) -> None:
@@ -155,24 +154,23 @@ class Server:
         # They have been sent nowhere yet: another router may take them at once.
         if held := router.switchboard.turn_away_held("the router is shutting down"):
             log.info("turned away %d requests that waited for a worker", held)
-        for listening in (self._client, self._admin):
-            await listening.aclose()
+        await asyncio.gather(self._client.aclose(), self._admin.aclose())
         if self._handover is not None:
             await self._handover.aclose()
 
     async def _listen(self) -> tuple[str, str]:
         """The URLs of clients' and of the admin port."""
         router = self._router
-        client = await self._client.listen(router.client_app(), self._sockets[0])
+        client = await self._client.listen(router.client_port(), self._sockets[0])
         admin = await self._admin.listen(router.admin_app(), self._sockets[1])
         self._listens = True
-        return f"{self._client.scheme}://{client}", f"{self._admin.scheme}://{admin}"
+        return client, admin
 
     def _reload(self) -> None:
         """A configuration that cannot be used changes nothing. Logs are begun anew all the same."""
         self._router.reopen_files()
-        for port in (self._client, self._admin):
-            port.renew()
+        self._client.renew()
+        self._admin.renew()
         self._router.reload_keys()
         try:
             refused = self._router.apply(self._read_config())

@@ -46,7 +46,7 @@ FIXED = MappingProxyType(
                 *("tls.cert", "tls.key", "tls.client_ca", "server.head_bytes"),
                 *("admin_tls.cert", "admin_tls.key", "admin_tls.client_ca"),
                 *("workers_tls.ca", "workers_tls.cert", "workers_tls.key"),
-                *("front", "relay", "seed", "unknown_paths"),
+                *("relay", "seed", "unknown_paths"),
                 "policy_fallback",
                 "policy_slow_ms",
                 "policy_hang_s",
@@ -107,6 +107,7 @@ REMOVED = MappingProxyType(
                 *("head_s", "body_s"),
             )
         },
+        "front": "removed; one server serves all paths of the client port",
         "intervals.gather_s": "removed; each event is passed on at once, as with 0, its default",
     }
 )

@@ -410,10 +410,6 @@ class Config(_Section, frozen=True):
     forward_token_ids: Annotated[
         bool, Meta(description="send exact ids instead of text to workers that take them")
     ] = False
-    front: Annotated[
-        Literal["auto", "aiohttp"],
-        Meta(description="auto: the door serves plain inference requests itself; or only aiohttp"),
-    ] = "auto"
     relay: Annotated[
         Literal["auto", "python"],
         Meta(

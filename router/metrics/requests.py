@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter as Counted
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import (
@@ -22,8 +22,8 @@ from router.record.access_log import AccessLog
 from router.record.request_record import DEADLINE
 from router.request.errors import WorkerError
 from router.request.prompts import TokenCheck
-from router.server.responses import GIVEN_UP, REFUSALS
-from router.server.server import Door
+from router.server.messages import GIVEN_UP, REFUSALS
+from router.server.server import HttpServer
 from router.tracing.export import Exporter
 from router.upstream.reply import Outcome
 
@@ -193,33 +193,31 @@ class RequestMetrics(Collector):
             yield from plain.collect()
 
 
-class DoorCollector(Collector):
-    """Reads the doors' own counts. Lifetime: process."""
+class ServerCollector(Collector):
+    """Reads the client port's own counts. Lifetime: process."""
 
-    def __init__(self, doors: Mapping[str, Door]) -> None:
-        self._doors = doors
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
 
     def collect(self) -> Iterable[Metric]:
         """All families, as of now."""
+        server = self._server
         refusals = CounterMetricFamily(
             "warmroute_server_refusals",
-            "Requests and connections turned away before they were read, by port and reason",
-            labels=["port", "reason"],
+            "Requests and connections turned away before they were read, by reason",
+            labels=["reason"],
         )
-        connections = GaugeMetricFamily(
-            "warmroute_server_connections", "Open connections of clients", labels=["port"]
+        for reason in (*REFUSALS, *GIVEN_UP):
+            refusals.add_metric([reason], server.refusals[reason])
+        yield refusals
+        yield GaugeMetricFamily(
+            "warmroute_server_connections", "Open connections of clients", server.connections
         )
-        held = GaugeMetricFamily(
+        yield GaugeMetricFamily(
             "warmroute_server_arriving_bytes",
             "Memory of requests that have not arrived in whole",
-            labels=["port"],
+            server.held_bytes,
         )
-        for port, door in self._doors.items():
-            for reason in (*REFUSALS, *GIVEN_UP):
-                refusals.add_metric([port, reason], door.refusals[reason])
-            connections.add_metric([port], door.connections)
-            held.add_metric([port], door.held_bytes)
-        yield from (refusals, connections, held)
 
 
 _MIGRATION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)

@@ -18,17 +18,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from aiohttp import web
 
 from router.core.actions import Reject
 from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
-from router.request.errors import ClientError, WorkerError, error_body, error_type
+from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest
 from router.request.scan import Tokens
-from router.server.responses import ClientRequest
+from router.server.messages import Answer, Request, Response, error_response
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.http1 import Body, follow
 from router.upstream.migration.plan import MOVABLE
@@ -110,13 +109,12 @@ def ran_out(outcome: Outcome) -> bool:
     return isinstance(outcome.error, ClientError) and outcome.error.code == CODE
 
 
-def late_answer(reply: ClientReply) -> web.StreamResponse:
+def late_answer(reply: ClientReply) -> Answer:
     """The answer to a client whose deadline has passed: `reply` where that has begun."""
     if reply.body_length:
         return reply
     message = "the request's deadline passed before an answer began"
-    body = error_body(message, error_type(504), code=CODE)
-    return web.Response(status=504, body=body, content_type="application/json")
+    return error_response(504, message, CODE)
 
 
 def _seconds(name: str, text: str) -> float:
@@ -326,7 +324,7 @@ class Attempts:
         self._keep_authorization = keep_authorization
         self.migrations = migrations
 
-    async def answer(self, request: InferenceRequest) -> web.StreamResponse:
+    async def answer(self, request: InferenceRequest) -> Answer:
         """The answer of the first worker that gives one, or the refusal."""
         arrival = request.arrival
         migrations = self.migrations
@@ -338,7 +336,7 @@ class Attempts:
         with migrations.stream(request.body, request.http.path, *read) as stream:
             return await self._answer(request, stream)
 
-    async def _answer(self, request: InferenceRequest, stream: Stream | None) -> web.StreamResponse:
+    async def _answer(self, request: InferenceRequest, stream: Stream | None) -> Answer:
         held: HeldReply | None = None
         while True:
             attempt = await request.next_attempt()
@@ -410,32 +408,24 @@ class Attempts:
         exact = body is request.body and request.prompt.encoded
         return outcome, request.prompt.tokens if exact else None
 
-    def _refused(
-        self, request: InferenceRequest, reject: Reject, held: HeldReply | None
-    ) -> web.StreamResponse:
+    def _refused(self, request: InferenceRequest, reject: Reject, held: HeldReply | None) -> Answer:
         """The core's refusal, explained where the client asked why."""
         answer = self._refusal(request.http, reject, held)
-        if not answer.prepared and (line := request.why_refused(reject)) is not None:
+        if isinstance(answer, Response) and (line := request.why_refused(reject)) is not None:
             answer.headers[EXPLAIN_HEADER] = line
         request.turned_away(reject, answer.status)
         return answer
 
-    def _refusal(
-        self, request: ClientRequest, reject: Reject, held: HeldReply | None
-    ) -> web.StreamResponse:
+    def _refusal(self, request: Request, reject: Reject, held: HeldReply | None) -> Answer:
         """A refusal's answer; where workers did answer with an error, the last of these."""
         if held is not None and reject.code in ("worker_error", "retry_budget_exhausted"):
             reply = ClientReply(request, self.terms.client_buffer_bytes)
             held.deliver(reply)
             return reply
-        headers = {}
+        answer = error_response(reject.status, reject.message, reject.code)
         if reject.retry_after_s is not None:
-            headers["Retry-After"] = str(max(math.ceil(reject.retry_after_s), 1))
-        kind = error_type(reject.status)
-        body = error_body(reject.message, kind, code=reject.code)
-        return web.Response(
-            status=reject.status, body=body, content_type="application/json", headers=headers
-        )
+            answer.headers["Retry-After"] = str(max(math.ceil(reject.retry_after_s), 1))
+        return answer
 
 
 def _body_for(member: Member, request: InferenceRequest, terms: AttemptTerms) -> bytes:

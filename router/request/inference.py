@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from urllib.parse import parse_qs, urlsplit
-
-from aiohttp import web
 
 from policies.facts import Arrival
 from router.keys.key_file import KeyTerms
@@ -20,16 +17,16 @@ from router.request.quotas import Tenants, check_model, priority_within, salt_of
 from router.request.request import InferenceRequest
 from router.request.scan import ScanLimits, Scanned
 from router.request.service import Service
-from router.server.responses import ClientRequest
+from router.server.messages import Answer, Request
 
 _HEADER = "content-encoding"
 _PLAIN = frozenset({b"", b"identity"})
 
 
-def refuse_codings(request: ClientRequest) -> None:
+def refuse_codings(request: Request) -> None:
     """Raises ClientError, status 415, for a Content-Encoding other than `identity`."""
     named = _HEADER.encode()
-    told = (value for name, value in request.raw_headers if name.lower() == named)
+    told = (value for name, value in request.fields if name.lower() == named)
     if any(part.strip().lower() not in _PLAIN for value in told for part in value.split(b",")):
         raise ClientError(
             415,
@@ -72,7 +69,7 @@ class Inference:
         self.attempts = attempts
         self.terms = terms  # replaced on reload
 
-    async def handle(self, http: ClientRequest) -> web.StreamResponse:
+    async def handle(self, http: Request) -> Answer:
         """Answer one request. Raises ClientError for what is the client's own fault."""
         with InferenceRequest(self._service, http) as request:
             request.charge(self._tenants.key_of(http))
@@ -87,9 +84,9 @@ class Inference:
         path = PATHS.get(http.path, OTHER)
         if path is not OTHER and header("content-encoding") is not None:
             refuse_codings(http)
-        body = await http.read()
+        body = http.body
         request.was_read(body, path)
-        named = _queried(http.raw_path) if path is OTHER else None
+        named = http.query.get("model") if path is OTHER else None
         arrival, prompt, salt = await self.arrival(body, path, header, request.terms, named)
         request.spend(arrival.prompt_tokens)
         if salt is not None and path.salt is not None:
@@ -99,7 +96,7 @@ class Inference:
         explain = self._asked(http, arrival.request_id)
         request.understood(body, arrival, prompt, explain)
 
-    def _asked(self, http: ClientRequest, request_id: int) -> Asked:
+    def _asked(self, http: Request, request_id: int) -> Asked:
         """Who wants to read why: the client, the operator (of every n-th request), or nobody."""
         wanted = http.headers.get(EXPLAIN_HEADER) if self.terms.explain else None
         if wanted in _ASKED:
@@ -183,8 +180,3 @@ class Inference:
             why = f"`model` is missing; this router serves: {', '.join(models)}"
             raise ClientError(400, why, "model", "missing_model")
         return models[0] if models else ""
-
-
-def _queried(target: str) -> str | None:
-    """The model that a target's query names."""
-    return next(iter(parse_qs(urlsplit(target).query).get("model", ())), None)

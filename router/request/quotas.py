@@ -15,7 +15,7 @@ from router.keys.key_file import KeyTerms
 from router.keys.key_ring import Key, KeyRing
 from router.keys.quota import Exhausted
 from router.request.errors import ClientError
-from router.server.responses import ClientRequest
+from router.server.messages import Request
 from router.upstream.reply import Outcome, UpstreamRequest
 
 Network = IPv4Network | IPv6Network
@@ -42,7 +42,7 @@ class Tenants:
         """Whether clients' keys are ours to check, and so none of the workers' business."""
         return self._keys is not None
 
-    def key_of(self, request: ClientRequest) -> Key:
+    def key_of(self, request: Request) -> Key:
         """The client's key, or what stands for it. Raises ClientError(401)."""
         if self._trusted_peers and self._trusts(request.remote):
             named = request.headers.get(self._tenant_header)
@@ -52,7 +52,7 @@ class Tenants:
             return self._anybody
         presented = request.headers.get(ANTHROPIC_HEADER)
         if presented is None or request.headers.get("Authorization") is not None:
-            return bearer_key(request, self._keys)
+            return bearer_key(request.headers.get("Authorization"), self._keys)
         return _checked(self._keys.of_key(presented.strip()))
 
     def _named(self, tenant: str) -> Key:
@@ -91,9 +91,9 @@ def told_on(request: UpstreamRequest, header: str, tenant: str | None) -> Upstre
     return replace(request, internal_headers=(*request.internal_headers, (name, said)))
 
 
-def bearer_key(request: ClientRequest, keys: KeyRing) -> Key:
+def bearer_key(authorization: str | None, keys: KeyRing) -> Key:
     """The key in `Authorization: Bearer KEY`. Raises ClientError(401), which shows none of it."""
-    scheme, _, presented = (request.headers.get("Authorization") or "").partition(" ")
+    scheme, _, presented = (authorization or "").partition(" ")
     return _checked(keys.of_key(presented.strip()) if scheme.lower() == "bearer" else None)
 
 

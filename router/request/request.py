@@ -9,8 +9,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
-from aiohttp import web
-
 from policies.facts import Arrival
 from router.core.actions import Dispatch, Reject
 from router.fleet.member import Member
@@ -34,7 +32,7 @@ from router.request.prompts import Prompt
 from router.request.quotas import tokens_used, too_many
 from router.request.service import ID_HEADER, Service
 from router.request.switchboard import Ticket
-from router.server.responses import ClientRequest
+from router.server.messages import Answer, Request, Response
 from router.upstream.reply import Header, Outcome, Usage
 
 _DRAINING = "draining"  # a rejection's code
@@ -62,7 +60,7 @@ class InferenceRequest(Ticket):
     prompt: Prompt
     body: bytes
 
-    def __init__(self, service: Service, http: ClientRequest) -> None:
+    def __init__(self, service: Service, http: Request) -> None:
         super().__init__(service.switchboard)
         self.http = http
         self.path: Path = OTHER
@@ -306,12 +304,12 @@ class InferenceRequest(Ticket):
         choice = self._service.switchboard.explain(replace(self.arrival, now_s=now_s))
         return refusal_line(self.arrival, now_s, choice)
 
-    def answered(self, answer: web.StreamResponse) -> web.StreamResponse:
+    def answered(self, answer: Answer) -> Answer:
         """The answer; one of our own gets the number."""
         if self._kept:
             if self.attempts and self.attempts[-1].code == DEADLINE:
                 self._late_status = answer.status
-            if isinstance(answer, web.Response) and not answer.prepared:
+            if isinstance(answer, Response):
                 answer.headers[ID_HEADER] = self._id
         return answer
 
@@ -357,7 +355,7 @@ class InferenceRequest(Ticket):
             error.headers = (*error.headers, (ID_HEADER, self._id)) if self._kept else error.headers
         elif isinstance(error, (CancelledError, OSError)):
             record.broke = "client_left"
-            record.written_bytes = http.writer.output_size
+            record.written_bytes = http.written_bytes
         elif error is not None:
             record.broke = "internal_error"
             if self._kept:  # for the log

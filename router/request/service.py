@@ -17,7 +17,7 @@ from router.record.request_log import RequestLog
 from router.record.request_record import LatestAttempts, RequestRecord
 from router.request.prompts import TokenCheck
 from router.request.switchboard import Switchboard
-from router.server.responses import ClientRequest
+from router.server.messages import Request
 from router.tracing.export import Exporter
 from router.tracing.trace import Tracer
 
@@ -59,7 +59,7 @@ class Service:
         self._id_prefix = secrets.token_hex(6)
         self._id_numbers = itertools.count()
 
-    def id_of(self, request: ClientRequest) -> str:
+    def id_of(self, request: Request) -> str:
         """The client's number for a request, else one of ours, which no other router gives."""
         given = request.headers.get(ID_HEADER)
         if given is not None and _ID.fullmatch(given):

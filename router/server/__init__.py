@@ -1,7 +1,7 @@
 """The client port's HTTP server: listening, one strict reading of requests, limits, refusals, TLS.
 
 Owns: both ports' sockets, limits of connections, slow clients, the parser, private headers.
-Gives: `server.Door`, `listener.Port`, `client_port.client_app`, `responses`.
+Gives: `server.HttpServer`, `listener`, `client_port.ClientPort`, `messages.Request`, `Response`.
 Never imports: policies, router.core.
 Start reading at: `server.py`, then `parser.py`.
 """

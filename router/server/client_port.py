@@ -1,44 +1,107 @@
-"""What the client port serves besides inference, namely models, health and readiness, and which
-paths it lets through.
-"""
+"""What the client port serves: inference paths, models, health, readiness; all else is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
-
-from aiohttp import web
+import logging
+from typing import TYPE_CHECKING, Any
 
 from router.request.errors import ClientError
-from router.request.inference import Inference
 from router.request.paths import PATHS
-from router.request.service import Service
-from router.server.responses import Answering, answered, errors_as_json, json_response
-from router.server.server import HOT
+from router.server.messages import (
+    Answer,
+    Handler,
+    Request,
+    Response,
+    error_response,
+    json_response,
+    refused,
+)
+
+if TYPE_CHECKING:
+    from router.request.service import Service
+
+log = logging.getLogger(__name__)
 
 _MODEL_CHARS = 1_024
+_MODELS = "/v1/models"
+_GET_PATHS = frozenset({_MODELS, "/health", "/ready"})
+_SERVED = ", ".join(sorted((*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")))
 
 
-def alive(service: Service) -> web.Response:
-    """The answer to `/health`: 200, with how many workers take requests."""
-    return json_response({"status": "ok", "ready_workers": service.ready_workers()})
+class ClientPort:
+    """Answers each request of the client port. Lifetime: process."""
 
+    def __init__(self, inference: Handler, service: Service, forwards: bool = False) -> None:
+        """`forwards`: workers get paths that are not known here, too."""
+        self._inference = inference
+        self._service = service
+        self._forwards = forwards
+        self.faulty = service.faulty
 
-def ready(service: Service, request: web.Request) -> web.Response:
-    """The answer to `/ready`, or to `/ready?model=NAME`: 200 or 503, and the reasons.
+    async def answer(self, request: Request) -> Answer:
+        """The answer, errors included. Raises OSError where the client left."""
+        try:
+            if request.method == "POST" and request.path in PATHS:
+                return await self._inference(request)
+            return await self._other(request)
+        except ClientError as error:
+            self.faulty(error.status)
+            return refused(error)
+        except OSError as error:
+            log.debug("client of %s left: %r", request.path, error)
+            raise
+        except Exception:
+            # Ours: it stays loud, and the client learns that it is not to blame.
+            log.exception("failed to answer %s %s", request.method, request.path)
+            self.faulty(500)
+            return error_response(500, "internal error of the router", "internal_error")
 
-    Raises ClientError.
-    """
-    model = request.query.get("model")
-    if model is not None and len(model) > _MODEL_CHARS:
-        raise ClientError(400, "`model` is too long", "model", "string_too_long")
-    shown = readiness(service, model)
-    return json_response(shown, 200 if shown["ready"] else 503)
+    async def _other(self, request: Request) -> Answer:
+        method, path = request.method, request.path
+        if path in PATHS:
+            return self._not_allowed(request, "POST")
+        of_model = path.startswith(f"{_MODELS}/") and len(path) > len(_MODELS) + 1
+        if path in _GET_PATHS or (of_model and not self._forwards):
+            if method not in ("GET", "HEAD"):
+                return self._not_allowed(request, "GET,HEAD")
+            return self._shown(request)
+        if of_model and method in ("GET", "HEAD"):
+            return self._shown(request)
+        if self._forwards:
+            return await self._inference(request)
+        raise ClientError(404, f"{method} {path} is not served here; served: {_SERVED}")
+
+    def _shown(self, request: Request) -> Response:
+        path = request.path
+        if path == "/health":
+            return json_response({"status": "ok", "ready_workers": self._service.ready_workers()})
+        if path == "/ready":
+            shown = readiness(self._service, request.query.get("model"))
+            return json_response(shown, 200 if shown["ready"] else 503)
+        cards = self._service.cards()
+        if path == _MODELS:
+            return json_response({"object": "list", "data": cards})
+        name = path[len(_MODELS) + 1 :]
+        for card in cards:
+            if card["id"] == name:
+                return json_response(card)
+        why = f"the model {name[:200]!r} does not exist; GET /v1/models lists those that do"
+        raise ClientError(404, why, "model", "model_not_found")
+
+    def _not_allowed(self, request: Request, allowed: str) -> Response:
+        self.faulty(405)
+        words = allowed.replace(",", ", ")
+        answer = error_response(405, f"{request.path} takes {words}, not {request.method}")
+        answer.headers["Allow"] = allowed
+        return answer
 
 
 def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
-    """What `/ready` says, of one model or of all."""
+    """What `/ready` and `/ready?model=NAME` say: whether a request that came now would be placed,
+    and else why not. Raises ClientError.
+    """
+    if model is not None and len(model) > _MODEL_CHARS:
+        raise ClientError(400, "`model` is too long", "model", "string_too_long")
     reasons = list(service.reasons())
     by_model = service.ready_by_model()
     if model is not None:
@@ -52,49 +115,3 @@ def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
     elif not any(by_model.values()):
         reasons.append("no worker takes requests")
     return {"ready": not reasons, "reasons": reasons, "ready_workers_by_model": by_model}
-
-
-def client_app(
-    inference: Inference, service: Service, body_bytes: int, forwards: bool = False
-) -> web.Application:
-    """The application of the client port. `body_bytes` bounds a request's body; `forwards`: also
-    paths that are not known here go to workers.
-    """
-
-    async def models(request: web.Request) -> web.StreamResponse:
-        return json_response({"object": "list", "data": service.cards()})
-
-    async def model(request: web.Request) -> web.StreamResponse:
-        name = request.match_info["model"]
-        for card in service.cards():
-            if card["id"] == name:
-                return json_response(card)
-        why = f"the model {name[:200]!r} does not exist; GET /v1/models lists those that do"
-        raise ClientError(404, why, "model", "model_not_found")
-
-    async def health(request: web.Request) -> web.StreamResponse:
-        return alive(service)
-
-    async def readiness(request: web.Request) -> web.StreamResponse:
-        return ready(service, request)
-
-    async def other(request: web.Request) -> web.StreamResponse:
-        if request.path in PATHS:
-            raise web.HTTPMethodNotAllowed(request.method, ["POST"])
-        if request.path in ("/v1/models", "/health", "/ready"):
-            raise web.HTTPMethodNotAllowed(request.method, ["GET"])
-        return await inference.handle(request)
-
-    app = web.Application(client_max_size=body_bytes, middlewares=[errors_as_json(service.faulty)])
-    for path in PATHS:
-        app.router.add_post(path, inference.handle)
-    hot = partial(answered, handler=inference.handle, on_fault=service.faulty)
-    by_path: Mapping[str, Answering] = dict.fromkeys(PATHS, hot)
-    app[HOT] = by_path
-    app.router.add_get("/v1/models", models)
-    app.router.add_get("/v1/models/{model:.+}", model)
-    app.router.add_get("/health", health)
-    app.router.add_get("/ready", readiness)
-    if forwards:
-        app.router.add_route("*", "/{path:.*}", other)
-    return app

@@ -1,4 +1,10 @@
-"""Requests of HTTP/1.1, read out of a connection's bytes in one way only, without I/O."""
+"""Requests of HTTP/1.1, read out of a connection's bytes in one way only, without I/O.
+
+The grammar is that of RFC 9112 without what it tolerates for old senders: no bare LF, no folded
+lines, no blank before a colon, no control characters, one length or one coding. Usual heads are
+read natively (`kvkernels.plain_head`); which these are, and what becomes of all others, is said
+here.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +17,13 @@ from router.upstream.http1 import ChunkedBody
 
 CHUNKED = -1  # as a length: the body says itself where it ends
 MAX_HEADERS = 128
+_CHUNK_LINE_BYTES = 256  # size and extension
+_TRAILER_BYTES = 4_096
+_FREE_FRAMING_BYTES = 65_536  # of chunk lines, before they are held against what they carry
+_SWALLOWED_BODIES = 8  # a refused body is read up to so many times the limit
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-# A host and a port (RFC 9110, 4.2) as the server behind takes them: it would answer others itself.
+# A host and a port (RFC 9110, 4.2).
 _PORT = rb":(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _HOST = rb"(?:[A-Za-z0-9._~!$&'()*+,;=-]++|\[[0-9A-Fa-f:.]{2,45}\])(?:" + _PORT + rb")?"
 _TARGET = rb"(?:https?://" + _HOST + rb")?/[^\x00-\x20#\x7f-\xff]*+"
@@ -64,25 +74,48 @@ _CONNECTION = re.compile(rb"(?:" + _TOKEN + rb"|[ \t,])*+")
 
 
 class RefusedError(Exception):
-    """A request that is not taken; `reason` is one of `refusals.REFUSALS`."""
+    """A request that is not taken; `reason` is one of `messages.REFUSALS`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
+class Fields:
+    """A head's headers, read in Python; as `kvkernels.PlainHead`. Lifetime: request."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, text: bytes) -> None:
+        """`text`: a head that keeps to the grammar."""
+        lines = (line.partition(b":") for line in text[:-4].split(b"\r\n")[1:])
+        self._fields = tuple((name, value.strip(b" \t")) for name, _, value in lines)
+
+    def get(self, name: str) -> str | None:
+        """The first value under a name, whose letters count without case."""
+        wanted = name.lower().encode()
+        for known, value in self._fields:
+            if known.lower() == wanted:
+                return value.decode("utf-8", "surrogateescape")
+        return None
+
+    def fields(self) -> tuple[tuple[bytes, bytes], ...]:
+        """All of them, in order."""
+        return self._fields
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class Head:
-    """A head that may go on, frozen by custom. Lifetime: request."""
+    """A request's head, read, frozen by custom. Lifetime: request."""
 
-    text: bytes  # as the server behind may read it, its empty line included
+    text: bytes  # without what is not for us, its empty line included
     length: int  # of the body, bytes; CHUNKED: not told
+    method: str
+    target: str
+    headers: PlainHead | Fields
+    last: bool  # the connection ends after it
     expects: bool = False  # the client waits for 100 Continue before it sends the body
-    rewritten: bool = False  # `text` is not what the client wrote
-    last: bool = False  # the connection ends after it
-    plain: PlainHead | None = None  # as it was read natively
-    method: str = ""  # of plain ones, as is the target
-    target: str = ""
+    http_1_0: bool = False
 
 
 def head_of(text: bytes, trusted: bool) -> Head:
@@ -90,8 +123,8 @@ def head_of(text: bytes, trusted: bool) -> Head:
     found = plain_head(text)
     if found is None:
         return read_head(text, trusted)
-    plain, method, target, length, last = found
-    return Head(text, length, False, False, last, plain, method, target)
+    headers, method, target, length, last = found
+    return Head(text, length, method, target, headers, last)
 
 
 def read_head(text: bytes, trusted: bool) -> Head:
@@ -122,8 +155,12 @@ def read_head(text: bytes, trusted: bool) -> Head:
     if last:
         last = _CLOSE.search(lower) is not None
         last = last or (version == b"0" and _KEEP_ALIVE.search(lower) is None)
-    head = Head(text, length, last=last)
-    return head if names <= _PLAIN else _closely(head, lower, version, trusted)
+    if names <= _PLAIN:
+        expects = False
+    else:
+        text, length, expects = _closely(text, length, lower, version, trusted)
+    target = line[2].decode()
+    return Head(text, length, method.decode(), target, Fields(text), last, expects, version == b"0")
 
 
 def _repeated(names: list[bytes]) -> str:
@@ -132,11 +169,15 @@ def _repeated(names: list[bytes]) -> str:
     return "bad_host" if names.count(b"host") > 1 else "repeated_header"
 
 
-def _closely(head: Head, lower: bytes, version: bytes, trusted: bool) -> Head:
-    """The same for a head with headers that are ours to read, or to leave out."""
+def _closely(
+    text: bytes, length: int, lower: bytes, version: bytes, trusted: bool
+) -> tuple[bytes, int, bool]:
+    """A head with headers that are ours to read, or to leave out: what is left of its text, its
+    body's length, whether the client waits for 100 Continue.
+    """
     names = _NAME.findall(lower)
-    first, *lines = head.text[:-4].split(b"\r\n")
-    kept, length, expects = [first], head.length, False
+    first, *lines = text[:-4].split(b"\r\n")
+    kept, expects = [first], False
     for name, line in zip(names, lines, strict=True):
         value = line[len(name) + 1 :].strip(b" \t")
         folded = name.replace(b"_", b"-")
@@ -153,7 +194,7 @@ def _closely(head: Head, lower: bytes, version: bytes, trusted: bool) -> Head:
             kept.append(b"Connection: " + _connection(value))
         elif name not in _NOT_FOR_US and (trusted or not _private(folded, value)):
             kept.append(line)
-    return Head(b"\r\n".join(kept) + b"\r\n\r\n", length, expects, True, head.last)
+    return b"\r\n".join(kept) + b"\r\n\r\n", length, expects
 
 
 def _check_coding(value: bytes, names: list[bytes], version: bytes) -> None:
@@ -177,9 +218,10 @@ def _private(folded: bytes, value: bytes) -> bool:
     return folded == b"x-request-id" and _ADDRESSES.search(value.lower()) is not None
 
 
-def with_length(head: bytes, length: int) -> bytes:
+def with_length(head: Head, length: int) -> Head:
     """A head whose body came in chunks, as if its length had been told."""
-    return head[:-2] + b"Content-Length: %d\r\n\r\n" % length
+    text = head.text[:-2] + b"Content-Length: %d\r\n\r\n" % length
+    return replace(head, text=text, length=length, headers=Fields(text))
 
 
 def why_not(text: bytes) -> str:
@@ -216,12 +258,6 @@ def hopeless(begun: bytes, seen: int = 0) -> str | None:
     return None
 
 
-_CHUNK_LINE_BYTES = 256  # size and extension
-_TRAILER_BYTES = 4_096
-_FREE_FRAMING_BYTES = 65_536  # of chunk lines, before they are held against what they carry
-_SWALLOWED_BODIES = 8  # a refused body is read up to so many times the limit
-
-
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """Bounds of one request, bytes. Lifetime: process."""
@@ -238,18 +274,13 @@ class Whole:
     head: Head
     body: bytes
 
-    @property
-    def text(self) -> bytes:
-        """As the server behind may read it."""
-        return self.head.text + self.body if self.body else self.head.text
-
 
 class RequestReader:
     """Cuts what a client sends into whole requests. Lifetime: connection.
 
-    What `feed` returns are requests that the server behind can frame in one way only: heads that
-    keep to the grammar, bodies with their length. The first breach ends it: `refused` says why,
-    and nothing is taken from then on.
+    What `feed` returns are requests that can be framed in one way only: heads that keep to the
+    grammar, bodies with their length. The first breach ends it: `refused` says why, and nothing is
+    taken from then on.
     """
 
     __slots__ = (
@@ -304,7 +335,7 @@ class RequestReader:
                     at = self._take_body(data, at, whole)
         except RefusedError as error:
             self.stop(error.reason)
-        except WorkerError:  # of the one reader of chunks, which the relay uses too
+        except WorkerError:  # of the one reader of chunks, which the relay uses, too
             self.stop("bad_chunk")
         self.requests += len(whole)
         return whole
@@ -391,8 +422,7 @@ class RequestReader:
         if self._swallowed_bytes > _SWALLOWED_BODIES * self._limits.body_bytes:
             raise RefusedError("body_too_large")
         if chunks.done:
-            text = with_length(self._head.text, len(self._body))
-            self._end(replace(self._head, text=text), whole)
+            self._end(with_length(self._head, len(self._body)), whole)
         return at + chunks.taken
 
     def _keep(self, piece: bytes) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from policies.contract import record
-from router.server.responses import ClientRequest
+from router.server.messages import Request
 from router.upstream.reply import Header
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
@@ -72,7 +72,7 @@ class Tracer:
         self.below = below  # replaced on reload
         self._draw = draw or random.Random()
 
-    def begin(self, request: ClientRequest) -> Trace | None:
+    def begin(self, request: Request) -> Trace | None:
         """A request comes. None: it is not traced, and its headers go on as they are.
 
         A new trace's number is random; sampled are those whose lower half is below the share, as
@@ -81,7 +81,7 @@ class Tracer:
         given = request.headers.get
         if given("traceparent") is None and given("tracestate") is None:
             return self._begun(False)
-        parent = read_context(request.raw_headers)
+        parent = read_context(request.fields)
         if parent is None:
             return self._begun(True)
         if parent.sampled:

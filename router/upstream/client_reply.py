@@ -1,4 +1,11 @@
-"""The client's side of the relay, a reply whose bytes go to the client's transport as they are."""
+"""The client's side of the relay, a reply whose bytes go to the client's transport as they are.
+
+For the relay's thread a reply lends its client's socket. Where it cannot, a word says why the
+fallback relays: `off` (by the configuration), `worker_tls`, `client_tls`, `http_1_0`, `unsent`
+(bytes wait for the client), `client_gone`, `judged` (a path that not every engine has: its answer
+may have to be asked for elsewhere), `moved` (a stream goes on at another worker), `ids` (its client
+sees token ids), `files` (none is left), `worker_gone`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +13,10 @@ import asyncio
 import socket
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import kvkernels
-from router.server.responses import ClientRequest
+from router.server.messages import Request
 from router.tracing.trace import TRACEPARENT, TRACESTATE
 from router.upstream.http1 import end_to_end
 from router.upstream.reply import Framing, Header, ReplyHead, ReplySink, UpstreamRequest
@@ -22,12 +24,6 @@ from router.upstream.reply import Framing, Header, ReplyHead, ReplySink, Upstrea
 if TYPE_CHECKING:
     from router.tracing.trace import Trace
 
-
-# What the server in front needs for the relay to be right. Without cancellation a client that
-# leaves during a silent prefill goes unnoticed; with decompression bodies would change.
-SERVER_OPTIONS: Mapping[str, Any] = MappingProxyType(
-    {"handler_cancellation": True, "auto_decompress": False}
-)
 KEY_HEADERS = (b"authorization", b"x-api-key")  # of OpenAI's clients, of Anthropic's
 RANK_HEADER = b"x-data-parallel-rank"  # vLLM from 0.14, SGLang
 _OF_TRACES = frozenset({TRACEPARENT, TRACESTATE})
@@ -35,7 +31,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
 
 
 def upstream_request(
-    request: ClientRequest,
+    request: Request,
     body: bytes,
     internal_headers: tuple[Header, ...] = (),
     keep_authorization: bool = True,
@@ -48,10 +44,10 @@ def upstream_request(
     worker's engine that shall answer; a client's own wish does not count then. `trace`: whose
     headers stand in place of the client's own.
     """
-    target = request.raw_path
+    target = request.target
     if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
         target = "/" + target.partition("://")[2].partition("/")[2]
-    headers = tuple(request.raw_headers)
+    headers = request.fields
     if not keep_authorization:
         headers = tuple(h for h in headers if h[0].lower() not in KEY_HEADERS)
     if trace is not None:
@@ -90,28 +86,28 @@ class Given(Protocol):
     def unsent(self) -> bytes: ...  # to be written now
 
 
-class ClientReply(web.StreamResponse):
+class ClientReply:
     """A `ReplySink` that a handler returns once the relay is through. Lifetime: request."""
 
     movable = False  # bytes that went on as they came belong to one worker
 
     def __init__(
         self,
-        request: ClientRequest,
+        request: Request,
         buffer_bytes: int = 262_144,
         extra_headers: tuple[Header, ...] = (),
     ) -> None:
         """`buffer_bytes`: unread by the client before the worker is paused. `extra_headers` are
         added to the worker's own.
         """
-        super().__init__()
+        self.status = 200  # where nobody says what it was: of a reply that is cut off early
+        self.keep_alive = False  # the client's connection outlives this reply
+        self.body_length = 0  # bytes written, head included
         self._client = request
         self._extra_headers = extra_headers
-        self._http_1_0 = request.version < (1, 1)
-        self._persistent = False
+        self._http_1_0 = request.http_1_0
         self._ends_with_connection = False
         self._begun = b""  # the head, until the bytes that follow it in the same turn
-        self._written_bytes = 0
         self._buffer_bytes = buffer_bytes
 
     @property
@@ -122,20 +118,20 @@ class ClientReply(web.StreamResponse):
     @property
     def client_transport(self) -> asyncio.Transport | None:
         """Where the bytes go; None once the client is gone."""
-        return self._client.transport
+        return self._client.connection.transport
 
     @property
     def congested(self) -> bool:
         """More than `buffer_bytes` wait for the client."""
-        return self._client.protocol.writing_paused
+        return self._client.connection.writing_paused
 
     def head(self, head: ReplyHead) -> None:
         """Begin the reply with the worker's status and headers, hop-by-hop ones rewritten."""
         self._bound()
-        self.set_status(head.status, head.reason.decode("latin-1"))
+        self.status = head.status
         chunked = head.framing is Framing.CHUNKED
         self._ends_with_connection = head.framing is Framing.CLOSE or (chunked and self.dechunk)
-        self._persistent = self._client.keep_alive and not self._ends_with_connection
+        self.keep_alive = self._client.keep_alive and not self._ends_with_connection
         lines = [b"HTTP/1.1 %d %s" % (head.status, head.reason)]
         for name, value in end_to_end(head.headers):
             if head.status != 204 or name.lower() != b"content-length":
@@ -143,7 +139,7 @@ class ClientReply(web.StreamResponse):
         lines += [name + b": " + value for name, value in self._extra_headers]
         if chunked and not self.dechunk:
             lines.append(b"Transfer-Encoding: chunked")
-        if not self._persistent:
+        if not self.keep_alive:
             lines.append(b"Connection: close")
         elif self._http_1_0:
             lines.append(b"Connection: keep-alive")
@@ -155,17 +151,17 @@ class ClientReply(web.StreamResponse):
 
     async def drain(self) -> None:
         """Wait until the client has read. Raises ConnectionError when it is gone."""
-        await self._client.writer.drain()
+        await self._client.connection.drain()
 
     def finish(self) -> None:
-        """The reply is complete; aiohttp goes on with the connection or closes it."""
+        """The reply is complete; the server goes on with the connection or closes it."""
         if self._begun:
             self._write(b"")
 
     def abort(self) -> None:
         """End the connection so that the client cannot take the reply for complete."""
-        self._persistent = False
-        transport = self._client.transport
+        self.keep_alive = False
+        transport = self._client.connection.transport
         if transport is None:
             return
         sock = transport.get_extra_info("socket")
@@ -179,13 +175,13 @@ class ClientReply(web.StreamResponse):
     @property
     def begun(self) -> bool:
         """The client has a part of the reply."""
-        return self._written_bytes > 0
+        return self.body_length > 0
 
     def lend(self) -> Lent | str:
         """The socket, which nobody here writes to until `take_back` or `given`; where that cannot
-        be a word says why (`relay/lending.py`).
+        be a word says why.
         """
-        transport = self._client.transport
+        transport = self._client.connection.transport
         if self._http_1_0:
             return "http_1_0"
         if transport is None or transport.is_closing():
@@ -206,8 +202,8 @@ class ClientReply(web.StreamResponse):
 
         `goes_on`: more of it may be written here.
         """
-        self.set_status(given.status, given.reason.decode("latin-1"))
-        self._persistent = given.persistent
+        self.status = given.status
+        self.keep_alive = given.persistent
         unsent = given.unsent
         self.given(given.written - len(unsent), given.ends_with_connection)
         if unsent or goes_on:
@@ -218,43 +214,23 @@ class ClientReply(web.StreamResponse):
     def given(self, written_bytes: int, ends_with_connection: bool) -> None:
         """So much of a reply was written, head included, and no more will be."""
         self._ends_with_connection = ends_with_connection
-        self._written_bytes += written_bytes
-        self._client.writer.output_size = self._written_bytes
+        self.body_length += written_bytes
+        self._client.written_bytes = self.body_length
 
     def _bound(self) -> None:
         """Let no more than `buffer_bytes` wait for the client before `congested`."""
-        if (transport := self._client.transport) is not None:
+        if (transport := self._client.connection.transport) is not None:
             transport.set_write_buffer_limits(high=self._buffer_bytes)
 
     def _write(self, data: bytes) -> None:
         if self._begun:
             data = self._begun + data
             self._begun = b""
-        self._written_bytes += len(data)
-        # aiohttp looks here before it would answer 500 into a reply that has begun.
-        self._client.writer.output_size = self._written_bytes
-        transport = self._client.transport
+        self.body_length += len(data)
+        self._client.written_bytes = self.body_length
+        transport = self._client.connection.transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
-
-    # What aiohttp calls.
-
-    @property
-    def keep_alive(self) -> bool | None:
-        """Whether the client's connection outlives this reply."""
-        return self._persistent
-
-    @property
-    def body_length(self) -> int:
-        """Bytes written, for an access log."""
-        return self._written_bytes
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Nothing to prepare: the head was the worker's."""
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing to end: the framing was the worker's."""
 
 
 class LendingSink(ABC):

@@ -32,7 +32,7 @@ from router.request.request import InferenceRequest
 from router.request.scan import ScanLimits
 from router.request.service import Service
 from router.request.switchboard import Switchboard
-from router.server.responses import ClientRequest
+from router.server.messages import Request
 from router.upstream.http1 import request_head
 from router.upstream.reply import Outcome, UpstreamRequest, Usage
 from tests.bench.measuring import Row, arguments, pinned, show
@@ -97,7 +97,7 @@ class Pool:
             stream=scanned.stream,
             longest_prompt_tokens=prompt.longest_tokens,
         )
-        request = InferenceRequest(service, cast(ClientRequest, None))
+        request = InferenceRequest(service, cast(Request, None))
         request.understood(body, arrival, prompt, "no")
         return request
 

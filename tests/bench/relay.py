@@ -27,10 +27,12 @@ import uvloop
 from aiohttp import web
 
 from router.request.scan import scan
-from router.upstream.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
+from router.server.messages import Answer, Request
+from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
 from router.upstream.reply import Timeouts
+from tests.door.support import behind
 
 EVENT = b"data: " + b"x" * 192 + b"\n\n"
 EVENT_CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
@@ -92,8 +94,8 @@ async def serve_relay(worker_port: int, native: bool, with_scan: bool) -> None:
     timeouts = Timeouts()
     told: deque[float] = deque(maxlen=1)
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        body = await request.read()
+    async def handle(request: Request) -> Answer:
+        body = request.body
         if with_scan:
             scan(body, "/v1/completions")
         reply = ClientReply(request)
@@ -107,7 +109,9 @@ async def serve_relay(worker_port: int, native: bool, with_scan: bool) -> None:
         assert outcome.error is None, outcome.error
         return reply
 
-    await serve(handle)
+    async with behind(handle, paths=()) as it:
+        print(it.port, flush=True)
+        await asyncio.Event().wait()
 
 
 async def serve_plain(worker_port: int) -> None:
@@ -135,7 +139,7 @@ async def serve(handle: Callable[[web.Request], object]) -> None:
     """Serve until killed; says the port on standard output."""
     app = web.Application(client_max_size=1 << 24)
     app.router.add_post("/{path:.*}", handle)  # type: ignore[arg-type]
-    runner = web.AppRunner(app, access_log=None, **SERVER_OPTIONS)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, auto_decompress=False)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     print(runner.addresses[0][1], flush=True)

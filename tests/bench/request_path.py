@@ -1,6 +1,6 @@
 """What a request costs in the router's own code: everything but the kernel and the network.
 
-    python -m tests.bench.request_path [--json] [--runs N] [--core C] [--profile FILE] [--front F]
+    python -m tests.bench.request_path [--json] [--runs N] [--core C] [--profile FILE]
 
 The whole router, as `serve` builds it, on an event loop whose sockets to clients and to one worker
 are replaced by objects: what a client sends is handed to the connection, what a worker answers to
@@ -24,8 +24,8 @@ from router.assembly import Router
 from router.cli.process import settle
 from router.config.schema import Config
 from router.config.worker_spec import parse_worker_spec
-from router.server.listener import Port
-from router.server.server import HOT, DoorConnection
+from router.server.listener import ClientListener
+from router.server.server import Connection
 from tests.bench.dataplane.programs import engines
 from tests.bench.measuring import Row, arguments, pinned, show
 
@@ -94,7 +94,7 @@ class Loop(uvloop.Loop):
 class Client:
     """Sends one request after the other on one connection. Lifetime: a measurement."""
 
-    def __init__(self, connection: DoorConnection, request: Callable[[], bytes]) -> None:
+    def __init__(self, connection: Connection, request: Callable[[], bytes]) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._request = request
@@ -150,7 +150,7 @@ ROWS = (
 )
 
 
-async def measured(runs: int, urls: list[str], profile: str | None, front: str) -> list[Row]:
+async def measured(runs: int, urls: list[str], profile: str | None) -> list[Row]:
     """One row each."""
     config = Config(
         port=0,
@@ -163,20 +163,16 @@ async def measured(runs: int, urls: list[str], profile: str | None, front: str) 
     rows = []
     async with aiohttp.ClientSession() as http:
         router = Router(config, http)
-        port = Port(lambda: router.config, 4_096)
-        await port.listen(router.client_app())
+        port = ClientListener(lambda: router.config, 4_096)
+        await port.listen(router.client_port())
         await router.start()
         for spec in config.workers:
             router.fleet.add(parse_worker_spec(spec))
         while router.desk.ready_workers() < len(urls):  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.01)
         settle()
-        assert port._runner is not None
-        server = port._runner.server
-        assert server is not None
-        hot = port._runner.app[HOT] if front == "auto" else {}
         for name, size, ids, bar in ROWS:
-            connection = DoorConnection(port.door, server, hot)
+            connection = Connection(port.server)
             client = Client(connection, requests(size, ids))
             await client.ask(4 * BATCH)
             taken = []
@@ -198,11 +194,10 @@ def main() -> None:
     """Measure and print."""
     parser = arguments(__doc__ or "", runs=100)
     parser.add_argument("--profile", metavar="FILE", help="cProfile statistics, one file a row")
-    parser.add_argument("--front", choices=("auto", "aiohttp"), default="auto")
     options = parser.parse_args()
     core = pinned(options.core)
     with engines(core) as behind, asyncio.Runner(loop_factory=Loop) as runner:
-        rows = runner.run(measured(options.runs, behind.urls, options.profile, options.front))
+        rows = runner.run(measured(options.runs, behind.urls, options.profile))
     show(rows, options.json)
 
 

@@ -19,8 +19,8 @@ from router.assembly import Router
 from router.cli.process import settle
 from router.config.schema import Config, Tracing
 from router.config.worker_spec import parse_worker_spec
-from router.server.listener import Port
-from router.server.server import HOT, DoorConnection
+from router.server.listener import ClientListener
+from router.server.server import Connection
 from tests.bench.dataplane.programs import engines
 from tests.bench.measuring import Row, arguments, pinned, show
 from tests.bench.request_path import BATCH, Client, Loop, requests
@@ -62,17 +62,14 @@ async def measured(runs: int, urls: list[str]) -> list[Row]:
                 tracing=tracing,
             )
             router = Router(config, http)
-            port = Port(lambda router=router: router.config, 4_096)  # type: ignore[misc]
-            await port.listen(router.client_app())
+            port = ClientListener(lambda router=router: router.config, 4_096)  # type: ignore[misc]
+            await port.listen(router.client_port())
             await router.start()
             for spec in config.workers:
                 router.fleet.add(parse_worker_spec(spec))
             while router.service.ready_workers() < len(urls):  # noqa: ASYNC110 - nothing says
                 await asyncio.sleep(0.01)
-            assert port._runner is not None
-            server = port._runner.server
-            assert server is not None
-            connection = DoorConnection(port.door, server, port._runner.app[HOT])
+            connection = Connection(port.server)
             clients[name] = Client(connection, _ends(requests(2_048, ids=False), end))
             ending += [port.aclose, router.aclose]
         settle()

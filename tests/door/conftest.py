@@ -8,15 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-from tests.door import support
 from tests.router.conftest import relay_loops
-
-
-@pytest.fixture(params=[pytest.param("aiohttp", marks=pytest.mark.live), "auto"])
-def both_fronts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every request goes to the server behind, then as many as can be are the door's own."""
-    monkeypatch.setattr(support, "FRONT", request.param)
-    return str(request.param)
 
 
 def pytest_asyncio_loop_factories(

@@ -1,4 +1,4 @@
-"""A door before a tiny application that hands everything to a scripted worker."""
+"""The client port's server before a handler, on a free port."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
-from aiohttp import web
-
+from router.server.client_port import ClientPort
+from router.server.messages import Answer, Handler, Request
 from router.server.parser import RequestLimits
-from router.server.responses import answered, errors_as_json
-from router.server.server import Door, DoorSite, DoorTerms
-from router.upstream.client_reply import SERVER_OPTIONS
-from tests.router.relay_support import Handler
+from router.server.server import HttpServer, ServerTerms
 
 LIMITS = RequestLimits(head_bytes=65_536, header_bytes=32_768, body_bytes=1 << 20)
-TERMS = DoorTerms(
+TERMS = ServerTerms(
     connections=1000,
     connections_per_address=0,
     held_bytes=1 << 30,
@@ -29,16 +26,48 @@ TERMS = DoorTerms(
 )
 
 
-FRONT = "aiohttp"  # or "auto"; set by the fixture `both_fronts`
+class NoWorkers:
+    """A fleet of nobody. Lifetime: test."""
+
+    def __init__(self) -> None:
+        self.faults: list[int] = []
+
+    def faulty(self, status: int) -> None:
+        self.faults.append(status)
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [{"id": "tiny", "object": "model"}]
+
+    def ready_workers(self) -> int:
+        return 0
+
+    def reasons(self) -> list[str]:
+        return []
+
+    def ready_by_model(self) -> dict[str, int]:
+        return {}
+
+
+class AnyMethod(ClientPort):
+    """Gives the handler each request to its paths, whatever the method. Lifetime: test."""
+
+    def __init__(self, handle: Handler, paths: tuple[str, ...] = ("/v1/completions",)) -> None:
+        super().__init__(handle, NoWorkers())  # type: ignore[arg-type]
+        self.handle = handle
+        self.paths = paths
+
+    async def _other(self, request: Request) -> Answer:
+        if not self.paths or request.path in self.paths:
+            return await self.handle(request)
+        return await super()._other(request)
 
 
 @dataclass
 class Behind:
     """Lifetime: test."""
 
-    door: Door
+    server: HttpServer
     port: int
-    runner: web.AppRunner
 
 
 @asynccontextmanager
@@ -48,37 +77,17 @@ async def behind(
     trusted: tuple = (),
     tls: ssl.SSLContext | None = None,
     clock=time.monotonic,
-    front: str | None = None,
+    paths: tuple[str, ...] = ("/v1/completions",),
     **terms: float,
 ) -> AsyncIterator[Behind]:
-    """A server on a free port that gives every request to /v1/completions to `handle`.
-
-    `front`: "auto" lets the door answer plain ones itself, as the router's key of that name does;
-    None: as the fixture `both_fronts` says.
-    """
+    """A server on a free port that gives every request to `paths` to `handle`; no paths: to any."""
     now = replace(TERMS, **terms)
-    door = Door(limits, lambda: now, trusted, clock)
-    app = web.Application(
-        client_max_size=1 << 26, middlewares=[errors_as_json(lambda status: None)]
-    )
-    app.router.add_route("*", "/v1/completions", handle)
-    door.guard(app)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        shutdown_timeout=0.2,
-        max_line_size=limits.head_bytes,
-        max_field_size=limits.head_bytes,
-        **SERVER_OPTIONS,
-    )
-    await runner.setup()
+    server = HttpServer(limits, lambda: now, trusted, clock)
     try:
-        answering = partial(answered, handler=handle, on_fault=lambda status: None)
-        hot = {"/v1/completions": answering} if (front or FRONT) == "auto" else {}
-        await DoorSite(runner, door, "127.0.0.1", 0, tls=tls, hot=hot).start()
-        yield Behind(door, runner.addresses[0][1], runner)
+        _, port = await server.listen(AnyMethod(handle, paths), "127.0.0.1", 0, tls=tls)
+        yield Behind(server, port)
     finally:
-        await asyncio.gather(runner.cleanup(), door.drain(0.2))
+        await server.aclose(0.2)
 
 
 async def pieces(port: int, *parts: bytes, tls: ssl.SSLContext | None = None) -> bytes:

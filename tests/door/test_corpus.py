@@ -6,26 +6,22 @@ import json
 from ipaddress import ip_network
 
 import pytest
-from aiohttp import web
 
+from router.server.messages import Answer, Request, Response
 from tests.door.support import behind, pieces
 from tests.live.hostile.corpus import BODY, PRIVATE, refused, served, sized
 
 REFUSED = {name: (status, data) for name, status, data in refused()}
 SERVED = dict(served())
 
-pytestmark = pytest.mark.usefixtures("both_fronts")
-
 
 async def answered(data: bytes, trusted=()) -> tuple[bytes, list[tuple[bytes, tuple]]]:
-    """The reply's bytes, and what the server behind was given."""
+    """The reply's bytes, and what the handler was given."""
     got: list[tuple[bytes, tuple]] = []
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        got.append((await request.read(), request.raw_headers))
-        answer = web.Response(text="served")
-        answer.force_close()
-        return answer
+    async def handle(request: Request) -> Answer:
+        got.append((request.body, request.fields))
+        return Response(200, b"served", keep_alive=False)
 
     async with behind(handle, trusted=trusted) as it:
         return await pieces(it.port, data), got

@@ -6,11 +6,11 @@ import asyncio
 from functools import partialmethod
 
 import pytest
-from aiohttp import web
 
 from router.server.tls import server_tls, worker_tls
 from router.upstream.fallback import Upstream
 from tests.door.certs import Authority
+from tests.router import relay_support
 from tests.router.test_relay_client import *  # noqa: F403
 from tests.router.test_relay_failures import *  # noqa: F403
 from tests.router.test_relay_replies import *  # noqa: F403
@@ -50,5 +50,4 @@ def tls_everywhere(authority: Authority, monkeypatch, request) -> None:
     monkeypatch.setattr(asyncio, "open_connection", opening)
     tls = worker_tls(authority.workers())
     monkeypatch.setattr(Upstream, "__init__", partialmethod(Upstream.__init__, tls=tls))
-    site = partialmethod(web.TCPSite.__init__, ssl_context=server_tls(files))
-    monkeypatch.setattr(web.TCPSite, "__init__", site)
+    monkeypatch.setattr(relay_support, "TLS", server_tls(files))

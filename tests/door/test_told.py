@@ -1,14 +1,14 @@
-"""Every reason of the door is told: to operators on their page, to Prometheus from the start."""
+"""Every reason of a refusal is told: to operators on their page, to Prometheus from the start."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from router.metrics.requests import DoorCollector
+from router.metrics.requests import ServerCollector
+from router.server.messages import GIVEN_UP, REFUSALS
 from router.server.parser import PRIVATE
-from router.server.responses import GIVEN_UP, REFUSALS
-from router.server.server import Door
+from router.server.server import HttpServer
 from tests.door.support import LIMITS, TERMS
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -21,15 +21,15 @@ def test_operators_read_of_every_reason_and_header() -> None:
 
 
 def test_prometheus_sees_every_reason_before_it_happens() -> None:
-    door = Door(LIMITS, lambda: TERMS, (), time.monotonic)
-    door.count("late_head")
-    refusals, *_ = DoorCollector({"client": door}).collect()
+    server = HttpServer(LIMITS, lambda: TERMS, (), time.monotonic)
+    server.count("late_head")
+    refusals, *_ = ServerCollector(server).collect()
     told = {sample.labels["reason"]: sample.value for sample in refusals.samples}
     assert told == dict.fromkeys((*REFUSALS, *GIVEN_UP), 0) | {"late_head": 1}
 
 
 def test_repeated_refusals_are_logged_ever_more_rarely(caplog) -> None:
-    door = Door(LIMITS, lambda: TERMS, (), time.monotonic)
+    server = HttpServer(LIMITS, lambda: TERMS, (), time.monotonic)
     for _ in range(100):
-        door.count("bad_chunk")
+        server.count("bad_chunk")
     assert len(caplog.records) == 7

@@ -46,7 +46,7 @@ def root_of(spans: list[Seen]) -> Seen:
     return root
 
 
-@pytest.mark.parametrize("flags", [["--relay", "auto"], ["--relay", "python"], ["--front=aiohttp"]])
+@pytest.mark.parametrize("flags", [["--relay", "auto"], ["--relay", "python"]])
 async def test_the_tree_of_a_request(tmp_path: Path, flags: list[str]) -> None:
     access = tmp_path / "access"
     async with collecting() as collector:

@@ -36,7 +36,6 @@ def another_value(path: str, folder: Path) -> object:
         "drain_refuses": True,
         "forward_token_ids": True,
         "relay": "python",
-        "front": "aiohttp",
         "unknown_paths": "forward",
         "chat_drops_unused_tools": True,
         "chat_content_format": "openai",

@@ -22,7 +22,7 @@ from router.fleet.recognize import Recognized
 from router.request.errors import WorkerError
 from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
-from router.server.responses import ClientRequest
+from router.server.messages import Request
 from router.upstream.reply import Outcome, Usage
 
 BLOCK = 16
@@ -79,7 +79,7 @@ class Crowd:
             session=session,
             tenant=tenant,
         )
-        request = InferenceRequest(service, cast(ClientRequest, None))
+        request = InferenceRequest(service, cast(Request, None))
         prompt = Prompt(tokens, tokens, {BLOCK: chain}, False)
         request.understood(b"", arrival, prompt, "short" if draws.random() < 0.5 else "no")
         request.ask()

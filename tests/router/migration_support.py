@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from aiohttp import web
-
 from policies.facts import Arrival
+from router.server.messages import Answer, Request, Response
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.migration.stream import Migrations, MigrationTerms
@@ -68,8 +67,8 @@ class Chain:
         self.buffer_bytes = buffer_bytes
         self.upstreams = upstreams
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
+    async def handle(self, request: Request) -> Answer:
+        body = request.body
         tokens = json.loads(body)["max_tokens"]
         arrival = Arrival(0.0, 1, "m", 3, {4: []}, True, tokens)  # type: ignore[dict-item]
         with self.migrations.stream(body, request.path, arrival) as stream:
@@ -86,7 +85,7 @@ class Chain:
                 self.rests.append(stream.rest())
             if stream.begun:
                 return stream.give_up("refused")
-            return web.Response(status=502)
+            return Response(502)
 
 
 @asynccontextmanager

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from aiohttp import web
-
-from router.request.errors import WorkerError, error_body
-from router.upstream.client_reply import SERVER_OPTIONS, ClientReply, upstream_request
+from router.request.errors import WorkerError
+from router.server.messages import Answer, Handler, Request, error_response
+from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
 from router.upstream.reply import Outcome, RelayLimits, Timeouts
+from tests.door.support import LIMITS, behind
 from tests.router.waiting import DEADLINE_S, until
 
 PATH = "python"  # or "native": how the relays made here go; set by the fixture `both_paths`
 
+TLS: ssl.SSLContext | None = None  # of what listens for clients
+
 Script = Callable[["WorkerCall"], Awaitable[None]]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
@@ -127,8 +129,8 @@ class Relay:
     progress: list[int] = field(default_factory=list)
     replies: list[ClientReply] = field(default_factory=list)
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        sent = upstream_request(request, await request.read())
+    async def handle(self, request: Request) -> Answer:
+        sent = upstream_request(request, request.body)
         reply = ClientReply(request, self.buffer_bytes, ((b"X-Warmroute-Worker", b"w"),))
         self.replies.append(reply)
         outcome = None
@@ -151,8 +153,7 @@ class Relay:
         if outcome.held is not None:
             outcome.held.deliver(reply)
             return reply
-        text = error_body(str(outcome.error), "server_error")
-        return web.Response(status=502, body=text, content_type="application/json")
+        return error_response(502, str(outcome.error))
 
 
 @asynccontextmanager
@@ -194,16 +195,10 @@ async def upstreams_to(
 
 @asynccontextmanager
 async def served(handle: Handler) -> AsyncIterator[int]:
-    """A server on a free port that gives every request to `handle`."""
-    app = web.Application(client_max_size=1 << 26)
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2, **SERVER_OPTIONS)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
+    """The client port's server on a free port; it gives every request to `handle`."""
+    limits = replace(LIMITS, body_bytes=1 << 26)
+    async with behind(handle, limits, tls=TLS, paths=()) as it:
+        yield it.port
 
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

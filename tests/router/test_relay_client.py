@@ -1,12 +1,12 @@
-"""The client's side: kept connections, slow and vanishing clients, and what aiohttp may call."""
+"""The client's side: kept connections, slow and vanishing clients."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from aiohttp import web
 
+from router.server.messages import Answer, Request, Response
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.reply import Framing, ReplyHead
 from tests.router.relay_support import (
@@ -137,7 +137,7 @@ async def test_a_client_that_leaves_while_connecting_leaves_nothing() -> None:
 
 
 async def test_a_handler_that_fails_after_a_reply_adds_nothing_to_it() -> None:
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: Request) -> Answer:
         reply = ClientReply(request)
         reply.head(ReplyHead(200, b"OK", ((b"Content-Length", b"2"),), Framing.LENGTH, 2))
         reply.data(b"ok")
@@ -149,38 +149,12 @@ async def test_a_handler_that_fails_after_a_reply_adds_nothing_to_it() -> None:
     assert got == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-async def test_aiohttp_calls_only_what_the_reply_relies_on() -> None:
-    """A reply that counts what is asked of it, through a whole kept connection."""
-    asked: set[str] = set()
-
-    class Watched(ClientReply):
-        def __getattribute__(self, name: str) -> object:
-            asked.add(name)
-            return super().__getattribute__(name)
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        reply = Watched(request)
-        head = ReplyHead(200, b"OK", ((b"Content-Length", b"2"),), Framing.LENGTH, 2)
-        reply.head(head)
-        reply.data(b"ok")
-        reply.finish()
-        asked.clear()
-        return reply
-
-    async with served(handle) as port:
-        got = await ask(port, post(close=False) + post())
-    once = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
-    assert got == once + b"\r\nok" + once + b"Connection: close\r\n\r\nok"
-    public = {name for name in asked if not name.startswith("_")}
-    assert public == {"prepare", "write_eof", "keep_alive"}
-
-
 async def test_the_request_is_taken_as_it_came() -> None:
     taken = []
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        taken.append(upstream_request(request, await request.read(), ((b"x-ours", b"1"),)))
-        return web.Response()
+    async def handle(request: Request) -> Answer:
+        taken.append(upstream_request(request, request.body, ((b"x-ours", b"1"),)))
+        return Response(200)
 
     async with served(handle) as port:
         await ask(port, post(b"ab", b"X-A: 1", b"x-a: \xe9"))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from aiohttp import web
 
+from router.server.messages import Answer, Request
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.reply import RelayLimits, Timeouts
 from tests.router.relay_support import (
@@ -248,9 +248,9 @@ async def test_our_own_faults_are_loud_and_not_the_workers(reply: bytes) -> None
 
     caught: list[Exception] = []
 
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: Request) -> Answer:
         client = ClientReply(request)
-        sent = upstream_request(request, await request.read())
+        sent = upstream_request(request, request.body)
         try:
             await upstream.send(sent, client, Timeouts(), broken)
         except ZeroDivisionError as error:

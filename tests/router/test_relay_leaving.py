@@ -7,8 +7,8 @@ import socket
 import threading
 
 import pytest
-from aiohttp import web
 
+from router.server.messages import Answer, Request
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.native import NativeRelay
 from router.upstream.reply import Outcome, Timeouts
@@ -60,9 +60,9 @@ async def test_a_client_that_has_all_was_answered_however_soon_it_leaves(
                 seen.release()
                 counted.acquire()
 
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: Request) -> Answer:
         answer = ClientReply(request)
-        sent = upstream_request(request, await request.read())
+        sent = upstream_request(request, request.body)
         sending = asyncio.create_task(upstream.send(sent, answer, Timeouts()))
         await asyncio.sleep(0)
         go.release()

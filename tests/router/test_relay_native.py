@@ -10,8 +10,8 @@ import threading
 import time
 
 import pytest
-from aiohttp import web
 
+from router.server.messages import Answer, Request
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.native import NativeRelay, NativeUpstream
 from router.upstream.reply import RelayLimits, Timeouts
@@ -243,9 +243,9 @@ async def test_after_giving_up_nothing_more_is_written() -> None:
     read = asyncio.Event()
     written: list[int] = []
 
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: Request) -> Answer:
         reply = ClientReply(request)
-        sent = upstream_request(request, await request.read())
+        sent = upstream_request(request, request.body)
         sending = asyncio.create_task(upstream.send(sent, reply, Timeouts()))
         await read.wait()
         sending.cancel()

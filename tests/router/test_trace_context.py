@@ -111,7 +111,7 @@ class Request:
 
     def __init__(self, **headers: str) -> None:
         self.headers = headers
-        self.raw_headers = tuple((k.encode(), v.encode()) for k, v in headers.items())
+        self.fields = tuple((k.encode(), v.encode()) for k, v in headers.items())
 
 
 def tracer(share: float, seed: int = 1) -> Any:

@@ -1,4 +1,4 @@
-"""How a connection that the door serves itself ends: the router stops, or the client leaves."""
+"""How a connection ends: the router stops, or the client leaves."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
-
+from router.server.messages import Answer, Request
 from router.upstream.client_reply import ClientReply
 from router.upstream.reply import Framing, ReplyHead
 from tests.door.support import Behind, behind
-from tests.door.test_lane import statuses
+from tests.door.test_connection import statuses
 from tests.door.test_slow import good, only, opened
 from tests.live.hostile.corpus import BODY, sized
 from tests.router.waiting import until
@@ -25,7 +24,7 @@ class Gated:
         self.begun = 0
         self.cancelled = 0
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: Request) -> Answer:
         self.begun += 1
         reply = ClientReply(request)
         try:
@@ -41,9 +40,9 @@ class Gated:
 
 async def draining(use: Callable[[Behind, Gated], Awaitable[None]]) -> Gated:
     gated = Gated()
-    async with behind(gated.handle, front="auto") as it:
+    async with behind(gated.handle) as it:
         await use(it, gated)
-        await until(lambda: it.door.connections == 0, "all connections end")
+        await until(lambda: it.server.connections == 0, "all connections end")
     return gated
 
 
@@ -51,7 +50,7 @@ async def test_what_is_idle_ends_at_once() -> None:
     async def use(it: Behind, gated: Gated) -> None:
         reader, writer = await opened(it.port)
         await only(it)
-        await it.door.drain(30.0)
+        await it.server.aclose(30.0)
         assert await reader.read() == b""
         writer.close()
 
@@ -63,7 +62,7 @@ async def test_what_is_being_answered_may_end_and_is_the_last() -> None:
         reader, writer = await opened(it.port)
         writer.write(sized() + sized())
         await until(lambda: gated.begun == 1, "a request")
-        draining = asyncio.create_task(it.door.drain(30.0))
+        draining = asyncio.create_task(it.server.aclose(30.0))
         await asyncio.sleep(0)
         gated.gate.set()
         await draining
@@ -80,7 +79,7 @@ async def test_what_is_late_is_cut_off() -> None:
         reader, writer = await opened(it.port)
         writer.write(sized())
         await until(lambda: gated.begun == 1, "a request")
-        await it.door.drain(0.0)
+        await it.server.aclose(0.0)
         assert await reader.read() == b""
         writer.close()
 
@@ -89,7 +88,7 @@ async def test_what_is_late_is_cut_off() -> None:
 
 async def test_a_client_that_leaves_ends_its_request_and_leaves_nothing() -> None:
     gated = Gated()
-    async with behind(gated.handle, front="auto") as it:
+    async with behind(gated.handle) as it:
         before = asyncio.all_tasks()
         _, writer = await opened(it.port)
         writer.write(sized() + sized())
@@ -97,16 +96,16 @@ async def test_a_client_that_leaves_ends_its_request_and_leaves_nothing() -> Non
         writer.transport.abort()
         await until(lambda: gated.cancelled == 1, "it is cancelled")
         await until(lambda: asyncio.all_tasks() <= before, "no task is left")
-        assert it.door.connections == 0
+        assert it.server.connections == 0
         assert gated.begun == 1
 
 
 async def test_where_somebody_else_listens_each_answer_is_the_last() -> None:
-    async with behind(good, front="auto") as it:
+    async with behind(good) as it:
         reader, writer = await opened(it.port)
         writer.write(sized())
         assert b"close" not in await reader.readuntil(BODY)
-        it.door.closing = True
+        it.server.closing = True
         writer.write(sized() + sized())
         got = await reader.read()
         assert statuses(got) == [b"200"]
@@ -114,39 +113,37 @@ async def test_where_somebody_else_listens_each_answer_is_the_last() -> None:
         writer.close()
 
 
-async def test_where_somebody_else_listens_idle_connections_end_after_two_quiet_looks(
-    both_fronts: str,
-) -> None:
+async def test_where_somebody_else_listens_idle_connections_end_after_two_quiet_looks() -> None:
     """One that asks between two looks is answered; what it has then is closed by that answer."""
     async with behind(good) as it:
         idle, silent, busy = [await opened(it.port) for _ in range(3)]
         for reader, writer in (idle, busy):
             writer.write(sized())
             assert b"close" not in await reader.readuntil(BODY)
-        await until(lambda: it.door.connections == 3, "all are connected")
-        it.door.look()
-        assert it.door.connections == 3
-        it.door.closing = True
-        it.door.look()
+        await until(lambda: it.server.connections == 3, "all are connected")
+        it.server.look()
+        assert it.server.connections == 3
+        it.server.closing = True
+        it.server.look()
         busy[1].write(sized())
         got = await busy[0].read()
         assert statuses(got) == [b"200"]
-        it.door.look()
+        it.server.look()
         for reader, _ in (idle, silent):
             assert await reader.read() == b""
-        await until(lambda: it.door.connections == 0, "all connections end")
+        await until(lambda: it.server.connections == 0, "all connections end")
 
 
 async def test_a_request_that_came_and_was_not_read_yet_keeps_its_connection() -> None:
-    async with behind(good, front="auto") as it:
+    async with behind(good) as it:
         reader, writer = await opened(it.port)
         writer.write(sized())
         await reader.readuntil(BODY)
-        it.door.closing = True
-        it.door.look()
+        it.server.closing = True
+        it.server.look()
         connection = await only(it)
         number = writer.get_extra_info("socket").fileno()
         os.write(number, sized())  # and the loop has not turned since
-        it.door.look()
+        it.server.look()
         assert not connection.transport.is_closing()
         assert statuses(await reader.read()) == [b"200"]

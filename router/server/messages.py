@@ -1,0 +1,189 @@
+"""A client's request, read whole, and the answers that the router writes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from router.request.errors import ClientError, error_body, error_type
+
+if TYPE_CHECKING:
+    from router.server.parser import Head
+    from router.server.server import Connection
+
+_REASONS = MappingProxyType({int(status): status.phrase for status in HTTPStatus})
+_BODYLESS = frozenset({204, 304})
+# What each answer of ours says, so that no browser takes it for a page.
+NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
+
+
+class Request:
+    """One request of a client, body included. Lifetime: request."""
+
+    __slots__ = (
+        *("body", "connection", "head", "headers", "method", "path", "target", "written_bytes"),
+    )
+
+    def __init__(self, connection: Connection, head: Head, body: bytes) -> None:
+        self.connection = connection
+        self.head = head
+        self.body = body
+        self.method = head.method
+        self.target = target = head.target  # as it came
+        path = target.partition("?")[0]
+        if "%" in path or path[0] != "/":
+            path = _decoded(path)
+        self.path = path  # decoded, without the query
+        self.headers = head.headers  # `get(name)` gives the first value, whatever the case
+        self.written_bytes = 0  # of a relayed answer, so far
+
+    @property
+    def fields(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The headers as they came, in order."""
+        return self.headers.fields()
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The target's query; of a name that occurs twice, the first."""
+        pairs = parse_qsl(self.target.partition("?")[2], keep_blank_values=True)
+        return dict(reversed(pairs))
+
+    @property
+    def http_1_0(self) -> bool:
+        """The client speaks HTTP/1.0, which knows no chunks."""
+        return self.head.http_1_0
+
+    @property
+    def remote(self) -> str | None:
+        """The client's address."""
+        return self.connection.host or None
+
+    @property
+    def keep_alive(self) -> bool:
+        """The connection goes on after the answer."""
+        return self.connection.goes_on
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer of the router's own, whole. Lifetime: request."""
+
+    status: int
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    content_type: str = "application/json"
+    keep_alive: bool = True  # False: the connection ends after it
+
+    @property
+    def body_length(self) -> int:
+        """Bytes of the body, for the access log."""
+        return len(self.body)
+
+    def text(
+        self, date: str, *, goes_on: bool, http_1_0: bool = False, head: bool = False
+    ) -> bytes:
+        """The answer as HTTP. `goes_on`: its connection does; `head`: leave out the body."""
+        lines = [f"HTTP/1.1 {self.status} {_REASONS.get(self.status, '')}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        if self.status not in _BODYLESS:
+            lines.append(f"Content-Type: {self.content_type}")
+            lines.append(f"Content-Length: {len(self.body)}")
+        lines += [f"Date: {date}", ": ".join(NO_SNIFFING)]
+        if not goes_on:
+            lines.append("Connection: close")
+        elif http_1_0:
+            lines.append("Connection: keep-alive")
+        text = "\r\n".join(lines).encode() + b"\r\n\r\n"
+        return text if head or self.status in _BODYLESS else text + self.body
+
+
+class Relayed(Protocol):
+    """A worker's answer, which the relay has written."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def keep_alive(self) -> bool: ...  # the client's connection outlives it
+    @property
+    def body_length(self) -> int: ...  # bytes written
+
+
+Answer = Response | Relayed
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """`value` as JSON."""
+    return Response(status, msgspec.json.encode(value))
+
+
+def error_response(status: int, message: str, code: str | None = None) -> Response:
+    """An error in the shape OpenAI's clients read."""
+    return Response(status, error_body(message, error_type(status), code=code))
+
+
+def refused(error: ClientError) -> Response:
+    """The answer to what is the client's own fault."""
+    return Response(error.status, error.body(), dict(error.headers))
+
+
+def _decoded(path: str) -> str:
+    """A target's path without scheme, host and escapes; an escaped slash separates nothing."""
+    if not path.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return unquote(path.replace("%2F", "%252F").replace("%2f", "%252f"))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request or a connection is turned away. Lifetime: process."""
+
+    reason: str  # as the metric and the error's `code` name it
+    status: int
+    message: str  # never repeats what the client wrote
+
+    def response(self, body_bytes: int) -> Response:
+        """Its answer; `body_bytes`: the largest body."""
+        message = self.message
+        if self.reason == "body_too_large":
+            message = f"{message}: at most {body_bytes} bytes"
+        response = error_response(self.status, message, self.reason)
+        if self.reason.startswith("too_many"):
+            response.headers["Retry-After"] = "1"
+        return response
+
+
+_ALL = (
+    Refusal("bad_request_line", 400, "the request line is not `METHOD /path HTTP/1.1`"),
+    Refusal("bad_version", 400, "only HTTP/1.0 and HTTP/1.1 are spoken here"),
+    Refusal("bad_header", 400, "a header is not `name: value`, or has forbidden characters"),
+    Refusal("bad_line_end", 400, "lines of a head end with CRLF"),
+    Refusal("folded_header", 400, "a header goes on over several lines"),
+    Refusal("bad_host", 400, "HTTP/1.1 asks for one Host header"),
+    Refusal("repeated_header", 400, "a header that may occur once occurs twice"),
+    Refusal("bad_length", 400, "Content-Length is not one number"),
+    Refusal("two_framings", 400, "Content-Length and Transfer-Encoding are both given"),
+    Refusal("bad_coding", 400, "Transfer-Encoding is understood as `chunked` and in HTTP/1.1 only"),
+    Refusal("bad_connection", 400, "Connection is not a list of names"),
+    Refusal("lookalike_header", 400, "a header's name differs from a framing one by an underscore"),
+    Refusal("bad_chunk", 400, "the chunked body has no readable size, or does not keep to it"),
+    Refusal("tiny_chunks", 400, "the chunked body consists of very small chunks"),
+    Refusal("bad_method", 405, "TRACE, CONNECT and unknown methods are not served"),
+    Refusal("bad_expectation", 417, "Expect is understood as `100-continue` only"),
+    Refusal("head_too_large", 431, "the head is too large or has too many headers"),
+    Refusal("body_too_large", 413, "the body is larger than this router takes"),
+    Refusal("bodies_full", 503, "too many bodies are arriving at once; try again"),
+    Refusal("late_head", 408, "the head did not arrive in time"),
+    Refusal("late_body", 408, "the body did not arrive in time"),
+    Refusal("too_many_connections", 503, "too many connections; try again"),
+    Refusal("too_many_of_address", 503, "too many connections from this address"),
+)
+REFUSALS: Mapping[str, Refusal] = MappingProxyType({each.reason: each for each in _ALL})
+# Reasons for which a connection is closed without a word.
+GIVEN_UP = ("silent", "bad_handshake", "slow_reader", "slow_close")
