@@ -401,7 +401,7 @@ class BlockPool:
     ) -> list[int]:
         """Hold the first `hit` blocks of `chain`, all visible (else KeyError); their ids.
 
-        `worths`: what each of them is worth to who holds it; None: nothing is said.
+        `worths`: what each of them is worth to who holds it; None: as much as others.
         """
         by_hash = self._by_hash
         ids = [by_hash[chain[depth]] for depth in range(hit)]
@@ -567,8 +567,8 @@ class BlockPool:
         self, ids: Sequence[int], worths: Sequence[Worth] | None, fresh: Collection[int] = ()
     ) -> None:
         """A holder says what its blocks are worth, or by its silence that they are as others."""
-        said = [STANDARD] * len(ids) if worths is None else worths
-        for block, worth in zip(ids, said, strict=True):
+        given = [STANDARD] * len(ids) if worths is None else worths
+        for block, worth in zip(ids, given, strict=True):
             self._idle.rate(block, worth, block in fresh)
 
     def _record_stored(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-HEADROOM = 0.2  # share of the free memory that is left alone unless told otherwise
+HEADROOM = 0.2  # share of the free memory that is left alone by default
 MAX_BLOCKS = 1 << 31
 
 

@@ -193,16 +193,16 @@ class Supervisor:
         self._failed = 0  # exit code of an instance that never served
 
     async def run(self) -> int:
-        """Until told to stop."""
+        """Until a signal; the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         stopping = asyncio.create_task(self._stop.wait())
         try:
-            said = await self._measured(stopping)
-            if isinstance(said, int):
-                return said
-            shares = share_out(said, len(self._addresses), self._memory_bytes)
+            measured = await self._measured(stopping)
+            if isinstance(measured, int):
+                return measured
+            shares = share_out(measured, len(self._addresses), self._memory_bytes)
             print(shares.report(), file=sys.stderr)
             if shares.capacity.warning:
                 print(f"warning: in each, {shares.capacity.warning}", file=sys.stderr)
@@ -231,10 +231,10 @@ class Supervisor:
             process.kill()
             await measuring
             return 0
-        said, _ = measuring.result()
+        output, _ = measuring.result()
         if process.returncode:
             return 1 if process.returncode < 0 else process.returncode
-        return msgspec.json.decode(said, type=Measured)
+        return msgspec.json.decode(output, type=Measured)
 
     async def _keep(self, number: int) -> None:
         """An instance at its addresses, always; returns where one cannot start at all."""

@@ -88,7 +88,7 @@ class TokenChain:
         self._vocab = vocab
 
     def next_token(self) -> int:
-        """The next token, 0..vocab-1; it counts as said."""
+        """The next token, 0..vocab-1; it becomes part of the sequence."""
         token = self._hash % self._vocab
         self._hash = xxhash.xxh3_64_intdigest(
             self._hash.to_bytes(8, "little") + token.to_bytes(4, "little")

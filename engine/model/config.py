@@ -498,21 +498,21 @@ def _generation(
     path = directory / GENERATION_FILE
     if not path.exists():
         return bos_ids, eos_ids, SamplingDefaults()
-    said = Fields(path, read_object(path, MAX_FILE_BYTES))
+    generation = Fields(path, read_object(path, MAX_FILE_BYTES))
 
     def number(name: str, high: float) -> float | None:
-        return said.number(name, 0.0, high) if said.has(name) else None
+        return generation.number(name, 0.0, high) if generation.has(name) else None
 
     sampling = SamplingDefaults(
         # Without do_sample the temperature is not used: the answer is the likeliest one.
-        temperature=number("temperature", 100.0) if said.flag("do_sample", False) else None,
+        temperature=number("temperature", 100.0) if generation.flag("do_sample", False) else None,
         top_p=number("top_p", 1.0),
-        top_k=said.integer("top_k", -1, MAX_VOCAB) if said.has("top_k") else None,
+        top_k=generation.integer("top_k", -1, MAX_VOCAB) if generation.has("top_k") else None,
         min_p=number("min_p", 1.0),
         repetition_penalty=number("repetition_penalty", 100.0),
     )
     return (
-        said.ids("bos_token_id", vocab) or bos_ids,
-        said.ids("eos_token_id", vocab) or eos_ids,
+        generation.ids("bos_token_id", vocab) or bos_ids,
+        generation.ids("eos_token_id", vocab) or eos_ids,
         sampling,
     )

@@ -62,8 +62,8 @@ class KernelPlanner:
             chunks = torch.tensor(spans)
             chunks[:decodes, 1] = 0
             rows = spans[-1][0] + spans[-1][1]
-            terms = self.blocks, self.block_size, self.shape.group
-            cut = plan_prefill(chunks, rows, page_table, *terms)
+            sizes = self.blocks, self.block_size, self.shape.group
+            cut = plan_prefill(chunks, rows, page_table, *sizes)
             prefill_items = len(cut.items)
             words = torch.cat((words, _aligned(cut.all)))
         return made._replace(words=words, prefill_items=prefill_items)

@@ -106,10 +106,10 @@ def place_of(device: str) -> tuple[str, str]:
 def write_costs(path: Path, made: Calibration, device: str) -> None:
     """Write the file, whole or not at all. Raises OSError."""
     rows = [Timed(*one.mix, one.plain_ns / 1e3, one.shared_ns / 1e3) for one in made.measured]
-    said = CostsFile(*place_of(device), made.costs._asdict(), made.is_wary, rows)
+    file = CostsFile(*place_of(device), made.costs._asdict(), made.is_wary, rows)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -124,15 +124,15 @@ def read_costs(path: Path, device: str) -> Costs:
     if len(data) > MAX_BYTES:
         raise ModelError(path, f"has more than {MAX_BYTES} bytes", again)
     try:
-        said = msgspec.json.decode(data, type=CostsFile)
+        file = msgspec.json.decode(data, type=CostsFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(path, f"is no file of kernel costs: {error}", again) from error
-    if set(said.costs) != set(Costs._fields):
-        raise ModelError(path, f"has costs {', '.join(said.costs)[:200]}", again)
-    for name, value in said.costs.items():
+    if set(file.costs) != set(Costs._fields):
+        raise ModelError(path, f"has costs {', '.join(file.costs)[:200]}", again)
+    for name, value in file.costs.items():
         if not (math.isfinite(value) and 0 <= value <= LARGEST):
             raise ModelError(path, f"says {value} for {name}", again)
-    if (said.device, said.library) != (here := place_of(device)):
-        found = f"{said.device:.80} with {said.library:.80}"
+    if (file.device, file.library) != (here := place_of(device)):
+        found = f"{file.device:.80} with {file.library:.80}"
         raise ModelError(path, f"was measured on {found}, this is {' with '.join(here)}", again)
-    return Costs(**said.costs)
+    return Costs(**file.costs)

@@ -90,13 +90,13 @@ class Loaded:
         """The runner of a worker with `pool`, which has the capacity's blocks."""
         # The last layer may be wider than the vocabulary; nobody can read those ids.
         sampler = Sampler(self.tokenizer.vocab)
-        terms = sampler, self.scheduler.max_batch_size, pool.block_size, self.device
+        common = sampler, self.scheduler.max_batch_size, pool.block_size, self.device
         overlaps = self.steps.overlaps(self.device)
         steps = 2
         compute: StagedCompute | None = None
         if isinstance(self.model, Group) and self.model.stages > 1:
             steps = self.model.stages
-            compute = StagedCompute(self.model, *terms, self.planner, self.int8)
+            compute = StagedCompute(self.model, *common, self.planner, self.int8)
         scheduler = Scheduler(
             self.scheduler,
             pool,
@@ -107,7 +107,7 @@ class Loaded:
             scheduler,
             compute
             or Compute(
-                *(self.model, *terms, self._graphs(self.scheduler.max_batch_size)),
+                *(self.model, *common, self._graphs(self.scheduler.max_batch_size)),
                 *(self.planner, self.int8),
             ),
             on_step,

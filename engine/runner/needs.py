@@ -39,7 +39,7 @@ from kvkernels.ops.decode import workspace_bytes
 from kvkernels.ops.shared_costs import Costs
 from kvkernels.ops.shared_decode import most_slots
 
-CPU_KV_TOKENS = 65_536  # unless told otherwise: a machine's memory is not the engine's alone
+CPU_KV_TOKENS = 65_536  # by default: a machine's memory is not the engine's alone
 SAMPLING_COPIES = 4  # of the logits that filters and draws work on
 
 

@@ -30,8 +30,8 @@ MAX_FAILED_STEPS = 3  # in a row: what is broken then is more than a batch
 log = logging.getLogger(__name__)
 
 
-class EngineFailed(Exception):  # noqa: N818 - the end of a worker, told by its exit code
-    """Steps fail one after another: nothing that is asked of this worker will be answered."""
+class EngineFailed(Exception):  # noqa: N818 - the end of a worker, seen by its exit code
+    """Steps fail one after another: this worker will answer nothing."""
 
 
 class Ends(Protocol):
@@ -184,9 +184,9 @@ class RealRunner:
             self._failed_in_a_row = 0
             self._take(flying, flying.chosen.result())
             return
-        told = self._fail(flying.step, error)
+        failed = self._fail(flying.step, error)
         # One that was launched behind a failed step, for the same requests, says nothing new.
-        self._failed_in_a_row += 1 if told else 0
+        self._failed_in_a_row += 1 if failed else 0
         if self._failed_in_a_row >= MAX_FAILED_STEPS:
             raise EngineFailed(
                 f"{self._failed_in_a_row} steps failed in a row, the last one by {error!r}"

@@ -57,7 +57,7 @@ class SamplingParams:
     frequency_penalty: -2..2, taken off the logit of a token in the output, once or for each time.
     seed: -2^63 .. 2^64-1, None: whoever queues the request draws one. stop: strings that end
     the text. stop_token_ids: tokens that end it. logprobs: how many of the likeliest tokens are
-    told beside the chosen one, None: not even that. n: choices. ignore_eos: the model's own end
+    given beside the chosen one, None: not even that. n: choices. ignore_eos: the model's own end
     of text ends nothing. min_tokens: no end before so many. Raises InvalidParam.
     """
 
@@ -97,7 +97,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Tokens said before change the logits."""
+        """Earlier tokens change the logits."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -120,7 +120,7 @@ class SamplingParams:
         return self.stop_token_ids if self.ignore_eos else self.stop_token_ids.union(end_of_text)
 
     def choices(self, drawn_seed: int) -> list[SamplingParams]:
-        """One for each of the `n` choices, seeded; `drawn_seed` stands in where none was asked.
+        """One for each of the `n` choices, seeded; `drawn_seed`: where the request has none.
 
         The first choice has the seed as it is, so that it is the answer that `n` = 1 gives.
         """

@@ -24,8 +24,8 @@ class StopText:
     """The text of one choice on its way to the client; lifetime: request.
 
     The earliest stop string in the text ends it; of two that end with the same character, the
-    one that began first. `included`: it is told, too. `min_tokens`: text of fewer tokens than
-    that ends nowhere, and a stop string that begins in it does not count.
+    one that began first. `included`: it is part of the text, too. `min_tokens`: text of fewer
+    tokens than that ends nowhere, and a stop string that begins in it does not count.
     """
 
     def __init__(self, stops: tuple[str, ...], *, included: bool, min_tokens: int) -> None:
@@ -33,7 +33,7 @@ class StopText:
         self._included = included
         self._left = min_tokens if stops else 0  # tokens before a stop string may begin
         self._longest = max(map(len, stops), default=1) - 1
-        self._held = ""  # given by the detokenizer, not yet told
+        self._held = ""  # given by the detokenizer, not yet to the client
         self._ended = False
 
     @classmethod
@@ -45,7 +45,7 @@ class StopText:
         return cls(params.stop, included=included, min_tokens=params.min_tokens)
 
     def push(self, text: str) -> Piece:
-        """Take in the text of one more token, "" too; what may be told. ValueError after the end.
+        """Take in the text of one more token, "" too; what may be sent. ValueError after the end.
 
         Costs no more than the text and the longest stop string, however long the answer is.
         """

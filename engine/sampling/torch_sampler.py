@@ -27,8 +27,8 @@ class Penalties:
     """Applies them to a batch; lifetime: worker.
 
     Keeps the counts of the requests of the last call, so that a step counts one token a
-    request; a request that was away is counted again from its tokens, so nothing must be told
-    of requests that end.
+    request; a request that was away is counted again from its tokens, so nobody must report
+    requests that end.
     """
 
     def __init__(self) -> None:
@@ -38,23 +38,23 @@ class Penalties:
         self,
         logits: Tensor,
         requests: Sequence[Request],
-        asked: Sequence[SamplingParams],
-        said: Sequence[int],
+        params: Sequence[SamplingParams],
+        lengths: Sequence[int],
         latest: Callable[[], Mapping[int, int]],
     ) -> Tensor:
         """[S, V] with penalties; `logits` itself where there are none, else a copy.
 
-        `said`: tokens that each output has. `latest` gives, by request id, those of the step
-        before this one: it is asked where an output lacks its last one, and may take its time.
+        `lengths`: tokens that each output has. `latest` gives, by request id, those of the step
+        before this one: it is called where an output lacks its last one, and may wait.
         """
         kept: dict[int, _Counts] = {}
         rows: list[int] = []
-        for row, (request, one) in enumerate(zip(requests, asked, strict=True)):
+        for row, (request, one) in enumerate(zip(requests, params, strict=True)):
             if one.has_penalties:
                 counts = self._counts.get(request.request_id)
                 if counts is None or counts.request is not request:
                     counts = _Counts(request)
-                counts.catch_up(said[row], latest)
+                counts.catch_up(lengths[row], latest)
                 kept[request.request_id] = counts
                 rows.append(row)
         self._counts = kept
@@ -62,7 +62,7 @@ class Penalties:
             return logits
         counted = [kept[requests[row].request_id] for row in rows]
         sizes = [one.size for one in counted]
-        # One line for each token that a row has seen: where it is, how often it was said.
+        # One line for each token that a row has seen: where it is, how often it is in the output.
         device, dtype = logits.device, logits.dtype
 
         def put(values: npt.NDArray[np.generic], kind: torch.dtype) -> Tensor:
@@ -71,18 +71,18 @@ class Penalties:
         def spread(values: Sequence[float]) -> Tensor:
             return put(np.repeat(np.array(values), sizes), dtype)
 
-        places = (
+        cells = (
             put(np.repeat(np.array(rows), sizes), torch.int64),
             put(np.concatenate([one.ids for one in counted]), torch.int64),
         )
-        times = put(np.concatenate([one.said for one in counted]), dtype)
+        times = put(np.concatenate([one.times for one in counted]), dtype)
 
-        repetition = spread([asked[row].repetition_penalty for row in rows])
-        values = logits[places]
+        repetition = spread([params[row].repetition_penalty for row in rows])
+        values = logits[cells]
         values = torch.where(values > 0, values / repetition, values * repetition)
-        values = values - spread([asked[row].frequency_penalty for row in rows]) * times
-        values = values - spread([asked[row].presence_penalty for row in rows]) * (times > 0)
-        return logits.index_put(places, values)
+        values = values - spread([params[row].frequency_penalty for row in rows]) * times
+        values = values - spread([params[row].presence_penalty for row in rows]) * (times > 0)
+        return logits.index_put(cells, values)
 
 
 class _Counts:
@@ -93,8 +93,8 @@ class _Counts:
         distinct = np.unique(request.prompt).astype(np.int64)
         self.size = len(distinct)
         self._ids: npt.NDArray[np.int64] = distinct
-        self._said: npt.NDArray[np.int64] = np.zeros(self.size, dtype=np.int64)
-        self._places = {token: place for place, token in enumerate(distinct.tolist())}
+        self._times: npt.NDArray[np.int64] = np.zeros(self.size, dtype=np.int64)
+        self._rows = {token: index for index, token in enumerate(distinct.tolist())}
         self._counted = 0  # tokens of the output
 
     @property
@@ -103,33 +103,33 @@ class _Counts:
         return self._ids[: self.size]
 
     @property
-    def said(self) -> npt.NDArray[np.int64]:
+    def times(self) -> npt.NDArray[np.int64]:
         """int64[size]: times that each stands in the output."""
-        return self._said[: self.size]
+        return self._times[: self.size]
 
-    def catch_up(self, said: int, latest: Callable[[], Mapping[int, int]]) -> None:
-        """Count what the output has gained, up to `said` tokens."""
+    def catch_up(self, length: int, latest: Callable[[], Mapping[int, int]]) -> None:
+        """Count what the output has gained, up to `length` tokens."""
         # One read: whoever takes tokens in may be at it in another thread.
-        gained = self.request.output[self._counted : said]
-        if self._counted + len(gained) < said:
+        gained = self.request.output[self._counted : length]
+        if self._counted + len(gained) < length:
             # None is known of a step that failed; its requests have ended.
             gained.append(latest().get(self.request.request_id, 0))
         for token in gained:
-            place = self._places.get(token)
-            if place is None:
-                place = self._add(token)
-            self._said[place] += 1
-        self._counted = said
+            index = self._rows.get(token)
+            if index is None:
+                index = self._add(token)
+            self._times[index] += 1
+        self._counted = length
 
     def _add(self, token: int) -> int:
-        place = self._places[token] = self.size
-        if place == len(self._ids):
-            room = np.zeros(max(64, place), dtype=np.int64)
+        index = self._rows[token] = self.size
+        if index == len(self._ids):
+            room = np.zeros(max(64, index), dtype=np.int64)
             self._ids = np.concatenate((self._ids, room))
-            self._said = np.concatenate((self._said, room))
-        self._ids[place] = token
+            self._times = np.concatenate((self._times, room))
+        self._ids[index] = token
         self.size += 1
-        return place
+        return index
 
 
 GREEDY = SamplingParams(temperature=0.0)  # of requests that ask for nothing
@@ -142,15 +142,15 @@ class TokenLogprobs:
     """Natural logarithms of probabilities at temperature 1, before penalties and filters."""
 
     logprob: float  # of the chosen token
-    top: list[tuple[int, float]]  # the likeliest tokens, as many as asked, likeliest first
+    top: list[tuple[int, float]]  # the likeliest tokens, as many as requested, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    """What logprobs are made of, for the rows that asked. Lifetime: step."""
+    """What logprobs are made of, for the rows that request them. Lifetime: step."""
 
     rows: list[int]
-    counts: list[int]  # of the likeliest, that each asked for
+    counts: list[int]  # of the likeliest, that each requests
     chosen: Tensor  # float64[rows], of the chosen tokens
     top_ids: Tensor  # int64[rows, MAX_LOGPROBS]
     top: Tensor  # float64, likeliest first
@@ -178,7 +178,7 @@ class Sampled:
 
     @property
     def logprobs(self) -> list[TokenLogprobs | None]:
-        """Of each row, None where none was asked."""
+        """Of each row, None where none was requested."""
         found: list[TokenLogprobs | None] = [None] * len(self.ids)
         if self.likely is None:
             return found
@@ -214,7 +214,7 @@ class Sampler:
 
         `positions` of the tokens to choose, counted from the prompt's first; None: each request's
         next one. A request may lack the token before it: `latest` knows that, by request id, and
-        is asked only for penalties. Nothing here waits for the device but what `latest` does.
+        is called only for penalties. Nothing here waits for the device but what `latest` does.
         Raises ValueError for another number of rows than of requests.
         """
         if logits.ndim != 2 or len(logits) != len(requests):
@@ -222,24 +222,24 @@ class Sampler:
         raw = logits[:, : self._tokens]
         if raw.dtype not in (torch.float32, torch.float64):
             raw = raw.float()
-        asked = [request.sampling or GREEDY for request in requests]
+        params = [request.sampling or GREEDY for request in requests]
         if positions is None:
             positions = [request.total_tokens for request in requests]
-        said = [at - one.prompt_tokens for at, one in zip(positions, requests, strict=True)]
-        cut = _without_early_ends(raw, requests, asked, said)
-        cut = self._penalties.apply(cut, requests, asked, said, latest)
+        lengths = [at - one.prompt_tokens for at, one in zip(positions, requests, strict=True)]
+        cut = _without_early_ends(raw, requests, params, lengths)
+        cut = self._penalties.apply(cut, requests, params, lengths, latest)
         highest, ids = cut.max(dim=1)
-        drawn = [row for row, one in enumerate(asked) if not one.is_greedy]
+        drawn = [row for row, one in enumerate(params) if not one.is_greedy]
         if drawn:
             rows = placed(drawn, torch.int64, raw.device)
-            some = [asked[row] for row in drawn]
+            some = [params[row] for row in drawn]
             scaled = _scaled(cut[rows], highest[rows], some)
             uniforms = [
                 uniform(one.seed or 0, positions[row]) for row, one in zip(drawn, some, strict=True)
             ]
             ids[rows] = _draw(_filtered(scaled, some), uniforms)
         ids = torch.where(torch.isfinite(highest), ids, -1)
-        return Sampled(ids, _likely(raw, ids, asked))
+        return Sampled(ids, _likely(raw, ids, params))
 
 
 def uniform(seed: int, position: int) -> float:
@@ -259,44 +259,44 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 def _without_early_ends(
     logits: Tensor,
     requests: Sequence[Request],
-    asked: Sequence[SamplingParams],
-    said: Sequence[int],
+    params: Sequence[SamplingParams],
+    lengths: Sequence[int],
 ) -> Tensor:
     """Mask what would end a request before its `min_tokens`."""
     rows: list[int] = []
     ids: list[int] = []
-    for row, (request, one) in enumerate(zip(requests, asked, strict=True)):
-        if said[row] < one.min_tokens:
+    for row, (request, one) in enumerate(zip(requests, params, strict=True)):
+        if lengths[row] < one.min_tokens:
             early = sorted(token for token in request.stop_tokens if token < logits.shape[1])
             ids += early
             rows += [row] * len(early)
     if not rows:
         return logits
     device = logits.device
-    places = (placed(rows, torch.int64, device), placed(ids, torch.int64, device))
-    return logits.index_put(places, logits.new_full((), -torch.inf))
+    cells = (placed(rows, torch.int64, device), placed(ids, torch.int64, device))
+    return logits.index_put(cells, logits.new_full((), -torch.inf))
 
 
-def _scaled(logits: Tensor, highest: Tensor, asked: Sequence[SamplingParams]) -> Tensor:
+def _scaled(logits: Tensor, highest: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Logits over temperature, the highest at 0: a tiny temperature then overflows to -inf,
     which is nothing, and not to +inf, which would be no number."""
-    return (logits - highest.unsqueeze(1)) / _column([one.temperature for one in asked], logits)
+    return (logits - highest.unsqueeze(1)) / _column([one.temperature for one in params], logits)
 
 
-def _filtered(scaled: Tensor, asked: Sequence[SamplingParams]) -> Tensor:
+def _filtered(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """`scaled`, whose highest is 0 in each row, with -inf for what the filters leave out."""
-    least = [one.min_p for one in asked]
+    least = [one.min_p for one in params]
     if any(least):
         scaled = scaled.masked_fill(scaled < _column(least, scaled).log(), -torch.inf)
     vocab = scaled.shape[1]
-    few = [0 < one.top_k < vocab for one in asked]
+    few = [0 < one.top_k < vocab for one in params]
     if any(few):
         rows = placed(list(compress(range(len(few)), few)), torch.int64, scaled.device)
-        scaled[rows] = _top_k(scaled[rows], [one.top_k for one in compress(asked, few)])
-    nucleus = [one.top_p < 1.0 for one in asked]
+        scaled[rows] = _top_k(scaled[rows], [one.top_k for one in compress(params, few)])
+    nucleus = [one.top_p < 1.0 for one in params]
     if any(nucleus):
         rows = placed(list(compress(range(len(nucleus)), nucleus)), torch.int64, scaled.device)
-        scaled[rows] = _top_p(scaled[rows], [one.top_p for one in compress(asked, nucleus)])
+        scaled[rows] = _top_p(scaled[rows], [one.top_p for one in compress(params, nucleus)])
     return scaled
 
 
@@ -329,18 +329,18 @@ def _draw(scaled: Tensor, uniforms: Sequence[float]) -> Tensor:
     return torch.searchsorted(mass, target, right=True).squeeze(1).clamp_(max=mass.shape[1] - 1)
 
 
-def _likely(logits: Tensor, ids: Tensor, asked: Sequence[SamplingParams]) -> Likely | None:
-    told = [(row, one.logprobs) for row, one in enumerate(asked) if one.logprobs is not None]
-    if not told:
+def _likely(logits: Tensor, ids: Tensor, params: Sequence[SamplingParams]) -> Likely | None:
+    wanted = [(row, one.logprobs) for row, one in enumerate(params) if one.logprobs is not None]
+    if not wanted:
         return None
-    rows = [row for row, _ in told]
+    rows = [row for row, _ in wanted]
     at = placed(rows, torch.int64, logits.device)
     all_of = logits[at].double().log_softmax(dim=1)
-    # Always as many: how ties fall must not depend on what the others ask for.
+    # Always as many: how ties fall must not depend on what the others request.
     top = all_of.topk(min(MAX_LOGPROBS, all_of.shape[1]), dim=1)
     return Likely(
         rows=rows,
-        counts=[count for _, count in told],
+        counts=[count for _, count in wanted],
         chosen=all_of.gather(1, ids[at].clamp(min=0).unsqueeze(1)).squeeze(1),
         top_ids=top.indices,
         top=top.values,

@@ -134,10 +134,10 @@ class RequestBlocks:
 
     def _worths(self, request: Request, start: int, stop: int) -> list[Worth] | None:
         """What it says of its blocks `start`..`stop`."""
-        said = request.retention
-        if said is None:
+        retention = request.retention
+        if retention is None:
             return None
-        return said.worths(start, stop, self._block_size, request.prompt_tokens)
+        return retention.worths(start, stop, self._block_size, request.prompt_tokens)
 
     def _own(self, request: Request, blocks: int) -> None:
         request.own_blocks += blocks

@@ -96,7 +96,7 @@ def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
     ends = [_free_step(one, settings.max_num_tokens) for one in running]
     free_at = list(zip(ends, counted, strict=True))
     heapq.heapify(free_at)
-    places = settings.max_batch_size - len(running)
+    free_slots = settings.max_batch_size - len(running)
     free_blocks = pool.blocks - pool.used_blocks
     if settings.reserves_outputs:  # what was promised is nobody else's, nor what may be pinned yet
         free_blocks -= sum(counted) - sum(len(one.block_ids) for one in running)
@@ -106,15 +106,15 @@ def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
     for request in queue:
         hit = pool.hit(request.chain, (request.total_tokens - 1) // pool.block_size)
         need_blocks = _counted_blocks(scheduler, request) - hit
-        while free_at and (places < 1 or free_blocks < need_blocks):
+        while free_at and (free_slots < 1 or free_blocks < need_blocks):
             freed_step, blocks = heapq.heappop(free_at)
             step = max(step, freed_step)
-            places += 1
+            free_slots += 1
             free_blocks += blocks
         step = max(step, 1 + tokens // settings.max_num_tokens)
         own_tokens = request.total_tokens - hit * pool.block_size
         tokens += own_tokens
-        places -= 1
+        free_slots -= 1
         free_blocks -= need_blocks
         prefill_steps = -(-own_tokens // settings.max_num_tokens)
         left_tokens = request.token_limit - request.total_tokens

@@ -76,7 +76,7 @@ class Deadlines:
     def add(self, request: Request, unfinished: int) -> None:
         """Watch `request`, if it has a deadline; so many requests are unfinished.
 
-        Requests that end otherwise need not be told: they are dropped once they outnumber these.
+        Requests that end otherwise need not be removed: they are dropped once they outnumber these.
         """
         if not isfinite(request.deadline_s):
             return
@@ -94,7 +94,7 @@ class Deadlines:
         return heap[0][0] if heap else None
 
     def passed(self, now_s: float) -> list[Request]:
-        """Unfinished requests whose deadline is `now_s` or was before; told once."""
+        """Unfinished requests whose deadline is `now_s` or was before; each once."""
         late: list[Request] = []
         heap = self._heap
         while heap and heap[0][0] <= now_s:

@@ -24,7 +24,7 @@ Entry = dict[str, Any]
 
 
 def entry(tokenizer: Tokenizer, token: int, logprobs: Logprobs) -> Entry:
-    """One token of an answer as chats tell it. Half a character is told as U+FFFD."""
+    """One token of an answer as chats give it. Half a character becomes U+FFFD."""
     top = [_one(tokenizer, each, logprob) for each, logprob in logprobs.top]
     return _one(tokenizer, token, logprobs.logprob) | {"top_logprobs": top}
 
@@ -32,7 +32,7 @@ def entry(tokenizer: Tokenizer, token: int, logprobs: Logprobs) -> Entry:
 def shaped(entries: Sequence[Entry], kind: str, start: int = 0) -> dict[str, Any]:
     """The `logprobs` of a choice: `content` for a chat, four lists for a completion.
 
-    Offsets count the characters of the tokens; `start`: of those that were told before.
+    Offsets count the characters of the tokens; `start`: of those that were sent before.
     """
     if kind == "chat":
         return {"content": entries}
@@ -44,7 +44,7 @@ def shaped(entries: Sequence[Entry], kind: str, start: int = 0) -> dict[str, Any
         "tokens": [one["token"] for one in entries],
         "token_logprobs": [one["logprob"] for one in entries],
         "top_logprobs": [
-            # Parts of characters look the same; the likeliest of them is told.
+            # Parts of characters look the same; the likeliest of them is given.
             {each["token"]: each["logprob"] for each in reversed(one["top_logprobs"])}
             for one in entries
         ],
@@ -74,7 +74,7 @@ class Choice:
     last_token_s: float = 0.0  # 0 before the first token
     is_stopped: bool = False  # a stop string ended it
     texts: list[str] = field(default_factory=list)  # of a whole answer that stop strings may cut
-    logprob_chars: int = 0  # characters of the tokens whose logprobs were told
+    logprob_chars: int = 0  # characters of the tokens whose logprobs were sent
     logprobs: list[dict[str, Any]] = field(default_factory=list)  # of a whole answer, OpenAI's form
 
     def take(self, token: int, finished: str | None) -> str:
@@ -181,8 +181,8 @@ class Answer:
             return "".join(choice.texts)
         request = choice.request
         ends = request.finish_reason == "stop" and request.output[-1] in request.stop_tokens
-        said = request.output[:-1] if ends else request.output
-        return self.tokenizer.decode(said, not self.shows_special)
+        output = request.output[:-1] if ends else request.output
+        return self.tokenizer.decode(output, not self.shows_special)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         request = choice.request
@@ -192,8 +192,8 @@ class Answer:
             part["message"] = {"role": "assistant", "content": text}
         else:
             part["text"] = text
-        said = shaped(choice.logprobs, self.kind) if choice.logprobs else None
-        part |= {"logprobs": said, "finish_reason": request.finish_reason}
+        logprobs = shaped(choice.logprobs, self.kind) if choice.logprobs else None
+        part |= {"logprobs": logprobs, "finish_reason": request.finish_reason}
         if self.return_token_ids:
             part["token_ids"] = request.output
             if self.kind == "completion":
@@ -280,10 +280,10 @@ class StreamAnswer(Answer):
         finished: str | None,
         logprobs: Logprobs | None,
     ) -> None:
-        said = b"null"
+        likelihoods = b"null"
         if logprobs is not None:
             one = entry(self.tokenizer, token, logprobs)
-            said = _json(shaped([one], self.kind, choice.logprob_chars))
+            likelihoods = _json(shaped([one], self.kind, choice.logprob_chars))
             choice.logprob_chars += len(one["token"])
         reason = b'"%b"' % finished.encode() if finished else b"null"
         first = len(choice.request.output) == 1
@@ -297,7 +297,7 @@ class StreamAnswer(Answer):
             choice.index,
             key,
             shape % _json(text),
-            said,
+            likelihoods,
             reason,
             ids,
         )
@@ -309,7 +309,7 @@ class StreamAnswer(Answer):
         self._count(finished)
 
     def _opening(self, choice: Choice) -> bytes:
-        """What precedes a chat's first token: whose turn it is, the prompt's ids if asked."""
+        """What precedes a chat's first token: the role, and the prompt's ids if requested."""
         delta = {"role": "assistant", "content": ""}
         part = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
         ids = b""

@@ -73,7 +73,7 @@ async def encoded_chat(http: web.Request, worker: Worker, chat: Chat) -> Tokens:
 
 
 def admit(http: web.Request, body: CompletionBody | ChatBody) -> Worker:
-    """The worker, if it takes requests, serves the model asked for and can give what is asked."""
+    """The worker, if it takes requests, serves this model and can give this answer."""
     worker = http.app[WORKER]
     if worker.draining:
         raise ApiError(503, "this worker is shutting down")

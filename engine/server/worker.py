@@ -88,18 +88,18 @@ class Worker:
         """Queue `sampling.n` sequences a prompt. Raises Refused, and then none is queued."""
         seed = chain_seed(self.model, None, options.salt)
         deadline_s = self.runner.clock.now_s() + options.timeout_s
-        # Only a model that computes is asked by them; a timed worker's tokens are what they are.
+        # A timed worker's tokens do not depend on them.
         each = sampling.choices(secrets.randbits(64))
         try:
-            for index, (prompt, asked) in enumerate(product(prompts, each)):
+            for index, (prompt, params) in enumerate(product(prompts, each)):
                 request = Request(
                     next(self._ids),
                     prompt,
                     options.output_tokens,
                     options.priority,
                     seed,
-                    stop_tokens=asked.stop_tokens(self.served.end_of_text),
-                    sampling=asked,
+                    stop_tokens=params.stop_tokens(self.served.end_of_text),
+                    sampling=params,
                     deadline_s=deadline_s,
                     tenant=options.tenant,
                     retention=options.retention,

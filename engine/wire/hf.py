@@ -174,7 +174,7 @@ class _Stream:
 class HfTokenizer:
     """The tokenizer in a model directory. Lifetime: process; read once, then only used.
 
-    `content_format` and `template_defaults` are the engine's, where it was told any.
+    `content_format` and `template_defaults` are the engine's, where it has any.
 
     Raises OSError if `tokenizer.json` cannot be read, ValueError if a file does not parse.
     """

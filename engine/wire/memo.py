@@ -36,7 +36,7 @@ MIN_PIECE_CHARS = 256  # shorter pieces cost more to keep than to encode
 
 
 class AddedToken(Protocol):
-    """What is asked of an added token (`tokenizers.AddedToken`)."""
+    """What is needed of an added token (`tokenizers.AddedToken`)."""
 
     @property
     def content(self) -> str: ...
@@ -49,7 +49,7 @@ class AddedToken(Protocol):
 
 
 class Cuts:
-    """Finds the places. Lifetime: process; holds no state."""
+    """Finds the positions. Lifetime: process; holds no state."""
 
     def __init__(self, tokens: Iterable[AddedToken]) -> None:
         """`tokens`: all added tokens looked for before normalization. Raises ValueError where

@@ -110,8 +110,8 @@ class KernelLibrary:
         function = getattr(self.functions, f"wr_{name}")
         code = function(*map(_in_c, arguments), ctypes.c_void_p(stream))
         if code:
-            said = self.functions.wr_last_error().decode(errors="replace")
-            raise (RefusedError if code == REFUSED else LaunchError)(f"{name}: {said}")
+            message = self.functions.wr_last_error().decode(errors="replace")
+            raise (RefusedError if code == REFUSED else LaunchError)(f"{name}: {message}")
 
 
 def _in_c(argument: Argument) -> Any:
@@ -230,7 +230,7 @@ def library_path(target: Target) -> Path:
 
 
 def compiler_log(built: Path) -> str:
-    """What the compiler said when it made the object `built`."""
+    """The compiler's output when it made the object `built`."""
     return built.with_suffix(".log").read_text()
 
 
@@ -270,7 +270,7 @@ def _compile(target: Target, compiler: str, source: Path, made: Path) -> None:
 
 
 def _run(command: list[str], out: Path) -> str:
-    """Run a compiler; `out` appears whole or not at all. Gives what it said."""
+    """Run a compiler; `out` appears whole or not at all. Returns the output."""
     partial = out.with_suffix(f".{os.getpid()}{out.suffix}")
     try:
         done = subprocess.run(
@@ -280,8 +280,8 @@ def _run(command: list[str], out: Path) -> str:
             timeout=COMPILE_TIMEOUT_S,
         )
         if done.returncode:
-            said = (done.stdout + done.stderr)[-4000:]
-            raise BuildError(f"{' '.join(command[:1])} refused {command[-1]}:\n{said}")
+            output = (done.stdout + done.stderr)[-4000:]
+            raise BuildError(f"{' '.join(command[:1])} refused {command[-1]}:\n{output}")
         partial.replace(out)
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{command[0]} took more than {COMPILE_TIMEOUT_S} s") from error

@@ -199,8 +199,8 @@ def decode_on_cpu(
         k, v = (
             x[:length] for x in tokens_of((k_pages, v_pages), (k_scales, v_scales), pages, wide)
         )
-        asked = q[request].to(wide).view(kv_heads, group, -1) * scale
-        weights = torch.einsum("hgd,thd->hgt", asked, k).softmax(-1)
+        query = q[request].to(wide).view(kv_heads, group, -1) * scale
+        weights = torch.einsum("hgd,thd->hgt", query, k).softmax(-1)
         out[request] = torch.einsum("hgt,thd->hgd", weights, v).flatten(0, 1).to(out.dtype)
 
 

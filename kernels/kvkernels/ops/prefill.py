@@ -159,9 +159,9 @@ def prefill_on_cpu(
         pages = page_table[request, : -(-end // page_tokens)].long()
         k, v = (x[:end] for x in tokens_of((k_pages, v_pages), (k_scales, v_scales), pages, wide))
         rows = slice(first, first + tokens)
-        asked = q[rows].to(wide).view(tokens, kv_heads, group, -1) * scale
+        query = q[rows].to(wide).view(tokens, kv_heads, group, -1) * scale
         seen = torch.arange(end) <= position + torch.arange(tokens)[:, None]
-        scores = torch.einsum("nhgd,thd->nhgt", asked, k)
+        scores = torch.einsum("nhgd,thd->nhgt", query, k)
         scores = scores.masked_fill(~seen[:, None, None], -math.inf)
         mixed = torch.einsum("nhgt,thd->nhgd", scores.softmax(-1), v)
         out[rows] = mixed.flatten(1, 2).to(out.dtype)

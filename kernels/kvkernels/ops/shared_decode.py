@@ -353,8 +353,8 @@ def shared_decode_on_cpu(
             for x in tokens_of((k_pages, v_pages), (k_scales, v_scales), pages, wide)
         )
         for request in own:
-            asked = q[request].to(wide).view(kv_heads, -1, q.shape[2]) * scale
-            scores[request].append(torch.einsum("hgd,thd->hgt", asked, k))
+            query = q[request].to(wide).view(kv_heads, -1, q.shape[2]) * scale
+            scores[request].append(torch.einsum("hgd,thd->hgt", query, k))
             values[request].append(v)
     for request in range(len(q)):
         weights = torch.cat(scores[request], dim=-1).softmax(-1)
