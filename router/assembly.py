@@ -38,10 +38,10 @@ from router.fleet.upstreams import WorkerTrust
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
 from router.metrics.registry import RouterMetrics
-from router.metrics.replicas import ReplicaCollector
-from router.metrics.requests import AccessCollector, TracingCollector
-from router.metrics.tenants import HeldCollector, TenantCollector
-from router.metrics.workers import DiscoveryCollector
+from router.metrics.replicas import replica_metrics
+from router.metrics.requests import access_metrics, tracing_metrics
+from router.metrics.tenants import held_metrics, tenant_metrics
+from router.metrics.workers import discovery_metrics
 from router.record.setup import access_log_of, recorder_of, request_log_of
 from router.replicas.replica import Replica
 from router.request.attempts import Attempts
@@ -138,12 +138,12 @@ class Router:
 
     def _show_more(self, core: RouterCore) -> None:
         register = self.metrics.register
-        register(AccessCollector(self.access))
-        register(TracingCollector(self.traces))
-        register(TenantCollector(self.service.counts))
-        register(HeldCollector(core, self.switchboard.clock))
-        register(DiscoveryCollector(self.discovery, self.fleet))
-        register(ReplicaCollector(self.replica))
+        register(lambda: access_metrics(self.access))
+        register(lambda: tracing_metrics(self.traces))
+        register(lambda: tenant_metrics(self.service.counts))
+        register(lambda: held_metrics(core, self.switchboard.clock()))
+        register(lambda: discovery_metrics(self.discovery, self.fleet))
+        register(lambda: replica_metrics(self.replica))
 
     def _in_force(self) -> Config:
         return self.config

@@ -16,7 +16,7 @@ from router.config.rules import is_loopback
 from router.config.schema import Config
 from router.config.worker_spec import parse_worker_spec
 from router.fleet.upstreams import WorkerTrust
-from router.metrics.requests import ServerCollector
+from router.metrics.requests import server_metrics
 from router.restart.handover import added_by_hand, resume, workers_of
 from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.restart.sockets import cannot_listen, listening_at
@@ -85,7 +85,7 @@ class Server:
         self._handover: HandoverServer | None = None
         self._listens = False  # both ports do
         self._handed = False  # another router serves in our place
-        router.metrics.register(ServerCollector(self._client.server))
+        router.metrics.register(lambda: server_metrics(self._client.server))
 
     def obey(self) -> None:
         """Take signals from now on."""

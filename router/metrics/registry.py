@@ -6,10 +6,9 @@ they happen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -17,7 +16,8 @@ from router.core.core import RouterCore
 from router.core.guard import FAULT_KINDS, PolicyGuard
 from router.core.kv_events import TIERS
 from router.fleet.manager import FleetManager
-from router.metrics.requests import MigrationMetrics, Replies, RequestMetrics, TokenCollector
+from router.metrics.exposition import Families, counter, counters, gauge, gauges
+from router.metrics.requests import MigrationMetrics, Replies, RequestMetrics, token_metrics
 from router.metrics.tenants import session_metrics, trunk_metrics
 from router.metrics.workers import worker_metrics
 from router.record.request_log import RequestLog
@@ -27,48 +27,50 @@ from router.restart.saved_caches import StateKeeper
 
 def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
     """The families, as of now."""
-    faults = CounterMetricFamily(
-        "warmroute_policy_faults", "Faults of policies, by kind", labels=["policy", "kind"]
+    counts: dict[tuple[str, ...], float] = {(guard.policy.name, kind): 0 for kind in FAULT_KINDS}
+    yield counters(
+        "warmroute_policy_faults",
+        "Faults of policies, by kind",
+        "policy kind",
+        counts | guard.faults,
     )
-    counts: dict[tuple[str, str], int] = {(guard.policy.name, kind): 0 for kind in FAULT_KINDS}
-    counts.update(guard.faults)
-    for labels, count in counts.items():
-        faults.add_metric(labels, count)
-    yield faults
-    suspended = GaugeMetricFamily(
-        "warmroute_policy_suspended", "1 while the fallback decides in the policy's place"
+    yield gauge(
+        "warmroute_policy_suspended",
+        "1 while the fallback decides in the policy's place",
+        guard.suspension.active,
     )
-    suspended.add_metric([], float(guard.suspension.active))
-    yield suspended
 
 
-class StateCollector(Collector):
-    """Reads the keeper's own counts; zero where nothing is saved. Lifetime: process."""
+def state_metrics(keeper: StateKeeper | None) -> Iterator[Metric]:
+    """The keeper's own counts; zero where nothing is saved."""
+    yield counters(
+        "warmroute_kv_state_saves",
+        "Savings of the workers' caches, written or failed",
+        "result",
+        {
+            "written": 0 if keeper is None else keeper.saves,
+            "failed": 0 if keeper is None else keeper.failed_saves,
+        },
+    )
+    yield gauge(
+        "warmroute_kv_state_bytes",
+        "Size of the file of saved caches, as last written",
+        0 if keeper is None else keeper.size_bytes,
+    )
+    yield gauge(
+        "warmroute_kv_state_age_seconds",
+        "Time since the workers' caches were last saved, or since the start",
+        0 if keeper is None else keeper.age_s,
+    )
 
-    def __init__(self, keeper: StateKeeper | None) -> None:
-        self._keeper = keeper
 
-    def collect(self) -> Iterable[Metric]:
-        """The three families."""
-        keeper = self._keeper
-        saves = CounterMetricFamily(
-            "warmroute_kv_state_saves",
-            "Savings of the workers' caches, written or failed",
-            labels=["result"],
-        )
-        saves.add_metric(["written"], 0 if keeper is None else keeper.saves)
-        saves.add_metric(["failed"], 0 if keeper is None else keeper.failed_saves)
-        yield saves
-        yield GaugeMetricFamily(
-            "warmroute_kv_state_bytes",
-            "Size of the file of saved caches, as last written",
-            value=0 if keeper is None else keeper.size_bytes,
-        )
-        yield GaugeMetricFamily(
-            "warmroute_kv_state_age_seconds",
-            "Time since the workers' caches were last saved, or since the start",
-            value=0 if keeper is None else keeper.age_s,
-        )
+def _log_metrics(log: RequestLog | None) -> Iterator[Metric]:
+    yield counters(
+        "warmroute_request_log_lines",
+        "Lines of the request log, written or lost for want of room",
+        "result",
+        {"written": 0, "lost": 0} if log is None else {"written": log.lines, "lost": log.lost},
+    )
 
 
 class RouterMetrics:
@@ -85,17 +87,17 @@ class RouterMetrics:
     ) -> None:
         registry = CollectorRegistry()
         self.requests = RequestMetrics(registry)
-        registry.register(_CoreCollector(core, fleet, prompts, self.requests.replies))
-        registry.register(_LogCollector(request_log))
-        registry.register(StateCollector(keeper))
-        if check is not None:
-            registry.register(TokenCollector(check, prompts.encoder))
         self._registry = registry
+        registry.register(_CoreCollector(core, fleet, prompts, self.requests.replies))
+        self.register(lambda: _log_metrics(request_log))
+        self.register(lambda: state_metrics(keeper))
+        if check is not None:
+            self.register(lambda: token_metrics(check, prompts.encoder))
         self.migrations = MigrationMetrics(registry)
 
-    def register(self, collector: Collector) -> None:
+    def register(self, read: Callable[[], Iterable[Metric]]) -> None:
         """Show what another part counts, too."""
-        self._registry.register(collector)
+        self._registry.register(Families(read))
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -129,47 +131,42 @@ class _CoreCollector(Collector):
         yield self._worker_replies()
 
     def _decisions(self) -> Iterator[Metric]:
-        counters = self._core.counters
-        decisions = CounterMetricFamily(
-            "warmroute_decisions", "Dispatches by policy and reason", labels=["policy", "reason"]
+        counted = self._core.counters
+        yield counters(
+            "warmroute_decisions",
+            "Dispatches by policy and reason",
+            "policy reason",
+            counted.decisions,
         )
-        for labels, count in counters.decisions.items():
-            decisions.add_metric(labels, count)
-        yield decisions
-        rejections = CounterMetricFamily(
-            "warmroute_rejections", "Requests turned away, by reason", labels=["code"]
+        yield counters(
+            "warmroute_rejections", "Requests turned away, by reason", "code", counted.rejections
         )
-        for code, count in counters.rejections.items():
-            rejections.add_metric([code], count)
-        yield rejections
-        yield _counter(
+        yield counter(
             "warmroute_expected_hit_tokens",
             "Prompt tokens expected to be cached on the chosen worker",
-            counters.expected_hit_tokens,
+            counted.expected_hit_tokens,
         )
-        yield _counter(
-            "warmroute_prompt_tokens", "Prompt tokens dispatched", counters.prompt_tokens
-        )
-        yield _counter("warmroute_holds", "Requests held at the router", counters.holds)
-        yield _counter(
+        yield counter("warmroute_prompt_tokens", "Prompt tokens dispatched", counted.prompt_tokens)
+        yield counter("warmroute_holds", "Requests held at the router", counted.holds)
+        yield counter(
             "warmroute_reserved_workers",
             "Times that a worker was kept for a request that others had passed",
             self._core.chooser.reservations.begun,
         )
-        yield _counter("warmroute_retries", "Dispatches tried again elsewhere", counters.retries)
-        yield _counter("warmroute_ejections", "Workers ejected", counters.ejections)
-        yield _counter(
+        yield counter("warmroute_retries", "Dispatches tried again elsewhere", counted.retries)
+        yield counter("warmroute_ejections", "Workers ejected", counted.ejections)
+        yield counter(
             "warmroute_ejections_withheld",
             "Failures that would have ejected a worker, with too many of its pool ejected already",
-            counters.ejections_withheld,
+            counted.ejections_withheld,
         )
-        yield _counter(
+        yield counter(
             "warmroute_retries_refused",
             "Failed requests not tried again, for too many are (retries.budget_...)",
-            counters.retries_refused,
+            counted.retries_refused,
         )
         yield from policy_metrics(self._core.guard)
-        yield _counter(
+        yield counter(
             "warmroute_template_refusals",
             "Prompts that the tokenizer or its chat template refused, placed approximately",
             self._prompts.template_refusals,
@@ -177,28 +174,29 @@ class _CoreCollector(Collector):
 
     def _requests(self) -> Iterator[Metric]:
         core = self._core
-        yield _gauge(
+        yield gauge(
             "warmroute_inflight_requests", "Accepted, unfinished requests", core.inflight_requests
         )
-        yield _gauge(
-            "warmroute_held_requests", "Requests waiting at the router", core.held_requests
-        )
+        yield gauge("warmroute_held_requests", "Requests waiting at the router", core.held_requests)
 
     def _index(self) -> Iterator[Metric]:
         index = self._core.roster.index
-        yield _gauge("warmroute_index_blocks", "Distinct blocks in the index", len(index))
-        yield _gauge("warmroute_index_bytes", "Memory of the index", index.memory_bytes)
-        yield _counter(
+        yield gauge("warmroute_index_blocks", "Distinct blocks in the index", len(index))
+        yield gauge("warmroute_index_bytes", "Memory of the index", index.memory_bytes)
+        yield counter(
             "warmroute_index_evicted_blocks", "Blocks forgotten at the bound", index.evicted
         )
         workers = list(self._core.workers)
-        held = GaugeMetricFamily(
-            "warmroute_index_held_blocks", "Blocks held by workers, by tier", labels=["tier"]
+        yield gauges(
+            "warmroute_index_held_blocks",
+            "Blocks held by workers, by tier",
+            "tier",
+            {
+                name: sum(index.held(worker.slot, tier) for worker in workers)
+                for tier, name in enumerate(TIERS)
+            },
         )
-        for tier, name in enumerate(TIERS):
-            held.add_metric([name], sum(index.held(worker.slot, tier) for worker in workers))
-        yield held
-        yield _gauge(
+        yield gauge(
             "warmroute_kv_names_bytes",
             "Memory of the names that engines give their blocks, and of blocks without a parent",
             sum(worker.kv.blocks.memory_bytes for worker in workers),
@@ -206,57 +204,30 @@ class _CoreCollector(Collector):
 
     def _mirrors(self) -> Iterator[Metric]:
         mirrors = self._core.roster.mirrors
-        yield _gauge(
+        yield gauge(
             "warmroute_mirrored_blocks",
             "Blocks believed to be in caches without events",
             len(mirrors),
         )
-        yield _gauge("warmroute_mirror_bytes", "Memory of the mirrors", mirrors.memory_bytes)
-        corrections = CounterMetricFamily(
+        yield gauge("warmroute_mirror_bytes", "Memory of the mirrors", mirrors.memory_bytes)
+        yield counters(
             "warmroute_mirror_corrections",
             "Answers that proved a mirror wrong: fewer or more blocks were there",
-            labels=["found"],
+            "found",
+            {"fewer": mirrors.counters.fewer, "more": mirrors.counters.more},
         )
-        corrections.add_metric(["fewer"], mirrors.counters.fewer)
-        corrections.add_metric(["more"], mirrors.counters.more)
-        yield corrections
 
     def _worker_replies(self) -> Metric:
         """A worker that left takes its series along, or they would grow with every change."""
         for gone in self._replies.keys() - self._fleet.members.keys():
             del self._replies[gone]
-        replies = CounterMetricFamily(
+        return counters(
             "warmroute_replies",
             "Replies of workers, by worker, status and kind of error",
-            labels=["worker", "status", "error"],
+            "worker status error",
+            {
+                (str(worker_id), status, kind): count
+                for worker_id, counts in self._replies.items()
+                for (status, kind), count in counts.items()
+            },
         )
-        for worker_id, counts in self._replies.items():
-            for (status, kind), count in counts.items():
-                replies.add_metric([str(worker_id), status, kind], count)
-        return replies
-
-
-class _LogCollector(Collector):
-    """Reads the request log's counts; zero where there is no log. Lifetime: process."""
-
-    def __init__(self, request_log: RequestLog | None) -> None:
-        self._log = request_log
-
-    def collect(self) -> Iterable[Metric]:
-        """The one family."""
-        lines = CounterMetricFamily(
-            "warmroute_request_log_lines",
-            "Lines of the request log, written or lost for want of room",
-            labels=["result"],
-        )
-        lines.add_metric(["written"], 0 if self._log is None else self._log.lines)
-        lines.add_metric(["lost"], 0 if self._log is None else self._log.lost)
-        yield lines
-
-
-def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, value=value)
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)

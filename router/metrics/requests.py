@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
 )
 from prometheus_client.metrics_core import Metric
@@ -18,6 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from engine.wire.memo import MemoEncoder
 from policies.facts import Arrival
+from router.metrics.exposition import counters, gauge, gauges
 from router.record.access_log import AccessLog
 from router.record.request_record import DEADLINE
 from router.request.errors import WorkerError
@@ -178,14 +178,12 @@ class RequestMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All families, as of now."""
-        relayed = CounterMetricFamily(
+        yield counters(
             "warmroute_relayed_requests",
             "Workers' replies, by what carried them, and why where that was Python",
-            labels=["path", "why"],
+            "path why",
+            {("python" if why else "native", why): count for why, count in self._relayed.items()},
         )
-        for why, count in self._relayed.items():
-            relayed.add_metric(["python" if why else "native", why], count)
-        yield relayed
         for plain in (
             *(self.reported_hit_tokens, self.reported_prompt_tokens),
             *(self.ttft, self._gap, self._e2e),
@@ -193,31 +191,20 @@ class RequestMetrics(Collector):
             yield from plain.collect()
 
 
-class ServerCollector(Collector):
-    """Reads the client port's own counts. Lifetime: process."""
-
-    def __init__(self, server: HttpServer) -> None:
-        self._server = server
-
-    def collect(self) -> Iterable[Metric]:
-        """All families, as of now."""
-        server = self._server
-        refusals = CounterMetricFamily(
-            "warmroute_server_refusals",
-            "Requests and connections turned away before they were read, by reason",
-            labels=["reason"],
-        )
-        for reason in (*REFUSALS, *GIVEN_UP):
-            refusals.add_metric([reason], server.refusals[reason])
-        yield refusals
-        yield GaugeMetricFamily(
-            "warmroute_server_connections", "Open connections of clients", server.connections
-        )
-        yield GaugeMetricFamily(
-            "warmroute_server_arriving_bytes",
-            "Memory of requests that have not arrived in whole",
-            server.held_bytes,
-        )
+def server_metrics(server: HttpServer) -> Iterator[Metric]:
+    """The client port's own counts."""
+    yield counters(
+        "warmroute_server_refusals",
+        "Requests and connections turned away before they were read, by reason",
+        "reason",
+        {reason: server.refusals[reason] for reason in (*REFUSALS, *GIVEN_UP)},
+    )
+    yield gauge("warmroute_server_connections", "Open connections of clients", server.connections)
+    yield gauge(
+        "warmroute_server_arriving_bytes",
+        "Memory of requests that have not arrived in whole",
+        server.held_bytes,
+    )
 
 
 _MIGRATION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
@@ -280,79 +267,50 @@ class MigrationMetrics:
         self._ended.labels(result, reason).inc()
 
 
-class TokenCollector(Collector):
-    """Reads the check's own counts, and the memo's. Lifetime: process."""
-
-    def __init__(self, check: TokenCheck, encoder: MemoEncoder | None) -> None:
-        self._check = check
-        self._encoder = encoder
-
-    def collect(self) -> Iterable[Metric]:
-        """All families, as of now; those of models have a series for each that was checked."""
-        yield from self._models()
-        memo = self._encoder
-        characters = CounterMetricFamily(
-            "warmroute_tokenized_characters",
-            "Characters of prompts that became ids, by encoding or from the memo",
-            labels=["result"],
-        )
-        characters.add_metric(["encoded"], 0 if memo is None else memo.encoded_chars)
-        characters.add_metric(["reused"], 0 if memo is None else memo.reused_chars)
-        yield characters
-        held = 0 if memo is None else memo.bytes
-        yield GaugeMetricFamily("warmroute_token_memo_bytes", "Memory of the memo", value=held)
-
-    def _models(self) -> Iterator[Metric]:
-        mismatches = CounterMetricFamily(
-            "warmroute_tokenizer_mismatch",
-            "Prompts and probes whose tokens differ from the worker's, by model",
-            labels=["model"],
-        )
-        exact = GaugeMetricFamily(
-            "warmroute_tokenizer_exact",
-            "1 while prompts of a model are placed by their tokens, 0 while by text",
-            labels=["model"],
-        )
-        for model, trusted in self._check.exact():
-            mismatches.add_metric([model], self._check.mismatches[model])
-            exact.add_metric([model], 1 if trusted else 0)
-        yield mismatches
-        yield exact
+def token_metrics(check: TokenCheck, memo: MemoEncoder | None) -> Iterator[Metric]:
+    """The check's own counts, with a series for each model that was checked, and the memo's."""
+    exact = dict(check.exact())
+    yield counters(
+        "warmroute_tokenizer_mismatch",
+        "Prompts and probes whose tokens differ from the worker's, by model",
+        "model",
+        {model: check.mismatches[model] for model in exact},
+    )
+    yield gauges(
+        "warmroute_tokenizer_exact",
+        "1 while prompts of a model are placed by their tokens, 0 while by text",
+        "model",
+        {model: 1 if trusted else 0 for model, trusted in exact.items()},
+    )
+    yield counters(
+        "warmroute_tokenized_characters",
+        "Characters of prompts that became ids, by encoding or from the memo",
+        "result",
+        {
+            "encoded": 0 if memo is None else memo.encoded_chars,
+            "reused": 0 if memo is None else memo.reused_chars,
+        },
+    )
+    held = 0 if memo is None else memo.bytes
+    yield gauge("warmroute_token_memo_bytes", "Memory of the memo", held)
 
 
-class AccessCollector(Collector):
-    """Zero where there is no log. Lifetime: process."""
-
-    def __init__(self, log: AccessLog | None) -> None:
-        self._log = log
-
-    def collect(self) -> Iterable[Metric]:
-        """The one family."""
-        lines = CounterMetricFamily(
-            "warmroute_access_log_lines",
-            "Lines of the access log, written or lost for want of room",
-            labels=["result"],
-        )
-        written = 0 if self._log is None else self._log.written
-        lines.add_metric(["written"], written)
-        lines.add_metric(["lost"], 0 if self._log is None else self._log.lost)
-        yield lines
+def access_metrics(log: AccessLog | None) -> Iterator[Metric]:
+    """The access log's lines; zero where there is none."""
+    yield counters(
+        "warmroute_access_log_lines",
+        "Lines of the access log, written or lost for want of room",
+        "result",
+        {"written": 0, "lost": 0} if log is None else {"written": log.written, "lost": log.lost},
+    )
 
 
-class TracingCollector(Collector):
-    """Zero where tracing is off. Lifetime: process."""
-
-    def __init__(self, exporter: Exporter | None) -> None:
-        self._exporter = exporter
-
-    def collect(self) -> Iterable[Metric]:
-        """The one family."""
-        traces = CounterMetricFamily(
-            "warmroute_traces",
-            "Sampled requests whose spans the collector took, or that were lost",
-            labels=["result"],
-        )
-        exporter = self._exporter
-        traces.add_metric(["exported"], 0 if exporter is None else exporter.exported)
-        traces.add_metric(["lost"], 0 if exporter is None else exporter.lost)
-        yield traces
+def tracing_metrics(exporter: Exporter | None) -> Iterator[Metric]:
+    """The exporter's traces; zero where tracing is off."""
+    exported, lost = (0, 0) if exporter is None else (exporter.exported, exporter.lost)
+    yield counters(
+        "warmroute_traces",
+        "Sampled requests whose spans the collector took, or that were lost",
+        "result",
+        {"exported": exported, "lost": lost},
+    )

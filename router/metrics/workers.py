@@ -7,12 +7,11 @@ times as long: with a thousand workers there are thirty thousand, read while not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from router.core.columns import WorkerColumns
@@ -21,6 +20,7 @@ from router.core.workers import Worker
 from router.discovery.discovery import Discovery
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
+from router.metrics.exposition import counter, counters, gauge, gauges
 
 _GAUGES = {
     "warmroute_worker_requests": "Requests dispatched to a worker and unfinished",
@@ -150,44 +150,50 @@ def _per_worker(name: str, text: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, labels=["worker"])
 
 
-class DiscoveryCollector(Collector):
-    """Reads what is believed as of now. Lifetime: process."""
-
-    def __init__(self, discovery: Discovery, fleet: FleetManager) -> None:
-        self._discovery = discovery
-        self._fleet = fleet
-
-    def collect(self) -> Iterable[Metric]:
-        """All families; those of sources are empty where there is none."""
-        up = _gauge("up", "1 while a source that names workers can be read and has no trouble")
-        workers = _gauge("workers", "Workers that a source is believed to have")
-        refused = _gauge("refused_entries", "Entries of a source that cannot be used, as of now")
-        silent = _gauge("silent_seconds", "For how long a source has named nobody, after it did")
-        changes = CounterMetricFamily(
-            "warmroute_discovery_changes",
-            "Workers that a source named or lost, and returns soon after a loss",
-            labels=["source", "change"],
-        )
-        now_s = self._fleet.now_s
-        for name, believed in self._discovery.sources.items():
-            up.add_metric([name], 0 if believed.trouble or not believed.heard else 1)
-            workers.add_metric([name], self._discovery.count(believed))
-            refused.add_metric([name], len(believed.refused))
-            silent.add_metric([name], believed.silent_s(now_s))
-            for change in ("joined", "left", "flaps"):
-                changes.add_metric([name, change], getattr(believed, change))
-        yield from (up, workers, refused, silent, changes)
-        yield GaugeMetricFamily(
-            "warmroute_discovery_conflicts",
-            "Workers that a second source names otherwise, or that cannot be told apart",
-            value=self._discovery.conflicts,
-        )
-        yield CounterMetricFamily(
-            "warmroute_drains_cut_short",
-            "Workers removed with requests, at the end of drain_s",
-            value=self._fleet.cut_short,
-        )
-
-
-def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"warmroute_discovery_{name}", text, labels=["source"])
+def discovery_metrics(discovery: Discovery, fleet: FleetManager) -> Iterator[Metric]:
+    """What sources name, as of now; their families are empty where there is no source."""
+    sources, now_s, name = discovery.sources, fleet.now_s, "warmroute_discovery"
+    yield gauges(
+        f"{name}_up",
+        "1 while a source that names workers can be read and has no trouble",
+        "source",
+        {key: 0 if one.trouble or not one.heard else 1 for key, one in sources.items()},
+    )
+    yield gauges(
+        f"{name}_workers",
+        "Workers that a source is believed to have",
+        "source",
+        {key: discovery.count(one) for key, one in sources.items()},
+    )
+    yield gauges(
+        f"{name}_refused_entries",
+        "Entries of a source that cannot be used, as of now",
+        "source",
+        {key: len(one.refused) for key, one in sources.items()},
+    )
+    yield gauges(
+        f"{name}_silent_seconds",
+        "For how long a source has named nobody, after it did",
+        "source",
+        {key: one.silent_s(now_s) for key, one in sources.items()},
+    )
+    yield counters(
+        f"{name}_changes",
+        "Workers that a source named or lost, and returns soon after a loss",
+        "source change",
+        {
+            (key, change): getattr(one, change)
+            for key, one in sources.items()
+            for change in ("joined", "left", "flaps")
+        },
+    )
+    yield gauge(
+        f"{name}_conflicts",
+        "Workers that a second source names otherwise, or that cannot be told apart",
+        discovery.conflicts,
+    )
+    yield counter(
+        "warmroute_drains_cut_short",
+        "Workers removed with requests, at the end of drain_s",
+        fleet.cut_short,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from router.metrics.requests import ServerCollector
+from router.metrics.requests import server_metrics
 from router.server.messages import GIVEN_UP, REFUSALS
 from router.server.parser import PRIVATE
 from router.server.server import HttpServer
@@ -23,7 +23,7 @@ def test_operators_read_of_every_reason_and_header() -> None:
 def test_prometheus_sees_every_reason_before_it_happens() -> None:
     server = HttpServer(LIMITS, lambda: TERMS, (), time.monotonic)
     server.count("late_head")
-    refusals, *_ = ServerCollector(server).collect()
+    refusals, *_ = server_metrics(server)
     told = {sample.labels["reason"]: sample.value for sample in refusals.samples}
     assert told == dict.fromkeys((*REFUSALS, *GIVEN_UP), 0) | {"late_head": 1}
 

@@ -13,7 +13,7 @@ from router.fleet import member as member_module
 from router.fleet.engines.adapter import UnrecognizedError
 from router.fleet.member import Member
 from router.fleet.recognize import Recognized, with_thresholds
-from router.metrics.workers import DiscoveryCollector
+from router.metrics.workers import discovery_metrics
 from tests.router.discovery_support import Told, world
 from tests.router.fleet_support import fleet_of
 from tests.router.waiting import until
@@ -257,7 +257,7 @@ async def test_sources_are_seen_in_metrics() -> None:
         await one.until_names(A, B)
         one.source("file:x").fails("no")
         await until(lambda: one.shown("file:x")["trouble"] == "no", "the failure")
-        families = DiscoveryCollector(one.discovery, one.manager).collect()
+        families = discovery_metrics(one.discovery, one.manager)
         values = {
             (s.name, s.labels.get("change", "")): s.value for f in families for s in f.samples
         }

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import WordTokenizer
-from router.metrics.requests import TokenCollector
+from router.metrics.exposition import Families
+from router.metrics.requests import token_metrics
 from router.request.prompts import MAX_MODELS, TokenCheck
 from tests.router.property_support import patient
 
@@ -175,7 +176,7 @@ def test_all_of_it_is_exposed() -> None:
     registry = CollectorRegistry()
     memo = MemoEncoder(WordTokenizer(100), None, 0)
     memo.encoded_chars, memo.reused_chars, memo.bytes = 5, 7, 9
-    registry.register(TokenCollector(world.check, memo))
+    registry.register(Families(lambda: token_metrics(world.check, memo)))
     text = generate_latest(registry).decode()
     assert 'warmroute_tokenizer_mismatch_total{model="m"} 3.0' in text
     assert 'warmroute_tokenizer_mismatch_total{model="n"} 0.0' in text
