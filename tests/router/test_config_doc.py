@@ -11,9 +11,10 @@ import yaml
 from router.cli.config import with_table
 from router.cli.main import main
 from router.config.keys import keys_of
-from router.config.rules import check_value
+from router.config.rules import REMOVED, check_value
 from router.config.worker_spec import KEYS
 
+CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
@@ -37,6 +38,12 @@ def test_the_example_can_be_used():
         leaves = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
         for path, leaf in (leaves or {name: value}).items():
             check_value(keys[path], leaf)
+
+
+def test_the_changelog_says_what_became_of_each_key_that_is_gone():
+    table = CHANGELOG.read_text(encoding="utf-8").partition("### Renamed and removed")[2]
+    told = set(re.findall(r"`([\w.*]+)`", table))
+    assert [key for key in REMOVED if not {key, f"{key.partition('.')[0]}.*"} & told] == []
 
 
 def test_a_page_without_marks_is_refused():
