@@ -8,7 +8,6 @@ Never imports: sockets, the scheduler, the server, torch.
 Start reading at: `events.py`.
 """
 
-from engine.wire.errors import PromptError, WireError
 from engine.wire.events import (
     AllBlocksCleared,
     Batch,
@@ -18,6 +17,7 @@ from engine.wire.events import (
     Event,
     Live,
     Snapshot,
+    WireError,
     decode_batch,
     decode_snapshot,
     encode_batch,
@@ -31,6 +31,7 @@ from engine.wire.events import (
     replay_request,
 )
 from engine.wire.metrics import EngineLoad, parse_load, parse_loads
+from engine.wire.tokens import PromptError
 from kvkernels.seeds import chain_seed
 
 __all__ = [

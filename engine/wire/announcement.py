@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.wire.errors import WireError
+from engine.wire.events import WireError
 
 VERSION = 1
 MAX_BYTES = 8_192  # of an entry

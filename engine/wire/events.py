@@ -15,7 +15,10 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, field
 
-from engine.wire.errors import WireError
+
+class WireError(ValueError):
+    """A peer sent bytes that do not follow the format; the message says what and where."""
+
 
 MAX_PAYLOAD_BYTES = 32 << 20  # one batch; a full 131k-token prompt is about 0.7 MB
 MAX_EVENTS = 1 << 16  # events in one batch

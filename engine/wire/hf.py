@@ -14,10 +14,9 @@ import msgspec
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from engine.wire.errors import PromptError
 from engine.wire.memo import Cuts, cuts_of
 from engine.wire.template import ChatTemplate, ContentFormat
-from engine.wire.tokens import Chat
+from engine.wire.tokens import Chat, PromptError
 
 MAX_FILE_BYTES = 256 << 20
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.wire.errors import WireError
+from engine.wire.events import WireError
 
 MAX_TEXT_BYTES = 8 << 20
 MAX_RANKS = 4_096

@@ -20,8 +20,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.wire.errors import PromptError
-from engine.wire.tokens import Chat, Message, checked, message_text, part_text
+from engine.wire.tokens import Chat, Message, PromptError, checked, message_text, part_text
 
 
 def loops_over_content(tree: nodes.Template) -> bool:

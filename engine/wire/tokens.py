@@ -12,7 +12,17 @@ from typing import Any, Protocol
 import msgspec
 import xxhash
 
-from engine.wire.errors import PromptError
+
+class PromptError(ValueError):
+    """A client's prompt or messages cannot be turned into tokens; its message is for the client.
+
+    `param` names the field of the request that is wrong, as OpenAI's error bodies do.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
 
 MAX_MESSAGES = 1 << 16
 Message = dict[str, Any]

@@ -15,7 +15,7 @@ from engine.wire.announcement import (
     entry_key,
     names_key,
 )
-from engine.wire.errors import WireError
+from engine.wire.events import WireError
 from router.config.worker_spec import WorkerSpecError, worker_spec_of
 from router.discovery.source import MAX_SEEN, Report, ReportedWorker, bounded
 from router.replicas.redis_connection import ANSWER_S, Wire, checked, open_wire, reason_of

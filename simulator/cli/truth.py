@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine.profiles import SUFFIX, write_profile
-from engine.wire.errors import WireError
+from engine.wire.events import WireError
 from engine.wire.metrics import parse_load
 from simulator.calibrate.fit import Observation, constants_table, errors_table, read_step_log
 from simulator.calibrate.fit import calibrate as fitted

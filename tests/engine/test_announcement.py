@@ -17,7 +17,7 @@ from engine.wire.announcement import (
     entry_key,
     names_key,
 )
-from engine.wire.errors import WireError
+from engine.wire.events import WireError
 
 _VALUES = st.text(max_size=20) | st.integers(-(2**53), 2**53) | st.booleans()
 
