@@ -22,7 +22,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("effort", max_examples=examples(100), deadline=None)
 settings.load_profile("effort")
 
-LONGEST_FIRST = ("kernels", "live", "grafana", "simulator", "engine", "router", "policies", "door")
+LONGEST_FIRST = (
+    "kernels",
+    "live",
+    "grafana",
+    "simulator",
+    "engine",
+    "router",
+    "policies",
+    "server",
+)
 TESTS = Path(__file__).parent
 BUILD_S = 900  # the first native test of a kind builds what it runs
 

@@ -23,7 +23,7 @@ LIVE = (
     "grafana/test_*.py",
     "forks/*.py",
     "deploy/test_kubernetes.py",
-    "door/test_relay_over_tls.py",
+    "server/test_relay_over_tls.py",
     "engine/test_instances_live.py",
     "engine/test_triton.py",
     "simulator/test_cli_ends.py",

@@ -183,4 +183,4 @@ async def test_many_slow_clients_disturb_nobody(tmp_path, connections: int) -> N
     ):
         counted = await attacked(stack, "slow", connections, 1)
     assert counted["ended"] == connections
-    assert counted["503"] == 0, "the door was full"
+    assert counted["503"] == 0, "the server was full"

@@ -13,8 +13,8 @@ import pytest
 
 from router.server.tls import server_tls
 from simulator.live.processes import Programs
-from tests.door.certs import Authority
 from tests.live.stack import until
+from tests.server.certs import Authority
 
 MODELS = b'{"object":"list","data":[{"id":"tiny"}]}'
 BODY = {"model": "tiny", "prompt": [1, 2, 3]}

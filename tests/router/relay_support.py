@@ -17,8 +17,8 @@ from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
 from router.upstream.reply import Outcome, RelayLimits, Timeouts
-from tests.door.support import LIMITS, behind
 from tests.router.waiting import DEADLINE_S, until
+from tests.server.support import LIMITS, behind
 
 PATH = "python"  # or "native": how the relays made here go; set by the fixture `both_paths`
 

@@ -4,7 +4,7 @@
 
 `mutated`: COUNT requests with faults put into them; `slow`: COUNT connections that send a header a
 second. Prints one JSON object: how many answers of each status came, what became of connections.
-Ends with an error where one was left hanging, or the server behind the door said something itself.
+Ends with an error where one was left hanging, or something else than the router's parser answered.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def attack(
             writer.close()
     for status in STATUSES:
         counted[status] += got.count(f"HTTP/1.1 {status} ".encode())
-    # Whatever the server behind says by itself is plain text: the door let something through.
+    # The router answers in JSON: plain text would be somebody else's.
     assert b"text/plain" not in got, (parts, got)
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from router.server.tls import server_tls, worker_tls
 from router.upstream.fallback import Upstream
-from tests.door.certs import Authority
 from tests.router import relay_support
 from tests.router.test_relay_client import *  # noqa: F403
 from tests.router.test_relay_failures import *  # noqa: F403
 from tests.router.test_relay_replies import *  # noqa: F403
 from tests.router.test_relay_slow_client import *  # noqa: F403
+from tests.server.certs import Authority
 
 
 @pytest.fixture(scope="module")

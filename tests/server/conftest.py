@@ -1,4 +1,4 @@
-"""Which event loops the door's tests run on, and who answers in them."""
+"""Which event loops the server's tests run on."""
 
 from __future__ import annotations
 

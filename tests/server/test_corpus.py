@@ -8,8 +8,8 @@ from ipaddress import ip_network
 import pytest
 
 from router.server.messages import Answer, Request, Response
-from tests.door.support import behind, pieces
 from tests.live.hostile.corpus import BODY, PRIVATE, refused, served, sized
+from tests.server.support import behind, pieces
 
 REFUSED = {name: (status, data) for name, status, data in refused()}
 SERVED = dict(served())

@@ -12,10 +12,10 @@ from router.request.errors import ClientError
 from router.server.messages import Answer, Request, Response
 from router.upstream.client_reply import ClientReply
 from router.upstream.reply import Framing, ReplyHead
-from tests.door.support import LIMITS, behind, pieces
-from tests.door.test_slow import Clock, good, only, opened
 from tests.live.hostile.corpus import BODY, coded, head, sized
 from tests.router.waiting import until
+from tests.server.support import LIMITS, behind, pieces
+from tests.server.test_slow import Clock, good, only, opened
 
 GET = head(line=b"GET /v1/completions HTTP/1.1")
 LAST = sized(b"Connection: close")

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from router.server.messages import Answer, Request
 from router.upstream.client_reply import ClientReply
 from router.upstream.reply import Framing, ReplyHead
-from tests.door.support import Behind, behind
-from tests.door.test_connection import statuses
-from tests.door.test_slow import good, only, opened
 from tests.live.hostile.corpus import BODY, sized
 from tests.router.waiting import until
+from tests.server.support import Behind, behind
+from tests.server.test_connection import statuses
+from tests.server.test_slow import good, only, opened
 
 
 class Gated:

@@ -1,4 +1,4 @@
-"""Heads read natively: just those that the door's own reader takes as they are, and the same."""
+"""Heads read natively: just those that the server's parser takes as they are, and the same."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from router.metrics.requests import server_metrics
 from router.server.messages import GIVEN_UP, REFUSALS
 from router.server.parser import PRIVATE
 from router.server.server import HttpServer
-from tests.door.support import LIMITS, TERMS
+from tests.server.support import LIMITS, TERMS
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PAGE = "".join((REFERENCE / f"{n}.md").read_text(encoding="utf-8") for n in ("server", "errors"))

@@ -10,7 +10,7 @@ import pytest
 from router.config.schema import Tls, WorkerTls
 from router.config.worker_spec import WorkerSpecError, parse_worker_spec
 from router.server.tls import TlsError, renew, server_tls, worker_tls
-from tests.door.certs import Authority
+from tests.server.certs import Authority
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from router.server.messages import Answer, Request, Response
-from tests.door.support import LIMITS, behind, pieces
 from tests.live.hostile.corpus import BODY, coded, head, sized
 from tests.router.waiting import until
+from tests.server.support import LIMITS, behind, pieces
 
 
 class Clock:
