@@ -18,7 +18,6 @@ from rich.console import Console
 from router.core.guard import PolicyFaultError
 from router.record.facts import RecordingError
 from simulator.calibrate.fit import ObservationError
-from simulator.cli import learn as cli_learn
 from simulator.cli import live_options as cli_live
 from simulator.cli import replay_options as cli_replay
 from simulator.cli import study_options as cli_study
@@ -36,6 +35,10 @@ from simulator.traces.job import TraceError
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 LOG_COLUMNS = 160
+REMOVED = {
+    "learn": "was removed; the policy `learned` takes its coefficients as learned?theta=..., and "
+    "`sweep` compares several of them",
+}
 WRONG_INPUT = (
     TraceError, WorkloadError, ReplayError, SweepError, BoundError, ObservationError,
     RecordingError, usage.UsageError,
@@ -62,7 +65,11 @@ exit status: 0 it did what it should; 1 it failed, or the answer is no; 2 wrong 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 = it did what it should, 1 = it failed, 2 = wrong usage or input."""
-    options = build_parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in REMOVED:
+        print(f"warmroute-sim: {given[0]}: {REMOVED[given[0]]}", file=sys.stderr)
+        return EXIT_USAGE
+    options = build_parser().parse_args(given)
     # Where nobody watches, lines are for a log: wide enough to stay lines.
     console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     try:
@@ -152,7 +159,6 @@ def build_parser() -> argparse.ArgumentParser:
     cli_study.add_sweep(commands_of)
     cli_study.add_compare(commands_of)
     cli_study.add_study(commands_of)
-    cli_learn.add_learn(commands_of)
     cli_study.add_hits(commands_of)
     cli_study.add_bound(commands_of)
     cli_replay.add_sources(commands_of)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from simulator.cli.replay_options import setups_of
 from simulator.cli.usage import UsageError, check_files
+from simulator.live.processes import StartError
 from simulator.replay.observer import Observer
 from simulator.replay.run import ReplayProgress, replay
 from simulator.replay.setup import Setup
@@ -23,7 +23,8 @@ from simulator.report.files import RequestsCsv, write_json
 from simulator.report.replay_page import render_page
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.view import HotPrefixes, RunView, view
-from simulator.runs.executor import side_by_side
+from simulator.runs.executor import LocalProcesses
+from simulator.runs.task import Task
 
 
 class Replayed(NamedTuple):
@@ -81,15 +82,28 @@ def _one_by_one(
 def _side_by_side(
     options: argparse.Namespace, setups: Sequence[Setup], console: Console, done: Done
 ) -> None:
-    drawn = options.html is not None
-    found = side_by_side(partial(_replayed, drawn=drawn), setups, options.jobs)
-    with closing(found):
-        for number, (setup, one) in enumerate(found, start=1):
+    tasks = [Task(str(number), setup) for number, setup in enumerate(setups)]
+    tried = partial(_tried, drawn=options.html is not None)
+    with LocalProcesses(tried, min(options.jobs, len(setups))) as processes:
+        for number, outcome in enumerate(processes.run(tasks), start=1):
+            setup, one = outcome.task.setup, outcome.row
+            if one is None:
+                raise StartError(f"{_label(setup)}: {outcome.error}; fewer --jobs need less memory")
+            if isinstance(one, Exception):
+                raise one
             done(setup, one)
             console.print(
                 f"{number} of {len(setups)}: {_label(setup)}, {one.row.wall_s:.1f} s",
                 highlight=False,
             )
+
+
+def _tried(setup: Setup, drawn: bool) -> Replayed | Exception:
+    """One replay in a process of its own; what it raises is raised by whoever asked for it."""
+    try:
+        return _replayed(setup, drawn)
+    except Exception as error:  # noqa: BLE001 - handed on
+        return error
 
 
 def _replayed(

@@ -15,10 +15,8 @@ from policies.load import PolicyError
 from router.record.facts import Player
 from simulator.cli.replay_options import GENERATED, POLICIES, SEEDS, setup_of, workload_of
 from simulator.cli.usage import UsageError, check_files, check_folder, check_policy
-from simulator.limits.hindsight import Hindsight
 from simulator.limits.hits import RULES
 from simulator.limits.hits import hits as hit_rows
-from simulator.limits.plot import loss_plot
 from simulator.limits.report import bound as bounded
 from simulator.limits.show import print_bounds, print_hits
 from simulator.replay.setup import WorkloadSpec
@@ -143,7 +141,7 @@ def hits(options: argparse.Namespace, console: Console) -> bool:
 
 def bound(options: argparse.Namespace, console: Console) -> bool:
     """Bounds, gaps and losses."""
-    check_files(options, ("json", "svg"), _read(options))
+    check_files(options, ("json",), _read(options))
     policies = tuple(dict.fromkeys(options.policy or POLICIES))
     for policy in policies:
         check_policy(policy)
@@ -157,15 +155,12 @@ def bound(options: argparse.Namespace, console: Console) -> bool:
             setup,
             policies,
             waterfall=not options.no_waterfall,
-            hindsight=Hindsight() if options.hindsight else None,
             on_progress=_shown(progress),
         )
     print_bounds(console, report)
     if options.json is not None:
         text = msgspec.json.format(msgspec.json.encode(report), indent=1)
         options.json.write_bytes(text + b"\n")
-    if options.svg is not None:
-        options.svg.write_text(loss_plot(report))
     return True
 
 

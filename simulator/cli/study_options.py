@@ -233,25 +233,20 @@ def add_bound(parsers: Any) -> None:
         parsers,
         "bound",
         "TRACE [--policy SPEC]... [--workers N] [--profile P] [option]...",
-        "what no policy can beat on a trace, what can be reached, where policies lose",
-        "Lower bounds of latency and upper bounds of hits for TRACE on a pool, the best "
-        "assignment found, and for each policy its gap, regret and losses.",
-        "example:\n  warmroute-sim bound requests.jsonl --policy hybrid --svg losses.svg\n"
-        + known(),
+        "what no policy can beat on a trace, and where policies lose",
+        "Lower bounds of latency and upper bounds of hits for TRACE on a pool, and "
+        " for each policy its gap, regret and losses.",
+        "example:\n  warmroute-sim bound requests.jsonl --policy hybrid\n" + known(),
     )
     add_source(parser)
     add_policies(parser, seeds="0; only one")
     parser.add_argument(
         "--no-waterfall", action="store_true", help="leave out the losses: a third of the time"
     )
-    parser.add_argument(
-        "--hindsight", action="store_true",
-        help="search for better assignments knowing the future: slow, for some hundred requests",
-    )  # fmt: skip
     add_pool(parser)
     add_workload(parser, closed_loop=False)
     add_world(parser)
-    add_reports(parser, json="all figures", svg="bounds and losses as a picture")
+    add_reports(parser, json="all figures")
     parser.set_defaults(command=from_module(STUDIES, "bound"))
 
 

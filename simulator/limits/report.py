@@ -8,18 +8,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from simulator.limits.bounds import Bounds, lower_bounds, most_hits
-from simulator.limits.hindsight import (
-    ANYWHERE,
-    MAX_REQUESTS,
-    Hindsight,
-    Watcher,
-    groups,
-    local_search,
-    partition,
-    placed_spec,
-    roll_out,
-)
 from simulator.limits.losses import Decisions, Loss, losses
+from simulator.limits.partition import ANYWHERE, partition, placed_spec
 from simulator.limits.work import Known, Machine, know, machine
 from simulator.replay.result import ReplayResult
 from simulator.replay.run import replay
@@ -154,19 +144,18 @@ def bound(
     policies: Sequence[str],
     *,
     waterfall: bool = True,
-    hindsight: Hindsight | None = None,
     open_stream: Callable[[], JobStream] | None = None,
     on_progress: Progress = lambda _what, _done, _total: None,
 ) -> BoundReport:
     """Bounds for the workload and fleet of `setup`, whose own policy is not used.
 
     Each policy and round robin are replayed; `waterfall` replays them again with fresh
-    information and their decisions with one effect after another off. `hindsight` looks for
-    better assignments by many replays. `open_stream` replaces `setup.workload`: each call must
-    give the same jobs. Raises BoundError for what has no bound: a closed loop, faults, sizes.
+    information and their decisions with one effect after another off. `open_stream` replaces
+    `setup.workload`: each call must give the same jobs. Raises BoundError for what has no bound:
+    a closed loop, faults, sizes.
     """
     desk = _Desk(setup, open_stream or (lambda: open_jobs(setup.workload, setup.seed)))
-    _check(setup, desk, hindsight)
+    _check(setup, desk)
     names = [REFERENCE, *(policy for policy in policies if policy != REFERENCE)]
     bounds = lower_bounds(desk.known, desk.machines, desk.network_ns, setup.goodput)
     runs = []
@@ -175,7 +164,9 @@ def bound(
         runs.append(_Run(name, desk.attempt(name)))
     on_progress("replays", len(names), len(names))
     achieved = [one for run in runs if (one := _achieved(run.row, run.name, bounds)) is not None]
-    achieved += _tried(desk, bounds, names[-1], hindsight, on_progress)
+    homes = placed_spec(desk.by_row(partition(desk.known, desk.machines)))
+    fixed = _achieved(summarize(desk.attempt(homes)), "partition by session", bounds)
+    achieved += [] if fixed is None else [fixed]
     achieved.sort(key=lambda one: one.ttft_ms)
     distances = []
     for number, run in enumerate(runs):
@@ -217,9 +208,7 @@ class _Desk:
         chainer = Chainer(stream.block_tokens, block_size)
         self.known: Known = know(stream.jobs, chainer.chain, block_size, most)
 
-    def attempt(
-        self, policy: str, watcher: Watcher | None = None, *, fresh: bool = False
-    ) -> ReplayResult:
+    def attempt(self, policy: str, *, fresh: bool = False) -> ReplayResult:
         """Replay the workload; `fresh`: the router is told everything at once."""
         setup = msgspec.structs.replace(self.setup, policy=policy)
         if fresh:
@@ -232,8 +221,7 @@ class _Desk:
                 progress_ms=FRESH_PROGRESS_MS,
             )
             setup = msgspec.structs.replace(setup, world=world)
-        observers = () if watcher is None else (watcher,)
-        return replay(setup, observers=observers, stream=self._open_stream())
+        return replay(setup, stream=self._open_stream())
 
     def by_row(self, workers: Sequence[int]) -> list[int]:
         """Workers of the known requests, spread over all rows of the workload."""
@@ -244,7 +232,7 @@ class _Desk:
         return spread
 
 
-def _check(setup: Setup, desk: _Desk, hindsight: Hindsight | None) -> None:
+def _check(setup: Setup, desk: _Desk) -> None:
     if setup.closed_loop:
         raise BoundError(
             "closed_loop: when requests come depends on the policy, so nothing bounds all of "
@@ -254,56 +242,11 @@ def _check(setup: Setup, desk: _Desk, hindsight: Hindsight | None) -> None:
         raise BoundError("faults: bounds are of a fleet that stays as it is; leave the faults out")
     if not desk.known.jobs:
         raise BoundError("no request of the workload can run on these workers; give them more KV")
-    if hindsight is None:
-        return
-    limit = min(hindsight.max_requests, MAX_REQUESTS)
-    if len(desk.known) > limit:
-        raise BoundError(
-            f"hindsight: {len(desk.known)} requests would take too many replays; take at most "
-            f"{limit} of the workload (requests), or raise max_requests (up to {MAX_REQUESTS})"
-        )
 
 
 def _achieved(row: ReplayRow, name: str, bounds: Bounds) -> Achieved | None:
     ttft_ms, e2e_ms = mean_times_ms(row, bounds)
     return None if ttft_ms is None or e2e_ms is None else Achieved(name, ttft_ms, e2e_ms)
-
-
-def _tried(
-    desk: _Desk,
-    bounds: Bounds,
-    base: str,
-    hindsight: Hindsight | None,
-    on_progress: Progress,
-) -> list[Achieved]:
-    """Assignments that no router could know of, replayed."""
-    plan = desk.by_row(partition(desk.known, desk.machines))
-    plans = {"partition by session": plan}
-    if hindsight is not None:
-        rolled, _ = roll_out(
-            desk.attempt, base, hindsight, lambda done, all_: on_progress("roll-out", done, all_)
-        )
-        plans[f"hindsight roll-out of {base}"] = rolled
-        workers = sum(kind.count for kind in desk.machines)
-        group_of = desk.by_row(groups(desk.known, workers))
-        group_of += [ANYWHERE] * (len(rolled) - len(group_of))
-        moved, _ = local_search(
-            desk.attempt,
-            rolled,
-            group_of,
-            workers,
-            hindsight.moves,
-            desk.setup.seed,
-            lambda done, all_: on_progress("local search", done, all_),
-        )
-        plans["local search after it"] = moved
-    found = []
-    for name, workers_of in plans.items():
-        row = summarize(desk.attempt(placed_spec(workers_of)))
-        one = _achieved(row, name, bounds)
-        if one is not None:
-            found.append(one)
-    return found
 
 
 def _distance(

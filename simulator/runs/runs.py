@@ -188,7 +188,7 @@ def estimate_s(tasks: Sequence[Task], done: Iterable[Outcome], jobs: int) -> flo
 
     From what runs that are done took, else from the requests that the set-ups ask for.
     """
-    taken = [outcome.row.wall_s for outcome in done if outcome.row is not None]
+    taken: list[float] = [outcome.row.wall_s for outcome in done if outcome.row is not None]
     if taken:
         return len(tasks) * sum(taken) / len(taken) / jobs
     asked = [task.setup.workload.requests for task in tasks]

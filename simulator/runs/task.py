@@ -10,14 +10,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 
 from engine.profiles import SUFFIX as PROFILE_SUFFIX
 from policies.load import POLICY, WRAPPER, PolicyError
 from simulator.replay.setup import Setup
-from simulator.report.row import ReplayRow
 
 
 class SweepError(ValueError):
@@ -79,8 +78,9 @@ def _imported(file: Path, package: str) -> list[str]:
     return [name for name in names if name.startswith(f"{package}.")]
 
 
-# A row for a set-up. It is sent to other processes by its name, so it is a function of a module.
-Evaluate = Callable[[Setup], ReplayRow]
+# What a run gives for a set-up: a row, to whoever keeps results. It is sent to other processes by
+# its name, so it is a function of a module.
+Evaluate = Callable[[Setup], Any]
 KEY_DIGITS = 20
 GENERATOR = "gen:"
 
@@ -96,7 +96,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """What became of a run: a row or an error, never both."""
 
     task: Task
-    row: ReplayRow | None
+    row: Any  # what `Evaluate` gave; None: nothing
     error: str | None = None
     attempts: int = 1
 

@@ -1,4 +1,4 @@
-"""Policies between the bounds and hindsight: decisions replayed, losses, tables, the picture."""
+"""Policies beside the bounds: decisions replayed, fixed homes, losses, tables."""
 
 from __future__ import annotations
 
@@ -16,22 +16,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from policies.load import PolicyError, load
-from simulator.limits.hindsight import (
-    Hindsight,
-    Watcher,
-    groups,
-    objective_ms,
-    partition,
-    placed_spec,
-    roll_out,
-)
 from simulator.limits.hits import hits
 from simulator.limits.losses import NAMES, Task, new_worker, serve, warm
-from simulator.limits.plot import loss_plot
+from simulator.limits.partition import groups, partition, placed_spec
 from simulator.limits.report import BoundError, BoundReport, bound, gap_percent, regret_percent
 from simulator.limits.show import print_bounds, print_hits
 from simulator.limits.work import Known, know, machine
-from simulator.replay.result import ReplayResult
 from simulator.replay.setup import Setup, WorkerGroup, World
 from simulator.traces.chain import Chainer
 from simulator.traces.job import Job
@@ -120,7 +110,7 @@ def test_placed_leaves_the_rest_to_another_policy() -> None:
 )
 def test_a_bad_assignment_is_refused(query: str, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
-        load(f"simulator.limits.hindsight:Placed?{query}")
+        load(f"simulator.limits.partition:Placed?{query}")
 
 
 def test_what_was_warmed_is_found() -> None:
@@ -132,7 +122,7 @@ def test_what_was_warmed_is_found() -> None:
     assert one.hit_tokens == 60 * BLOCK
 
 
-# --- Hindsight ----------------------------------------------------------------------------------
+# --- Fixed homes --------------------------------------------------------------------------------
 
 
 def test_requests_that_share_more_than_a_trunk_stay_together() -> None:
@@ -150,22 +140,6 @@ def test_a_partition_keeps_groups_whole_and_work_even() -> None:
     homes = partition(known_of(jobs), [kind])
     assert all(homes[n] == homes[n % 8] for n in range(80))
     assert sorted(homes.count(worker) for worker in range(4)) == [20, 20, 20, 20]
-
-
-@settings(max_examples=examples(4), deadline=None)
-@given(seed=st.integers(0, 1000), policy=st.sampled_from(["round_robin", "kv_prefix", "hybrid"]))
-def test_hindsight_is_never_worse_than_what_it_starts_from(seed: int, policy: str) -> None:
-    jobs = burst(14, seed)
-
-    def attempt(spec: str, watcher: Watcher) -> ReplayResult:
-        return run(jobs, setup_of(spec, world=ASIDE), observers=(watcher,))
-
-    base_ms = objective_ms(attempt(policy, Watcher()))
-    told: list[tuple[int, int]] = []
-    plan, best_ms = roll_out(attempt, policy, Hindsight(), lambda *done: told.append(done))
-    assert best_ms <= base_ms
-    assert objective_ms(attempt(placed_spec(plan), Watcher())) == best_ms
-    assert told[-1] == (14, 14)
 
 
 # --- The report ---------------------------------------------------------------------------------
@@ -195,15 +169,6 @@ def test_a_report_adds_up() -> None:
     assert best == sorted(best)
     assert msgspec.json.decode(msgspec.json.encode(report), type=BoundReport) == report
     assert report == report_of(jobs, setup, ["kv_prefix", "hybrid"])
-
-
-def test_hindsight_adds_what_it_found() -> None:
-    jobs = burst(10)
-    report = report_of(jobs, setup_of(), ["kv_load"], waterfall=False, hindsight=Hindsight(moves=4))
-    found = {one.name: one.ttft_ms for one in report.achieved}
-    assert found["hindsight roll-out of kv_load"] <= found["kv_load"]
-    assert found["local search after it"] <= found["hindsight roll-out of kv_load"]
-    assert all(one.losses == () for one in report.distances)
 
 
 def test_each_effect_shows_where_it_is_the_only_one() -> None:
@@ -246,11 +211,6 @@ def test_what_has_no_bound_is_refused(change: dict[str, object], message: str) -
         report_of(burst(5), setup, ["hybrid"])
 
 
-def test_hindsight_refuses_long_workloads() -> None:
-    with pytest.raises(BoundError, match=r"30 requests .* at most 20"):
-        report_of(burst(30), setup_of(), ["hybrid"], hindsight=Hindsight(max_requests=20))
-
-
 def test_who_turns_requests_away_is_not_compared() -> None:
     jobs = [*burst(4), job(50.0, 3000, 10, 0, 99), job(60.0, 20_000, 10, 0, 100)]
     setup = setup_of("round_robin", pool(1, kv_tokens=4000), pool(1, kv_tokens=2000))
@@ -271,7 +231,7 @@ def test_gap_and_regret_by_hand() -> None:
     assert regret_percent(15.0, None) is None
 
 
-def test_tables_and_picture_show_the_figures() -> None:
+def test_tables_show_the_figures() -> None:
     jobs = burst(30)
     report = report_of(jobs, setup_of(world=ASIDE), ["hybrid"])
     console = Console(width=160, record=True, file=io.StringIO())
@@ -281,8 +241,3 @@ def test_tables_and_picture_show_the_figures() -> None:
     for expected in ("round_robin", "hybrid", "partition by session", "imbalance", "no limit"):
         assert expected in text
     assert f"{report.bounds.ttft_ms['mean'].value:,.1f}" in text
-    picture = loss_plot(report)
-    assert picture.startswith("<?xml")
-    assert picture == loss_plot(report)
-    nothing = msgspec.structs.replace(report, distances=(), achieved=())
-    assert "<svg" in loss_plot(nothing)

@@ -184,7 +184,7 @@ def test_a_wrong_timeline(run: Run, tmp_path: Path, item: str, said: str) -> Non
         (["hits", "t", "--kv-tokens", "1M", "--json", "t"], "t is read by this command"),
         (["bound", "t", "--closed-loop"], "--closed-loop"),
         (["bound", "t", "--seed", "1", "--seed", "2"], "bounds are for one seed"),
-        (["bound", "t", "--svg", "/"], "--svg /: is a folder"),
+        (["learn", "mine.yaml"], "learned?theta="),
         (["bound", "t", "--policy", "nope"], "no policy 'nope'"),
         (["sweep", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
         (["sweep", "t"], "t:2: not YAML"),

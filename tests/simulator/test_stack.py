@@ -48,7 +48,6 @@ async def test_a_run_counts_everything_once_and_leaves_nothing(tmp_path: Path) -
     assert 0.2 < row.hit_rate_tokens < 0.9
     cached = sum(o.cached_tokens or 0 for o in result.outcomes)
     assert row.hit_rate_tokens == pytest.approx(cached / (24 * 670), abs=1e-4)
-    assert len(result.samples.time_ns) >= 1
 
 
 async def test_a_worker_that_dies_ends_the_run_with_its_name(tmp_path: Path) -> None:
