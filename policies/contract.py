@@ -227,23 +227,14 @@ class FleetView:
 
 @runtime_checkable
 class Policy(Protocol):
-    """The whole of what the decision core needs from a policy."""
+    """The whole of what the decision core needs from a policy.
+
+    One with a memory also has `initial_state() -> state` and `observe(fact, state) -> state`, for
+    the same facts as the core (`policies.facts`): its state is passed in and returned.
+    """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         """Cost of each row of `fleet` for `request`; see the module's docstring."""
-        ...
-
-
-@runtime_checkable
-class StatefulPolicy(Policy, Protocol):
-    """A policy that remembers: its state is passed in and returned, never kept inside."""
-
-    def initial_state(self) -> Any:
-        """The state before the first fact."""
-        ...
-
-    def observe(self, fact: Any, state: Any) -> Any:
-        """The state after `fact` (one of `policies.facts`)."""
         ...
 
 

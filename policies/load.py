@@ -290,11 +290,6 @@ class LoadedPolicy:
             costs = wrapper.adjust(costs, request, fleet, its)
         return costs
 
-    @property
-    def has_terms(self) -> bool:
-        """Whether `terms` has anything to tell."""
-        return bool(self.wrappers) or hasattr(self.policy, "terms")
-
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
         """The costs taken apart, float64[rows] each: the policy's own terms where it names them
         (else its cost, by its name), then what each wrapper added. For explanations."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from policies.facts import (
     Arrival,
@@ -49,40 +49,23 @@ from router.estimators.arrivals import ArrivalEstimator
 from router.estimators.speed import SpeedEstimator
 
 
-class RequestListener(Protocol):
-    """Hears what becomes of requests, in the order of time; must neither raise nor wait."""
+class RequestListener:
+    """Hears what becomes of requests, in the order of time; must neither raise nor wait.
+
+    This one does nothing: there are no peers. Lifetime: process.
+    """
 
     def dispatched(self, pending: Pending, worker: Worker, uncached_tokens: int) -> None:
         """A request was charged to a worker."""
-        ...
 
     def first_token(self, request_id: int) -> None:
         """Its prefill is over."""
-        ...
 
     def progress(self, request_id: int, output_tokens: int) -> None:
         """Its answer has grown to so many tokens."""
-        ...
 
     def ended(self, request_id: int, finish: Finish | None) -> None:
         """It left its worker; with a `finish` where it was answered."""
-        ...
-
-
-class NoListener:
-    """There are no peers. Lifetime: process."""
-
-    def dispatched(self, pending: Pending, worker: Worker, uncached_tokens: int) -> None:
-        """Nobody listens."""
-
-    def first_token(self, request_id: int) -> None:
-        """Nobody listens."""
-
-    def progress(self, request_id: int, output_tokens: int) -> None:
-        """Nobody listens."""
-
-    def ended(self, request_id: int, finish: Finish | None) -> None:
-        """Nobody listens."""
 
 
 class RouterCore:
@@ -125,7 +108,7 @@ class RouterCore:
         self.held = self.admission.held
         known = (self.workers, self.ledger, self.roster, self.arrivals, self.session_tracking)
         self.peer_requests = PeerRequests(*known, self.admission, self.guard)
-        self.listener: RequestListener = NoListener()
+        self.listener: RequestListener = RequestListener()
 
     @property
     def policy(self) -> LoadedPolicy:

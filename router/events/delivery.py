@@ -61,7 +61,7 @@ Message = Any  # what the reader of that address gives; feed and reader are of o
 
 
 class ReaderQueue:
-    """One feed's place at a hub. Lifetime: feed."""
+    """The messages of one feed, in front of it. Lifetime: feed."""
 
     def __init__(self, limit: int, dropped: Callable[[], None]) -> None:
         self._queue: asyncio.Queue[Message] = asyncio.Queue(limit)
@@ -77,7 +77,7 @@ class ReaderQueue:
         return message
 
     def give(self, message: Message) -> None:
-        """Keep it for the feed; one beyond the limit is dropped, and counted there."""
+        """Queue it for the feed; one beyond the limit is dropped, and counted there."""
         try:
             self._queue.put_nowait(message)
         except asyncio.QueueFull:
@@ -91,19 +91,19 @@ class ReaderQueue:
 
 
 class SharedReader:
-    """The seats at one address. Lifetime: from the first feed's start to the last one's end."""
+    """The reader of one address, with a queue for each feed. Lifetime: while a feed reads it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.seats: dict[Key, ReaderQueue] = {}
-        self.strays = 0  # messages that nobody sits there for
+        self.queues: dict[Key, ReaderQueue] = {}
+        self.strays = 0  # messages for which there is no queue
         self.reader: asyncio.Task[None] | None = None
 
     def give(self, key: Key, message: Message) -> None:
-        """A message for the seat `key`; where nobody sits there, count it."""
-        seat = self.seats.get(key)
-        if seat is not None:
-            seat.give(message)
+        """A message for the queue `key`; where there is none, count it."""
+        queue = self.queues.get(key)
+        if queue is not None:
+            queue.give(message)
             return
         self.strays += 1
         if worth_a_line(self.strays):
@@ -115,27 +115,27 @@ class SharedReader:
             )
 
     def give_all(self, message: Message) -> None:
-        """A message for everybody."""
-        for seat in self.seats.values():
-            seat.give(message)
+        """A message for every feed."""
+        for queue in self.queues.values():
+            queue.give(message)
 
     def connected(self) -> None:
-        """Somebody connected: tell everybody, for nobody knows yet who it is."""
-        for seat in self.seats.values():
-            seat.connected()
+        """A publisher connected: tell every feed, for nobody knows yet whose it is."""
+        for queue in self.queues.values():
+            queue.connected()
 
     def end(self, reader: asyncio.Task[None]) -> None:
-        """The reader ended by itself, which it never should: tell everybody."""
+        """The reader ended by itself, which it never should: tell every feed."""
         error = None if reader.cancelled() else reader.exception()
-        for seat in self.seats.values():
-            seat.end(error or RuntimeError(f"nobody reads {self.address} any more"))
+        for queue in self.queues.values():
+            queue.end(error or RuntimeError(f"nobody reads {self.address} any more"))
 
 
 Reader = Callable[[SharedReader], Coroutine[Any, Any, None]]
 
 
 class SharedReaders:
-    """All hubs, by their address. Lifetime: process."""
+    """All shared readers, by their address. Lifetime: process."""
 
     def __init__(self) -> None:
         self._open: dict[str, SharedReader] = {}
@@ -147,34 +147,34 @@ class SharedReaders:
     async def joined(
         self, address: str, key: Key, limit: int, dropped: Callable[[], None], read: Reader
     ) -> AsyncIterator[ReaderQueue]:
-        """A seat for `key` at `address`, read by `read` from the first seat on.
+        """A queue for `key` at `address`, read by `read` from the first queue on.
 
-        At most `limit` messages wait in it. Raises ValueError where the seat is taken.
+        At most `limit` messages wait in it. Raises ValueError where the queue is taken.
         """
-        hub = self._open.get(address)
-        if hub is None or hub.reader is None or hub.reader.done():
-            hub = self._open[address] = SharedReader(address)
-            hub.reader = asyncio.create_task(read(hub))
-            hub.reader.add_done_callback(hub.end)
-        if key in hub.seats:
+        shared = self._open.get(address)
+        if shared is None or shared.reader is None or shared.reader.done():
+            shared = self._open[address] = SharedReader(address)
+            shared.reader = asyncio.create_task(read(shared))
+            shared.reader.add_done_callback(shared.end)
+        if key in shared.queues:
             raise ValueError(f"two workers take the events of {key!r} at {address}")
-        seat = hub.seats[key] = ReaderQueue(limit, dropped)
+        queue = shared.queues[key] = ReaderQueue(limit, dropped)
         try:
-            yield seat
+            yield queue
         finally:
-            del hub.seats[key]
-            if not hub.seats:
-                await self._close(hub)
+            del shared.queues[key]
+            if not shared.queues:
+                await self._close(shared)
 
-    async def _close(self, hub: SharedReader) -> None:
-        if self._open.get(hub.address) is hub:
-            del self._open[hub.address]
-        assert hub.reader is not None
-        hub.reader.cancel()
-        await asyncio.gather(hub.reader, return_exceptions=True)
+    async def _close(self, shared: SharedReader) -> None:
+        if self._open.get(shared.address) is shared:
+            del self._open[shared.address]
+        assert shared.reader is not None
+        shared.reader.cancel()
+        await asyncio.gather(shared.reader, return_exceptions=True)
 
 
-_TURN_S = 0.005  # of batches that wait already, before others get a turn of the event loop
+_SLICE_S = 0.005  # of batches that wait already, before others get the event loop
 _LARGE_BYTES = 256 << 10  # of a payload: decoded beside the event loop
 
 
@@ -184,13 +184,13 @@ Borrow = Callable[[int, Callable[[], int]], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class FeedContext:
-    """What the feeds of all workers are given. Lifetime: feed; `hubs` and sockets: process."""
+    """What the feeds of all workers are given. Lifetime: feed; `readers` and sockets: process."""
 
     http: aiohttp.ClientSession
     zmq: zmq.asyncio.Context
     clock: Callable[[], float]
     tell: Callable[[KvEvents | ReplayEnd], None]  # a fact for the core
-    hubs: SharedReaders
+    readers: SharedReaders
     timeout_s: float  # for one answer: a snapshot's begin, a replayed batch
     backlog_batches: int  # that may wait in front of a feed
     # ZMQ does not say when a subscription has reached the publisher: what it published between
@@ -330,7 +330,7 @@ class LoopYield:
 
     async def over(self) -> None:
         """Called between two messages."""
-        if self._clock() - self._began_s >= _TURN_S:
+        if self._clock() - self._began_s >= _SLICE_S:
             await asyncio.sleep(0)
             self._began_s = self._clock()
 

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import aiohttp
 import zmq
@@ -41,39 +41,12 @@ class Replayed:
     leaps: bool = False  # batches are missing in it that it lacked when asked for them alone
 
 
-class Publisher(Protocol):
-    """One publisher. What it answers is told to the core at once."""
+class Publisher:
+    """The publisher of a `ZmqSource`; its answers go to the core at once. Lifetime: feed."""
 
-    @property
-    def has_snapshot(self) -> bool:
-        """Whether it can tell its whole cache."""
-        ...
-
-    @property
-    def has_replay(self) -> bool:
-        """Whether it can tell batches once more."""
-        ...
-
-    @property
-    def where(self) -> str | None:
-        """The address that is asked, for people."""
-        ...
-
-    async def snapshot(self) -> bool:
-        """Whether it told its whole cache."""
-        ...
-
-    async def replay(self, from_seq: int) -> Replayed | None:
-        """Its batches from `from_seq` on, those it kept; None where it did not answer."""
-        ...
-
-
-class ZmqPublisher:
-    """The publisher of a `ZmqSource`. Lifetime: feed."""
-
-    def __init__(self, source: ZmqSource, teller: Delivery, context: FeedContext) -> None:
+    def __init__(self, source: ZmqSource, delivery: Delivery, context: FeedContext) -> None:
         self._source = source
-        self._teller = teller
+        self._delivery = delivery
         self._context = context
 
     @property
@@ -94,7 +67,7 @@ class ZmqPublisher:
     async def snapshot(self) -> bool:
         """Tell its whole cache; False where it cannot be had."""
         url = self._source.snapshot
-        heard_seq = self._teller.next_seq - 1
+        heard_seq = self._delivery.next_seq - 1
         if url is None:
             return False
         try:
@@ -106,9 +79,9 @@ class ZmqPublisher:
             # In a thread: there may be tens of millions of tokens.
             seq, batches = await asyncio.to_thread(_batches_of_snapshot, body)
         except (aiohttp.ClientError, TimeoutError, WireError) as error:
-            log.info("worker %d: no snapshot: %s", self._teller.worker_id, error)
+            log.info("worker %d: no snapshot: %s", self._delivery.worker_id, error)
             return False
-        self._teller.snapshot(seq, batches, heard_seq)
+        self._delivery.snapshot(seq, batches, heard_seq)
         return True
 
     async def replay(self, from_seq: int) -> Replayed | None:
@@ -123,12 +96,12 @@ class ZmqPublisher:
                     again = await self._read_replay(self._source.replay, again, replayed)
         except (TimeoutError, WireError, zmq.ZMQError) as error:
             if isinstance(error, WireError):
-                self._teller.malformed(error)
-            worker_id = self._teller.worker_id
+                self._delivery.malformed(error)
+            worker_id = self._delivery.worker_id
             where, why = self._source.replay, str(error) or "no answer in time"
             log.info("worker %d: replay from %d at %s failed: %s", worker_id, from_seq, where, why)
             return None
-        self._teller.counters.replays += 1
+        self._delivery.counters.replays += 1
         return replayed
 
     async def _read_replay(self, endpoint: str, from_seq: int, replayed: Replayed) -> int | None:
@@ -139,7 +112,7 @@ class ZmqPublisher:
         that lacks batches for good (TensorRT-LLM, whose own queue was full) is not asked for each.
         Raises TimeoutError, WireError or zmq.ZMQError.
         """
-        turn = LoopYield(self._context.clock)
+        pause = LoopYield(self._context.clock)
         next_seq = None
         with opened(self._context, zmq.DEALER, _REPLAY_BATCHES) as dealer:
             dealer.connect(endpoint)
@@ -152,7 +125,7 @@ class ZmqPublisher:
                     if next_seq is None:
                         raise
                     return next_seq
-                await turn.over()
+                await pause.over()
                 live = parse_replay(frames)
                 if live is None:
                     return None
@@ -163,7 +136,7 @@ class ZmqPublisher:
                 if replayed.first_seq is None:
                     replayed.first_seq = live.seq
                 replayed.last_seq = live.seq
-                await self._teller.batch(live.seq, live.payload, "replay")
+                await self._delivery.batch(live.seq, live.payload, "replay")
                 next_seq = live.seq + 1
 
 
@@ -210,7 +183,7 @@ class Resync:
     def __init__(
         self,
         asked: Publisher,
-        teller: Delivery,
+        delivery: Delivery,
         wants_snapshot: Callable[[], bool],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         borrowed: Callable[[], Awaitable[bool]] = _nobody,
@@ -219,7 +192,7 @@ class Resync:
         peer told all that it knows.
         """
         self._publisher = asked
-        self._teller = teller
+        self._delivery = delivery
         self._wants_snapshot = wants_snapshot
         self._borrowed = borrowed
         self._pause = pause
@@ -237,7 +210,7 @@ class Resync:
 
     def note_absence(self) -> None:
         """The publisher was away and is back: from now on it may be another one."""
-        heard_seq = self._teller.next_seq - 1
+        heard_seq = self._delivery.next_seq - 1
         first_seq = heard_seq if self._heard_at is None else self._heard_at[0]
         self._heard_at = first_seq, heard_seq
 
@@ -273,17 +246,17 @@ class Resync:
         if answer == "none":
             where = self._publisher.where
             why = f"no usable answer at {where}" if where else "it has no replay endpoint"
-            self._teller.failed_sync(why)
+            self._delivery.failed_sync(why)
         if answer == "anew":
-            self._teller.began_anew()
+            self._delivery.began_anew()
         elif not self._asked.is_set():
-            self._teller.replay_end(answer != "none")
+            self._delivery.replay_end(answer != "none")
         elif answer == "none" and not question.proves:
             self.ask(question.from_seq)
 
     def _next_question(self) -> _Question:
         if self._after_absence:  # first: of another one, a snapshot tells nothing of what was heard
-            latest_seq = self._teller.next_seq - 1
+            latest_seq = self._delivery.next_seq - 1
             first_seq, heard_seq = self._heard_at or (latest_seq, latest_seq)
             question = _Question(max(min(first_seq, heard_seq) - _OVERLAP, 0), heard_seq)
             self._after_absence, self._heard_at = False, None

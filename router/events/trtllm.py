@@ -210,14 +210,14 @@ class PolledFeed:
     ) -> None:
         self._source = source
         self._context = context
-        self._teller = Delivery(worker_id, model, context)
+        self._delivery = Delivery(worker_id, model, context)
         self._windows = Windows()
         self._gap_open = False
 
     @property
     def counters(self) -> FeedCounters:
         """What happened so far."""
-        return self._teller.counters
+        return self._delivery.counters
 
     def resync(self, from_seq: int) -> None:
         """Nobody can: it is answered so with the next event or poll."""
@@ -226,25 +226,25 @@ class PolledFeed:
     async def run(self) -> None:
         """Follow the events until cancelled. Raises ValueError where a worker has them already."""
         context, source = self._context, self._source
-        async with context.hubs.joined(
+        async with context.readers.joined(
             source.url,
             source.rank,
             _WAITING_ANSWERS,
-            self._teller.dropped,
+            self._delivery.dropped,
             partial(_read, context),
-        ) as seat:
-            self._teller.replay_end(answered=False)  # what was before is not to be had
-            await self._listen(seat)
+        ) as queue:
+            self._delivery.replay_end(answered=False)  # what was before is not to be had
+            await self._listen(queue)
 
-    async def _listen(self, seat: ReaderQueue) -> None:
-        turn = LoopYield(self._context.clock)
+    async def _listen(self, queue: ReaderQueue) -> None:
+        pause = LoopYield(self._context.clock)
         while True:
-            answer: Answer = await seat.receive()
+            answer: Answer = await queue.receive()
             if isinstance(answer, Exception):
-                self._teller.failed_poll(answer)
+                self._delivery.failed_poll(answer)
                 continue
             for event in answer:
-                await turn.over()
+                await pause.over()
                 await self._take(event)
                 self._give_up()
             self._give_up()
@@ -254,34 +254,34 @@ class PolledFeed:
             self._gap_open = False
             # At a router's start it is what the one before had read.
             why = f"{self._source.url} forgets what it told; has it another reader?"
-            self._teller.failed_sync(why)
-            self._teller.replay_end(answered=False)
+            self._delivery.failed_sync(why)
+            self._delivery.replay_end(answered=False)
 
     async def _take(self, event: PolledEvent | WireError) -> None:
         if isinstance(event, WireError):
-            self._teller.malformed(event)
+            self._delivery.malformed(event)
             return
-        if event.number < self._teller.next_seq:  # its engine began anew
+        if event.number < self._delivery.next_seq:  # its engine began anew
             self._windows = Windows()
         events, skipped = wire_events(event) if self._windows.counts(event) else ([], 0)
-        self._teller.counters.skipped_events += skipped
+        self._delivery.counters.skipped_events += skipped
         try:
             # No digest: the first events of every life of an engine are the same.
-            await self._teller.batch(event.number, encode_batch(0.0, events), "live", digest=0)
+            await self._delivery.batch(event.number, encode_batch(0.0, events), "live", digest=0)
         except WireError as error:
-            self._teller.malformed(error)
+            self._delivery.malformed(error)
 
 
-async def _read(context: FeedContext, hub: SharedReader) -> None:
+async def _read(context: FeedContext, shared: SharedReader) -> None:
     """Ask for events and hand each to the worker whose rank it has."""
     while True:
         try:
-            events = read_answer(await _answer(context, hub.address))
+            events = read_answer(await _answer(context, shared.address))
         except (aiohttp.ClientError, TimeoutError, WireError) as error:
-            hub.give_all(error)
+            shared.give_all(error)
             await asyncio.sleep(_ASK_AGAIN_S)
             continue
-        of_rank: dict[Key, list[PolledEvent | WireError]] = {rank: [] for rank in hub.seats}
+        of_rank: dict[Key, list[PolledEvent | WireError]] = {rank: [] for rank in shared.queues}
         for event in events:
             if isinstance(event, WireError):  # whose it was, nobody can tell
                 for shares in of_rank.values():
@@ -289,7 +289,7 @@ async def _read(context: FeedContext, hub: SharedReader) -> None:
             else:
                 of_rank.setdefault(event.rank or 0, []).append(event)
         for rank, share in of_rank.items():
-            hub.give(rank, share)
+            shared.give(rank, share)
         await asyncio.sleep(_BETWEEN_POLLS_S)
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 from engine.wire import WireError, parse_live
 from router.events.delivery import Delivery, FeedContext, FeedCounters, LoopYield
-from router.events.resync import Resync, ZmqPublisher
+from router.events.resync import Publisher, Resync
 from router.events.sources import ZmqSource
 from router.events.zmq_sockets import Receive, joined, subscribed
 
@@ -20,21 +20,21 @@ class ZmqFeed:
     def __init__(self, source: ZmqSource, worker_id: int, model: str, context: FeedContext) -> None:
         self._source = source
         self._context = context
-        self._teller = Delivery(worker_id, model, context)
-        asked = ZmqPublisher(source, self._teller, context)
+        self._delivery = Delivery(worker_id, model, context)
+        publisher = Publisher(source, self._delivery, context)
         wanted = context.wants_snapshot
-        self._missed = Resync(asked, self._teller, wanted, borrowed=self._borrowed)
+        self._resync = Resync(publisher, self._delivery, wanted, borrowed=self._borrowed)
         self._connections = 0
         self._connected = asyncio.Event()
 
     @property
     def counters(self) -> FeedCounters:
         """What happened so far."""
-        return self._teller.counters
+        return self._delivery.counters
 
     def resync(self, from_seq: int) -> None:
         """Ask for what was missed from `from_seq` on; of several that wait, the earliest."""
-        self._missed.ask(from_seq)
+        self._resync.ask(from_seq)
 
     async def run(self) -> None:
         """Follow the stream until cancelled.
@@ -46,34 +46,36 @@ class ZmqFeed:
             self.resync(self._context.first_seq)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen(receive))
-                tasks.create_task(self._missed.run())
+                tasks.create_task(self._resync.run())
                 tasks.create_task(self._look_again())
 
     def _messages(self) -> AbstractAsyncContextManager[Receive]:
         if self._source.bind:
-            return joined(self._source, self._context, self._teller.dropped, self._note_connection)
+            return joined(
+                self._source, self._context, self._delivery.dropped, self._note_connection
+            )
         return subscribed(self._source, self._context, self._note_connection)
 
     def _note_connection(self) -> None:
         self._connections += 1
         self._connected.set()
         if self._connections > 1:
-            self._missed.note_absence()
+            self._resync.note_absence()
 
     async def _borrowed(self) -> bool:
-        borrow, teller = self._context.borrow, self._teller
-        return borrow is not None and await borrow(teller.worker_id, lambda: teller.live_seq)
+        borrow, delivery = self._context.borrow, self._delivery
+        return borrow is not None and await borrow(delivery.worker_id, lambda: delivery.live_seq)
 
     async def _listen(self, receive: Receive) -> None:
-        turn = LoopYield(self._context.clock)
+        pause = LoopYield(self._context.clock)
         while True:
             frames = await receive()
-            await turn.over()
+            await pause.over()
             try:
                 live = parse_live(frames)
-                await self._teller.batch(live.seq, live.payload, "live")
+                await self._delivery.batch(live.seq, live.payload, "live")
             except WireError as error:
-                self._teller.malformed(error)
+                self._delivery.malformed(error)
 
     async def _look_again(self) -> None:
         """Ask for what was published before the subscription took hold; and whenever the publisher
@@ -81,15 +83,15 @@ class ZmqFeed:
         """
         subscribed_s = self._context.subscribed_s
         await asyncio.sleep(subscribed_s)
-        self.resync(self._teller.next_seq)
+        self.resync(self._delivery.next_seq)
         if self._connections == 0:
-            self._teller.unheard(self._source.live, subscribed_s)
+            self._delivery.unheard(self._source.live, subscribed_s)
         if self._connections <= 1:
             self._connected.clear()
         while True:
             await self._connected.wait()
             self._connected.clear()
-            self._missed.ask_after_absence()
+            self._resync.ask_after_absence()
             await asyncio.sleep(subscribed_s)
-            self.resync(self._teller.next_seq)
+            self.resync(self._delivery.next_seq)
             await asyncio.sleep(_BETWEEN_CONNECTIONS_S)

@@ -113,23 +113,23 @@ async def joined(
     Raises ValueError where another worker has the same topic.
     """
     limit, read = context.backlog_batches, partial(_read, context)
-    seat = context.hubs.joined(source.live, source.topic, limit, dropped, read)
-    async with seat as own:
+    queue = context.readers.joined(source.live, source.topic, limit, dropped, read)
+    async with queue as own:
         own.connected = connected
         yield own.receive
 
 
-async def _read(context: FeedContext, hub: SharedReader) -> None:
+async def _read(context: FeedContext, shared: SharedReader) -> None:
     """Hand each message to the worker whose topic it has."""
-    turn = LoopYield(context.clock)
+    pause = LoopYield(context.clock)
     with opened(context, zmq.SUB, context.backlog_batches) as sub:
         sub.setsockopt(zmq.SUBSCRIBE, b"")
-        async with watched(sub, hub.connected):
-            await _bind(sub, hub.address)
+        async with watched(sub, shared.connected):
+            await _bind(sub, shared.address)
             while True:
                 frames = await sub.recv_multipart()
-                hub.give(frames[0].decode("utf-8", "replace"), frames)
-                await turn.over()
+                shared.give(frames[0].decode("utf-8", "replace"), frames)
+                await pause.over()
 
 
 async def _bind(sub: zmq.asyncio.Socket, address: str) -> None:

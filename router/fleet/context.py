@@ -99,7 +99,7 @@ class FleetContext:
     relay: NativeRelay | None = None  # None: all is relayed in Python
     members: dict[int, Member] = field(default_factory=dict)
     answers: SharedAnswers = field(default_factory=SharedAnswers)  # that ranks of one engine share
-    hubs: SharedReaders = field(
+    readers: SharedReaders = field(
         default_factory=SharedReaders
     )  # of event addresses that members share
     trust: WorkerTrust = field(default_factory=WorkerTrust)

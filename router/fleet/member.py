@@ -288,7 +288,7 @@ class Member:
             zmq=context.zmq,
             clock=context.clock,
             tell=context.tell,
-            hubs=context.hubs,
+            readers=context.readers,
             timeout_s=context.terms.probe_s,
             backlog_batches=context.terms.backlog_batches,
             first_seq=context.first_seq(self.worker_id),

@@ -11,6 +11,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from policies.facts import Finish
+from router.core.core import RequestListener
 from router.core.hold_queue import Pending
 from router.core.snapshot import FrozenCache
 from router.core.workers import Worker, WorkerTable
@@ -364,8 +365,8 @@ class _Open:
 FetchKv = Callable[[float, int], tuple[KvMessage, ...]]
 
 
-class RequestPublisher:
-    """A `Listener` of the core that queues request events for messages. Lifetime: process."""
+class RequestPublisher(RequestListener):
+    """Queues request events for messages. Lifetime: process."""
 
     def __init__(self, on_news: Callable[[], None], kv: FetchKv = lambda now_s, room: ()) -> None:
         """`on_news` is called when a message waits again; `kv` gives messages of KV events, of so

@@ -17,7 +17,7 @@ import numpy as np
 from kvkernels import chain_hashes
 from policies.facts import Arrival, Finish, FirstToken, Tick, WorkerChange, WorkerFacts
 from policies.load import load
-from router.core.core import NoListener, RouterCore, take
+from router.core.core import RequestListener, RouterCore, take
 from router.core.settings import CoreSettings
 from router.replicas.sharing import Sharing
 from tests.bench.measuring import Row, show
@@ -98,7 +98,7 @@ def main() -> None:
     publisher, alone, told, encoded, heard = pool.sharing[0].publisher, [], [], [], []
     pool.sharing[0].joined(0.0)
     for _ in range(WINDOWS + 2):
-        pool.cores[0].listener = NoListener()
+        pool.cores[0].listener = RequestListener()
         alone.append(pool.decide(pool.arrivals()))
         for request_id in list(pool._flying):  # of those that nobody was told of
             pool.cores[0].on_finish(Finish(pool._now_s, request_id))

@@ -116,7 +116,7 @@ class Rig:
 
     context: zmq.asyncio.Context
     http: aiohttp.ClientSession
-    hubs: SharedReaders
+    readers: SharedReaders
     world: World
     told: list[KvEvents | ReplayEnd] = field(default_factory=list)
     feeds: dict[int, Feed] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Rig:
             self.context,
             time.monotonic,
             self.tell,
-            self.hubs,
+            self.readers,
             timeout_s=self.timeout_s,
             backlog_batches=self.backlog_batches,
             subscribed_s=self.subscribed_s,

@@ -65,7 +65,7 @@ async def test_two_engines_at_one_endpoint_are_told_apart(
         connecting(one, live, b"kv@10.0.0.1:8000@m2") as second,
         connecting(one, live, b"kv@10.0.0.1") as stranger,
     ):
-        assert len(one.hubs) == 1
+        assert len(one.readers) == 1
         await stranger.send(0, stored(5, None, [9, 9]))
         await first.send(0, stored(11, None, TOKENS[:2]))
         await second.send(0, stored(11, None, [9, 9]))
@@ -102,11 +102,11 @@ async def test_the_endpoint_is_bound_from_the_first_worker_to_the_last() -> None
     async with rig() as one:
         async with one.following(bound(live, "a"), 0):
             async with one.following(bound(live, "b"), 1):
-                await until(lambda: len(one.hubs) == 1, lambda: "the endpoint")
+                await until(lambda: len(one.readers) == 1, lambda: "the endpoint")
             async with connecting(one, live, b"a") as engine:
                 await engine.send(0, stored(11, None, TOKENS[:2]))
                 await one.until_hit(CHAIN, 1)
-        assert len(one.hubs) == 0
+        assert len(one.readers) == 0
         # And again, at once: the closed socket may hold the address for a moment yet.
         async with one.following(bound(live, "a"), 0), connecting(one, live, b"a") as engine:
             await engine.send(0, stored(11, None, TOKENS[:2]))
@@ -133,7 +133,7 @@ async def test_an_address_in_use_is_tried_until_it_is_free(
 async def test_two_workers_cannot_have_the_same_topic() -> None:
     live = free_endpoint()
     async with rig() as one, one.following(bound(live, "a"), 0):
-        await until(lambda: len(one.hubs) == 1, lambda: "the endpoint")
+        await until(lambda: len(one.readers) == 1, lambda: "the endpoint")
         second = one.opened(bound(live, "a"), 1)
         with pytest.raises(ValueError, match=r"two workers take the events of 'a' at tcp://"):
             await second.run()

@@ -185,7 +185,7 @@ async def test_one_reader_serves_all_ranks_behind_a_url() -> None:
         one.following(PollSource(engine.url, rank=0), 0, block_size=SIZE),
         one.following(PollSource(engine.url, rank=1), 1, block_size=SIZE),
     ):
-        await until(lambda: len(one.hubs) == 1, lambda: "the reader")
+        await until(lambda: len(one.readers) == 1, lambda: "the reader")
         for rank in (0, 1):
             engine.emit(CREATED, rank=rank)
         engine.emit(stored(None, block(1, TOKENS[:4])), rank=0)
