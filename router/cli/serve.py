@@ -154,7 +154,8 @@ class Server:
         # They have been sent nowhere yet: another router may take them at once.
         if held := router.switchboard.turn_away_held("the router is shutting down"):
             log.info("turned away %d requests that waited for a worker", held)
-        await asyncio.gather(self._client.aclose(), self._admin.aclose())
+        await self._client.aclose()
+        await self._admin.aclose()  # last: it shows how the requests end
         if self._handover is not None:
             await self._handover.aclose()
 
