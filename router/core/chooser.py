@@ -239,7 +239,9 @@ class Chooser:
         arrival = pending.arrival
         hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
         size = rows.block_sizes[0]
-        told = None if pending.tracked is None else self._session_tracking.view(pending, rows, hits)
+        sessions = (
+            None if pending.tracked is None else self._session_tracking.view(pending, rows, hits)
+        )
         request = RequestView(
             chain=arrival.chains[size],
             block_size=size,
@@ -252,10 +254,10 @@ class Chooser:
             tenant=arrival.tenant,
             priority=arrival.priority,
             held_s=now_s - arrival.now_s if pending.held else 0.0,
-            standing="new" if told is None else told.standing,
-            return_chance=0.0 if told is None else told.return_chance,
-            home_id=-1 if told is None else told.home_id,
-            trunk_tokens=0 if told is None else told.trunk_tokens,
+            standing="new" if sessions is None else sessions.standing,
+            return_chance=0.0 if sessions is None else sessions.return_chance,
+            home_id=-1 if sessions is None else sessions.home_id,
+            trunk_tokens=0 if sessions is None else sessions.trunk_tokens,
         )
         index = self._roster.index
         below_gpu = None
@@ -271,6 +273,6 @@ class Chooser:
             self._settings.signal_stale_s,
             self._arrivals,
             below_gpu,
-            told,
+            sessions,
         )
         return request, fleet

@@ -167,7 +167,7 @@ class Pending:
 
 
 class Watcher(Protocol):
-    """Who wants to know who waits, and who passes them (`kept.KeptWorkers`)."""
+    """Hears which requests wait and which pass them (`reservations.Reservations`)."""
 
     def waits(self, pending: Pending) -> None:
         """It begins to wait."""

@@ -165,13 +165,13 @@ class LiveFleet(FleetView):
 
     @cached_property
     def working_set_tokens(self) -> Floats:
-        told = self._sessions
-        return np.zeros(len(self)) if told is None else told.working_set_tokens()
+        sessions = self._sessions
+        return np.zeros(len(self)) if sessions is None else sessions.working_set_tokens()
 
     @cached_property
     def working_set_s(self) -> Floats:
-        told = self._sessions
-        return np.zeros(len(self)) if told is None else told.working_set_s()
+        sessions = self._sessions
+        return np.zeros(len(self)) if sessions is None else sessions.working_set_s()
 
     @cached_property
     def _trunk(self) -> tuple[int, int]:
@@ -187,8 +187,8 @@ class LiveFleet(FleetView):
 
     @cached_property
     def holds_trunk(self) -> Bools:
-        told = self._sessions
-        return np.zeros(len(self), dtype=np.bool_) if told is None else told.holds_trunk()
+        sessions = self._sessions
+        return np.zeros(len(self), dtype=np.bool_) if sessions is None else sessions.holds_trunk()
 
     @property
     def step_tokens(self) -> float:

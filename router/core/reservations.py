@@ -18,25 +18,25 @@ _Line = dict[int, "_Wait"]  # by serial, in the order in which they began to wai
 
 @dataclass(slots=True)
 class _Wait:
-    """Somebody who waits. Lifetime: as long as it does."""
+    """One request that waits. Lifetime: as long as it does."""
 
     pending: Pending
     passed: int = 0  # requests sent since that were not ahead of it, while it was first
     barren: set[int] = field(default_factory=set)  # workers that were empty and not taken
-    worker_id: int | None = None  # kept for it
+    worker_id: int | None = None  # reserved for it
 
 
 class Reservations:
-    """At most one worker of a model is kept at a time. Lifetime: process."""
+    """At most one worker of a model is reserved at a time. Lifetime: process."""
 
     def __init__(self, columns: WorkerColumns) -> None:
-        self.begun = 0  # times that a worker began to be kept
+        self.begun = 0  # times that a worker was reserved
         self._columns = columns
         self._lines: dict[tuple[str, int], _Line] = {}  # by model and priority
-        self.models: dict[str, _Wait] = {}  # those that wait for a worker that is kept
+        self.models: dict[str, _Wait] = {}  # requests that a worker is reserved for
         self._without: tuple[Rows, int, Rows | None] | None = None  # the latest answer of `rows`
 
-    # What the hold queue tells.
+    # Called by the hold queue.
 
     def waits(self, pending: Pending) -> None:
         """It begins to wait."""
@@ -62,10 +62,10 @@ class Reservations:
             if name == model and first.pending is not pending and not _ahead(pending, first):
                 first.passed += 1
 
-    # What the chooser asks.
+    # Called by the chooser.
 
     def rows(self, pending: Pending, rows: Rows) -> Rows | None:
-        """`rows` without the worker that is kept for somebody whom this one is not ahead of.
+        """`rows` without a worker that is reserved for a request which this one is not ahead of.
 
         None: no other one is left.
         """
@@ -82,29 +82,33 @@ class Reservations:
         return known[2]
 
     def refused(self, pending: Pending, rows: Rows, hits: Ints, now_s: float) -> None:
-        """No worker of `rows` takes it, whose hits on each are `hits`: shall one be kept for it?"""
+        """No worker of `rows` takes it: reserve one if it was passed often. `hits`: of each row."""
         model, priority = pending.arrival.model, pending.arrival.priority
         if not pending.held or now_s - pending.arrival.now_s <= PASSED_S:
             return
         first = next(iter(self._lines[model, priority].values()))
         if first.pending is not pending or first.passed < PASSES:
             return
-        kept = self.models.get(model)
-        if kept is not None and kept is not first and kept.pending.arrival.priority <= priority:
+        holder = self.models.get(model)
+        if (
+            holder is not None
+            and holder is not first
+            and holder.pending.arrival.priority <= priority
+        ):
             return
         self._barren(first, rows)
         if first.worker_id in rows.worker_ids:
             return
         first.worker_id = self._best(first, rows, hits)
         if first.worker_id is None:
-            if kept is first:
+            if holder is first:
                 del self.models[model]
         else:
             self.models[model] = first
             self.begun += 1
 
     def _barren(self, wait: _Wait, rows: Rows) -> None:
-        """Give up the kept worker where it has nothing to do and is not taken all the same."""
+        """Give up the reserved worker where it is idle and still not taken."""
         if wait.worker_id not in rows.worker_ids:
             wait.worker_id = None
             return

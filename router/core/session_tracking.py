@@ -75,7 +75,7 @@ class SessionView:
     def working_set_s(self) -> Floats:
         """float64[rows], without the session of this request."""
         speeds = self._columns.prefill_tokens_per_s[self._slots]
-        # Of unowned it is not known how deep in a context they lie: at least linear work.
+        # Of unowned blocks it is not known how deep in a context they lie: at least linear work.
         work = self._sessions.sets.cold_work + self._sessions.unowned.wanted_tokens
         seconds: Floats = work[self._slots] / speeds
         if (row := self._own_row) is not None:
@@ -117,7 +117,7 @@ class SessionView:
 
 
 class SessionTracking:
-    """Lifetime: process. `sessions` is None while no policy asks for them."""
+    """Lifetime: process. `sessions` is None while the policy does not ask for them."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class SessionTracking:
     ) -> None:
         self._columns, self._settings, self._ledger = columns, settings, ledger
         self._workers = workers
-        self._looked_at: set[int] = set()  # workers whose caches were asked for unowned
+        self._looked_at: set[int] = set()  # workers whose caches were searched for unowned blocks
         self.sessions: Sessions | None = None
         self.follow(policy, ())
 
@@ -154,27 +154,27 @@ class SessionTracking:
                     self.dispatched(pending, charge.slot)
 
     def arrived(self, pending: Pending) -> None:
-        """A request came in: whose is it?"""
+        """A request arrived; find its session."""
         if self.sessions is not None:
             pending.tracked = self.sessions.arrived(pending.arrival, *_prompt(pending.arrival))
 
     def look(self, pending: Pending) -> None:
-        """The same for a request that only asks what would be: nothing is remembered of it."""
+        """The same for a dry run; nothing is remembered of it."""
         if self.sessions is not None:
             pending.tracked = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
 
     def view(self, pending: Pending, rows: Rows, hits: Ints) -> SessionView | None:
-        """What a decision is told; None: nothing."""
+        """What a decision sees of sessions; None: nothing."""
         if self.sessions is None or pending.tracked is None:
             return None
         chain = pending.arrival.chains[rows.block_sizes[0]]
-        told = SessionView(self.sessions, pending.tracked, rows, hits, self._columns, chain)
+        view = SessionView(self.sessions, pending.tracked, rows, hits, self._columns, chain)
         if not pending.held:  # its place in the queue stays
-            pending.standing = told.standing
-        return told
+            pending.standing = view.standing
+        return view
 
     def wanted_tokens(self, slot: int) -> float:
-        """Tokens that sessions at home on a worker will want again; NaN: nobody follows them."""
+        """Tokens that sessions at home on a worker will want again; NaN while not tracked."""
         if self.sessions is None:
             return float("nan")
         sets = self.sessions.sets

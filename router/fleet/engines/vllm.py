@@ -1,13 +1,13 @@
 """vLLM 0.9 to 0.33, and our own engine, which has vLLM's surface.
 
-Prometheus at `/metrics`, label `engine` the rank; `/kv_event_sources` (0.31); ours adds a
+Prometheus at `/metrics`, label `engine` the rank; `/kv_event_sources` (0.31); our engine adds a
 snapshot of its cache at `/kv_snapshot`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -20,6 +20,7 @@ from router.fleet.engines.adapter import (
     RankLoad,
     UnrecognizedError,
     ask_text,
+    cards,
     share,
 )
 
@@ -81,3 +82,13 @@ async def _sources(talk: Interview) -> RankedSources:
 
 
 ADAPTER = Adapter("vllm", profile_of)
+
+
+async def _recognize(talk: Interview, named: bool) -> Profile | None:
+    if not named and (await cards(talk))[0].owned_by != "warmroute":
+        return None
+    profile = await profile_of(talk, named=True)
+    return profile and replace(profile, snapshot=f"{talk.spec.url}/kv_snapshot")
+
+
+WARMROUTE = Adapter("warmroute", _recognize)
