@@ -10,7 +10,7 @@ import pytest
 
 from grafana.drawing import BY_DIGIT, BY_NAME
 from grafana.make_dashboards import DASHBOARDS, file_of, pretty, written
-from router.metrics.registry import _GAP_SECONDS, _SECONDS
+from router.metrics.requests import _GAP_SECONDS, _SECONDS
 from tests.grafana.shown import FILES, PANELS, targets
 
 UNITS = {"short", "percentunit", "s", "reqps", "bytes", "Bps"}
