@@ -13,7 +13,7 @@ import numpy as np
 from policies.contract import FleetView, Floats, RequestView
 from policies.published.choice_features import FEATURES, HOME, RELATIVE, Asked, features
 
-WEIGHTS = "learned_weights.json"  # beside this file; `warmroute-sim learn` writes it
+WEIGHTS = "learned_weights.json"  # beside this file
 
 
 def trained() -> tuple[float, ...]:
