@@ -168,7 +168,7 @@ async def measured(runs: int, urls: list[str], profile: str | None) -> list[Row]
         await router.start()
         for spec in config.workers:
             router.fleet.add(parse_worker_spec(spec))
-        while router.desk.ready_workers() < len(urls):  # noqa: ASYNC110 - nothing tells of it
+        while router.service.ready_workers() < len(urls):  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.01)
         settle()
         for name, size, ids, bar in ROWS:
