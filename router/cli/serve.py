@@ -178,6 +178,7 @@ class Server:
         except ValueError as error:
             log.error("reload refused, the old configuration stays: %s", error)
             return
+        self._client.settle()
         for line in refused:
             log.warning("not changed while running: %s", line)
 

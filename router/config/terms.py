@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
-
 from router.config.schema import Config
 from router.core.settings import CoreSettings
 from router.fleet.context import FleetTerms
@@ -14,33 +11,9 @@ from router.request.scan import ScanLimits
 from router.upstream.migration.stream import MigrationTerms
 from router.upstream.reply import RelayLimits, Timeouts
 
-T = TypeVar("T")
-
 _PROGRESS_S = 0.25  # between two reports of an answer's growth; as replays have it
 # Two of them and the wait for others' reports are less: a stream that goes on is never silent.
 _PROGRESS_OF_STALL = 0.4
-
-
-class Standing(Generic[T]):
-    """What one of these functions makes of the configuration in force, made once for each.
-
-    Every request asks several times. Lifetime: process.
-    """
-
-    __slots__ = ("_config", "_cut", "_of", "_terms")
-
-    def __init__(self, cut: Callable[[Config], T], config: Callable[[], Config]) -> None:
-        self._cut = cut
-        self._config = config
-        self._of = config()
-        self._terms = cut(self._of)
-
-    def __call__(self) -> T:
-        """The terms as of now."""
-        config = self._config()
-        if config is not self._of:
-            self._of, self._terms = config, self._cut(config)
-        return self._terms
 
 
 def core_settings(config: Config) -> CoreSettings:

@@ -107,6 +107,7 @@ class Member:
         self.spec = spec
         self.named = named
         self.recognized: Recognized | None = None
+        self.rank: int | None = None  # its engine's data-parallel rank, where it is one of several
         self.feed: Feed | None = None
         self.trouble = ""  # why it is not ready, for people
         self.draining = False
@@ -126,11 +127,6 @@ class Member:
     def leaving(self) -> bool:
         """It is to be removed once idle."""
         return self.leave is not None
-
-    @property
-    def rank(self) -> int | None:
-        """What its engine calls its data-parallel rank; None: it is not one of several."""
-        return None if self.recognized is None else self.recognized.address
 
     @property
     def kind(self) -> str | None:
@@ -213,8 +209,11 @@ class Member:
 
     def amend(self, recognized: Recognized) -> None:
         """It is known better than before."""
-        self.recognized = recognized
+        self._know(recognized)
         self._tell_state(self._state, recognized)
+
+    def _know(self, recognized: Recognized) -> None:
+        self.recognized, self.rank = recognized, recognized.address
 
     @property
     def ready(self) -> bool:
@@ -256,7 +255,7 @@ class Member:
             else:
                 if fits:
                     self._announce(recognized)
-                    self.recognized = recognized
+                    self._know(recognized)
                     self.trouble = ""
                     return recognized
             if fits or self.spec == spec:

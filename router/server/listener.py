@@ -14,7 +14,6 @@ from ipaddress import ip_network
 from aiohttp import web
 
 from router.config.schema import Config, Tls
-from router.config.terms import Standing
 from router.restart.sockets import cannot_listen
 from router.server.messages import NO_SNIFFING
 from router.server.parser import RequestLimits
@@ -34,10 +33,10 @@ class ClientListener:
         self._config = config
         self._tls = PortTls(lambda: config().tls)
         first = config()
-        most = connections_for(first.server.connections, files)
+        self._most = connections_for(first.server.connections, files)
         self.server = HttpServer(
             _request_limits(first),
-            Standing(lambda now: _terms(now, most), config),
+            _terms(first, self._most),
             tuple(ip_network(peer) for peer in first.trusted_peers),
             time.monotonic,
         )
@@ -82,6 +81,10 @@ class ClientListener:
     def renew(self) -> None:
         """Read the files of TLS anew."""
         self._tls.renew()
+
+    def settle(self) -> None:
+        """Take over the limits of the configuration in force."""
+        self.server.terms = _terms(self._config(), self._most)
 
 
 class AdminListener:

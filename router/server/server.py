@@ -64,13 +64,13 @@ class HttpServer:
     def __init__(
         self,
         limits: RequestLimits,
-        terms: Callable[[], ServerTerms],
+        terms: ServerTerms,
         trusted: tuple[Network, ...],
         clock: Callable[[], float],
     ) -> None:
         """`clock` gives monotonic seconds; `trusted` peers may send private headers."""
         self.limits = limits
-        self.terms = terms
+        self.terms = terms  # replaced on reload
         self.clock = clock
         self.application: Application
         self.refusals: Counter[str] = Counter()  # by reason
@@ -104,7 +104,7 @@ class HttpServer:
         if tls is not None:
             tls.sslobject_class = _counted(self)
             # A handshake is the first part of what a client must get through in time.
-            options |= {"ssl": tls, "ssl_handshake_timeout": self.terms().head_s}
+            options |= {"ssl": tls, "ssl_handshake_timeout": self.terms.head_s}
         loop = asyncio.get_running_loop()
         places: list[dict[str, Any]] = [{"sock": one} for one in sockets]
         for place in places or [{"host": host, "port": port}]:
@@ -168,7 +168,7 @@ class HttpServer:
 
     def enter(self, connection: Connection, host: str) -> str | None:
         """A connection was made; the reason for which it is turned away, None: it may stay."""
-        terms = self.terms()
+        terms = self.terms
         self._connections.add(connection)
         reason = None
         if len(self._connections) > terms.connections:
@@ -194,7 +194,7 @@ class HttpServer:
     def hold(self, more_bytes: int) -> bool:
         """Bytes of unfinished requests came or went; False where these are too many."""
         self.held_bytes += more_bytes
-        return more_bytes <= 0 or self.held_bytes <= self.terms().held_bytes
+        return more_bytes <= 0 or self.held_bytes <= self.terms.held_bytes
 
     def count(self, reason: str) -> None:
         """Something was turned away or given up; logged at the 1st, 2nd, 4th, 8th ... time."""
@@ -257,7 +257,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(REFUSALS[reason].response(0).text(server.date(), goes_on=False))
             self.transport.close()
             return
-        terms, now_s = server.terms(), server.clock()
+        terms, now_s = server.terms, server.clock()
         self._read_by_s = now_s + terms.head_s
         self._idle_until_s = now_s + terms.keep_alive_s
         _keep_alive(self.transport)
@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
         """A client that ends its side counts as gone: the transport closes."""
 
     def pause_writing(self) -> None:
-        self._write_by_s = self._server.clock() + self._server.terms().client_s
+        self._write_by_s = self._server.clock() + self._server.terms.client_s
         self.writing_paused = True
 
     def resume_writing(self) -> None:
@@ -352,7 +352,7 @@ class Connection(asyncio.Protocol):
 
     def _wait(self) -> None:
         """A request has begun: it must be whole in time."""
-        reader, terms = self._reader, self._server.terms()
+        reader, terms = self._reader, self._server.terms
         part = reader.requests, reader.in_body
         if part != self._part:
             self._part = part
@@ -365,7 +365,7 @@ class Connection(asyncio.Protocol):
     def _late(self, transport: asyncio.Transport) -> None:
         self._read_by_s = math.inf
         if not transport.is_reading():  # we hold back the rest
-            self._read_by_s = self._server.clock() + self._server.terms().head_s
+            self._read_by_s = self._server.clock() + self._server.terms.head_s
         elif self._reader.in_body:
             self._stop("late_body")
         elif self._reader.in_head:
@@ -436,7 +436,7 @@ class Connection(asyncio.Protocol):
                 self.transport.write(self._refusal.text(server.date(), goes_on=False))
                 self._linger(self.transport)
         else:
-            self._idle_until_s = server.clock() + server.terms().keep_alive_s
+            self._idle_until_s = server.clock() + server.terms.keep_alive_s
             if self._reader.wants_continue and self.transport is not None:
                 self.transport.write(_CONTINUE)
 

@@ -1,26 +1,25 @@
-"""Parts of the configuration follow it, and are not made anew while it stays."""
+"""A reload gives each part what it needs of the configuration."""
 
 from __future__ import annotations
 
+import aiohttp
 import msgspec
 
+from router.assembly import Router
 from router.config.schema import Config
-from router.config.terms import Standing, attempt_terms, inference_terms
 
 
-def test_a_part_is_kept_as_long_as_its_configuration() -> None:
-    now = [Config()]
-    terms = Standing(inference_terms, lambda: now[0])
-    first = terms()
-    assert first == inference_terms(Config())
-    assert terms() is first
-    now[0] = msgspec.structs.replace(Config(), session_header="x-other")
-    assert terms().session_header == "x-other"
-    now[0] = Config()
-    assert terms() == first
-
-
-def test_parts_are_each_their_own() -> None:
-    config = Config()
-    one, other = Standing(attempt_terms, lambda: config), Standing(inference_terms, lambda: config)
-    assert (one(), other()) == (attempt_terms(config), inference_terms(config))
+async def test_a_reload_reaches_every_part() -> None:
+    config = Config(session_header="x-one")
+    async with aiohttp.ClientSession() as http:
+        router = Router(config, http)
+        assert router.inference.terms.session_header == "x-one"
+        migration = msgspec.structs.replace(config.migration, moves=3)
+        new = {"session_header": "x-other", "forward_token_ids": True, "migration": migration}
+        assert router.apply(msgspec.structs.replace(config, **new)) == []
+        attempts = router.inference.attempts
+        assert router.inference.terms.session_header == "x-other"
+        assert attempts.terms.forward_token_ids
+        assert attempts.migrations is not None
+        assert attempts.migrations.terms.moves == 3
+        await router.aclose()

@@ -82,7 +82,7 @@ async def behind(
 ) -> AsyncIterator[Behind]:
     """A server on a free port that gives every request to `paths` to `handle`; no paths: to any."""
     now = replace(TERMS, **terms)
-    server = HttpServer(limits, lambda: now, trusted, clock)
+    server = HttpServer(limits, now, trusted, clock)
     try:
         _, port = await server.listen(AnyMethod(handle, paths), "127.0.0.1", 0, tls=tls)
         yield Behind(server, port)

@@ -21,7 +21,7 @@ def test_operators_read_of_every_reason_and_header() -> None:
 
 
 def test_prometheus_sees_every_reason_before_it_happens() -> None:
-    server = HttpServer(LIMITS, lambda: TERMS, (), time.monotonic)
+    server = HttpServer(LIMITS, TERMS, (), time.monotonic)
     server.count("late_head")
     refusals, *_ = server_metrics(server)
     told = {sample.labels["reason"]: sample.value for sample in refusals.samples}
@@ -29,7 +29,7 @@ def test_prometheus_sees_every_reason_before_it_happens() -> None:
 
 
 def test_repeated_refusals_are_logged_ever_more_rarely(caplog) -> None:
-    server = HttpServer(LIMITS, lambda: TERMS, (), time.monotonic)
+    server = HttpServer(LIMITS, TERMS, (), time.monotonic)
     for _ in range(100):
         server.count("bad_chunk")
     assert len(caplog.records) == 7
