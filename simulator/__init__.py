@@ -6,7 +6,7 @@ Gives: `warmroute-sim` (`simulator.cli`), `simulator.live.load.run_load`,
 `simulator.live.outcome.summarize`.
 Never imports: router.server, router.events, router.cli, engine.server, engine.cli, torch. Programs
 are started as processes and spoken to over HTTP, as a user would.
-Start reading at: `simulator/live/demo.py` (the story), then `load.py` (one run) and `summary.py`.
+Start reading at: `simulator/live/demo.py` (the story), then `replay/run.py` and `live/stack.py`.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Step-time constants from measurements: an engine's step log, or a live engine that is probed.
+"""The model beside the real thing: step-time constants from measurements, live beside simulated.
 
-Owns: observations, the fit, its errors.
-Gives: `read_step_log`, `probe`, `fit`, and a profile that replays and timed workers can use.
-Never imports: the replay, the reports, shells of the router or the engine.
+Owns: observations, the fit and its errors, the comparison of a live run with its replay.
+Gives: `fit.calibrate`, `probe.probe`, `validate.validate`.
+Never imports: shells of the router or the engine.
 Start reading at: `fit.py`.
 """

@@ -17,12 +17,12 @@ from simulator.live.console import Board, print_rows, run_line
 from simulator.live.demo import DemoSettings, run_demo
 from simulator.live.load import MAX_REQUESTS, Workload, generated_shared_prefix, opened, run_load
 from simulator.live.outcome import Outcome, Verdict, as_report, summarize
+from simulator.live.page import render_page
 from simulator.live.processes import check_port
 from simulator.live.sample import SAMPLE_PATH, conversation_sample, write_sample
 from simulator.live.scrape import pool_samples
 from simulator.live.stack import MODEL, RunResult, StackSettings, run_scenario, running_stack
 from simulator.replay.setup import WorkloadSpec
-from simulator.report.live_page import render_page
 
 EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and it still pastes well
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from simulator.live.console import Board, claim_lines, print_rows, run_line
 from simulator.live.load import opened
 from simulator.live.outcome import Outcome, ResultRow, Verdict, as_report, hot_share, summarize
+from simulator.live.page import render_page
 from simulator.live.sample import SAMPLE_PATH
 from simulator.live.scrape import WorkerCounters
 from simulator.live.stack import RunResult, StackSettings, run_scenario
@@ -23,7 +24,6 @@ from simulator.replay.result import NEVER, ReplayResult, RequestTable
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
 from simulator.report.figures import NOTHING, seconds
-from simulator.report.live_page import render_page
 from simulator.report.page import Claim
 from simulator.report.row import new_ones
 

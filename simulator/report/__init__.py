@@ -1,10 +1,9 @@
-"""Replay results for people and programs: one row, a console table, a page, a file, a CSV.
+"""Results for people and programs: rows of figures, tables, pictures, one kind of page, files.
 
-Owns: the JSON schema of a replay and its hash, stages, seeds summed up, tables, plots of results,
-observers that write down single requests and hot prefixes.
-Gives: `row.summarize`, `aggregate.aggregate`, `console.print_report`, `progress.ProgressDisplay`,
-`file.write_json`, `page.render_page` of `view.view`, `requests_csv.RequestsCsv`,
-`prefixes.HotPrefixes`.
-Never imports: simulator.limits, simulator.sweep, aiohttp, asyncio.
-Start reading at: `row.py`.
+Owns: the JSON schema of a replay and its hash, figures with intervals over seeds, what a page holds
+and its template, all plots, observers that write down single requests and hot prefixes.
+Gives: `row.summarize`, `figures.FIGURES`, `page.Page` and `page.Table`, `plots`, and the page and
+tables of replays.
+Never imports: simulator.live, simulator.runs, simulator.limits, aiohttp, asyncio.
+Start reading at: `row.py`, then `page.py`.
 """

@@ -2,6 +2,6 @@
 
 Owns: the sweep file, the executor, the file of results, plans and comparisons.
 Gives: `run_sweep`, `run_plan`, `run_compare`, `run_study`.
-Never imports: the live load generator.
+Never imports: simulator.live.
 Start reading at: `sheet.py`, then `runs.py`.
 """

@@ -13,10 +13,10 @@ from rich.console import Console
 from simulator.live.console import Board, claim_lines, print_rows, run_line
 from simulator.live.demo import claims
 from simulator.live.outcome import Outcome, Verdict, summarize
+from simulator.live.page import render_page, waits_over_time, worker_counts
 from simulator.live.scrape import Sample, pool_samples
 from simulator.live.stack import RunResult
 from simulator.report.figures import live_table
-from simulator.report.live_page import render_page, waits_over_time, worker_counts
 from simulator.report.plots import (
     busy_scale,
     curve_plot,

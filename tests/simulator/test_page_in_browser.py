@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.report.live_page import render_page
+from simulator.live.page import render_page
 from tests.simulator.made_up import demo_runs
 
 CHROMIUM = shutil.which("chromium")
