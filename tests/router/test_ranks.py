@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
@@ -24,6 +25,7 @@ from router.core.workers import Worker
 from router.fleet.manager import DuplicateWorkerError, reconcile
 from router.fleet.member import Member
 from router.fleet.wanted import WantedWorker
+from router.server.listener import ClientListener
 from tests.router.ranked_engine import BLOCK_TOKENS, BLOCKS, RankedEngine, ranked_engine
 from tests.router.waiting import DEADLINE_S, until
 
@@ -81,17 +83,17 @@ async def front(workers: int = 8) -> AsyncIterator[Front]:
     times = Intervals(load_report_s=LOAD_S, health_s=HEALTH_S)
     async with aiohttp.ClientSession() as http:
         router = Router(Config(limits=Limits(workers=workers), intervals=times), http)
-        runners = [web.AppRunner(router.client_app()), web.AppRunner(router.admin_app())]
-        urls = []
-        for runner in runners:
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        config = msgspec.structs.replace(router.config, port=0, trusted_peers=("127.0.0.0/8",))
+        client = ClientListener(lambda: config, 1_024)
+        runner = web.AppRunner(router.admin_app())
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        admin_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
-            yield Front(router, urls[0], urls[1], http)
+            yield Front(router, await client.listen(router.client_port()), admin_url, http)
         finally:
-            for runner in runners:
-                await runner.cleanup()
+            await client.aclose()
+            await runner.cleanup()
             await router.aclose()
 
 
@@ -155,7 +157,7 @@ async def test_the_ranks_follow_their_engine() -> None:
         assert engine.wanted[-1] is None
 
 
-async def test_a_client_may_name_a_rank_where_the_router_does_not() -> None:
+async def test_a_trusted_peer_may_name_a_rank_where_the_router_does_not() -> None:
     async with ranked(ranks=1) as (one, engine):
         await one.until_ready(engine.url)
         await one.complete(**{"X-Data-Parallel-Rank": "0"})
