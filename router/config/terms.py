@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.config.schema import Config
 from router.core.settings import CoreSettings
 from router.fleet.context import FleetTerms
-from router.request.attempts import AttemptTerms, Patience
+from router.request.attempts import AttemptTerms, Deadlines
 from router.request.inference import InferenceTerms
 from router.request.scan import ScanLimits
 from router.upstream.migration.stream import MigrationTerms
@@ -68,9 +68,9 @@ def fleet_terms(config: Config) -> FleetTerms:
     )
 
 
-def patience(config: Config) -> Patience:
+def deadlines(config: Config) -> Deadlines:
     """How long requests may take."""
-    return Patience(
+    return Deadlines(
         deadline_header=config.deadline_header,
         ms_per_token=config.timeouts.first_byte_ms_per_token,
         whole_answer_s=config.timeouts.whole_answer_s,
@@ -85,7 +85,7 @@ def inference_terms(config: Config) -> InferenceTerms:
         session_header=config.session_header,
         explain=config.explain,
         explain_every=config.explain_every,
-        patience=patience(config),
+        deadlines=deadlines(config),
         isolate=config.tenants.isolate,
     )
 
@@ -101,7 +101,7 @@ def attempt_terms(config: Config) -> AttemptTerms:
             between_s=timeouts.between_bytes_s,
             client_s=timeouts.between_bytes_s,
         ),
-        patience=patience(config),
+        deadlines=deadlines(config),
         client_buffer_bytes=config.limits.client_buffer_bytes,
         tenant_header=config.tenant_header,
         forward_token_ids=config.forward_token_ids,

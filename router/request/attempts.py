@@ -48,7 +48,7 @@ _MOST_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Deadlines:
     """Lifetime: process, replaced on reload."""
 
     deadline_header: str = "x-request-timeout-ms"
@@ -303,7 +303,7 @@ class AttemptTerms:
 
     timeouts: Timeouts
     client_buffer_bytes: int
-    patience: Patience = field(default_factory=Patience)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     tenant_header: str = "x-tenant"  # in which workers are told whose a request is
     forward_token_ids: bool = False  # workers that take ids get them instead of text
 
@@ -386,14 +386,14 @@ class Attempts:
         )
         sent = told_on(sent, terms.tenant_header, arrival.tenant)
         if arrival.deadline_s is not None:
-            sent = terms.patience.passed_on(sent, arrival.deadline_s - self._clock())
+            sent = terms.deadlines.passed_on(sent, arrival.deadline_s - self._clock())
         sieve = None
         if arrival.needs is not None:
             sent, sieve = replace(sent, mark=request.path.mark), Sieve(stream or reply)
         sending = member.upstream.send(
             sent if stream is None else stream.request(sent),
             sieve or stream or reply,
-            terms.patience.timeouts(terms.timeouts, arrival.stream, attempt.uncached_tokens),
+            terms.deadlines.timeouts(terms.timeouts, arrival.stream, attempt.uncached_tokens),
             request.first_token if arrival.stream else None,
             request.progress if arrival.stream else None,
         )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from policies.facts import Arrival
 from router.keys.key_file import KeyTerms
-from router.request.attempts import Attempts, Patience, cohort
+from router.request.attempts import Attempts, Deadlines, cohort
 from router.request.errors import ClientError
 from router.request.explain import EXPLAIN_HEADER, Asked
 from router.request.paths import OTHER, PATHS, Path
@@ -48,7 +48,7 @@ class InferenceTerms:
     session_header: str
     explain: bool  # clients may ask for the reasons of a decision
     explain_every: int = 0  # every n-th request is explained in full for the operator; 0: none
-    patience: Patience = field(default_factory=Patience)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     isolate: bool = False  # tenants share no blocks
 
 
@@ -80,7 +80,7 @@ class Inference:
     async def _read(self, request: InferenceRequest) -> None:
         """Read and understand it. Raises ClientError."""
         http, header, terms = request.http, request.http.headers.get, self.terms
-        deadline_s = terms.patience.deadline_s(header, self._service.clock())
+        deadline_s = terms.deadlines.deadline_s(header, self._service.clock())
         path = PATHS.get(http.path, OTHER)
         if path is not OTHER and header("content-encoding") is not None:
             refuse_codings(http)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.attempts import ENVOY_HEADER, Patience, in_time, late_answer, ran_out
+from router.request.attempts import ENVOY_HEADER, Deadlines, in_time, late_answer, ran_out
 from router.request.errors import ClientError
 from router.upstream.client_reply import ClientReply
 from router.upstream.reply import Outcome, Timeouts, UpstreamRequest
@@ -43,7 +43,7 @@ def test_the_soonest_of_all_that_are_told_holds(
     headers = {OWN: own, ENVOY_HEADER: envoy}
     told = {name: str(ms) for name, ms in headers.items() if ms is not None}
     bounds = [ms / 1e3 for ms in (own, envoy) if ms] + ([total_s] if total_s else [])
-    deadline_s = Patience(total_s=total_s).deadline_s(told.get, 100.0)
+    deadline_s = Deadlines(total_s=total_s).deadline_s(told.get, 100.0)
     assert deadline_s == (100.0 + min(bounds) if bounds else None)
 
 
@@ -51,17 +51,17 @@ def test_the_soonest_of_all_that_are_told_holds(
 @pytest.mark.parametrize("name", [OWN, ENVOY_HEADER])
 def test_what_is_no_time_is_refused_by_the_headers_name(name: str, text: str) -> None:
     with pytest.raises(ClientError) as caught:
-        Patience().deadline_s({name: text}.get, 0.0)
+        Deadlines().deadline_s({name: text}.get, 0.0)
     assert caught.value.status == 400
     assert name in caught.value.message
 
 
 def test_a_longer_prompt_gets_more_time_and_a_whole_answer_its_own() -> None:
     told = Timeouts(first_byte_s=5.0)
-    patience = Patience(ms_per_token=2.0, whole_answer_s=60.0)
-    assert patience.timeouts(told, True, 1_000).first_byte_s == 7.0
-    assert patience.timeouts(told, False, 1_000).first_byte_s == 62.0
-    assert Patience(whole_answer_s=5.0).timeouts(told, False, 1_000) is told
+    deadlines = Deadlines(ms_per_token=2.0, whole_answer_s=60.0)
+    assert deadlines.timeouts(told, True, 1_000).first_byte_s == 7.0
+    assert deadlines.timeouts(told, False, 1_000).first_byte_s == 62.0
+    assert Deadlines(whole_answer_s=5.0).timeouts(told, False, 1_000) is told
 
 
 def test_a_worker_is_told_what_is_left_and_nothing_of_before() -> None:
@@ -70,10 +70,10 @@ def test_a_worker_is_told_what_is_left_and_nothing_of_before() -> None:
         "/x",
         ((b"X-Request-Timeout-Ms", b"900"), (b"A", b"1"), (ENVOY_HEADER.encode(), b"7")),
     )
-    sent = Patience().passed_on(request, 0.2509)
+    sent = Deadlines().passed_on(request, 0.2509)
     assert sent.headers == ((b"A", b"1"),)
     assert sent.internal_headers == ((OWN.encode(), b"250"),)
-    assert Patience().passed_on(request, -1.0).internal_headers == ((OWN.encode(), b"1"),)
+    assert Deadlines().passed_on(request, -1.0).internal_headers == ((OWN.encode(), b"1"),)
 
 
 @pytest.mark.parametrize("begun_bytes", [0, 7])
