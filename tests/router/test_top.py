@@ -56,7 +56,7 @@ def test_rates_are_per_second_and_unknown_over_a_restart() -> None:
 
 
 def test_the_number_of_a_decision_is_one_that_can_be_asked_for() -> None:
-    numbers = [7, 1 << 36 | 3]  # a satellite's begin far up
+    numbers = [7, 1 << 36 | 3]  # a large one, too
     decisions = [decision(0, request=number) for number in numbers]
     lines = frame(ADMIN, None, Look(0.0, [row(0)], {}, decisions), View(100, 24))
     shown = lines[next(i for i, line in enumerate(lines) if "request worker" in line) + 1 :]
