@@ -3,7 +3,7 @@
 Owns: chain hashes (XXH3-64 over token blocks), the index of which worker holds which block, the
 decoding of KV events and what they say of one worker, the mirror of workers that tell nothing, who
 uses which blocks, the arithmetic over a pool's columns, what routing needs of a plain request's
-head and body, the twin of the engine on virtual time, and the relay's thread.
+head and body, the engine on virtual time, and the relay's thread.
 Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`, `PrefixOwners`,
 `plain_head`, `scan_request`, `drain_queues`, `missing_tokens` and what else a decision asks of
 columns. `VirtualWorker` is the engine on virtual time. `Relay`, a thread that carries requests and

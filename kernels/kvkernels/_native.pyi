@@ -1,5 +1,4 @@
-"""The C++ core as Python sees it; `twins.py` states what each member means, and of the virtual
-worker `tests/oracles/virtual_worker.py`.
+"""The C++ core as Python sees it; the modules of `tests/oracles` state what each member means.
 
 Tokens and hashes are C-contiguous 1-D buffers, read in place: numpy array, memoryview, array.array.
 """
