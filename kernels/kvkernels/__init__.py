@@ -46,7 +46,6 @@ try:
     from kvkernels._native import (
         Relay,
         RelayEnd,
-        RelayGathering,
         RelayJournal,
         RelayJournalTerms,
         RelayPool,
@@ -56,7 +55,7 @@ try:
     )
 except ImportError:  # no Linux: the router relays in Python
     Relay = RelayEnd = RelayPool = None  # type: ignore[assignment,misc]
-    RelayGathering = RelayReply = RelayTimeouts = None  # type: ignore[assignment,misc]
+    RelayReply = RelayTimeouts = None  # type: ignore[assignment,misc]
     RelayJournal = RelayJournalTerms = RelayRoom = None  # type: ignore[assignment,misc]
 
 __all__ = [
@@ -69,7 +68,6 @@ __all__ = [
     "PromptText",
     "Relay",
     "RelayEnd",
-    "RelayGathering",
     "RelayJournal",
     "RelayJournalTerms",
     "RelayPool",

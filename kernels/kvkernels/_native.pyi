@@ -12,7 +12,6 @@ from typing_extensions import Buffer as _Buffer
 
 from kvkernels._native_relay import Relay as Relay
 from kvkernels._native_relay import RelayEnd as RelayEnd
-from kvkernels._native_relay import RelayGathering as RelayGathering
 from kvkernels._native_relay import RelayJournal as RelayJournal
 from kvkernels._native_relay import RelayJournalTerms as RelayJournalTerms
 from kvkernels._native_relay import RelayPool as RelayPool

@@ -144,15 +144,6 @@ class RelayReply:
     @property
     def usage(self) -> bytes: ...
 
-class RelayGathering:
-    """When events wait for each other, `most_s` seconds at most; for tests. `part` is told of each
-    that was read, `rest_s` at the end of a turn how long the thread looks at commands alone.
-    """
-
-    def __init__(self, most_s: float) -> None: ...
-    def part(self, bytes: int) -> None: ...
-    def rest_s(self, now_s: float) -> float: ...
-
 class Relay:
     """Carries requests on a thread of its own. Each `submit`, and each `close`, returns a number
     under which `take` gives its marks: (number, seconds, status, events, end). A mark of the first
@@ -160,11 +151,10 @@ class Relay:
     when there are some. After `cancel` nothing more is written to the client; it returns how many
     bytes that has, whether its reply is framed by the connection's end, and whether it is whole:
     the job ends then as if nobody had given it up. Raises RuntimeError once stopped, OSError
-    where no socket can be had. Where many streams run, their events wait up to `gather_s` seconds
-    for each other; 0: never.
+    where no socket can be had.
     """
 
-    def __init__(self, gather_s: float) -> None: ...
+    def __init__(self) -> None: ...
     @property
     def marks_fd(self) -> int: ...
     def set_addresses(self, pool: RelayPool, hosts: list[str], port: int) -> None: ...

@@ -163,7 +163,7 @@ class NativeRelay:
     def thread(self) -> kvkernels.Relay:
         """The thread, for those who send by it."""
         if self._thread is None:
-            self._thread = kvkernels.Relay(0.0)
+            self._thread = kvkernels.Relay()
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._thread.marks_fd, self._take)
         return self._thread

@@ -20,7 +20,7 @@ def threads() -> set[int]:
 @pytest.mark.skipif(not LINUX or kvkernels.Relay is None, reason="no relay was built")
 def test_being_woken_it_does_not_cut_in() -> None:
     before = threads()
-    relay = kvkernels.Relay(0.0)
+    relay = kvkernels.Relay()
     try:
         (thread,) = threads() - before
         deadline = 100_000  # the thread says it first thing, when it gets its turn

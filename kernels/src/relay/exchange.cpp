@@ -122,7 +122,6 @@ void Relay::on_body(Job& job) {
   if (first && !reply.done()) {
     timers_.start(&job, job.deadline, now_s_ + job.order.timeouts.between_s);
   } else if (!first) {
-    gathering_.part(reply.body_bytes());
     Timers::push(job.deadline, now_s_ + job.order.timeouts.between_s);
   }
   job.bytes_to_client += reply.body_bytes();

@@ -1,6 +1,5 @@
 #include "relay/relay.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -55,7 +54,7 @@ const char* name_of(Fault fault) {
   return "";
 }
 
-Relay::Relay(double gather_s) : gathering_(gather_s), buffer_(new char[kReadBytes]) {
+Relay::Relay() : buffer_(new char[kReadBytes]) {
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   if (epoll_ < 0) throw system_error("epoll_create1");
   wake_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -159,7 +158,6 @@ void Relay::run() {
     }
     past_jobs_.clear();
     past_connections_.clear();
-    gather();
   }
   while (!jobs_.empty()) end(*jobs_.begin()->first, {Fault::cancelled, "the relay was stopped"});
   for (const auto& pool : pools_) {
@@ -168,15 +166,6 @@ void Relay::run() {
   past_jobs_.clear();
   past_connections_.clear();
   marks_.announce();
-}
-
-// Lets what comes of replies wait a moment, but for commands. Marks have been announced by now.
-void Relay::gather() {
-  const double rest_s = gathering_.rest_s(now_s_);
-  if (rest_s <= 0) return;
-  pollfd told{wake_, POLLIN, 0};
-  const timespec limit{0, static_cast<long>(rest_s * 1e9)};
-  ::ppoll(&told, 1, &limit, nullptr);
 }
 
 int Relay::wait_ms() const {

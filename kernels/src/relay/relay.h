@@ -8,7 +8,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "relay/gathering.h"
 #include "relay/job.h"
 #include "relay/marks.h"
 #include "relay/pool.h"
@@ -19,8 +18,7 @@ namespace kv::relay {
 // Lifetime: process. Public functions are for one thread, which is not the relay's own.
 class Relay {
  public:
-  // `gather_s`: as of `Gathering`.
-  explicit Relay(double gather_s = 0.0);
+  Relay();
   ~Relay() { stop(); }
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
@@ -66,7 +64,6 @@ class Relay {
   // relay.cpp: the thread and what it is told.
   void tell(Command command);
   void run();
-  void gather();
   int wait_ms() const;
   void on_event(Source* source, std::uint32_t events);
   void obey();
@@ -118,7 +115,6 @@ class Relay {
   double now_s_ = 0.0;
   double flush_at_s_ = -1.0;  // when marks of progress are announced; below 0: none wait
   bool urgent_ = false;
-  Gathering gathering_;
   Timers timers_;
   std::unordered_map<Job*, std::shared_ptr<Job>> jobs_;
   std::unordered_map<Connection*, std::unique_ptr<Connection>> connections_;

@@ -17,7 +17,6 @@
 
 namespace nb = nanobind;
 using kv::relay::End;
-using kv::relay::Gathering;
 using kv::relay::JournalTerms;
 using kv::relay::Limits;
 using kv::relay::Mark;
@@ -37,8 +36,6 @@ nb::object moment(double at_s) { return at_s < 0 ? nb::none() : nb::object(nb::f
 // The relay and what it borrows of Python. Lifetime: process.
 class Borrower {
  public:
-  explicit Borrower(double gather_s) : relay_(gather_s) {}
-
   std::uint64_t submit(std::shared_ptr<Pool> pool, nb::bytes head, nb::bytes body,
                        bool head_request, int client_fd, nb::bytes extra_lines, bool keep_alive,
                        std::size_t client_buffer_bytes, const Timeouts& timeouts, bool tells,
@@ -206,17 +203,12 @@ void kv::bind_relay(nb::module_& module) {
       .def(nb::init<double, double, double, double, double>(), nb::arg("connect_s"),
            nb::arg("send_s"), nb::arg("first_byte_s"), nb::arg("between_s"), nb::arg("client_s"));
 
-  nb::class_<Gathering>(module, "RelayGathering", "When events wait for each other, for tests.")
-      .def(nb::init<double>(), nb::arg("most_s"))
-      .def("part", &Gathering::part, nb::arg("bytes"))
-      .def("rest_s", &Gathering::rest_s, nb::arg("now_s"));
-
   bind_journal(module);
   bind_end(module);
   bind_reply(module);
 
   nb::class_<Borrower>(module, "Relay", "A thread that relays; the stub says how to use it.")
-      .def(nb::init<double>(), nb::arg("gather_s"))
+      .def(nb::init<>())
       .def_prop_ro("marks_fd", [](Borrower& self) { return self.relay().marks().fd(); })
       .def("set_addresses", &set_addresses, nb::arg("pool"), nb::arg("hosts"), nb::arg("port"))
       .def("submit", &Borrower::submit, nb::arg("pool"), nb::arg("head"), nb::arg("body"),
