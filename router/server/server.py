@@ -107,7 +107,7 @@ class HttpServer:
             options |= {"ssl": tls, "ssl_handshake_timeout": self.terms.head_s}
         loop = asyncio.get_running_loop()
         places: list[dict[str, Any]] = [{"sock": one} for one in sockets]
-        for place in places or [{"host": host, "port": port}]:
+        for place in places or [{"host": host, "port": port, "reuse_port": reuse_port}]:
             self._listening.append(
                 await loop.create_server(lambda: Connection(self), **place, **options)
             )

@@ -70,7 +70,7 @@ STAYS = "import time\ntime.sleep(600)\n"
 TESTS = """
 import asyncio, sys, time
 from pathlib import Path
-from simulator import processes
+from simulator.live import processes
 from tests.forks.server import Order
 from tests.forks.starting import ForkServer
 

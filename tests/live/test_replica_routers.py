@@ -274,8 +274,8 @@ async def test_who_speaks_another_version_is_refused_by_name_and_the_other_serve
             await world.programs.start("two", "router", world.arguments(server.url, "two"))
         said = (tmp_path / "two.log").read_text()
         assert "error: state: replica later@" in said
-        assert f"{VERSION} is '1' here and '99' there" in said
-        assert f"{VERSION} is '1' here and '99' there; give both the same" in (
+        assert f"{VERSION} is '2' here and '99' there" in said
+        assert f"{VERSION} is '2' here and '99' there; give both the same" in (
             one.router.log.read_text()
         )
         assert (await one.complete([1] * 32))[0] == 200
