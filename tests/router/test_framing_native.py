@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from aiohttp import HttpVersion11, web
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvkernels
 from router.request.errors import WorkerError
+from router.server.messages import Request
 from router.upstream.client_reply import ClientReply
 from router.upstream.fallback import Connection, Exchange
 from router.upstream.meter import usage_in
@@ -134,13 +134,12 @@ async def by_python(pieces: list[bytes], method: str, keep_alive: bool) -> Story
     """The story as the Python relay tells it."""
     client = Client()
     request = SimpleNamespace(
-        version=HttpVersion11,
+        http_1_0=False,
         keep_alive=keep_alive,
-        transport=client,
-        writer=SimpleNamespace(output_size=0),
-        protocol=SimpleNamespace(writing_paused=False),
+        written_bytes=0,
+        connection=SimpleNamespace(transport=client, writing_paused=False),
     )
-    sink = ClientReply(cast(web.BaseRequest, request), extra_headers=OURS)
+    sink = ClientReply(cast(Request, request), extra_headers=OURS)
     terms = Terms(LIMITS, Timeouts(), time.monotonic)
     wire = Wire(pieces, beyond_the_end=False)
     exchange = Exchange(cast(Connection, wire), method, sink, terms)
