@@ -338,7 +338,7 @@ class BlockPool:
     Block ids are 0..blocks-1, each of `block_size` tokens. With `record_events` every change
     of the visible contents is kept, in order, until `drain_events` takes it, and the tokens of
     visible blocks are kept for `snapshot`. One step changes each block at most twice, so more
-    than `max_pending_changes` (4 x blocks + 1024) means that nobody drains: RuntimeError.
+    than 4 x blocks + 1024 pending changes mean that nobody drains: RuntimeError.
     """
 
     def __init__(self, blocks: int, block_size: int, *, record_events: bool = True) -> None:
@@ -360,11 +360,6 @@ class BlockPool:
         kept = blocks if record_events else 0
         self._tokens: Tokens = np.zeros((kept, block_size), dtype=np.int32)
         self._changes = Changes(4 * blocks + 1024)
-
-    @property
-    def max_pending_changes(self) -> int:
-        """Changes of blocks that nobody drained before that is an error."""
-        return self._changes.most
 
     @property
     def available_blocks(self) -> int:

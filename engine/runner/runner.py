@@ -93,7 +93,6 @@ class RealRunner:
         self.scheduler = scheduler
         self.clock = clock
         self.overrun_steps_total = 0  # of timed workers: here a step takes what it takes
-        self.failed_steps_total = 0
         self.busy_s_total = 0.0
         self.step_s = 0.0
         self.split = StepSplit()
@@ -223,7 +222,6 @@ class RealRunner:
 
     def _fail(self, step: Step, error: BaseException) -> bool:
         """End everybody in `step`: what their blocks hold is unknown. Was there anybody?"""
-        self.failed_steps_total += 1
         log.error("step %d failed: %s", step.number, error, exc_info=error)
         inside = [*step.decodes, *(chunk.request for chunk in step.chunks)]
         running = [one for one in inside if one.state is State.RUNNING]

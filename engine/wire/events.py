@@ -69,12 +69,6 @@ class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored", tag_field="typ
             names.remove(self.lora_name)
         return names[-1] if names else None
 
-    @property
-    def beyond_tokens(self) -> bool:
-        """True if a block's identity holds more than tokens, LoRA and salt (images, embeddings)."""
-        entries = [entry for entry in self.extra_keys or () if isinstance(entry, list)]
-        return any(not isinstance(key, str) for entry in entries for key in entry)
-
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag="BlockRemoved", tag_field="type"):
     """Blocks were evicted from `medium` (None means GPU), in one group."""

@@ -373,7 +373,6 @@ class RequestPublisher(RequestListener):
         many bytes.
         """
         self._on_news, self._kv = on_news, kv
-        self.retellings = 0
         self.told = 0  # events, so far
         self._open: dict[int, _Open] = {}
         self._queue: deque[RequestEvent] = deque()
@@ -461,12 +460,12 @@ class RequestPublisher(RequestListener):
         """The next message; None: there is nothing to say."""
         if not self._connected:
             return None
-        if self._untold or (not (self._parts or self._queue) and self._due(now_s)):
+        due = self._retell and now_s - self._retold_s >= _RETELL_S
+        if self._untold or (due and not (self._parts or self._queue)):
             self._untold = self._retell = False
             self._retold_s = now_s
             self._parts.extend(_parts(self._all_open()))
             self._told_open = len(self._open)
-            self.retellings += 1
         retelling: Retelling = ""
         events: tuple[RequestEvent, ...] = ()
         size_bytes = 0
@@ -489,9 +488,6 @@ class RequestPublisher(RequestListener):
         )
 
     # --- inside -----------------------------------------------------------------------------
-
-    def _due(self, now_s: float) -> bool:
-        return self._retell and now_s - self._retold_s >= _RETELL_S
 
     def _queue_event(self, one: RequestEvent) -> None:
         if len(self._queue) >= _QUEUED:

@@ -63,7 +63,6 @@ class Sharing:
         self.publisher = core.listener = RequestPublisher(lambda: self.on_news(), self.kv.fetch)
         self.malformed = 0
         self.connected = False
-        self.stale_since_s: float | None = None  # peers are heard no more since then
         self._core, self._tell = core, tell
         self._names = Names(core.workers)
         self._numbers = numbers_below_zero()
@@ -73,7 +72,7 @@ class Sharing:
 
     def joined(self, now_s: float) -> None:
         """The link is up, perhaps again: all is told anew, and asked for."""
-        self.connected, self.stale_since_s = True, None
+        self.connected = True
         self._wanted_s = float("-inf")
         self.publisher.connect()
         self.kv.joined(now_s)
@@ -82,7 +81,7 @@ class Sharing:
         """The link is down: what is known of peers is stale, and stays."""
         if not self.connected:
             return
-        self.connected, self.stale_since_s = False, now_s
+        self.connected = False
         self.publisher.disconnect()
         for subscriber in self._subscribers.values():
             subscriber.stale(now_s)

@@ -23,10 +23,6 @@ FORMAT: Literal["warmroute-replay"] = "warmroute-replay"
 VERSION: Literal[1] = 1
 
 
-class ReportError(Exception):
-    """A file that is no JSON report of this version."""
-
-
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file; docs/simulator.md, section "JSON". `version` grows when a field changes."""
 
@@ -46,17 +42,6 @@ def encode(rows: Sequence[ReplayRow], about: Mapping[str, Any]) -> bytes:
 def write_json(path: Path, rows: Sequence[ReplayRow], about: Mapping[str, Any]) -> None:
     """Writes the report; `about` is for whatever else msgspec can encode: set-up, version."""
     path.write_bytes(encode(rows, about))
-
-
-def read_json(path: Path) -> Report:
-    """A report as `write_json` wrote it; `ReportError` names the file and the field."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
-    except msgspec.DecodeError as error:
-        raise ReportError(
-            f"{path}: not a replay report of version {VERSION}: {error}; write it again with "
-            "`warmroute-sim replay --json`"
-        ) from error
 
 
 def predicted_ttft_ms(

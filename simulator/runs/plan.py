@@ -348,11 +348,6 @@ class PlanRow(msgspec.Struct, frozen=True):
     trials: tuple[Trial, ...]  # hardest first
     notes: tuple[str, ...]  # why not less, what to know
 
-    @property
-    def next_best(self) -> str | None:
-        """Why the next harder number will not do."""
-        return self.notes[0] if self.notes else None
-
 
 class Plan(msgspec.Struct, frozen=True):
     """The answer to a request; `best` is the policy with the fewest GPUs, or the highest rate."""

@@ -202,7 +202,7 @@ def test_misuse_is_loud():
 
 def churn(pool: BlockPool) -> None:
     """Store a new block often enough to pass the pool's bound of undrained changes."""
-    for turn in range(pool.max_pending_changes + 1):
+    for turn in range(4 * pool.blocks + 1025):
         pool.release(fill(pool, prompt(turn, 1)))
 
 

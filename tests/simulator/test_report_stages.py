@@ -14,7 +14,7 @@ from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
 from simulator.report.console import print_report
-from simulator.report.files import encode, read_json
+from simulator.report.files import Report, encode
 from simulator.report.replay_page import ladder_plot, render_page
 from simulator.report.row import Ladders, ladders, rates, summarize, summarize_stages
 from simulator.report.view import view
@@ -78,10 +78,12 @@ def test_a_report_keeps_its_stages(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     rows = [summarize(laddered())]
     path.write_bytes(encode(rows, {}))
-    assert list(read_json(path).results) == rows
+    report = msgspec.json.decode(path.read_bytes(), type=Report)
+    assert list(report.results) == rows
     # A report from before there were stages is still one.
     path.write_bytes(encode([summarize(busy_result())], {}).replace(b'"stages": []', b'"holds": 0'))
-    assert read_json(path).results[0].stages == ()
+    report = msgspec.json.decode(path.read_bytes(), type=Report)
+    assert report.results[0].stages == ()
 
 
 def test_a_ladder_is_the_mean_of_its_seeds_and_longest_where_one_was_cut_short() -> None:

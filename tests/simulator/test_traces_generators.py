@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.replay.setup import WorkloadSpec
-from simulator.traces.generators.table import GENERATORS, key_rows
+from simulator.traces.generators.table import GENERATORS
 from simulator.traces.job import Job
 from simulator.traces.open import Chainer, JobStream, TraceError, open_jobs, sessions
-from simulator.traces.options import Size
+from simulator.traces.options import Size, option_rows
 from tests.effort import examples
 
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_is_refused(source: str, said: str) -> None:
 
 
 def test_every_key_says_what_it_means() -> None:
-    rows = list(key_rows())
+    rows = [(one.name, *row) for one in GENERATORS for row in option_rows(one.keys)]
     assert {row[0] for row in rows} == {one.name for one in GENERATORS}
     assert [row for row in rows if not row[3]] == []
     assert ("sglang", "groups", "64", "system prompts") in rows

@@ -21,7 +21,6 @@ from simulator.traces.options import Size
 from simulator.traces.timing import NS
 
 BLOCK_BITS = 22  # more blocks than the longest prompt has tokens
-MAX_PARTS = 1 << 40
 USUAL_BLOCK = 16
 
 

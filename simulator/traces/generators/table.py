@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from simulator.traces.generators.prefixes import (
 )
 from simulator.traces.generators.zipf import ZipfKeys, zipf
 from simulator.traces.job import TraceError
-from simulator.traces.options import name_of, option_rows, parse_options
+from simulator.traces.options import name_of, parse_options
 
 PREFIX = "gen:"
 
@@ -71,10 +71,3 @@ def find_generator(source: str) -> tuple[Generator, Any]:
             return one, parse_options(spec, one.keys)
     known = ", ".join(one.name for one in GENERATORS)
     raise TraceError(f"generator {name_of(spec)!r}: expected one of: {known}")
-
-
-def key_rows() -> Iterator[tuple[str, str, str, str]]:
-    """(generator, key, default, meaning) of every key there is, for help texts."""
-    for one in GENERATORS:
-        for key, default, meaning in option_rows(one.keys):
-            yield one.name, key, default, meaning
