@@ -98,7 +98,7 @@ class Router:
             relay=NativeRelay.wanted(config.relay),
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
-        self.discovery = discovery_of(self.fleet, self._in_force)
+        self.discovery = discovery_of(self.fleet, lambda: self.config)
         self._keeper = _keeper(config, core, self.fleet)
         self.switchboard.resync = self._resync
         self.switchboard.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
@@ -144,9 +144,6 @@ class Router:
         register(lambda: held_metrics(core, self.switchboard.clock()))
         register(lambda: discovery_metrics(self.discovery, self.fleet))
         register(lambda: replica_metrics(self.replica))
-
-    def _in_force(self) -> Config:
-        return self.config
 
     def client_port(self) -> ClientPort:
         """What answers requests of the client port."""

@@ -140,18 +140,15 @@ def run_worker(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, tokenizer, on_ready, served, announce))
     except (OSError, zmq.ZMQError) as error:
-        why = f"{error} ({_ports(settings)})"
+        ports = (
+            f"--port {settings.port}, --events-port {settings.events_port}, "
+            f"--replay-port {settings.replay_port}"
+        )
+        why = f"{error} ({ports})"
         # ZMQ says "No such device" of a name that is none.
         if isinstance(error, socket.gaierror) or error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
             why = "the host's name cannot be resolved, or it is no address of this machine to bind"
         raise CommandFailed(f"cannot listen on {settings.host}: {why}") from error
-
-
-def _ports(settings: WorkerSettings) -> str:
-    return (
-        f"--port {settings.port}, --events-port {settings.events_port}, "
-        f"--replay-port {settings.replay_port}"
-    )
 
 
 def print_ready(url: str, worker: Worker) -> None:

@@ -14,7 +14,7 @@ from engine.server.admin import json_response
 from engine.server.errors import ApiError
 from engine.server.openai import WORKER, chat_completions, check_model, completions
 from engine.server.worker import Worker
-from engine.wire import PromptError
+from engine.wire.tokens import PromptError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

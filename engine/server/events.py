@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from engine.block_pool import BlockPool, PoolEvent, Removed, Stored
 from engine.scheduler.request import Request
-from engine.wire import (
+from engine.wire.events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,

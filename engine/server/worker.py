@@ -26,8 +26,8 @@ from engine.server.bodies import RequestOptions
 from engine.server.events import EventLog, KvPublisher
 from engine.server.metrics import Counters, StepLog, StepRecords, WorkerCollector
 from engine.server.settings import ServedModel, WorkerSettings, timed
-from engine.wire import chain_seed
 from engine.wire.tokens import Tokenizer
+from kvkernels.seeds import chain_seed
 
 Tokens = npt.NDArray[np.int32]
 

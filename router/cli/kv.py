@@ -10,8 +10,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from engine.wire import BlockStored, WireError, decode_snapshot
-from engine.wire.events import MAX_SNAPSHOT_BYTES
+from engine.wire.events import MAX_SNAPSHOT_BYTES, BlockStored, WireError, decode_snapshot
 from router.admin.kv_view import MAX_VIEW_BYTES, Chains, KvView, KvViewError, decode_kv_view
 from router.cli.admin import AdminClient, AdminError, add_admin_flags, admin_of
 

@@ -261,8 +261,9 @@ def _unknown(path: str, source: str, keys: Mapping[str, Key]) -> str:
         close = difflib.get_close_matches(path, [key.variable for key in keys.values()], n=1)
         return f"no such key; did you mean {close[0]}?" if close else "no such key"
     section, _, name = path.rpartition(".")
-    known = {other.rpartition(".")[2]: other for other in keys}
-    siblings = {other.rpartition(".")[2]: other for other in keys if _section(other) == section}
+    split = {other: other.rpartition(".") for other in keys}
+    known = {parts[2]: other for other, parts in split.items()}
+    siblings = {parts[2]: other for other, parts in split.items() if parts[0] == section}
     if not section:
         siblings |= {name: name for name in sorted(SECTIONS)}
     for names in (siblings, known):
@@ -272,10 +273,6 @@ def _unknown(path: str, source: str, keys: Mapping[str, Key]) -> str:
             return f"unknown key {path}; did you mean {(known | names)[near[0]]}?"
     of_section = f" of {section}" if section in SECTIONS else ""
     return f"unknown key {path}; keys{of_section}: {', '.join(siblings)}"
-
-
-def _section(path: str) -> str:
-    return path.rpartition(".")[0]
 
 
 def effective_yaml(loaded: Loaded) -> str:

@@ -134,19 +134,6 @@ class Cells:
     long to read or write one. Lifetime: process.
     """
 
-    __slots__ = (
-        "charged_work",
-        "context_tokens",
-        "drain_limit_work",
-        "drained_work",
-        "prefill_tokens_per_s",
-        "requests",
-        "step_s",
-        "token_work",
-        "waiting",
-        "worker_id",
-    )
-
     def __init__(self, columns: WorkerColumns) -> None:
         self.charged_work = float_cells(columns.charged_work)
         self.drained_work = float_cells(columns.drained_work)

@@ -129,20 +129,6 @@ class SessionRows:
 class RowCells:
     """Single cells of the table as plain Python numbers; the same memory. Lifetime: process."""
 
-    __slots__ = (
-        "bin",
-        "cold_work",
-        "home",
-        "idle_s",
-        "inflight",
-        "private_tokens",
-        "serial",
-        "tip",
-        "tip_blocks",
-        "trunk",
-        "weight",
-    )
-
     def __init__(self, rows: SessionRows) -> None:
         self.serial = int_cells(rows.serial)
         self.home = int_cells(rows.home)

@@ -15,7 +15,7 @@ import aiohttp
 import zmq.asyncio
 from xxhash import xxh3_64_intdigest
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from kvkernels import EventBatch
 from policies.facts import KvEvents, ReplayEnd
 from router.core.kv_events import WireEvents

@@ -19,8 +19,13 @@ import aiohttp
 import zmq
 import zmq.asyncio
 
-from engine.wire import WireError, parse_replay, replay_request
-from engine.wire.events import MAX_SNAPSHOT_BYTES, snapshot_payloads
+from engine.wire.events import (
+    MAX_SNAPSHOT_BYTES,
+    WireError,
+    parse_replay,
+    replay_request,
+    snapshot_payloads,
+)
 from kvkernels import EventBatch
 from router.events.delivery import Delivery, FeedContext, LoopYield, decoded, read_bounded
 from router.events.sources import ZmqSource

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 
 MAX_RANK = 4_095
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")

@@ -12,8 +12,15 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from engine.wire import BlockRemoved, BlockStored, Event, WireError, encode_batch
-from engine.wire.events import MAX_BLOCKS, MAX_PAYLOAD_BYTES
+from engine.wire.events import (
+    MAX_BLOCKS,
+    MAX_PAYLOAD_BYTES,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    WireError,
+    encode_batch,
+)
 from router.events.delivery import (
     Delivery,
     FeedContext,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractAsyncContextManager
 
-from engine.wire import WireError, parse_live
+from engine.wire.events import WireError, parse_live
 from router.events.delivery import Delivery, FeedContext, FeedCounters, LoopYield
 from router.events.resync import Publisher, Resync
 from router.events.sources import ZmqSource

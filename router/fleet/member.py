@@ -11,7 +11,7 @@ from typing import Literal
 
 import aiohttp
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from policies.facts import LoadReport, Probed, WorkerChange
 from router.config.worker_spec import WorkerSpec
 from router.events.delivery import FeedContext

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from engine.wire import PromptError, chain_seed
 from engine.wire.memo import MemoEncoder
-from engine.wire.tokens import Chat
+from engine.wire.tokens import Chat, PromptError
 from kvkernels import PromptText, chain_hashes, scan_request
+from kvkernels.seeds import chain_seed
 from policies.contract import Hashes, record
 from router.request.errors import ClientError
 from router.request.paths import Path

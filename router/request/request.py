@@ -17,7 +17,7 @@ from router.keys.key_ring import Key
 from router.keys.quota import Grant
 from router.record.logs import about
 from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
-from router.request.errors import ClientError, WorkerError
+from router.request.errors import ClientError
 from router.request.explain import (
     EXPLAIN_HEADER,
     HELD_CODES,
@@ -256,21 +256,18 @@ class InferenceRequest(Ticket):
             self._service.fleet.lacks(worker_id, self.arrival.needs)
             self.fail("busy", retry=outcome.retryable, reason="absent")
             return outcome.retryable
-        self._log_failure(worker_id, error, outcome.retryable)
-        blame: Literal["busy", "worker"] = "busy" if error.kind == "busy" else "worker"
-        self.fail(blame, retry=outcome.retryable, reason=error.kind, rest=rest)
-        return outcome.retryable
-
-    def _log_failure(self, worker_id: int, error: WorkerError, retries: bool) -> None:
         log.warning(
             "request %d: worker %d failed (%s): %s%s",
             self.request_id,
             worker_id,
             error.kind,
             error.message,
-            "; asking for another worker" if retries else "",
+            "; asking for another worker" if outcome.retryable else "",
             extra=about(self._id, self._trace_id() or ""),
         )
+        blame: Literal["busy", "worker"] = "busy" if error.kind == "busy" else "worker"
+        self.fail(blame, retry=outcome.retryable, reason=error.kind, rest=rest)
+        return outcome.retryable
 
     # --- what its client gets -----------------------------------------------------------------
 

@@ -16,9 +16,9 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from engine.wire import PromptError, WireError
+from engine.wire.events import WireError
 from engine.wire.memo import MemoEncoder
-from engine.wire.tokens import Chat
+from engine.wire.tokens import Chat, PromptError
 from router.config.schema import Config
 from router.fleet.engines.adapter import ask, decoded
 from router.fleet.manager import FleetManager

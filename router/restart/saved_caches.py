@@ -91,7 +91,8 @@ class SavedFile:
         """Raises OSError."""
         self._path = path
         self._new = path.with_name(path.name + ".new")
-        self._file = os.fdopen(_open_private(self._new), "wb")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(self._new, flags, 0o600), "wb")
         self._workers = 0
         self._file.write(MAGIC + _VERSION.pack(VERSION))
 
@@ -185,10 +186,6 @@ def _exactly(file: BinaryIO, size: int) -> bytes:
     if len(data) != size:
         raise SavedFileError("it is cut off")
     return data
-
-
-def _open_private(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
 
 log = logging.getLogger(__name__)

@@ -85,7 +85,8 @@ class _Posting:
         if self._posting.export(spans).name == "SUCCESS":
             self.exported += len(items)
             if self._trouble:
-                log.warning("tracing: %s takes spans again, %d traces lost", *self._lately())
+                message = "tracing: %s takes spans again, %d traces lost"
+                log.warning(message, self._url, self._trouble)
             self._trouble = 0
             return
         self.lost += len(items)
@@ -98,9 +99,6 @@ class _Posting:
 
     def close(self) -> None:
         """See `Sink`."""
-
-    def _lately(self) -> tuple[str, int]:
-        return self._url, self._trouble
 
 
 class _Said(logging.Handler):

@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from engine.server import WorkerSettings, serving
 from engine.server.worker import Worker
-from engine.wire import Live, parse_live, parse_replay, replay_request
+from engine.wire.events import Live, parse_live, parse_replay, replay_request
 from engine.wire.tokens import Tokenizer, WordTokenizer
 
 VOCAB = 32_000

@@ -9,7 +9,6 @@ from typing import Any
 import jinja2
 import pytest
 
-from engine.wire import PromptError
 from engine.wire.hf import HfTokenizer
 from engine.wire.template import (
     ChatTemplate,
@@ -18,7 +17,7 @@ from engine.wire.template import (
     loops_over_content,
     prepared,
 )
-from engine.wire.tokens import Chat
+from engine.wire.tokens import Chat, PromptError
 
 NOW_S = 1_700_000_000.0
 FIRST = "{{ messages[0].content }}"

@@ -14,11 +14,10 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.wire import PromptError
 from engine.wire.hf import HfTokenizer
 from engine.wire.memo import MemoEncoder
 from engine.wire.template import declared, prepared
-from engine.wire.tokens import Chat
+from engine.wire.tokens import Chat, PromptError
 from tests.effort import examples
 from tests.engine.model_dirs import KINDS, ORDINARY, SPECIAL, TEMPLATES, write_model
 

@@ -15,10 +15,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.wire import PromptError
 from engine.wire.hf import HfTokenizer
 from engine.wire.memo import MIN_PIECE_CHARS, Cuts, MemoEncoder, any_of, cuts_of
-from engine.wire.tokens import Chat, WordTokenizer
+from engine.wire.tokens import Chat, PromptError, WordTokenizer
 from tests.effort import examples
 from tests.engine.model_dirs import KINDS, ORDINARY, SPECIAL, tokenizer_text, write_model
 

@@ -9,8 +9,8 @@ import pytest
 
 from engine.pins import Pins
 from engine.scheduler.types import SchedulerSettings
-from engine.wire import chain_seed
 from kvkernels import chain_hashes
+from kvkernels.seeds import chain_seed
 from tests.engine.harness import Running, running
 from tests.engine.scheduling import array
 

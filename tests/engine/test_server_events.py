@@ -12,17 +12,17 @@ from numpy import array, int32
 
 from engine.block_pool import BlockPool
 from engine.server.events import EventLog
-from engine.wire import (
+from engine.wire.events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     Live,
-    chain_seed,
     decode_batch,
     decode_snapshot,
     replay_request,
 )
 from kvkernels import chain_hashes
+from kvkernels.seeds import chain_seed
 from tests.engine.harness import DEADLINE_S, Running, drain_live, replay, running, subscriber
 
 PROMPT = list(range(100, 150))

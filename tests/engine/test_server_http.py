@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.scheduler.types import SchedulerSettings
 from engine.timed import continuation
-from engine.wire import parse_load
 from engine.wire.hf import HfTokenizer
+from engine.wire.metrics import parse_load
 from tests.engine.harness import VOCAB, eventually, running
 
 PROMPT = list(range(100, 140))

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.wire import PromptError
 from engine.wire.hf import HfTokenizer
 from engine.wire.template import ChatTemplate
-from engine.wire.tokens import Chat, WordTokenizer
+from engine.wire.tokens import Chat, PromptError, WordTokenizer
 
 VOCAB = 32_000
 NOW_S = 1_700_000_000.0

@@ -12,23 +12,22 @@ import pytest
 import xxhash
 
 from engine.server import events as event_log
-from engine.wire import (
+from engine.wire import events, metrics
+from engine.wire import events as snapshot
+from engine.wire.events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
-    chain_seed,
     decode_batch,
     decode_snapshot,
     encode_batch,
     encode_snapshot,
-    events,
-    metrics,
     replay_end,
     replay_frames,
     replay_request,
 )
-from engine.wire import events as snapshot
 from kvkernels import chain_hashes
+from kvkernels.seeds import chain_seed
 from router.events import trtllm
 from router.fleet.engines import adapter as cards
 from router.fleet.engines import adapter as interview

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.wire import (
+from engine.wire.events import (
     AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
     Event,
+    Live,
     WireError,
     decode_batch,
     decode_snapshot,
     encode_batch,
     encode_snapshot,
     live_frames,
+    name_of,
     parse_live,
     parse_replay,
     parse_replay_request,
@@ -29,7 +31,6 @@ from engine.wire import (
     replay_frames,
     replay_request,
 )
-from engine.wire.events import Live, name_of
 
 # Block size 2, two blocks at the root, the first removed, then a clear; ts 1.5, rank 0.
 ARRAY_FORM = bytes.fromhex(
@@ -148,12 +149,10 @@ def test_garbage_says_where(payload: bytes, where: str) -> None:
 def test_salt_is_told_from_the_adapter_and_from_images() -> None:
     salted = BlockStored((1,), tokens=(1,), extra_keys=[["lora-a", "tenant"]], lora_name="lora-a")
     assert salted.salt == "tenant"
-    assert not salted.beyond_tokens
     assert BlockStored((1,), tokens=(1,), cache_salt="s").salt == "s"
     assert BlockStored((1,), parent=4, tokens=(1,), extra_keys=[["x"]]).salt is None
     image = BlockStored((1,), tokens=(1,), extra_keys=[[["digest", 0]]])
     assert image.salt is None
-    assert image.beyond_tokens
 
 
 @given(st.binary(max_size=200))

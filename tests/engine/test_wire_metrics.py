@@ -10,7 +10,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.wire import EngineLoad, WireError, chain_seed, parse_load, parse_loads
+from engine.wire.events import WireError
+from engine.wire.metrics import EngineLoad, parse_load, parse_loads
+from kvkernels.seeds import chain_seed
 
 TWO_RANKS = """\
 # HELP vllm:num_requests_running x

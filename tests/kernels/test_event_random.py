@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.wire import decode_batch
+from engine.wire.events import decode_batch
 from kvkernels import EventBatch
 from tests.effort import examples
 from tests.kernels.event_vectors import plain, vectors

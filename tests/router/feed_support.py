@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from engine.wire import (
+from engine.wire.events import (
     BlockStored,
     encode_batch,
     encode_snapshot,

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from engine.wire import BlockStored, encode_batch, live_frames
+from engine.wire.events import BlockStored, encode_batch, live_frames
 
 BLOCK_TOKENS, BLOCKS = 16, 1_000
 _FIGURES = """\

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from engine.wire import AllBlocksCleared, BlockRemoved, encode_batch
+from engine.wire.events import AllBlocksCleared, BlockRemoved, encode_batch
 from kvkernels import EventBatch
 from policies.facts import CacheSnapshot, KvEvents, ReplayEnd, WorkerChange, WorkerFacts
 from router.events.delivery import Delivery, FeedContext, SharedReaders

@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from router.config.worker_spec import parse_worker_spec
 from router.fleet.engines.adapter import UnrecognizedError
 from router.fleet.recognize import recognize

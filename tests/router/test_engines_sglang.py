@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from router.events.sources import ZmqSource
 from router.fleet.engines.sglang import GetLoad, SglangMetrics, V1Loads
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized

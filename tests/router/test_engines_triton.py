@@ -7,7 +7,7 @@ import math
 import aiohttp
 import pytest
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from router.fleet.engines.triton import TritonMetrics
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
 

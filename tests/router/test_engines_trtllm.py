@@ -7,7 +7,7 @@ import math
 import aiohttp
 import pytest
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from router.events.sources import PollSource, ZmqSource
 from router.fleet.engines.trtllm import IterationStats, TrtllmMetrics
 from tests.router.engine_pages import Pages, engine, loads_of, recognized

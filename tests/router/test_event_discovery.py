@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from router.events.sources import RankedSources, ZmqSource, kv_event_sources, server_info_sources
 
 HOST = "10.0.0.5"

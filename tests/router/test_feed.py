@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.wire import BlockStored, encode_batch, live_frames, replay_end, replay_frames
+from engine.wire.events import BlockStored, encode_batch, live_frames, replay_end, replay_frames
 from policies.facts import KvEvents
 from router.events import resync as asking_module
 from router.events import resync as missed_module

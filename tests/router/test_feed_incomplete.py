@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import router.events.resync as missed_module
-from engine.wire import replay_end, replay_frames
+from engine.wire.events import replay_end, replay_frames
 from tests.router.feed_support import Line, Publisher, in_five_frames, line, payload
 
 

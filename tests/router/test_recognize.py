@@ -7,7 +7,7 @@ import math
 import aiohttp
 import pytest
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from policies.facts import WorkerFacts
 from router.config.worker_spec import WorkerSpecError
 from router.events.sources import PollSource, ZmqSource

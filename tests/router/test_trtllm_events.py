@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.wire import BlockRemoved, BlockStored, WireError, encode_batch
+from engine.wire.events import BlockRemoved, BlockStored, WireError, encode_batch
 from kvkernels import EventBatch
 from router.events.trtllm import PolledEvent, Windows, read_answer, wire_events
 from tests.effort import examples

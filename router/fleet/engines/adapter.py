@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from router.config.worker_spec import WorkerSpec
 from router.events.sources import EventSource
 

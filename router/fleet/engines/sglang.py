@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from engine.wire.metrics import label_rank, samples
 from router.events.sources import RankedSources, server_info_sources
 from router.fleet.engines.adapter import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from engine.wire.metrics import samples
 from router.fleet.engines.adapter import (
     Adapter,

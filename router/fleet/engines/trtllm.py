@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from engine.wire import WireError
+from engine.wire.events import WireError
 from engine.wire.metrics import samples
 from router.events.sources import PollSource
 from router.fleet.engines.adapter import (

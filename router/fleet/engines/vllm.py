@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 
-from engine.wire import EngineLoad, WireError, parse_loads
+from engine.wire.events import WireError
+from engine.wire.metrics import EngineLoad, parse_loads
 from router.events.sources import RankedSources, kv_event_sources
 from router.fleet.engines.adapter import (
     Adapter,

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.wire import chain_seed
 from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes
+from kvkernels.seeds import chain_seed
 from policies.facts import Arrival
 from router.request.errors import WorkerError
 from router.request.scan import Tokens
