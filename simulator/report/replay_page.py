@@ -121,9 +121,10 @@ def _costs(winner: str, groups: Groups) -> list[str]:
 
 def _lead_line(found: Lead) -> str:
     one = found.figure
+    name = _name(one)
     return (
-        f"{_upper(_name(one))}: {found.winner} {one.said(found.value)}, then {found.second} "
-        f"{one.said(found.other)}{_apart(found)}{_surely(found)}."
+        f"{name[:1].upper()}{name[1:]}: {found.winner} {one.said(found.value)}, "
+        f"then {found.second} {one.said(found.other)}{_apart(found)}{_surely(found)}."
     )
 
 
@@ -167,10 +168,6 @@ def _alone(label: str, groups: Groups) -> str:
 
 def _name(one: Figure) -> str:
     return NAMES.get(one.name, one.title)
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 SEED_COLUMNS = ("policy", "seed", "completed", "rejected", "lost", "retries", "holds", "hash")

@@ -155,7 +155,10 @@ def flat_setup(setup: Setup) -> dict[str, Any]:
             flat.update({f"{name}.{key}": inner for key, inner in value.items()})
         else:
             flat[name] = value
-    short = {_long(path): name for name, path in SHORT_NAMES.items()}
+    short = {
+        ".".join("fleet" if part == "groups" else part for part in path): name
+        for name, path in SHORT_NAMES.items()
+    }
     return {short.get(name, name): value for name, value in flat.items()}
 
 
@@ -176,10 +179,6 @@ def best(points: Sequence[Point], figure: Figure) -> list[Point]:
     ranked = [(value, point) for point, value in known if value is not None]
     sign = 1 if figure.better == "lower" else -1
     return [point for _, point in sorted(ranked, key=lambda pair: sign * pair[0])]
-
-
-def _long(path: Sequence[str]) -> str:
-    return ".".join("fleet" if part == "groups" else part for part in path)
 
 
 def _told(first: str, varied: Mapping[str, Any]) -> str:

@@ -341,11 +341,12 @@ def _front(points: Sequence[Point], first: Figure, second: Figure, caption: str)
         f"{second.said(point.mean(second.name))}"
         for point in numbered.values()
     )
+    unit = f"ms {second.title}" if second.unit == "ms" else second.title
     items = [
         (
             point.name,
             f"{told(first, point.figures[first.name])} {first.title}, "
-            f"{told(second, point.figures[second.name])} {_unit(second)}",
+            f"{told(second, point.figures[second.name])} {unit}",
         )
         for point in numbered.values()
     ]
@@ -399,10 +400,6 @@ def _place(point: Point, one: Figure) -> float:
 
 def _span(places: Sequence[float]) -> float:
     return (max(places) - min(places)) or 1.0
-
-
-def _unit(one: Figure) -> str:
-    return f"ms {one.title}" if one.unit == "ms" else one.title
 
 
 def _load(shown: LoadPicture) -> Picture:
