@@ -26,7 +26,7 @@ class Panel:
     description: str
     unit: str
     queries: tuple[tuple[str, str], ...]
-    width: int = 8  # of 24 columns
+    width: int = 0  # of 24 columns; 0: as its row says
     kind: Kind = "timeseries"
     names: tuple[str, ...] = ()
     stacked: bool = False
@@ -36,10 +36,11 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under one heading."""
+    """Panels under one heading; `width`: of those that have none of their own."""
 
     title: str
     panels: tuple[Panel, ...]
+    width: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,13 @@ class Dashboard:
     description: str
     variables: tuple[dict[str, Any], ...]
     rows: tuple[Row, ...]
+
+
+def stat(
+    title: str, description: str, unit: str, queries: tuple[tuple[str, str], ...], alert: str = ""
+) -> Panel:
+    """One number as of now; six of them fill a row."""
+    return Panel(title, description, unit, queries, 4, "stat", alert=alert)
 
 
 def selected(metric: str, matchers: str = "", of: str = ROUTER) -> str:
@@ -391,13 +399,14 @@ def _placed(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
         y += 1
         x = height = 0
         for panel in row.panels:
-            if x + panel.width > COLUMNS:
+            width = panel.width or row.width
+            if x + width > COLUMNS:
                 x, y, height = 0, y + height, 0
             number += 1
             height = max(height, HEIGHTS[panel.kind])
-            place = {"x": x, "y": y, "w": panel.width, "h": HEIGHTS[panel.kind]}
+            place = {"x": x, "y": y, "w": width, "h": HEIGHTS[panel.kind]}
             yield {"id": number, **_panel(panel), "gridPos": place}
-            x += panel.width
+            x += width
         y += height
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.drawing import Panel, Row, quantiles, rate, selected, top
+from grafana.drawing import Panel, Row, quantiles, rate, selected, stat, top
 
 ENGINE = 'instance=~"$engine"'
 REASONS = (
@@ -38,55 +38,43 @@ def _requests(kind: str) -> str:
 ENGINES = Row(
     "At a glance",
     (
-        Panel(
+        stat(
             "Engines",
             "Engines that are chosen above and answer Prometheus.",
             "short",
             ((f"count({_of('vllm:num_requests_running')})", "engines"),),
-            4,
-            "stat",
             alert="WarmrouteEngineDown",
         ),
-        Panel(
+        stat(
             "Step time",
             "Mean time of a step.",
             "s",
             ((_ratio("warmroute_engine_busy_seconds_total", _STEPS), "mean"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "KV in use",
             "Share of KV blocks held by requests, the mean of all engines.",
             "percentunit",
             ((f"avg({_of('vllm:kv_cache_usage_perc')})", "mean"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Tokens given",
             "Tokens of answers per second.",
             "suffix: tok/s",
             ((_rate("vllm:generation_tokens_total"), "tokens"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Hit ratio",
             "Share of prompt tokens that were found in the prefix cache.",
             "percentunit",
             ((_HITS, "hits"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Late steps",
             "Share of steps that took longer than modelled. Above 2 % the machine is too busy for "
             "a timed worker's speed.",
             "percentunit",
             ((_ratio("warmroute_engine_overrun_steps_total", _STEPS), "late"),),
-            4,
-            "stat",
         ),
     ),
 )
@@ -256,21 +244,18 @@ SPEED = Row(
             "From a request's arrival at the engine to its first token.",
             "s",
             quantiles("vllm:time_to_first_token_seconds", ENGINE),
-            6,
         ),
         Panel(
             "Between tokens",
             "Time between tokens of an answer.",
             "s",
             quantiles("vllm:inter_token_latency_seconds", ENGINE),
-            6,
         ),
         Panel(
             "Whole request",
             "From a request's arrival at the engine to its last token.",
             "s",
             quantiles("vllm:e2e_request_latency_seconds", ENGINE),
-            6,
         ),
         Panel(
             "Tokens and ends",
@@ -281,7 +266,7 @@ SPEED = Row(
                 (_rate("vllm:generation_tokens_total"), "answer"),
                 (_rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}"),
             ),
-            6,
         ),
     ),
+    width=6,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.drawing import Panel, Row, bands, per_worker, rate, selected, top
+from grafana.drawing import Panel, Row, bands, per_worker, rate, selected, stat, top
 from grafana.panels_router import QUEUE_S, READY, REPLIES_BY_WORKER
 
 STATES = ("ready", "joining", "draining", "ejected", "trial", "down")
@@ -23,55 +23,43 @@ _ALL_ENGINES = 'job=~".+"'
 GLANCE = Row(
     "At a glance",
     (
-        Panel(
+        stat(
             "Workers ready",
             "Workers that are given new requests.",
             "short",
             ((f"{READY} or vector(0)", "ready"),),
-            4,
-            "stat",
             alert="WarmrouteNoWorker",
         ),
-        Panel(
+        stat(
             "Workers known",
             "All that the router follows, those that are down or still joining included.",
             "short",
             ((f"count({_STATE})", "known"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Requests in flight",
             "Sent to workers by this router and not finished.",
             "short",
             ((f"sum({_REQUESTS})", "requests"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Longest prefill queue",
             "Seconds of prompts that the fullest worker has yet to compute.",
             "s",
             ((f"max({QUEUE_S})", "longest"),),
-            4,
-            "stat",
             alert="WarmrouteHotSpot",
         ),
-        Panel(
+        stat(
             "KV in use",
             "Share of the KV memory of all workers that requests hold, as reported and sent since.",
             "percentunit",
             ((f"avg({_KV})", "mean"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "KV state unknown",
             "Workers whose caches are not known for certain: their hits are a lower bound.",
             "short",
             ((_UNKNOWN, "unknown"),),
-            4,
-            "stat",
             alert="WarmrouteKvUnknown",
         ),
     ),
@@ -232,7 +220,6 @@ TOLD = Row(
                 (f"sum(vllm:num_requests_running{{{_ALL_ENGINES}}})", "in the batch"),
                 (f"sum(vllm:num_requests_waiting{{{_ALL_ENGINES}}})", "waiting"),
             ),
-            6,
             alert="WarmrouteEngineNotBatching",
         ),
         Panel(
@@ -245,7 +232,6 @@ TOLD = Row(
                     "{{reason}}",
                 ),
             ),
-            6,
             alert="WarmrouteEngineNotBatching",
         ),
         Panel(
@@ -256,7 +242,6 @@ TOLD = Row(
                 (f"{what}(vllm:kv_cache_usage_perc{{{_ALL_ENGINES}}})", name)
                 for what, name in (("max", "fullest"), ("avg", "mean"), ("min", "emptiest"))
             ),
-            6,
             maximum=1.0,
         ),
         Panel(
@@ -264,9 +249,9 @@ TOLD = Row(
             "How long ago the worker last told its load; the router believes its own count then.",
             "s",
             per_worker("warmroute_worker_load_age_seconds"),
-            6,
         ),
     ),
+    width=6,
 )
 
 
@@ -278,7 +263,6 @@ SOURCES = Row(
             "Workers that a source is believed to have. Empty where none is configured.",
             "short",
             ((selected("warmroute_discovery_workers"), "{{source}}"),),
-            6,
             alert="WarmrouteDiscoveryDown",
         ),
         Panel(
@@ -287,7 +271,6 @@ SOURCES = Row(
             "although it did; its workers are kept.",
             "short",
             ((selected("warmroute_discovery_up"), "{{source}}"),),
-            6,
             maximum=1.0,
             alert="WarmrouteDiscoveryDown",
         ),
@@ -300,7 +283,6 @@ SOURCES = Row(
                 (rate("warmroute_discovery_changes_total", by="change"), "{{change}}"),
                 (rate("warmroute_drains_cut_short_total"), "cut short"),
             ),
-            6,
             names=("joined", "left", "flaps", "cut short"),
         ),
         Panel(
@@ -313,7 +295,7 @@ SOURCES = Row(
                 (selected("warmroute_discovery_conflicts"), "conflicts"),
                 (f"max({selected('warmroute_discovery_silent_seconds')})", "seconds of silence"),
             ),
-            6,
         ),
     ),
+    width=6,
 )

@@ -160,7 +160,6 @@ REPLICAS = Row(
             "1: it is up. 0: this router goes on with what it knew of the others.",
             "short",
             ((selected("warmroute_replicas_link_up"), "link"),),
-            6,
             maximum=1.0,
             alert="WarmrouteReplicaStale",
         ),
@@ -173,7 +172,6 @@ REPLICAS = Row(
                 (selected("warmroute_replicas_stale_seconds"), "stale"),
                 (selected("warmroute_replicas_peer_silent_seconds"), "peer {{peer}}"),
             ),
-            6,
             alert="WarmrouteReplicaStale",
         ),
         Panel(
@@ -184,14 +182,12 @@ REPLICAS = Row(
                 (selected("warmroute_replicas_peers"), "peers"),
                 (selected("warmroute_replicas_leases"), "leases"),
             ),
-            6,
         ),
         Panel(
             "Requests of others",
             "Unfinished requests of each other router at workers that this one knows.",
             "short",
             ((selected("warmroute_replicas_peer_requests"), "peer {{peer}}"),),
-            6,
             stacked=True,
         ),
         Panel(
@@ -200,7 +196,6 @@ REPLICAS = Row(
             "was asked for.",
             "short",
             ((selected("warmroute_replicas_peer_in_sync"), "peer {{peer}}"),),
-            6,
             maximum=1.0,
             alert="WarmrouteReplicaOutOfStep",
         ),
@@ -209,7 +204,6 @@ REPLICAS = Row(
             "Of the configuration's keys that must be alike. Any: the routers do not decide alike.",
             "short",
             ((selected("warmroute_replicas_disagreements"), "peer {{peer}}"),),
-            6,
             alert="WarmrouteReplicasDiffer",
         ),
         Panel(
@@ -217,7 +211,6 @@ REPLICAS = Row(
             "Between routers: told by this one, heard of others.",
             "suffix: per s",
             ((rate("warmroute_replicas_messages_total", by="direction"), "{{direction}}"),),
-            6,
             names=("told", "heard"),
         ),
         Panel(
@@ -225,7 +218,6 @@ REPLICAS = Row(
             "Between routers: told by this one, heard of others.",
             "Bps",
             ((rate("warmroute_replicas_bytes_total", by="direction"), "{{direction}}"),),
-            6,
             names=("told", "heard"),
         ),
         Panel(
@@ -273,4 +265,5 @@ REPLICAS = Row(
             alert="WarmrouteReplicaOutOfStep",
         ),
     ),
+    width=6,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.drawing import Panel, Row, per_worker, quantiles, rate, selected, share
+from grafana.drawing import Panel, Row, per_worker, quantiles, rate, selected, share, stat
 
 EXPECTED_RATIO = share("warmroute_expected_hit_tokens_total", "warmroute_prompt_tokens_total")
 REPORTED_RATIO = share(
@@ -18,54 +18,42 @@ BUSIEST_TO_MEAN = f"max({REPLIES_BY_WORKER}) / (sum({REPLIES_BY_WORKER}) / {READ
 GLANCE = Row(
     "At a glance",
     (
-        Panel(
+        stat(
             "Dispatches",
             "Requests sent to workers per second, second tries included.",
             "reqps",
             ((rate("warmroute_decisions_total"), "dispatches"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Workers ready",
             "Workers that are given new requests. 0: clients get 503.",
             "short",
             ((f"{READY} or vector(0)", "ready"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Hit ratio",
             "Share of prompt tokens that workers found in their caches, by their own count.",
             "percentunit",
             ((REPORTED_RATIO, "reported"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Busiest / mean",
             "Answers of the busiest worker over the mean of all ready ones. 1 is even; the number "
             "of workers means that one does everything: a hot spot.",
             "short",
             ((BUSIEST_TO_MEAN, "busiest / mean"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "First token, p99",
             "99 of 100 streamed answers began sooner than this after the request arrived.",
             "s",
             (quantiles("warmroute_time_to_first_token_seconds")[2],),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "In flight",
             "Requests accepted and not finished, those held at the router included.",
             "short",
             ((selected("warmroute_inflight_requests"), "in flight"),),
-            4,
-            "stat",
         ),
     ),
 )
@@ -191,7 +179,6 @@ SESSIONS = Row(
             "ask about them.",
             "suffix: sessions",
             ((selected("warmroute_sessions"), "{{state}}"),),
-            6,
             names=("active", "idle"),
         ),
         Panel(
@@ -200,7 +187,6 @@ SESSIONS = Row(
             "Cold ones go before new ones.",
             "suffix: requests",
             ((selected("warmroute_held_sessions"), "{{standing}}"),),
-            6,
             names=("new", "cold", "warm"),
         ),
         Panel(
@@ -212,7 +198,6 @@ SESSIONS = Row(
                 (f"{_WAITED} / {_ENDED}", "{{standing}}"),
                 (f"histogram_quantile(0.99, {_P99})", "p99"),
             ),
-            6,
             names=("new", "cold", "warm"),
         ),
         Panel(
@@ -221,14 +206,12 @@ SESSIONS = Row(
             "return. More than its memory: caches are lost before they are used again.",
             "suffix: tokens",
             per_worker("warmroute_worker_working_set_tokens"),
-            6,
         ),
         Panel(
             "Working set, to compute again",
             "Prefill time of a worker for all of its working set.",
             "s",
             per_worker("warmroute_worker_working_set_seconds"),
-            6,
         ),
         Panel(
             "Bounds",
@@ -239,7 +222,6 @@ SESSIONS = Row(
                 (rate("warmroute_forgotten_sessions_total"), "forgotten"),
                 (rate("warmroute_evicted_session_blocks_total"), "forgotten blocks"),
             ),
-            6,
         ),
         Panel(
             "Heads that prompts share",
@@ -251,7 +233,6 @@ SESSIONS = Row(
                 (selected("warmroute_hot_trunks"), "hot"),
                 (rate("warmroute_replaced_trunks_total"), "given way"),
             ),
-            6,
         ),
         Panel(
             "Copies of the heads most in demand",
@@ -263,7 +244,7 @@ SESSIONS = Row(
                 (selected("warmroute_trunk_wanted_copies"), "wanted, rank {{rank}}"),
                 (selected("warmroute_trunk_demand"), "demand, rank {{rank}}"),
             ),
-            6,
         ),
     ),
+    width=6,
 )

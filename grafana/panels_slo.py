@@ -6,7 +6,7 @@ that. Answers that were too slow are good here, and shown by themselves: the tar
 
 from __future__ import annotations
 
-from grafana.drawing import Panel, Row, quantiles, rate, selected, top
+from grafana.drawing import Panel, Row, quantiles, rate, selected, stat, top
 
 ROUTERS = 'instance=~"$router"'
 # Codes of refusals by who would have to change something.
@@ -69,57 +69,45 @@ _BUDGET_LEFT = f"1 - {_bad_grown()} / ({_bad_grown()} + {_GOOD_GROWN}) / (1 - $o
 GOODPUT = Row(
     "At a glance",
     (
-        Panel(
+        stat(
             "Good answers",
             "Answers in whole per second, slow ones included.",
             "reqps",
             ((_GOOD, "good"),),
-            4,
-            "stat",
             alert="WarmrouteCollapse",
         ),
-        Panel(
+        stat(
             "Answered",
             "Share of requests answered in whole, of all but those that failed by the client's "
             "own fault.",
             "percentunit",
             ((f"{_GOOD} / ({_GOOD} + {_BAD})", "answered"),),
-            4,
-            "stat",
             alert="WarmrouteBudgetBurn",
         ),
-        Panel(
+        stat(
             "First token in time",
             "Share of streamed answers whose first token came within the target above.",
             "percentunit",
             ((_TTFT, "in time"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Tokens in time",
             "Share of streamed answers whose mean gap between tokens was within the target above.",
             "percentunit",
             ((_TPOT, "in time"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Goodput, at least",
             "Streamed answers per second that met both targets: all that missed one are taken to "
             "have missed one only.",
             "reqps",
             ((f"{_GOODPUT} * {_STREAMED}", "goodput"),),
-            4,
-            "stat",
         ),
-        Panel(
+        stat(
             "Budget left",
             "Of the errors that the objective allows in the time shown. Below 0: it is missed.",
             "percentunit",
             ((_BUDGET_LEFT, "left"),),
-            4,
-            "stat",
             alert="WarmrouteBudgetBurn",
         ),
     ),
@@ -196,7 +184,6 @@ BLAME = Row(
             "Requests turned away by the router.",
             "reqps",
             ((_rate("warmroute_rejections_total", by="code"), "{{code}}"),),
-            6,
             names=("no_worker_available", "hold_queue_full", "hold_timeout", "router_full"),
             alert="WarmrouteSaturated",
         ),
@@ -205,10 +192,10 @@ BLAME = Row(
             "Before other workers were tried; see the router's dashboard for each kind.",
             "reqps",
             ((_rate("warmroute_replies_total", _TRIES, "error"), "{{error}}"),),
-            6,
             alert="WarmrouteWorkerEjected",
         ),
     ),
+    width=6,
 )
 
 
@@ -228,7 +215,6 @@ BUDGET = Row(
             "14.4 uses a month's in two days.",
             "short",
             ((_burn("5m"), "5 minutes"), (_burn("1h"), "1 hour"), (_burn("6h"), "6 hours")),
-            12,
             alert="WarmrouteBudgetBurn",
         ),
         Panel(
@@ -236,10 +222,10 @@ BUDGET = Row(
             "Of the errors that the objective allows, by the end of each time shown.",
             "percentunit",
             ((_BUDGET_LEFT, "left"),),
-            12,
             alert="WarmrouteBudgetBurn",
         ),
     ),
+    width=12,
 )
 
 
@@ -269,7 +255,6 @@ QUEUE = Row(
                 (selected("warmroute_inflight_requests"), "in flight"),
                 (selected("warmroute_held_requests"), "held"),
             ),
-            6,
         ),
         Panel(
             "Holds and rejections by code",
@@ -281,7 +266,6 @@ QUEUE = Row(
                 (rate("warmroute_holds_total"), "holds"),
                 (rate("warmroute_rejections_total", by="code"), "{{code}}"),
             ),
-            6,
             names=("holds", *REJECTIONS),
         ),
         Panel(
@@ -289,7 +273,6 @@ QUEUE = Row(
             "Requests refused as the client's own fault, before any worker was chosen.",
             "reqps",
             ((rate("warmroute_client_errors_total", by="status"), "status {{status}}"),),
-            6,
         ),
         Panel(
             "Policy and templates",
@@ -302,10 +285,10 @@ QUEUE = Row(
                 (selected("warmroute_policy_suspended"), "suspended"),
                 (rate("warmroute_template_refusals_total"), "template refusals"),
             ),
-            6,
             names=(*POLICY_FAULTS, "suspended", "template refusals"),
         ),
     ),
+    width=6,
 )
 
 DOOR = Row(
