@@ -8,7 +8,8 @@ import pytest
 
 from engine.wire.events import WireError
 from router.events.sources import ZmqSource
-from router.fleet.engines.sglang import GetLoad, SglangMetrics, V1Loads
+from router.fleet.engines.adapter import LoadReader
+from router.fleet.engines.sglang import loads_in, old_loads_in, v1_loads_in
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
 
 INFO = {
@@ -93,7 +94,7 @@ async def test_blocks_of_one_token_work_and_are_advised_against() -> None:
 
 
 async def test_v1_loads() -> None:
-    assert isinstance((await recognized(SGLANG)).loads, V1Loads)
+    assert (await recognized(SGLANG)).loads.loads_in is v1_loads_in
     loads = await loads_of(SGLANG)
     assert {r: (x.running, x.waiting) for r, x in loads.items()} == {0: (3, 2), 1: (4, 2)}
     assert (loads[1].kv_used_tokens, loads[1].kv_usage) == (120_000, 0.3)
@@ -105,7 +106,7 @@ async def test_get_load_counts_those_who_wait_among_its_requests(page: object) -
     load = {"num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 9_000}
     page = [{**load, **one} for one in page] if isinstance(page, list) else load
     pages = {"/v1/models": MODELS, "/server_info": INFO, "/get_load": page}
-    assert isinstance((await recognized(pages)).loads, GetLoad)
+    assert (await recognized(pages)).loads.loads_in is old_loads_in
     loads = await loads_of(pages)
     assert len(loads) == (2 if isinstance(page, list) else 1)
     assert (loads[0].running, loads[0].waiting) == (3, 2)
@@ -120,13 +121,13 @@ async def test_get_load_tells_the_tokens_in_use_while_nobody_waits() -> None:
 
 async def test_prometheus_where_there_is_nothing_newer_or_the_operator_says_so() -> None:
     pages = {"/v1/models": MODELS, "/server_info": INFO, "/metrics": METRICS}
-    assert isinstance((await recognized(pages)).loads, SglangMetrics)
+    assert (await recognized(pages)).loads.loads_in is loads_in
     loads = await loads_of(pages)
     assert {r: (x.running, x.waiting) for r, x in loads.items()} == {0: (3, 2), 1: (4, 0)}
     assert (loads[0].kv_usage, loads[1].kv_used_tokens) == (0.3, 240_000)
     async with engine({"/elsewhere": METRICS}) as url:
         one = await recognized(SGLANG, f",metrics={url}/elsewhere")
-        assert one.loads == SglangMetrics(f"{url}/elsewhere")
+        assert one.loads == LoadReader(f"{url}/elsewhere", loads_in)
 
 
 async def test_what_the_operator_calls_sglang_is_sglang_whatever_it_answers() -> None:

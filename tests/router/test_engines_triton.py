@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from engine.wire.events import WireError
-from router.fleet.engines.triton import TritonMetrics
+from router.fleet.engines.adapter import LoadReader
+from router.fleet.engines.triton import loads_in
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
 
 CORE = """\
@@ -55,7 +56,7 @@ async def test_without_its_backends_figures_the_operator_is_told_where_to_find_t
 async def test_its_metrics_may_be_at_another_port() -> None:
     async with engine({"/metrics": BACKEND}) as url:
         one = await recognized({"/v1/models": MODELS}, f",metrics={url}/metrics")
-    assert (one.kind, one.loads) == ("triton", TritonMetrics(f"{url}/metrics"))
+    assert (one.kind, one.loads) == ("triton", LoadReader(f"{url}/metrics", loads_in))
     assert one.facts.kv_capacity_tokens == 64_000
 
 
@@ -102,5 +103,6 @@ async def test_models_of_one_server_are_added_up() -> None:
 async def test_impossible_figures_are_refused(old: str, new: str) -> None:
     pages = {"/metrics": NEWER.replace(old, new)}
     async with engine(pages) as url, aiohttp.ClientSession() as http:
+        reader = LoadReader(f"{url}/metrics", loads_in)
         with pytest.raises(WireError):
-            await TritonMetrics(f"{url}/metrics").read(http, aiohttp.ClientTimeout(total=5.0))
+            await reader.read(http, aiohttp.ClientTimeout(total=5.0))

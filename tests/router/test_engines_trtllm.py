@@ -9,7 +9,8 @@ import pytest
 
 from engine.wire.events import WireError
 from router.events.sources import PollSource, ZmqSource
-from router.fleet.engines.trtllm import IterationStats, TrtllmMetrics
+from router.fleet.engines.adapter import LoadReader
+from router.fleet.engines.trtllm import loads_in, newest_in
 from tests.router.engine_pages import Pages, engine, loads_of, recognized
 
 MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "tensorrt_llm"}]}
@@ -49,7 +50,7 @@ def iteration(active: int, queued: int, **others: object) -> dict[str, object]:
 async def test_it_is_known_by_its_list_of_models() -> None:
     one = await recognized(OLD)
     assert (one.kind, one.source, one.ranks) == ("trtllm", None, (0,))
-    assert isinstance(one.loads, IterationStats)
+    assert one.loads.loads_in is newest_in
     assert (one.facts.block_size, one.facts.has_events) == (64, False)
     assert math.isnan(one.facts.kv_capacity_tokens)
     assert "events=poll" in one.advice
@@ -57,7 +58,7 @@ async def test_it_is_known_by_its_list_of_models() -> None:
 
 async def test_a_newer_one_says_its_block_size_and_capacity() -> None:
     one = await recognized(NEW)
-    assert isinstance(one.loads, TrtllmMetrics)
+    assert one.loads.loads_in is loads_in
     assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 64_000)
     (load,) = (await loads_of(NEW)).values()
     assert (load.running, load.waiting, load.kv_used_tokens) == (3, 1, 16_000)
@@ -135,8 +136,9 @@ async def test_metrics_that_are_no_array_are_no_way_to_read_its_load() -> None:
 )
 async def test_impossible_iterations_are_refused(page: object) -> None:
     async with engine({"/metrics": page}) as url, aiohttp.ClientSession() as http:
+        reader = LoadReader(f"{url}/metrics", newest_in)
         with pytest.raises(WireError):
-            await IterationStats(f"{url}/metrics").read(http, aiohttp.ClientTimeout(total=5.0))
+            await reader.read(http, aiohttp.ClientTimeout(total=5.0))
 
 
 async def test_an_impossible_block_size_is_refused() -> None:

@@ -11,8 +11,13 @@ from engine.wire.events import WireError
 from policies.facts import WorkerFacts
 from router.config.worker_spec import WorkerSpecError
 from router.events.sources import PollSource, ZmqSource
-from router.fleet.engines.adapter import MAX_METRICS_BYTES, MAX_REPLY_BYTES, UnrecognizedError
-from router.fleet.engines.vllm import VllmLoads
+from router.fleet.engines.adapter import (
+    MAX_METRICS_BYTES,
+    MAX_REPLY_BYTES,
+    LoadReader,
+    UnrecognizedError,
+)
+from router.fleet.engines.vllm import loads_in
 from router.fleet.recognize import NoSuchRankError, Recognized
 from tests.router.core_world import World
 from tests.router.engine_pages import CUT, HANGS, MODELS, Pages, engine, loads_of, recognized
@@ -38,7 +43,8 @@ VLLM: Pages = {"/v1/models": MODELS, "/metrics": METRICS}
 async def test_a_vllm_without_event_sources_is_served_without_events() -> None:
     one = await recognized(VLLM)
     assert (one.kind, one.source, one.ranks, one.address) == ("vllm", None, (0,), None)
-    assert isinstance(one.loads, VllmLoads)
+    assert one.loads is not None
+    assert one.loads.loads_in is loads_in
     facts = one.facts
     assert (facts.models, facts.block_size, facts.has_events) == (("m",), 64, False)
     assert (facts.kv_capacity_tokens, facts.max_model_tokens) == (32_000, 8192)
@@ -173,7 +179,7 @@ async def test_event_endpoints_that_cannot_be_used_cost_the_events_only(endpoint
 async def test_hostile_metrics_are_one_kind_of_error(metrics: str | bytes) -> None:
     async with engine({"/metrics": metrics}) as url, aiohttp.ClientSession() as http:
         with pytest.raises(WireError):
-            await VllmLoads(f"{url}/metrics").read(http, aiohttp.ClientTimeout(total=5))
+            await LoadReader(f"{url}/metrics", loads_in).read(http, aiohttp.ClientTimeout(total=5))
 
 
 async def test_a_load_report_is_read_whole() -> None:

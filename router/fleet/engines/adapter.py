@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -51,25 +51,7 @@ async def ask(
         return Reply(reply.status, bytes(body))
 
 
-async def ask_text(http: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout) -> str:
-    """A page of metrics. Raises WireError where its status is not 200, too."""
-    status, body = await ask(http, url, timeout, MAX_METRICS_BYTES)
-    if status != 200:
-        raise WireError(f"GET {url} answered {status}")
-    return body.decode("utf-8", "replace")
-
-
-async def ask_json(
-    http: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout, kind: type[T]
-) -> T:
-    """A JSON answer of type `kind`. Raises WireError where its status is not 200, too."""
-    status, body = await ask(http, url, timeout, MAX_METRICS_BYTES)
-    if status != 200:
-        raise WireError(f"GET {url} answered {status}")
-    return decoded(body, kind, url)
-
-
-def decoded(body: bytes, kind: type[T], what: str) -> T:
+def decoded(body: bytes | str, kind: type[T], what: str) -> T:
     """`body` as JSON of type `kind`. Raises WireError that begins with `what`."""
     try:
         return msgspec.json.decode(body, type=kind)
@@ -168,19 +150,25 @@ def total(loads: Collection[RankLoad]) -> RankLoad:
     )
 
 
-class LoadReader(Protocol):
-    """Where an engine's load is read. Readers that are equal give the same answer."""
+@dataclass(frozen=True, slots=True)
+class LoadReader:
+    """Where an engine's load is read, and how. Readers that are equal give the same answer.
 
-    def __hash__(self) -> int: ...
+    `loads_in` gives the load of each rank of which a page tells; one that is missing has nothing
+    new to say. It raises WireError.
+    """
+
+    url: str
+    loads_in: Callable[[str], Mapping[int, RankLoad]]
 
     async def read(
         self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
     ) -> Mapping[int, RankLoad]:
-        """The load of each rank; one that is missing has nothing new to say.
-
-        Raises WireError, aiohttp.ClientError or TimeoutError.
-        """
-        ...
+        """The load of each rank. Raises WireError, aiohttp.ClientError or TimeoutError."""
+        status, body = await ask(http, self.url, timeout, MAX_METRICS_BYTES)
+        if status != 200:
+            raise WireError(f"GET {self.url} answered {status}")
+        return self.loads_in(body.decode("utf-8", "replace"))
 
 
 @dataclass(frozen=True, slots=True)

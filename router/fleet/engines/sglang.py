@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-import aiohttp
 import msgspec
 from msgspec import Meta
 
@@ -25,8 +23,6 @@ from router.fleet.engines.adapter import (
     RankLoad,
     Ranks,
     Size,
-    ask_json,
-    ask_text,
     decoded,
     share,
 )
@@ -71,65 +67,38 @@ class _OldLoad(msgspec.Struct):
 _OldAnswer: Any = Annotated[list[_OldLoad], Meta(max_length=4_096)] | _OldLoad
 
 
-@dataclass(frozen=True, slots=True)
-class V1Loads:
-    """Reads `GET /v1/loads`."""
-
-    url: str
-
-    async def read(
-        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
-    ) -> Mapping[int, RankLoad]:
-        """The load of each rank. See `LoadReader.read`."""
-        answer = await ask_json(http, self.url, timeout, _Answer)
-        return {
-            load.dp_rank or 0: RankLoad(
-                running=load.num_running_reqs,
-                waiting=load.num_waiting_reqs,
-                kv_used_tokens=_or_nan(load.num_used_tokens),
-                kv_usage=share(load.token_usage, "token_usage"),
-            )
-            for load in answer.loads
-        }
+def v1_loads_in(text: str) -> Mapping[int, RankLoad]:
+    """The load of each rank in the answer to `GET /v1/loads`. Raises WireError."""
+    return {
+        load.dp_rank or 0: RankLoad(
+            running=load.num_running_reqs,
+            waiting=load.num_waiting_reqs,
+            kv_used_tokens=_or_nan(load.num_used_tokens),
+            kv_usage=share(load.token_usage, "token_usage"),
+        )
+        for load in decoded(text, _Answer, "/v1/loads").loads
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class GetLoad:
-    """Reads `GET /get_load`: a list, or one object (0.4.8)."""
-
-    url: str
-
-    async def read(
-        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
-    ) -> Mapping[int, RankLoad]:
-        """The load of each rank. See `LoadReader.read`."""
-        answer: list[_OldLoad] | _OldLoad = await ask_json(http, self.url, timeout, _OldAnswer)
-        loads = answer if isinstance(answer, list) else [answer]
-        return {
-            load.dp_rank or 0: RankLoad(
-                running=max(load.num_reqs - load.num_waiting_reqs, 0),
-                waiting=load.num_waiting_reqs,
-                kv_used_tokens=math.nan if load.num_waiting_reqs else _or_nan(load.num_tokens),
-            )
-            for load in loads
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class SglangMetrics:
-    """Reads `sglang:...` gauges; each rank shows its first tensor-parallel rank alone."""
-
-    url: str
-
-    async def read(
-        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
-    ) -> Mapping[int, RankLoad]:
-        """The load of each rank. See `LoadReader.read`."""
-        return loads_in(await ask_text(http, self.url, timeout))
+def old_loads_in(text: str) -> Mapping[int, RankLoad]:
+    """The same of `GET /get_load`: a list, or one object (0.4.8)."""
+    answer: list[_OldLoad] | _OldLoad = decoded(text, _OldAnswer, "/get_load")
+    loads = answer if isinstance(answer, list) else [answer]
+    return {
+        load.dp_rank or 0: RankLoad(
+            running=max(load.num_reqs - load.num_waiting_reqs, 0),
+            waiting=load.num_waiting_reqs,
+            kv_used_tokens=math.nan if load.num_waiting_reqs else _or_nan(load.num_tokens),
+        )
+        for load in loads
+    }
 
 
 def loads_in(text: str) -> dict[int, RankLoad]:
-    """The load of each rank in Prometheus text. Raises WireError where there is none."""
+    """The load of each rank in `sglang:...` gauges. Raises WireError where there is none.
+
+    Each rank shows its first tensor-parallel rank alone.
+    """
     by_rank: dict[int, dict[str, float]] = {}
     for sample in samples(text, _GAUGES):
         values = by_rank.setdefault(label_rank(sample, "dp_rank") or 0, {})
@@ -177,15 +146,15 @@ async def _reader(talk: Interview) -> LoadReader | None:
     base = talk.spec.url
     if talk.spec.metrics is None:
         if "loads" in await talk.keys("/v1/loads"):
-            return V1Loads(f"{base}/v1/loads")
+            return LoadReader(f"{base}/v1/loads", v1_loads_in)
         status, body = await talk.get("/get_load")
         if status == 200 and body[:1] in (b"[", b"{"):
-            return GetLoad(f"{base}/get_load")
+            return LoadReader(f"{base}/get_load", old_loads_in)
     try:
         loads_in(await talk.metrics())
     except WireError:
         return None
-    return SglangMetrics(talk.metrics_url)
+    return LoadReader(talk.metrics_url, loads_in)
 
 
 def _or_nan(value: float | None) -> float:

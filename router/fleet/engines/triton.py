@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-import aiohttp
 
 from engine.wire.events import WireError
 from engine.wire.metrics import samples
@@ -14,10 +11,10 @@ from router.fleet.engines.adapter import (
     Adapter,
     HealthCheck,
     Interview,
+    LoadReader,
     Profile,
     RankLoad,
     UnrecognizedError,
-    ask_text,
     share,
     total,
 )
@@ -31,18 +28,9 @@ _BLOCK_SIZE = 32  # tokens, its default
 Figures = dict[tuple[str, str], float]  # (series, type) -> value
 
 
-@dataclass(frozen=True, slots=True)
-class TritonMetrics:
-    """Reads `nv_trt_llm_...` gauges; models of one server are added up."""
-
-    url: str
-
-    async def read(
-        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
-    ) -> Mapping[int, RankLoad]:
-        """Its load. See `LoadReader.read`."""
-        models = figures_in(await ask_text(http, self.url, timeout))
-        return {0: total([_load_of(figures) for figures in models])}
+def loads_in(text: str) -> Mapping[int, RankLoad]:
+    """The load in `nv_trt_llm_...` gauges; models of one server are added up. Raises WireError."""
+    return {0: total([_load_of(figures) for figures in figures_in(text)])}
 
 
 def figures_in(text: str) -> list[Figures]:
@@ -86,7 +74,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         block_size=next(filter(None, sizes), None),
         usual_block_size=_BLOCK_SIZE,
         kv_tokens={0: capacity} if capacity else {},
-        loads=TritonMetrics(talk.metrics_url) if models else None,
+        loads=LoadReader(talk.metrics_url, loads_in) if models else None,
         health=await _health(talk),
         advice="" if models else "no load figures: give metrics=http://HOST:8002/metrics",
     )

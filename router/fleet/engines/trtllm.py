@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
-import aiohttp
 import msgspec
 from msgspec import Meta
 
@@ -23,8 +21,6 @@ from router.fleet.engines.adapter import (
     Rank,
     RankLoad,
     Size,
-    ask_json,
-    ask_text,
     cards,
     decoded,
     share,
@@ -62,22 +58,14 @@ class _Iteration(msgspec.Struct, rename="camel"):
 _Iterations = Annotated[list[_Iteration], Meta(max_length=1 << 16)]
 
 
-@dataclass(frozen=True, slots=True)
-class IterationStats:
-    """Reads `GET /metrics`: the iterations since it was last read, which may be none."""
+def newest_in(text: str) -> Mapping[int, RankLoad]:
+    """Of the iterations since `GET /metrics` was last read the newest of each rank, added up.
 
-    url: str
-
-    async def read(
-        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
-    ) -> Mapping[int, RankLoad]:
-        """The newest iteration of each rank, added up; empty where there was none.
-
-        See `LoadReader.read`.
-        """
-        iterations: list[_Iteration] = await ask_json(http, self.url, timeout, _Iterations)
-        newest = {i.attention_dp_rank or 0: _load_of(i) for i in iterations}
-        return {0: total(newest.values())} if newest else {}
+    Empty where there was none. Raises WireError.
+    """
+    iterations: list[_Iteration] = decoded(text, _Iterations, "/metrics")
+    newest = {i.attention_dp_rank or 0: _load_of(i) for i in iterations}
+    return {0: total(newest.values())} if newest else {}
 
 
 def _load_of(iteration: _Iteration) -> RankLoad:
@@ -91,17 +79,9 @@ def _load_of(iteration: _Iteration) -> RankLoad:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TrtllmMetrics:
-    """Reads the gauges at `/prometheus/metrics` (with `return_perf_metrics`)."""
-
-    url: str
-
-    async def read(
-        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
-    ) -> Mapping[int, RankLoad]:
-        """Its load. See `LoadReader.read`."""
-        return {0: load_in(_gauges(await ask_text(http, self.url, timeout)))}
+def loads_in(text: str) -> Mapping[int, RankLoad]:
+    """The load in the gauges at `/prometheus/metrics` (with `return_perf_metrics`)."""
+    return {0: load_in(_gauges(text))}
 
 
 def _gauges(text: str) -> dict[str, float]:
@@ -150,8 +130,8 @@ async def _reader(talk: Interview) -> tuple[LoadReader | None, Mapping[str, floa
     except WireError:
         path = talk.spec.metrics or f"{talk.spec.url}/metrics"
         status, body = await talk.get_url(path)
-        return (IterationStats(path) if status == 200 and body[:1] == b"[" else None), {}
-    return TrtllmMetrics(url), gauges
+        return (LoadReader(path, newest_in) if status == 200 and body[:1] == b"[" else None), {}
+    return LoadReader(url, loads_in), gauges
 
 
 async def _source(talk: Interview) -> PollSource | None:

@@ -7,9 +7,7 @@ snapshot of its cache at `/kv_snapshot`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-
-import aiohttp
+from dataclasses import replace
 
 from engine.wire.events import WireError
 from engine.wire.metrics import EngineLoad, parse_loads
@@ -17,27 +15,18 @@ from router.events.sources import RankedSources, kv_event_sources
 from router.fleet.engines.adapter import (
     Adapter,
     Interview,
+    LoadReader,
     Profile,
     RankLoad,
     UnrecognizedError,
-    ask_text,
     cards,
     share,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class VllmLoads:
-    """Reads `vllm:...` gauges."""
-
-    url: str
-
-    async def read(
-        self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
-    ) -> Mapping[int, RankLoad]:
-        """The load of each rank. See `LoadReader.read`."""
-        loads = parse_loads(await ask_text(http, self.url, timeout))
-        return {rank: _load_of(load) for rank, load in loads.items()}
+def loads_in(text: str) -> Mapping[int, RankLoad]:
+    """The load of each rank in `vllm:...` gauges. Raises WireError."""
+    return {rank: _load_of(load) for rank, load in parse_loads(text).items()}
 
 
 def _load_of(load: EngineLoad) -> RankLoad:
@@ -71,7 +60,7 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
         kv_tokens={rank: tokens for rank, tokens in capacity.items() if tokens is not None},
         ranks=tuple(sorted(loads)) or tuple(range(ranked.ranks)),
         sources=ranked.by_rank,
-        loads=VllmLoads(talk.metrics_url) if loads else None,
+        loads=LoadReader(talk.metrics_url, loads_in) if loads else None,
     )
 
 
