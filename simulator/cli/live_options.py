@@ -45,51 +45,34 @@ def add_load(parsers: Any) -> None:
         "loop at the workload's times (or closed loop with --concurrency), and prints what came "
         "back. Ends with 0 when no request was lost.",
     )
-    load.add_argument("url", help="base address, as http://127.0.0.1:8080; /v1 is added")
+    add = load.add_argument
+    add("url", help="base address, as http://127.0.0.1:8080; /v1 is added")
     source = load.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", type=Path, metavar="FILE", help="a trace, plain or packed")
     source.add_argument(
         "--shared-prefix", metavar="SYSTEM+QUESTION", help="tokens shared and own, as 6000+700"
     )
-    load.add_argument("--model", metavar="M", help="default: the first that the endpoint lists")
-    load.add_argument("--speed", type=positive, metavar="X", help="arrivals X times as fast")
-    load.add_argument(
-        "--concurrency",
-        type=count,
-        metavar="N",
-        help="closed loop with N requests under way",
-    )
+    add("--model", metavar="M", help="default: the first that the endpoint lists")
+    add("--speed", type=positive, metavar="X", help="arrivals X times as fast")
+    add("--concurrency", type=count, metavar="N", help="closed loop with N requests under way")
     _add_trace_options(load)
     _add_shared_prefix_options(load)
-    load.add_argument(
+    add(
         "--vocabulary", type=count, default=10_000, metavar="N",
         help="token ids to make prompts of are below it; default %(default)s",
     )  # fmt: skip
-    load.add_argument(
-        "--timeout", type=positive, default=600.0, metavar="S", help="per request; default 600"
-    )
-    load.add_argument("--json", type=Path, metavar="FILE", help="write results and rows")
-    load.add_argument("--html", type=Path, metavar="FILE", help="write the page")
+    add("--timeout", type=positive, default=600.0, metavar="S", help="per request; default 600")
+    add("--json", type=Path, metavar="FILE", help="write results and rows")
+    add("--html", type=Path, metavar="FILE", help="write the page")
     load.set_defaults(command=from_module(COMMANDS, "load"))
 
 
 def _add_shared_prefix_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--groups",
-        type=count,
-        metavar="N",
-        help=f"shared prompts; default {usage.GROUPS}",
-    )
-    parser.add_argument(
-        "--rate",
-        type=positive,
-        metavar="R",
-        help=f"per second; default {usage.RATE_PER_S:g}",
-    )
-    parser.add_argument(
-        "--output-tokens", type=count, metavar="N", help=f"default {usage.OUTPUT_TOKENS}"
-    )
-    parser.add_argument("--seed", type=whole, help=f"default {usage.SEED}")
+    add = parser.add_argument
+    add("--groups", type=count, metavar="N", help=f"shared prompts; default {usage.GROUPS}")
+    add("--rate", type=positive, metavar="R", help=f"per second; default {usage.RATE_PER_S:g}")
+    add("--output-tokens", type=count, metavar="N", help=f"default {usage.OUTPUT_TOKENS}")
+    add("--seed", type=whole, help=f"default {usage.SEED}")
 
 
 def add_stack(parsers: Any) -> None:

@@ -172,30 +172,25 @@ def add_study(parsers: Any) -> None:
         "every result, and writes the comparison. Interrupted, the same command goes on.",
         "example:\n  warmroute-sim study --only w4b --policy 'hybrid|bounded_load'\n",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--full", action="store_true", help="more seeds, loads, memories, traces; default: "
         "the first pass, the whole catalogue on three seeds",
     )  # fmt: skip
-    parser.add_argument("--only", action="append", metavar="SWEEP", help="this one; repeat")
-    parser.add_argument(
-        "--policy", action="append", metavar="SPEC", help="besides those of the list; repeat"
-    )
-    parser.add_argument("--alone", action="store_true", help="those of --policy only")
-    parser.add_argument(
-        "--quick", action="store_true", help="150 requests of two rules: that it works"
-    )
-    parser.add_argument(
-        "--traces", type=Path, default=Path(), metavar="FOLDER", help="where trace files lie"
-    )
-    parser.add_argument(
+    add("--only", action="append", metavar="SWEEP", help="this one; repeat")
+    add("--policy", action="append", metavar="SPEC", help="besides those of the list; repeat")
+    add("--alone", action="store_true", help="those of --policy only")
+    add("--quick", action="store_true", help="150 requests of two rules: that it works")
+    add("--traces", type=Path, default=Path(), metavar="FOLDER", help="where trace files lie")
+    add(
         "--out", type=Path, default=Path("build/study"), metavar="FOLDER",
         help="results and tables; default %(default)s",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--base", default="lmetric", metavar="RULE",
         help="what others are divided by; default %(default)s",
     )  # fmt: skip
-    parser.add_argument("--jobs", type=arguments.count, metavar="N", help="default: one a core")
+    add("--jobs", type=arguments.count, metavar="N", help="default: one a core")
     parser.set_defaults(command=from_module("simulator.cli.study", "study"))
 
 
