@@ -34,11 +34,9 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Seconds on a clock that never goes back."""
-        ...
 
     async def sleep_until(self, when_s: float) -> None:
         """Return at `when_s` or soon after; give others a turn even if that is past."""
-        ...
 
 
 class StepTimes(Protocol):
@@ -46,7 +44,6 @@ class StepTimes(Protocol):
 
     def seconds(self, step: StepLoad) -> float:
         """Seconds that `step` takes."""
-        ...
 
 
 class LoopClock:

@@ -235,7 +235,6 @@ class Policy(Protocol):
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         """Cost of each row of `fleet` for `request`; see the module's docstring."""
-        ...
 
 
 @runtime_checkable
@@ -247,4 +246,3 @@ class Wrapper(Protocol):
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         """New costs from those of the policy inside, which are finite or +inf and read-only."""
-        ...

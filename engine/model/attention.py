@@ -197,7 +197,6 @@ class StepAttention(Protocol):
 
         Norms and rotates q and k, keeps K and V in `layer`, attends. Padding's rows mean nothing.
         """
-        ...
 
 
 class Attention(Protocol):
@@ -205,7 +204,6 @@ class Attention(Protocol):
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         """What `batch`, on the model's device, is computed with; waits for nothing there."""
-        ...
 
 
 class TorchAttention:

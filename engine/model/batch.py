@@ -113,7 +113,6 @@ class Planner(Protocol):
 
     def __call__(self, spans: Sequence[Span], page_table: torch.Tensor, is_fixed: bool) -> Plan:
         """Requests beyond `spans` are padding; what `is_fixed` has the sizes of its table's."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,11 +149,9 @@ class Ranks(Protocol):
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' `x`."""
-        ...
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """All ranks' `x`, in order of rank, joined along the last dimension."""
-        ...
 
 
 class Alone:

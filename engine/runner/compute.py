@@ -34,7 +34,6 @@ class Model(Protocol):
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:
         """[S, vocab] of the batch's sample rows; K and V of its tokens are kept."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,6 @@ class Staged(Model, Protocol):
 
     def begin(self, batch: FlatBatch) -> Callable[[], torch.Tensor]:
         """Compute the first stage; what waits for the last one and gives the logits."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ class Ends(Protocol):
 
     def wait(self) -> list[Chosen]:
         """Waits; each sampled request's token."""
-        ...
 
 
 class Computes(Protocol):
@@ -48,19 +47,15 @@ class Computes(Protocol):
     @property
     def is_later(self) -> bool:
         """What is launched is waited for in another thread."""
-        ...
 
     def enter(self) -> None:
         """First in each thread."""
-        ...
 
     def lay_out(self, step: Step) -> LaidOut:
         """`step`, just scheduled, on the event loop."""
-        ...
 
     def launch(self, step: LaidOut) -> Ends:
         """Start it behind those launched before, in the model's thread."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,12 +90,10 @@ class Logprobs(Protocol):
     @property
     def logprob(self) -> float:
         """Natural logarithm of the chosen token's probability."""
-        ...
 
     @property
     def top(self) -> Sequence[tuple[int, float]]:
         """The likeliest tokens, likeliest first."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +120,15 @@ class Runner(Protocol):
     @property
     def logprobs(self) -> Mapping[int, Logprobs]:
         """Of the last step's tokens, by request id, where they were asked for."""
-        ...
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises `Refused`."""
-        ...
 
     def cancel(self, request_id: int) -> bool:
         """Forget a request at once; False if it is finished already."""
-        ...
 
     async def run(self) -> None:
         """Run steps until cancelled; rest while there is no request."""
-        ...
 
 
 def timed(settings: WorkerSettings, vocab: int) -> ServedModel:

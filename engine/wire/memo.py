@@ -156,12 +156,10 @@ class Cutting(Protocol):
     @property
     def cuts(self) -> Cuts | None:
         """None: at no place."""
-        ...
 
     @property
     def framing(self) -> tuple[list[int], list[int]]:
         """Ids put before and after a text that is encoded with special tokens."""
-        ...
 
 
 class MemoEncoder:

@@ -50,15 +50,12 @@ class Tokenizer(Protocol):
     @property
     def vocab(self) -> int:
         """Ids are 0 .. vocab - 1."""
-        ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a plain prompt."""
-        ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of ids below `vocab`, that of special tokens left out if so asked."""
-        ...
 
     def stream(
         self, after: Sequence[int] = (), skip_special_tokens: bool = False
@@ -68,15 +65,12 @@ class Tokenizer(Protocol):
         `after`: the ids before. Some tokenizers drop a blank where a text begins, and the rest of
         an answer is no beginning; vLLM shows its decoder the prompt's end for the same reason.
         """
-        ...
 
     def render(self, chat: Chat, now_s: float) -> str:
         """The prompt of a chat as text; raises PromptError."""
-        ...
 
     def encode_chat(self, chat: Chat, now_s: float) -> list[int]:
         """The prompt of a chat as ids; `now_s` (seconds since the epoch) is for templates."""
-        ...
 
 
 # Long runs without a space (Chinese, base64) are cut, so that they cost tokens like elsewhere.

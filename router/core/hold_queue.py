@@ -23,12 +23,10 @@ class Member(Protocol):
     @property
     def turn(self) -> tuple[bool, int]:
         """Its place within its tenant's line."""
-        ...
 
     @property
     def fair_work(self) -> float:
         """Its predicted work over its tenant's weight, above 0."""
-        ...
 
 
 M = TypeVar("M", bound=Member)
@@ -171,15 +169,12 @@ class Watcher(Protocol):
 
     def waits(self, pending: Pending) -> None:
         """It begins to wait."""
-        ...
 
     def waits_no_more(self, pending: Pending) -> None:
         """It does so no more, however that ended."""
-        ...
 
     def sent(self, pending: Pending) -> None:
         """A request is sent, whether it waited or not."""
-        ...
 
 
 class HoldQueue:

@@ -196,7 +196,6 @@ class Source(Protocol):
 
         What is wrong out there is a report; an exception is a defect of ours.
         """
-        ...
 
 
 def bounded(seen: list[ReportedWorker], refused: list[str], trouble: str = "") -> Report:

@@ -28,30 +28,24 @@ class Claim(Protocol):
     @property
     def reads(self) -> bool:
         """Whether they are to be read here, now."""
-        ...
 
     @property
     def source(self) -> str:
         """Where they come from, for people."""
-        ...
 
     def open(self, on_change: Callable[[], None]) -> None:
         """`on_change` is told whenever `reads` has changed. Raises ValueError where another feed
         has this worker's events.
         """
-        ...
 
     def close(self) -> None:
         """They are not wanted any more."""
-        ...
 
     def tell(self, fact: KvEvents | ReplayEnd) -> None:
         """What was read here, for the core and for all others."""
-        ...
 
     def missing(self) -> bool:
         """Events are missing. Whether whoever reads here is to ask for them."""
-        ...
 
 
 log = logging.getLogger(__name__)

@@ -88,15 +88,12 @@ class Feed(Protocol):
     @property
     def counters(self) -> FeedCounters:
         """What happened so far."""
-        ...
 
     def resync(self, from_seq: int) -> None:
         """Ask for what was missed from `from_seq` on; a `ReplayEnd` is the answer's end."""
-        ...
 
     async def run(self) -> None:
         """Follow the stream until cancelled."""
-        ...
 
 
 def open_feed(source: EventSource, worker_id: int, model: str, context: FeedContext) -> Feed:

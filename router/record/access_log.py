@@ -153,15 +153,12 @@ class Writer(Protocol):
 
     def append(self, data: bytes) -> None:
         """Write whole lines. Raises OSError."""
-        ...
 
     def reopen(self) -> None:
         """Raises OSError."""
-        ...
 
     def close(self) -> None:
         """The end."""
-        ...
 
 
 class File:

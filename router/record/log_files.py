@@ -34,15 +34,12 @@ class Sink(Protocol[T_contra]):
 
     def write(self, items: Sequence[T_contra]) -> None:
         """Take the next items, in the order in which they were put."""
-        ...
 
     def reopen(self) -> None:
         """The file may have been moved away."""
-        ...
 
     def close(self) -> None:
         """Nothing more will come."""
-        ...
 
 
 class Background(Generic[T]):

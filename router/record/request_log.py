@@ -40,19 +40,15 @@ class LineFile(Protocol):
 
     def make_room(self, size_bytes: int) -> None:
         """So many bytes come next: begin anew where they would be too many."""
-        ...
 
     def append(self, data: bytes) -> None:
         """Write whole lines, or none of them."""
-        ...
 
     def reopen(self) -> None:
         """The file may have been moved away."""
-        ...
 
     def close(self) -> None:
         """The end."""
-        ...
 
 
 class LineSink:

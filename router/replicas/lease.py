@@ -63,7 +63,6 @@ class Timer(Protocol):
 
     def cancel(self) -> None:
         """Do not ring."""
-        ...
 
 
 class Lease:
@@ -204,11 +203,9 @@ class Candidate(Protocol):
     @property
     def knows(self) -> bool:
         """All that the reader tells is known here."""
-        ...
 
     def elected(self) -> None:
         """Look again who reads."""
-        ...
 
 
 class Election:

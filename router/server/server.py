@@ -38,11 +38,9 @@ class Application(Protocol):
 
     async def answer(self, request: Request) -> Answer:
         """The answer. Raises OSError where the client left."""
-        ...
 
     def faulty(self, status: int) -> None:
         """A request was refused with `status`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,19 +73,15 @@ class Receiver(Protocol):
     @property
     def silent(self) -> bool:
         """The client has seen nothing of the reply that only this worker could go on with."""
-        ...
 
     def feed(self, data: bytes) -> None:
         """Bytes came from the worker."""
-        ...
 
     def lost(self, exc: Exception | None) -> None:
         """The connection ended; `exc` is None for an orderly end."""
-        ...
 
     def writable(self) -> None:
         """The worker has taken enough of the request for more to be written."""
-        ...
 
 
 class Connection(asyncio.Protocol):

@@ -149,7 +149,6 @@ class Body(Protocol):
 
     def feed(self, data: bytes) -> bytes:
         """The payload within `data`. Raises WorkerError("garbage") for broken framing."""
-        ...
 
 
 class LengthBody:

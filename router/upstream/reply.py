@@ -118,37 +118,29 @@ class ReplySink(Protocol):
     @property
     def dechunk(self) -> bool:
         """The client cannot read chunks (HTTP/1.0): give `data` without chunk framing."""
-        ...
 
     @property
     def movable(self) -> bool:
         """Another worker can take over though the client has seen a part of the reply."""
-        ...
 
     @property
     def congested(self) -> bool:
         """The client reads more slowly than the worker writes: call `drain` before more."""
-        ...
 
     def head(self, head: ReplyHead) -> None:
         """Begin the reply. `data` or `finish` follows in the same turn of the event loop."""
-        ...
 
     def data(self, data: bytes) -> None:
         """Body bytes, chunk framing included unless `dechunk`."""
-        ...
 
     async def drain(self) -> None:
         """Return once the client has taken what was written."""
-        ...
 
     def finish(self) -> None:
         """The reply is complete."""
-        ...
 
     def abort(self) -> None:
         """The reply broke off: end the client's connection so that it cannot look complete."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

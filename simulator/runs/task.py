@@ -108,7 +108,6 @@ class Runner(Protocol):
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """The outcomes as they come, in any order, one for each task."""
-        ...
 
     def __enter__(self) -> Self: ...
 

@@ -166,7 +166,6 @@ class Lines(Protocol):
     def path(self) -> Path: ...
     def lines(self, errors: ErrorLog) -> Iterator[tuple[int, bytes]]:
         """As `TraceFile.lines`."""
-        ...
 
 
 class TraceParts:
