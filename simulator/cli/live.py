@@ -29,7 +29,7 @@ EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and it
 
 async def demo(options: argparse.Namespace, console: Console) -> bool:
     """Runs the demo."""
-    usage.check_demo(options)
+    usage.check_folder("--out", options.out)
     settings = DemoSettings(
         out=options.out,
         quick=options.quick,

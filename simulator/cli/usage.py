@@ -144,11 +144,6 @@ class UsageError(ValueError):
     """The command line asks for something that cannot be done; says what would do."""
 
 
-def check_demo(options: argparse.Namespace) -> None:
-    """Raises `UsageError` where the demo could not keep what it found."""
-    check_folder("--out", options.out)
-
-
 def check_load(options: argparse.Namespace) -> None:
     """Raises `UsageError` for a load that cannot be sent, or whose results could not be kept."""
     if options.trace is None:
