@@ -1,4 +1,4 @@
-"""The timed worker behind HTTP and ZMQ, as vLLM would look from outside.
+"""A worker behind HTTP and ZMQ, whichever runner it drives; from outside it looks like vLLM.
 
 Owns: routes and bodies, answers in the making, KV event sockets and their buffer, counters.
 Gives: `serving` (a worker inside a running loop), `serve` (until a signal), `WorkerSettings`.

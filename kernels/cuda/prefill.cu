@@ -123,8 +123,8 @@ int enter(Way way, double scale, void* stream, Call call) {
 
 // q [T, H, D] over pages [page, token, KH, D] by page_table [R, pages] -> out [T, H, D] and, where
 // given, lse [T, H]. The plan (item_count [1], items [N, 4]) is that of
-// `kvkernels/ops/prefill_plan.py`. Scales [page, token, KH] where pages are INT8 or FP8 e4m3, which
-// have one kernel.
+// `plan_prefill` (`kvkernels/ops/prefill.py`). Scales [page, token, KH] where pages are INT8 or FP8
+// e4m3, which have one kernel.
 WR_PREFILL(wr_prefill, wr::prefill::Way::FITTING)
 // One of the two by name, for comparisons.
 WR_PREFILL(wr_prefill_mma, wr::prefill::Way::MMA)

@@ -1,6 +1,6 @@
 // What Python sees of the C++ core: a table of contents. Arguments are checked in arguments.h,
 // the work is done elsewhere, with the GIL released. `kvkernels/_native.pyi` says the same in
-// Python's words, `kvkernels/twins.py` does the same in plain Python; tests compare all three.
+// Python's words, `tests/oracles` does the same in plain Python; tests compare all three.
 #include <nanobind/nanobind.h>
 
 #include "arguments.h"

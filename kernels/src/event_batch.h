@@ -1,5 +1,5 @@
-// One decoded batch of an engine's KV events. `kvkernels/batch_twin.py` says what each part means
-// and where the formats come from; both refuse the same payloads in the same words.
+// One decoded batch of an engine's KV events. `tests/oracles/event_batch.py` says what each part
+// means and where the formats come from; both refuse the same payloads in the same words.
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 //   u64 entries of tier 0, 1, 2; then the entries, tier by tier:
 //   u64 hash, u16 holders (bits 0..12) and warmth (bits 14..15), u16 for each holder, ascending;
 //   last, the XXH3-64 of everything before.
-// kvkernels/index_dump.py does the same in Python.
+// tests/oracles/index.py does the same in Python.
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 // A pull parser of msgpack: one header at a time, nothing is made that nobody asked for, so hostile
-// bytes cost no more than their length. `kvkernels/msgpack_twin.py` refuses the same bytes for the
-// same reason. Format: msgpack specification, 2017.
+// bytes cost no more than their length. `tests/oracles/event_batch.py` refuses the same bytes for
+// the same reason. Format: msgpack specification, 2017.
 #pragma once
 
 #include <array>

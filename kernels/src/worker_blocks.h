@@ -1,5 +1,5 @@
 // One worker's blocks under its engine's own names, told to the index. What each member means is
-// written at the twin, `kvkernels/event_twins.py`. Any thread may call any member.
+// written at the oracle, `tests/oracles/worker_blocks.py`. Any thread may call any member.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// One worker's blocks as bytes and back: `kvkernels/blocks_file_twin.py` has the layout.
+// One worker's blocks as bytes and back: `tests/oracles/worker_blocks.py` has the layout.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>

@@ -1,5 +1,5 @@
 // Stored blocks whose parent has not been seen, kept until it comes or they are evicted. The rules
-// are those of `kvkernels/parked_twin.py`. Lifetime: worker.
+// are those of `tests/oracles/worker_blocks.py`. Lifetime: worker.
 #pragma once
 
 #include <cstddef>

@@ -279,7 +279,7 @@ class Round {
   std::uint64_t seed_;
   std::mt19937_64 dice_;
   Worker worker_;
-  Relay relay_{0.0005};
+  Relay relay_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<JournalTerms> terms_ = std::make_shared<JournalTerms>(
       JournalTerms{std::make_shared<kv::relay::TokenRoom>(1'000, 100'000), "", "X: 1\r\n"});

@@ -1,4 +1,4 @@
-"""What the core asks its shell to do, and what each decision saw and cost."""
+"""What the core asks its caller to do, and what each decision saw and cost."""
 
 from __future__ import annotations
 

@@ -376,7 +376,7 @@ class RouterCore:
         return self.workers.get(charge.worker_id)
 
     def _drop(self, pending: Pending, now_s: float) -> None:
-        """Forget a request whose end the shell knows already."""
+        """Forget a request whose end the caller knows already."""
         self._release(pending, now_s)
         self.session_tracking.ended(pending, now_s)
         self.admission.wait_over(pending, now_s)

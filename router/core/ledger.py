@@ -1,7 +1,8 @@
-"""Who is charged with what: the exact, immediate half of a worker's load.
+"""The load that this router itself put on each worker: one charge for each dispatched request.
 
 Choosing a worker and charging it are one step of the core, so two requests can never both see
-the same idle worker. Every charge is released exactly once: on finish, failure or disconnect.
+the same idle worker. A charge is released once: on finish, on
+failure, when the client leaves or its worker is removed.
 """
 
 from __future__ import annotations

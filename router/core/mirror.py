@@ -1,4 +1,4 @@
-"""What workers hold that publish no events, and blocks expected from our own dispatches."""
+"""Guessed caches of workers that publish no KV events, and blocks expected from our dispatches."""
 
 from __future__ import annotations
 

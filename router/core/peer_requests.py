@@ -1,4 +1,4 @@
-"""Requests that peers sent to the workers we share: known here as our own are, but for their ends.
+"""Requests that peer routers sent to shared workers, charged here as our own; peers end them.
 
 Each costs its worker what ours do, will leave its blocks there, and belongs to a session and to a
 tenant. So whoever decides here sees one pool, whichever router a request came through. How fast

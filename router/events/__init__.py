@@ -2,8 +2,8 @@
 
 Owns: where events are to be had, the ZMQ sockets and HTTP polls of each worker's event stream,
 replay and snapshot requests.
-Gives: `feed.open_feed` and `feed.Feed`, one per worker; `source.EventSource` and its ranks;
-`discovery`, what engines say of their endpoints.
+Gives: `feed.open_feed` and `feed.Feed`, one per worker; `sources.EventSource`,
+`sources.RankedSources` and `sources.kv_event_sources`: what engines say of their endpoints.
 Never imports: the HTTP front, policies' formulas, torch.
 Start reading at: `feed.py`.
 """

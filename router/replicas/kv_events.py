@@ -40,7 +40,7 @@ from router.replicas.subscriber import KvSubscriber, Names
 
 
 class Claim:
-    """A worker's events, as `router.events.elected` wants them. Lifetime: feed."""
+    """A worker's events, as `router.events.feed.ElectedFeed` wants them. Lifetime: feed."""
 
     def __init__(
         self,

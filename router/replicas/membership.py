@@ -196,7 +196,7 @@ class Entry(msgspec.Struct, frozen=True):
     """What a replica says of itself in the registry, as a JSON object."""
 
     beat: Annotated[int, Meta(ge=0, lt=1 << 62)]
-    terms: Annotated[dict[Text, Text], Meta(max_length=64)]  # what must agree (`agreement.py`)
+    terms: Annotated[dict[Text, Text], Meta(max_length=64)]  # what must agree (`terms_of`)
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -72,7 +72,7 @@ class Inference:
     async def handle(self, http: Request) -> Answer:
         """Answer one request. Raises ClientError for what is the client's own fault."""
         with InferenceRequest(self._service, http) as request:
-            request.charge(self._tenants.key_of(http))
+            request.identify(self._tenants.key_of(http))
             await self._read(request)
             request.ask()
             return request.answered(await self.attempts.answer(request))

@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 
 class InferenceRequest(Ticket):
-    """Entered when it comes and left when it is over. Lifetime: request.
+    """A context manager around the whole request. Lifetime: request.
 
-    It grows: `charge` says whose it is, `arrive` brings it before the core once it is read, each
+    It grows: `identify` notes its API key, `ask` brings it before the core once it is read, each
     `next_attempt` is one try at a worker and `ended` its outcome. Whatever happens, leaving it
     tells the core and its key's quota its end once, and hands its record to the logs.
     """
@@ -112,7 +112,7 @@ class InferenceRequest(Ticket):
 
     # --- its key's quota ----------------------------------------------------------------------
 
-    def charge(self, key: Key) -> None:
+    def identify(self, key: Key) -> None:
         """It is this key's. Raises ClientError(429) while the key may send nothing."""
         self._key = key
         if key.terms.tenant is not None:

@@ -1,4 +1,4 @@
-"""The decision core for the shells: facts go in with the time, actions come out.
+"""Between the I/O code and the decision core: facts go in with the time, actions come out.
 
 Each request has a `Ticket`, where its actions arrive. Whatever happens to the request, closing
 the ticket tells the core its end exactly once, so no load is ever left behind.
@@ -234,4 +234,4 @@ class Switchboard:
             case Reinstated():
                 log.warning("worker %d answers again: it gets requests as before", action.worker_id)
             case Cancel():
-                pass  # the worker's connections are closed with it (fleet_io.manager)
+                pass  # the worker's connections are closed with it (router.fleet.manager)

@@ -1,4 +1,4 @@
-"""A hot restart with no moment in which nobody listens, and caches saved for the next router.
+"""Hot restart without a gap in listening, and caches saved for the next router.
 
 Owns: the hand-over of sockets and knowledge between two routers, the file of saved caches.
 Gives: `cli.serve` both ends of a hot restart, `assembly` the keeper of saved caches.

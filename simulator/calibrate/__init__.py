@@ -1,7 +1,7 @@
-"""The model beside the real thing: step-time constants from measurements, live beside simulated.
+"""Step-time constants fitted to measurements, and live runs compared with their replays.
 
 Owns: observations, the fit and its errors, the comparison of a live run with its replay.
 Gives: `fit.calibrate`, `probe.probe`, `validate.validate`.
-Never imports: shells of the router or the engine.
+Never imports: the I/O parts of the router or the engine.
 Start reading at: `fit.py`.
 """

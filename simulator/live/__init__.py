@@ -2,6 +2,6 @@
 
 Owns: starting programs, the load generator, what clients saw, the demo.
 Gives: `run_scenario`, `run_load`, `run_demo`.
-Never imports: the router's or the engine's shells; they run as processes.
+Never imports: the I/O parts of the router or the engine; they run as processes.
 Start reading at: `stack.py`, then `load.py`.
 """

@@ -2,6 +2,6 @@
 
 Owns: the event loop of integer nanoseconds, the world around (lags, losses, faults), outcomes.
 Gives: `run.replay(setup)`: one policy, one seed, one `ReplayResult`.
-Never imports: shells of the router or the engine, sockets, clocks of the machine.
+Never imports: the I/O parts of the router or the engine, sockets, clocks of the machine.
 Start reading at: `run.py`, with `setup.py` beside it.
 """

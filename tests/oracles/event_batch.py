@@ -483,7 +483,7 @@ class EventBatch:
     not blocks x block_size of them, or with extra keys of an unknown shape. Names are uint64: ints
     modulo 2^64, digests by their last 8 bytes, big-endian.
     Raises TypeError for a payload that is no buffer of bytes, ValueError with the reason for bytes
-    that are malformed or beyond a limit of this module or of `event_fields_twin.py`.
+    that are malformed or beyond a limit of this module.
     """
 
     def __init__(self, payload: Buffer) -> None:

@@ -219,7 +219,7 @@ class PrefixIndex:
         return sum(worker in self._holders.get((tier, block), ()) for block in blocks)
 
     def dump(self) -> bytes:
-        """Everything, in the format that `index_dump.py` tells, for `load`."""
+        """Everything, in the format of `write`, for `load`."""
         header = Header(self.workers, self.max_entries, self.max_bytes, self.evicted)
         return write(header, self._holders)
 

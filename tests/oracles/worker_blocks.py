@@ -414,7 +414,7 @@ class WorkerBlocks:
         return np.array(sorted(held), dtype=np.uint64)
 
     def dump(self) -> bytes:
-        """Everything but the counters, as bytes (`blocks_file_twin.py`)."""
+        """Everything but the counters, as bytes (`_written`)."""
         return self.frozen().dump()
 
     def frozen(self) -> FrozenBlocks:
