@@ -10,6 +10,9 @@ NATIVE_STAMP := $(VENV)/.installed-native
 NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 DEMO_FLAGS ?=
 ENGINE ?= timed
+# Real engines that `make test-engines` installs; `make test-all` adds older releases.
+ENGINES ?= vllm==0.32.0 sglang==0.5.23 triton==2.51
+CLIENTS := clients==1
 SIM_FLAGS ?=
 STUDY_FLAGS ?=
 BENCH_FLAGS ?=
@@ -24,7 +27,7 @@ BENCHES := decision life on_top sessions mirror owners tokens scheduler engine v
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-live test-native test-all check bench sim study clean
+.PHONY: help setup demo demo-vllm run test test-live test-native test-engines test-all check bench sim study clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +54,10 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt $(NATIVE)
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-demo) ## a hot spot and its cure in two minutes; report in build/demo
 	$(BIN)/warmroute-sim demo --out build/demo $(DEMO_FLAGS)
 
+demo-vllm: $(STAMP) ## two real vLLM servers on the CPU: round robin beside ours, in five minutes
+	$(BIN)/python -m tests.engines.environment $(filter vllm==%,$(ENGINES))
+	$(BIN)/python -m tests.engines.prefix_workload $(DEMO_FLAGS)
+
 run: $(STAMP) ## a router and four timed workers, until Ctrl-C; ENGINE=tiny: two that compute
 ifeq ($(ENGINE),tiny)
 	@test -f build/tiny/config.json || $(BIN)/warmroute-engine make-tiny build/tiny
@@ -69,7 +76,12 @@ test-live: $(LIVE_STAMP) ## programs with faults, replicas, clients, Prometheus,
 test-native: $(NATIVE_STAMP) ## sanitizers, fuzzers, the CUDA emulator, nvcc; builds stay in build/
 	$(PYTEST) -q --tier native --durations 20 $(PARALLEL)
 
+test-engines: $(LIVE_STAMP) ## before real vLLM, SGLang and Triton, installed below build/ the first time (4 GB)
+	$(BIN)/python -m tests.engines.environment $(ENGINES) $(CLIENTS)
+	ENGINES='$(ENGINES)' $(PYTEST) -q --tier engines --durations 20
+
 test-all: $(LIVE_STAMP) $(NATIVE_STAMP) ## all of these and soaks, chaos, planted slips, at full length
+	$(BIN)/python -m tests.engines.environment $(ENGINES) $(CLIENTS) vllm==0.31.0 vllm==0.30.0 llamacpp==0.3.36
 	TEST_EFFORT=20 $(PYTEST) --timeout 1800 $(PARALLEL)
 
 check: $(STAMP) ## format, lint, types, arrows, tidy

@@ -286,23 +286,6 @@ class IdleBlocks:
                 del self._worth[block]
                 self._offer(block)
 
-    def check(self, parents: dict[int, int]) -> None:
-        """Raise AssertionError unless the order holds; `parents`: block to block, visible ones."""
-        counted = [0] * len(self._children)
-        for block, parent in parents.items():
-            assert self._parent[block] == parent, "a block has another parent"
-            counted[parent] += 1
-            assert block not in self._marked or parent in self._marked, "a mark ends in a chain"
-            if block in self._plain and parent in self._plain:
-                assert self._plain[block] < self._plain[parent], "a parent would go first"
-        assert counted == self._children, "children are counted wrongly"
-        assert self._marked.isdisjoint(self._plain), "a marked block stands in the queue"
-        assert self._marked.issuperset(self._kept), "a block without a mark stands in the heap"
-        assert self._marked.issuperset(self._worth), "a block with a worth has no mark"
-        offered = {entry for entry in self._leaves if self._is_current(entry)}
-        leaves = {block for block in self._kept if not counted[block]}
-        assert {block for _, _, block in offered} == leaves, "a leaf was lost"
-
     def _offer(self, block: int) -> None:
         if not self._children[block]:
             self._push(self._leaves, (self.worth(block).priority, self._kept[block], block))
@@ -518,26 +501,6 @@ class BlockPool:
                 runs.append([block])
             previous = block_hash
         return [self._stored(run) for run in runs]
-
-    def check(self) -> None:
-        """Raise AssertionError unless every block is accounted for exactly once. O(blocks)."""
-        free, idle = set(self._free), set(self._idle)
-        held = {block for block, count in enumerate(self._references) if count > 0}
-        assert len(free) == len(self._free), "a block is in the free list twice"
-        assert free.isdisjoint(idle), "a block is free and idle"
-        assert held.isdisjoint(free | idle), "a held block can be given away"
-        assert len(free) + len(idle) + len(held) == self.blocks, "a block was lost"
-        assert all(self._by_hash[h] == b for b, h in enumerate(self._hash) if h is not None)
-        assert len(self._by_hash) == sum(h is not None for h in self._hash), "a stale hash"
-        assert all(self._hash[block] is not None for block in idle), "an idle block has no content"
-        parents: dict[int, int] = {}
-        for block in self._by_hash.values():
-            parent_hash = self._parent[block]
-            if parent_hash is not None:
-                assert parent_hash in self._by_hash, f"block {block} outlived its parent"
-                parents[block] = self._by_hash[parent_hash]
-                assert parents[block] in held or block in idle, "a block is held without its prefix"
-        self._idle.check(parents)
 
     def _evict(self, count: int) -> None:
         gone: list[int] = []

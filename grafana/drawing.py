@@ -6,6 +6,7 @@ hundreds of workers a panel shows sums, quantiles or the `$top` highest of them,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -189,152 +190,15 @@ ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
 WINE, TEAL = "#882255", "#44AA99"
 BY_DIGIT = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY, WINE, TEAL)
-# The same thing has the same colour in every panel; warm colours are trouble.
-BY_NAME = {
-    ": policy": BLUE,
-    ": only_worker": GREY,
-    ": retry": ORANGE,
-    ": held": PURPLE,
-    ": fallback": RED,
-    "p50": SKY,
-    "p90": BLUE,
-    "p99": PURPLE,
-    "prompt": GREY,
-    "expected hits": SKY,
-    "reported hits": GREEN,
-    "prompt of those that report": WINE,
-    "ready": GREEN,
-    "joining": SKY,
-    "draining": GREY,
-    "ejected": ORANGE,
-    "trial": YELLOW,
-    "down": RED,
-    "in flight": BLUE,
-    "active": BLUE,
-    "idle": GREY,
-    "new": ORANGE,
-    "cold": PURPLE,
-    "warm": GREEN,
-    "forgotten blocks": GREY,
-    "shared": GREY,
-    "hot": RED,
-    "given way": ORANGE,
-    "held": ORANGE,
-    "holds": GREY,
-    "retries": ORANGE,
-    "retries refused": WINE,
-    "ejections": RED,
-    "ejections withheld": GREY,
-    "computed again": ORANGE,
-    "kept": BLUE,
-    "no_worker_available": RED,
-    "hold_queue_full": ORANGE,
-    "hold_timeout": YELLOW,
-    "router_full": WINE,
-    "displaced": GREEN,
-    "oldest": ORANGE,
-    "predicted": BLUE,
-    "worker_error": PURPLE,
-    "model_not_found": SKY,
-    "context_length_exceeded": BLUE,
-    "policy_failed": TEAL,
-    "raised": RED,
-    "nan": PURPLE,
-    "shape": WINE,
-    "slow": YELLOW,
-    "terms": GREY,
-    "suspended": BLUE,
-    "template refusals": ORANGE,
-    "failed_syncs": PURPLE,
-    "overflows": RED,
-    "gaps": RED,
-    "malformed_frames": PURPLE,
-    "dropped_batches": WINE,
-    "dropped_frames": ORANGE,
-    "failed_polls": YELLOW,
-    "waiting": ORANGE,
-    "parked": GREY,
-    "restarts": ORANGE,
-    "replays": BLUE,
-    "snapshots": SKY,
-    "skipped_events": YELLOW,
-    "orphans": GREY,
-    "duplicates": TEAL,
-    "clears": GREEN,
-    "batches": GREY,
-    "stored_blocks": GREEN,
-    "removed_blocks": ORANGE,
-    "distinct": BLUE,
-    "gpu": GREEN,
-    "host": SKY,
-    "disk": GREY,
-    "mirrored": PURPLE,
-    "index": BLUE,
-    "names": SKY,
-    "mirrors": PURPLE,
-    "token ids": GREY,
-    "fewer": ORANGE,
-    "more": SKY,
-    "encoded": BLUE,
-    "reused": GREEN,
-    "link": GREEN,
-    "stale": ORANGE,
-    "peers": GREEN,
-    "leases": BLUE,
-    "sent": BLUE,
-    "received": GREEN,
-    "miscounted": ORANGE,
-    "unknown_worker": YELLOW,
-    "beyond_bound": WINE,
-    "gap": RED,
-    "malformed": PURPLE,
-    "lost": BLUE,
-    "foreign": GREY,
-    "joined": GREEN,
-    "left": GREY,
-    "flaps": ORANGE,
-    "cut short": RED,
-    "refused entries": ORANGE,
-    "conflicts": RED,
-    "seconds of silence": GREY,
-    "answers": ORANGE,
-    "fullest": ORANGE,
-    "mean": BLUE,
-    "emptiest": GREY,
-    "in the batch": GREEN,
-    "at most": GREY,
-    "schedule": ORANGE,
-    "compute": BLUE,
-    "complete": SKY,
-    "answer": GREEN,
-    "prefill": ORANGE,
-    "decode": BLUE,
-    "budget": GREY,
-    "overrun": RED,
-    "padded rows": GREY,
-    "kv_blocks": RED,
-    "token_budget": BLUE,
-    "max_batch_size": ORANGE,
-    "priority": PURPLE,
-    "prefix_in_flight": GREEN,
-    "reserve_policy": YELLOW,
-    "tenant_share": WINE,
-    "queue_delay": GREY,
-    "no HTTP": WINE,
-    "preempted": ORANGE,
-    "cached": BLUE,
-    "pinned": GREY,
-    "first token": SKY,
-    "between tokens": BLUE,
-    "both": GREEN,
-    "client": GREY,
-    "worker": ORANGE,
-    "capacity": PURPLE,
-    "router": RED,
-    "5 minutes": RED,
-    "1 hour": ORANGE,
-    "6 hours": GREY,
-}
+# Within a panel each name takes the first colour that is left: what is trouble a warm one.
+WARM, COOL = (RED, ORANGE, YELLOW, WINE), (BLUE, GREEN, SKY, PURPLE, GREY, TEAL)
+TROUBLE = re.compile(
+    r"down|ejected|trial|: fallback|: retry|hot|flaps|cut short|retries( refused)?|ejections"
+    r"|no_worker_available|hold_queue_full|hold_timeout|router_full|raised|nan|shape|slow"
+    r"|gaps?|failed_polls|disconnects|restarts|overflows|dropped_\w+|skipped_events|stale"
+    r"|miscounted|beyond_bound|unknown_worker|refused entries|conflicts|overrun|kv_blocks"
+    r"|max_batch_size|no HTTP|preempted|worker|router|5 minutes|1 hour"
+)
 
 
 COLUMNS = 24
@@ -506,7 +370,16 @@ def _colors(panel: Panel) -> list[dict[str, Any]]:
     if legends == ("worker {{worker}}",):
         return [_override(f"/^worker \\d*{n}$/", color) for n, color in enumerate(BY_DIGIT)]
     names = panel.names or tuple(name for name in legends if "{{" not in name)
-    return [_override(f"/{name}$/", BY_NAME.get(name, BLUE)) for name in names]
+    return [_override(f"/{name}$/", color) for name, color in colors_of(names).items()]
+
+
+def colors_of(names: tuple[str, ...]) -> dict[str, str]:
+    """A colour for each name, no two alike as long as there are enough."""
+    colors: dict[str, str] = {}
+    for name in names:
+        first = (*WARM, *COOL) if TROUBLE.fullmatch(name) else (*COOL, *WARM)
+        colors[name] = next((one for one in first if one not in colors.values()), GREY)
+    return colors
 
 
 def _override(pattern: str, color: str) -> dict[str, Any]:

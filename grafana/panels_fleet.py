@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana.drawing import Panel, Row, bands, per_worker, rate, selected, stat, top
 from grafana.panels_router import QUEUE_S, READY, REPLIES_BY_WORKER
 
-STATES = ("ready", "joining", "draining", "ejected", "trial", "down")
+STATES = ("down", "ejected", "trial", "ready", "joining", "draining")
 _STATE = selected("warmroute_worker_state")
 _REQUESTS = selected("warmroute_worker_requests")
 _KV = (

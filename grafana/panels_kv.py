@@ -5,7 +5,10 @@ from __future__ import annotations
 from grafana.drawing import Panel, Row, per_worker, rate, selected
 
 FLOW = ("batches", "stored_blocks", "removed_blocks")
-SYNC = ("gaps", "replays", "snapshots", "failed_syncs", "failed_polls", "restarts", "clears")
+SYNC = (
+    *("gaps", "replays", "snapshots", "failed_syncs", "failed_polls"),
+    *("disconnects", "restarts", "clears"),
+)
 LOST = (
     *("malformed_frames", "skipped_events", "dropped_batches", "dropped_frames"),
     *("overflows", "orphans", "duplicates"),
@@ -13,6 +16,7 @@ LOST = (
 
 
 _KNOWN = selected("warmroute_worker_kv_known", 'worker=~"$worker"')
+_CONFIDENCE = selected("warmroute_worker_hit_confidence", 'worker=~"$worker"')
 
 
 def kv_events(kinds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -36,7 +40,8 @@ KV = Row(
         Panel(
             "Gaps and how they were closed",
             "A gap is followed by a replay or a snapshot; failed_syncs: neither could be had. "
-            "failed_polls: a worker that is asked for its events did not answer. "
+            "failed_polls: a worker that is asked for its events did not answer. disconnects: "
+            "connections to a publisher that were lost. "
             "restarts: the worker's stream began anew. clears: its cache was reset.",
             "suffix: per s",
             kv_events(SYNC),
@@ -85,7 +90,7 @@ KV = Row(
                 (selected("warmroute_index_held_blocks"), "{{tier}}"),
                 (selected("warmroute_mirrored_blocks"), "mirrored"),
             ),
-            6,
+            5,
             names=("distinct", "gpu", "host", "disk", "mirrored"),
         ),
         Panel(
@@ -99,7 +104,7 @@ KV = Row(
                 (selected("warmroute_mirror_bytes"), "mirrors"),
                 (selected("warmroute_token_memo_bytes"), "token ids"),
             ),
-            6,
+            5,
             stacked=True,
         ),
         Panel(
@@ -108,7 +113,7 @@ KV = Row(
             "limits.index_entries.",
             "suffix: blocks/s",
             ((rate("warmroute_index_evicted_blocks_total"), "evicted"),),
-            6,
+            5,
         ),
         Panel(
             "Mirrors proved wrong",
@@ -116,8 +121,17 @@ KV = Row(
             "believed in. Many: its KV capacity is not what was told, or others use it too.",
             "suffix: answers/s",
             ((rate("warmroute_mirror_corrections_total", by="found"), "{{found}}"),),
-            6,
+            5,
             names=("fewer", "more"),
+        ),
+        Panel(
+            "Hits that count",
+            "Share of the hits by a worker's KV events that counts: 1, but where its answers keep "
+            "finding less than its events promise. The least believed come first.",
+            "percentunit",
+            ((f"bottomk($top, {_CONFIDENCE})", "worker {{worker}}"),),
+            4,
+            maximum=1.0,
         ),
     ),
 )

@@ -132,6 +132,7 @@ class FleetView:
     context_tokens: Floats  # KV tokens read by one decode step: own ledger
     kv_used_tokens: Floats  # reported, plus own dispatches since; NaN when never reported
     kv_capacity_tokens: Floats  # from the worker when it was recognized; NaN when unknown
+    cached_tokens: Floats  # on the GPU, in use or not, by its KV events; NaN without them
     prefill_tokens_per_s: Floats  # calibrated on this worker's own first tokens (estimators.speed)
     step_s: Floats  # seconds of one decode step, calibrated on inter-token gaps
     # What the live sessions at home on it will want again, each by the chance that it returns in
@@ -183,6 +184,14 @@ class FleetView:
         work = tokens * (1.0 + self.pair_tokens * (cached + tokens * 0.5))
         seconds: Floats = work / self.prefill_tokens_per_s
         return seconds
+
+    @property
+    def hit_confidence(self) -> Floats:
+        """Share of the hits by a worker's KV events that `hit_tokens` counts, 0..1.
+
+        Less than 1 only where its answers keep finding less than was promised.
+        """
+        return np.ones(len(self))
 
     def lacking_trunk(self) -> Bools:
         """bool[rows]: without the request's whole trunk; where there is none, nobody lacks it."""

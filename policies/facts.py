@@ -111,6 +111,7 @@ class Arrival:
     weight: float = 1.0  # its tenant's share where several wait: twice as much gets twice as much
     deadline_s: float | None = None  # when nobody wants its answer any more, on the same clock
     needs: str | None = None  # a path that not every engine has; None: each has it
+    splits: bool = False  # one worker may prefill it and another one decode
 
 
 @record
@@ -133,6 +134,18 @@ class FirstToken:
 
     now_s: float
     request_id: int
+
+
+@record
+class Prefilled:
+    """The worker that was to prefill a request for another one has done so.
+
+    `cached_tokens` of the prompt were in its cache; None: it did not say.
+    """
+
+    now_s: float
+    request_id: int
+    cached_tokens: int | None = None
 
 
 @record
@@ -184,6 +197,7 @@ class LoadReport:
     running: int
     waiting: int
     kv_used_tokens: float  # NaN when the worker does not say
+    emptied: int = 0  # times it was asked to empty its cache since it began, and did
 
 
 @record
@@ -219,12 +233,17 @@ class ReplayEnd:
     began_anew: bool = False
 
 
+Suspension = Literal["asleep", "paused"]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
     """A worker joined, changed, or left.
 
     `state` "ready" takes requests, "draining" finishes its own, "down" failed its health check
-    or was ejected, "gone" is removed for good.
+    or was ejected, "gone" is removed for good. One that is down may be `suspended`: its engine
+    lives on, and so do its events. "asleep": its cache is empty; "paused": it may be, which vLLM
+    tells with the engine's next step only.
     """
 
     now_s: float
@@ -232,6 +251,7 @@ class WorkerChange:
     state: Literal["ready", "draining", "down", "gone"]
     spec: WorkerFacts | None = None  # given when it joins or is recognized anew
     saved: CacheSnapshot | None = None  # by a router before this one; to be proven
+    suspended: Suspension | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +262,8 @@ class WorkerFacts:
     models: tuple[str, ...]
     block_size: int
     role: Role = "both"
+    group: str | None = None  # its workers take KV from each other; None: it takes and gives none
+    serves_alone: bool = True  # whatever its role: it can prefill and decode a request
     kv_capacity_tokens: float = float("nan")
     max_model_tokens: int | None = None
     prefill_tokens_per_s: float = 15_000.0
@@ -251,6 +273,7 @@ class WorkerFacts:
     max_kv_fraction: float = float("nan")
     weight: float = 1.0
     has_events: bool = True  # False: its cache is mirrored from our own dispatches only
+    keeps_copies: bool = False  # of equal blocks, each with events of its own
     adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
     lacks: frozenset[str] = frozenset()  # paths that it has not got
 
@@ -318,6 +341,7 @@ Fact = (
     Arrival
     | Dispatched
     | FirstToken
+    | Prefilled
     | Progress
     | Finish
     | Failure

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import aiohttp
 import zmq.asyncio
-from aiohttp import web
 
 from policies.facts import Tick, WorkerChange
 from policies.load import load
@@ -23,6 +22,7 @@ from router.cli.process import THREAD_USE, HangWatch, PolicyTrouble
 from router.config.load import reloadable, without
 from router.config.schema import Config
 from router.config.terms import (
+    admin_hosts,
     attempt_terms,
     core_settings,
     fleet_terms,
@@ -39,17 +39,19 @@ from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
 from router.metrics.registry import RouterMetrics
 from router.metrics.replicas import replica_metrics
-from router.metrics.requests import access_metrics, tracing_metrics
+from router.metrics.requests import log_metrics, tracing_metrics
 from router.metrics.tenants import held_metrics, tenant_metrics
 from router.metrics.workers import discovery_metrics
-from router.record.setup import access_log_of, recorder_of, request_log_of
+from router.record.access_log import access_log_of
+from router.record.recorder import recorder_of
+from router.record.request_log import request_log_of
 from router.replicas.replica import Replica
 from router.request.attempts import Attempts
+from router.request.dispatcher import Dispatcher
 from router.request.inference import Inference
 from router.request.prompts import PromptReader
 from router.request.quotas import Tenants
 from router.request.service import Service
-from router.request.switchboard import Switchboard
 from router.request.tokenizing import Tokenizing
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import ClientPort
@@ -62,7 +64,8 @@ log = logging.getLogger(__name__)
 
 _WORKER_SOCKETS = 5
 _SPARE_SOCKETS = 64  # of workers that were removed and are being closed
-_TOKENIZER_THREADS = 2  # tokenizing holds no lock of Python's; two keep a long prompt from blocking
+_READING_THREADS = 2  # of each kind
+_LAST_POLLS_S = 2.5  # for answers under way: TensorRT-LLM waits up to 2 s for events
 
 
 class Router:
@@ -78,19 +81,19 @@ class Router:
             load(config.policy), core_settings(config), config.seed, report, time.monotonic
         )
         core.guard.use = THREAD_USE
-        self.switchboard = Switchboard(core, time.monotonic)
+        self.dispatcher = Dispatcher(core, time.monotonic)
         self.hang_watch = HangWatch(core.guard, time.monotonic, config.policy_hang_s)
         self._request_log = request_log_of(config, core, lambda: len(self.fleet.members))
-        self.switchboard.recorder = recorder_of(config, core)
+        self.dispatcher.recorder = recorder_of(config, core)
         self.zmq = zmq.asyncio.Context()
         # A worker has up to five: its stream, a replay, what tells of connections (two ends each).
         self.zmq.set(zmq.MAX_SOCKETS, _WORKER_SOCKETS * config.limits.workers + _SPARE_SOCKETS)
-        self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._threads = _reading_threads()
         self._context = FleetContext(
             http,
             self.zmq,
             time.monotonic,
-            self.switchboard.tell if config.kv_state is None else self._tell,
+            self.dispatcher.tell if config.kv_state is None else self._tell,
             fleet_terms(config),
             first_seq=core.roster.first_question,
             wants_snapshot=core.roster.wants_snapshot,
@@ -100,14 +103,14 @@ class Router:
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.discovery = discovery_of(self.fleet, lambda: self.config)
         self._keeper = _keeper(config, core, self.fleet)
-        self.switchboard.resync = self._resync
-        self.switchboard.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
-        self.switchboard.stalled = self.fleet.stalled
-        self.tokenizing = Tokenizing(lambda: self.config, self._executor, self.fleet, http)
+        self.dispatcher.resync = self._resync
+        self.dispatcher.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
+        self.dispatcher.stalled = self.fleet.stalled
+        self.tokenizing = Tokenizing(lambda: self.config, self._threads, self.fleet, http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
         self.metrics = RouterMetrics(core, self.fleet, prompts, lines, check, self._keeper)
-        self.service = service = Service(self.switchboard, self.fleet, self.metrics, lines, check)
+        self.service = service = Service(self.dispatcher, self.fleet, self.metrics, lines, check)
         service.refuses = lambda: self.config.drain_refuses
         service.access = self.access = access_log_of(config)
         service.traces = self.traces = exporter(config.tracing)
@@ -117,18 +120,21 @@ class Router:
         keys = self.api_keys = self._rings.get("api_keys_file")
         self.inference = _inference(service, prompts, config, keys)
         use = None if keys is None else keys.shared_use
-        self.replica = Replica(config, core, self.switchboard.tell, use)
+        self.replica = Replica(config, core, self.dispatcher.tell, use)
         self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
         self._show_more(core)
         latest = service.latest
-        admin = (self.switchboard, service, self.fleet, self.inference, latest, self.metrics)
+        admin = (self.dispatcher, service, self.fleet, self.inference, latest, self.metrics)
         self.admin = AdminApi(*admin, self._rings.get("admin_keys_file"))
+        self.admin.hosts = admin_hosts(config)
         self.admin.sources = self.discovery.shown
         self.admin.ui.replicas = partial(replicas_shown, self.replica)
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Read what a router before this one saved, before any worker joins; follow key files."""
+        if self._context.relay is not None:  # now, not when open files have run out
+            self._context.relay.thread()
         self._watching = [asyncio.create_task(ring.watch()) for ring in self._rings.values()]
         self._watching.append(asyncio.create_task(self.admin.ui.run(), name="page"))
         if self._keeper is not None:
@@ -138,10 +144,10 @@ class Router:
 
     def _show_more(self, core: RouterCore) -> None:
         register = self.metrics.register
-        register(lambda: access_metrics(self.access))
+        register(lambda: log_metrics("access", self.access))
         register(lambda: tracing_metrics(self.traces))
         register(lambda: tenant_metrics(self.service.counts))
-        register(lambda: held_metrics(core, self.switchboard.clock()))
+        register(lambda: held_metrics(core, self.dispatcher.clock()))
         register(lambda: discovery_metrics(self.discovery, self.fleet))
         register(lambda: replica_metrics(self.replica))
 
@@ -150,16 +156,17 @@ class Router:
         forwards = self.config.unknown_paths == "forward"
         return ClientPort(self.inference.handle, self.service, forwards)
 
-    def admin_app(self) -> web.Application:
-        """The application of the admin port."""
-        return self.admin.app(self.config.limits.body_bytes)
+    async def relay_turn(self) -> None:
+        """Return once the relay's thread has had a turn."""
+        if self._context.relay is not None:
+            await self._context.relay.turn()
 
     async def tick(self) -> None:
         """Tell the core the time, for ever."""
-        core = self.switchboard.core
+        core = self.dispatcher.core
         while True:
             await asyncio.sleep(self.config.intervals.tick_s)
-            self.switchboard.tell(Tick(self.switchboard.clock()))
+            self.dispatcher.tell(Tick(self.dispatcher.clock()))
             self.fleet.sweep(lambda worker_id: len(core.ledger.on_worker(worker_id)))
 
     def apply(self, config: Config) -> list[str]:
@@ -172,7 +179,7 @@ class Router:
         policy = load(config.policy)
         specs = [parse_worker_spec(spec) for spec in config.workers]
         if "policy" in applied:
-            self.switchboard.set_policy(policy)
+            self.dispatcher.set_policy(policy)
         lines = [f"{key}: {reason}" for key, reason in refused.items()]
         if "workers" in applied or "discovery" in applied:
             lines += self.discovery.apply(specs, config.discovery)
@@ -188,6 +195,7 @@ class Router:
         """Give each part what it needs of the configuration in force."""
         config, attempts = self.config, self.inference.attempts
         self._context.terms = fleet_terms(config)
+        self.admin.hosts = admin_hosts(config)
         self.inference.terms = inference_terms(config)
         attempts.terms = attempt_terms(config)
         if attempts.migrations is not None:
@@ -229,6 +237,8 @@ class Router:
         """Stop following workers, write what waits, free sockets and threads."""
         for task in self._watching:
             task.cancel()
+        if self.config.state is not None:  # while what is read is ours to tell
+            await self._context.readers.finish(_LAST_POLLS_S)
         await self.replica.aclose()
         if self._request_log is not None:  # before the fleet goes, which a header counts
             await asyncio.to_thread(self._request_log.close)
@@ -242,20 +252,30 @@ class Router:
         await self.fleet.aclose()
         if self._context.relay is not None:  # after the connections that it has to workers
             self._context.relay.stop()
-        if self.switchboard.recorder is not None:
-            await asyncio.to_thread(self.switchboard.recorder.close)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self.dispatcher.recorder is not None:
+            await asyncio.to_thread(self.dispatcher.recorder.close)
+        for threads in self._threads:
+            threads.shutdown(wait=False, cancel_futures=True)
         self.zmq.destroy(linger=0)
 
     def _tell(self, fact: WorkerFact) -> None:
         if self._keeper is not None and isinstance(fact, WorkerChange):
             fact = self._keeper.heard(fact)
-        self.switchboard.tell(fact)
+        self.dispatcher.tell(fact)
 
     def _resync(self, worker_id: int, from_seq: int) -> None:
         member = self.fleet.members.get(worker_id)
         if member is not None and member.feed is not None:
             member.feed.resync(from_seq)
+
+
+def _reading_threads() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
+    """Those that tokenize, and those that read long bodies, for which nobody else must wait."""
+    one, other = (
+        ThreadPoolExecutor(_READING_THREADS, thread_name_prefix=name)
+        for name in ("tokenizer", "long-body")
+    )
+    return one, other
 
 
 def _inference(

@@ -7,7 +7,7 @@ once. Folders with long files go first, so that short ones end the run together.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from tests.effort import examples
 from tests.forks.starting import forking
-from tests.tiers import NOT_LIVE, QUICK_TIER, TIERS, tier_of
+from tests.tiers import NOT_LIVE, QUICK_TIER, TIERS, lacks_of_ci, tier_of
 
 # The models of tests are tiny: more threads of torch would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,7 +33,7 @@ LONGEST_FIRST = (
     "server",
 )
 TESTS = Path(__file__).parent
-BUILD_S = 900  # the first native test of a kind builds what it runs
+BUILD_S = 900  # the first test of a kind builds, or starts, what it runs
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tier = _tier(item)
         if tier is not None:
             item.add_marker(tier)
-        if tier == "native" and item.get_closest_marker("timeout") is None:
+        if tier in ("native", "engines") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(BUILD_S))
     wanted = config.getoption("tier")
     if wanted is not None:
@@ -82,6 +82,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(
                 f"groups of tests are lost, of {lost[0]} and {len(lost)} in all"
             )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A skip for want of what CI installs is a failure there: else nobody would miss the test."""
+    report = yield
+    skip = call.excinfo.value if call.excinfo else None
+    if isinstance(skip, pytest.skip.Exception) and os.environ.get("CI") == "true":
+        lacking = lacks_of_ci(str(skip))
+        if lacking:
+            report.outcome = "failed"
+            report.longrepr = f"{', '.join(lacking)}: .ci/run installs it ({skip})"
+    return report
 
 
 def _tier(item: pytest.Item) -> str | None:

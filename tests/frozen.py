@@ -1,13 +1,19 @@
-"""Processes that run no more for a while."""
+"""Processes, and single threads of them, that run no more for a while."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 _WAIT_S = 30.0
+_DETACH, _SEIZE, _INTERRUPT = 17, 0x4206, 0x4207  # ptrace(2)
 
 
 def freeze(pid: int) -> None:
@@ -17,6 +23,34 @@ def freeze(pid: int) -> None:
     while not all(_has_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()):
         assert time.monotonic() < until_s, f"process {pid} does not stop"
         time.sleep(1e-3)
+
+
+@contextmanager
+def thread_frozen(pid: int, name: str) -> Iterator[None]:
+    """One thread of a process stands still; its others go on. Skips where that is not allowed."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    (task,) = [task for task in tasks if (task / "comm").read_text().strip() == name]
+    try:
+        _ptrace(_SEIZE, int(task.name))
+    except PermissionError:
+        pytest.skip("this user may not trace other processes (ptrace)")
+    try:
+        _ptrace(_INTERRUPT, int(task.name))
+        until_s = time.monotonic() + _WAIT_S
+        while not _has_stopped(task):
+            assert time.monotonic() < until_s, f"thread {name} does not stop"
+            time.sleep(1e-3)
+        yield
+    finally:
+        _ptrace(_DETACH, int(task.name))
+
+
+def _ptrace(request: int, thread: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long] * 4
+    if libc.ptrace(request, thread, 0, 0) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _has_stopped(task: Path) -> bool:

@@ -1,11 +1,13 @@
-"""Which `make` target runs a test: quick (`make test`), live or native, told by its path.
+"""Which `make` target runs a test: quick (`make test`), live, native or engines, told by its path.
 
 Nobody has to mark a test: what no pattern here matches is quick. A test that is unlike its file
-says so itself, by `@pytest.mark.live` or `@pytest.mark.native`.
+says so itself, by a mark of the tier's name.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 from fnmatch import fnmatch
 
 # Needs more than the ordinary build made: sanitizers, fuzzers, the CUDA emulator, nvcc.
@@ -32,23 +34,36 @@ LIVE = (
     "simulator/test_stack.py",
     "simulator/test_sweep_dask.py",
 )
+# Needs real engines, in environments of their own (tests/engines/environment.py).
+ENGINES = ("engines/test_*.py",)
+NOT_ENGINES = ("engines/test_compatibility.py",)
 # These share one stack and only ask it (tests/live/conftest.py), or read files.
 NOT_LIVE = (
     "live/test_first_light.py",
     "live/test_bad_input.py",
     "grafana/test_dashboard_files.py",
 )
+# What `.ci/run` installs: elsewhere a test that lacks one of them is skipped, and fails under CI.
+INSTALLED_BY_CI = ("chromium", "clang++", "promtool", "prometheus", "ip", "redis-server")
 QUICK_TIER = "quick"
-TIERS = ("live", "native")  # also the names of their marks
+TIERS = ("live", "native", "engines")  # also the names of their marks
 
 
 def tier_of(path: str) -> str | None:
     """The tier of a file below tests/; None: quick."""
     if _matches(path, NATIVE) and not _matches(path, NOT_NATIVE):
         return "native"
+    if _matches(path, ENGINES) and not _matches(path, NOT_ENGINES):
+        return "engines"
     if _matches(path, LIVE) and not _matches(path, NOT_LIVE):
         return "live"
     return None
+
+
+def lacks_of_ci(reason: str) -> list[str]:
+    """Programs that CI installs, that are not here, and that the reason of a skip names."""
+    named = re.findall(r"[\w+-]+", reason)
+    return [name for name in INSTALLED_BY_CI if name in named and shutil.which(name) is None]
 
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:

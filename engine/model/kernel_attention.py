@@ -22,10 +22,9 @@ from engine.model.rope import Rotary
 from kvkernels.ops import append as _append  # noqa: F401 - defines the operator
 from kvkernels.ops import prefill as prefill_plan
 from kvkernels.ops import shared_decode as shared_plan
-from kvkernels.ops.decode import workspace_of
 from kvkernels.ops.prefill import PrefillPlan, plan_prefill, prefill
 from kvkernels.ops.shared_costs import AttentionShape, Costs
-from kvkernels.ops.shared_decode import SharedPlan, SharedPlanner, shared_decode
+from kvkernels.ops.shared_decode import SharedPlan, SharedPlanner, shared_decode, workspace_of
 
 ALIGNED = 4  # words
 

@@ -166,7 +166,7 @@ def _attention_lacks(
     import torch
 
     from engine.model.kv_cache import kv_storage
-    from kvkernels.ops import append, decode, prefill
+    from kvkernels.ops import append, prefill, shared_decode
 
     wide: torch.dtype = getattr(torch, dtype)
     stored = kv_storage(config, quantization.kv, device, wide)
@@ -175,7 +175,7 @@ def _attention_lacks(
     shape = heads.stop - heads.start, kv_heads.stop - kv_heads.start, config.head_dim
     return (
         append.unsupported(config.head_dim, wide, stored)
-        or decode.unsupported(*shape, block_size, wide)
+        or shared_decode.unsupported(*shape, block_size, wide)
         or prefill.unsupported(*shape, block_size, wide)
     )
 

@@ -18,10 +18,9 @@ import torch
 from engine.model.batch import is_cuda
 from engine.model.config import ModelError
 from kvkernels.ops.calibration import PAGE, Calibration
-from kvkernels.ops.decode import workspace_of
 from kvkernels.ops.operator import cuda_library
 from kvkernels.ops.shared_costs import AttentionShape, Costs
-from kvkernels.ops.shared_decode import Step, shared_decode
+from kvkernels.ops.shared_decode import Step, shared_decode, workspace_of
 
 FLUSH_BYTES = 256 << 20  # written before each run; several times an L2 cache
 

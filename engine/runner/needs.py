@@ -35,9 +35,8 @@ from engine.model.kv_cache import kv_storage
 from engine.model.layers import MAX_WIDENED
 from engine.runner.graphs import graph_pages
 from engine.runner.kernel_costs import read_costs
-from kvkernels.ops.decode import workspace_bytes
 from kvkernels.ops.shared_costs import Costs
-from kvkernels.ops.shared_decode import most_slots
+from kvkernels.ops.shared_decode import most_slots, workspace_bytes
 
 CPU_KV_TOKENS = 65_536  # by default: a machine's memory is not the engine's alone
 SAMPLING_COPIES = 4  # of the logits that filters and draws work on

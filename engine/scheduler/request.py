@@ -44,7 +44,7 @@ class Request:
     """One request; lifetime: request. Only the scheduler changes it after `Scheduler.add`.
 
     `chain` holds the chain hashes of the full blocks of prompt and output; left empty, the
-    scheduler fills it in from `prompt` and `seed` (uint64, kvkernels.seeds). Raises TypeError
+    scheduler fills it in from `prompt` and `seed` (uint64, kvkernels.chain_seed). Raises TypeError
     for a prompt that is not a contiguous one-dimensional int32 array.
     """
 

@@ -20,8 +20,7 @@ from engine.server.metrics import KEPT_STEPS
 from engine.server.openai import WORKER, check_model, encoded_chat, tokens_of
 from engine.server.worker import Worker
 from engine.wire.tokens import Message
-from kvkernels import chain_hashes
-from kvkernels.seeds import chain_seed
+from kvkernels import chain_hashes, chain_seed
 
 DEFAULT_STEPS = 100
 _MAX_DIGITS = 6

@@ -27,7 +27,7 @@ from engine.server.events import EventLog, KvPublisher
 from engine.server.metrics import Counters, StepLog, StepRecords, WorkerCollector
 from engine.server.settings import ServedModel, WorkerSettings, timed
 from engine.wire.tokens import Tokenizer
-from kvkernels.seeds import chain_seed
+from kvkernels import chain_seed
 
 Tokens = npt.NDArray[np.int32]
 

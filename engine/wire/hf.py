@@ -19,6 +19,7 @@ from engine.wire.template import ChatTemplate, ContentFormat
 from engine.wire.tokens import Chat, PromptError
 
 MAX_FILE_BYTES = 256 << 20
+_PART_IDS = 1 << 16  # of a longer prompt, taken at a time: other threads wait for each part
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -193,6 +194,7 @@ class HfTokenizer:
             self._tokenizer = load_tokenizer(text, config, special)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+        self._tokenizer.enable_truncation(_PART_IDS)  # what is cut off is kept as further parts
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._cuts = cuts_of(msgspec.json.decode(text), added)
         self._templates = {
@@ -224,7 +226,17 @@ class HfTokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(f"the prompt is not valid Unicode: {error.reason}") from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike `encode`, a batch is encoded without Python's lock, and without offsets.
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        rest = encoding.overflowing
+        if rest and add_special_tokens:  # each part would have them
+            before, after = self.framing
+            return [*before, *self.encode(text, False), *after]
+        ids: list[int] = encoding.ids
+        for part in rest:
+            ids += part.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:

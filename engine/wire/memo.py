@@ -11,14 +11,14 @@ import hashlib
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.wire.tokens import Chat, Tokenizer
+from engine.wire.tokens import Chat, PromptError, Tokenizer
 
 # All of these look at one piece alone. Metaspace's "first" asks whether its piece begins at 0,
 # which no piece after an added token does.
@@ -33,6 +33,9 @@ _KNOWN_PARTS = frozenset(
 _KNOWN_MODELS = frozenset({"BPE", "Unigram", "WordPiece", "WordLevel"})
 MAX_NESTED = 100  # runs of white space are tokens of up to some dozens
 MIN_PIECE_CHARS = 256  # shorter pieces cost more to keep than to encode
+# Looked through, and made an array of, at a time: neither lets another thread run meanwhile.
+_WINDOW_CHARS = 1 << 18
+_WINDOW_IDS = 1 << 16
 
 
 class AddedToken(Protocol):
@@ -59,7 +62,9 @@ class Cuts:
         self._cutting = frozenset(token.content for token in tokens if _cuts_before(token))
         if not self._cutting:
             raise ValueError("no added token that a text can be cut at")
-        self._found = re.compile(any_of({token.content for token in tokens if token.content}))
+        contents = {token.content for token in tokens if token.content}
+        self._found = re.compile(any_of(contents))
+        self._longest = max(map(len, contents))
 
     def of(self, text: str) -> list[int]:
         """The ends of the pieces, ascending; the last is the text's length.
@@ -68,13 +73,24 @@ class Cuts:
         """
         ends: list[int] = []
         next_at = MIN_PIECE_CHARS
-        for found in self._found.finditer(text):
-            at = found.start()
-            if at >= next_at and found.group() in self._cutting:
+        for at, found in self._tokens_of(text):
+            if at >= next_at and found in self._cutting:
                 ends.append(at)
                 next_at = at + MIN_PIECE_CHARS
         ends.append(len(text))
         return ends
+
+    def _tokens_of(self, text: str) -> Iterator[tuple[int, str]]:
+        """Where each added token is, in turn."""
+        start = 0
+        for end in range(_WINDOW_CHARS, len(text) + _WINDOW_CHARS, _WINDOW_CHARS):
+            # A token may begin in this window and end in the next one.
+            for found in self._found.finditer(text, start, end + self._longest - 1):
+                if found.start() >= end:
+                    break
+                start = found.end()
+                yield found.start(), found.group()
+            start = max(start, end)
 
 
 def cuts_of(description: Mapping[str, Any], tokens: Iterable[AddedToken]) -> Cuts | None:
@@ -162,14 +178,29 @@ class Cutting(Protocol):
         """Ids put before and after a text that is encoded with special tokens."""
 
 
+def _array(ids: Sequence[int]) -> Tokens:
+    array = np.empty(len(ids), dtype=np.int32)
+    for at in range(0, len(ids), _WINDOW_IDS):
+        array[at : at + _WINDOW_IDS] = ids[at : at + _WINDOW_IDS]
+    return array
+
+
 class MemoEncoder:
     """Encodes through a memo of at most `max_bytes`, the least recently used pieces leaving first.
 
     Lifetime: process. Safe to call from several threads. Where the tokenizer's texts cannot be
     cut (`cutting` is None, or knows no cuts), or with `max_bytes` 0, it is the bare tokenizer.
+    Texts of more than `max_chars` are refused.
     """
 
-    def __init__(self, tokenizer: Tokenizer, cutting: Cutting | None, max_bytes: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        cutting: Cutting | None,
+        max_bytes: int,
+        max_chars: int | None = None,
+    ) -> None:
+        self._max_chars = max_chars
         self._tokenizer = tokenizer
         self._cuts = cutting.cuts if cutting is not None and max_bytes > 0 else None
         before, after = cutting.framing if cutting is not None else ([], [])
@@ -185,8 +216,10 @@ class MemoEncoder:
 
     def encode(self, text: str, add_special_tokens: bool = True, salt: str | None = None) -> Tokens:
         """Ids of a plain prompt, int32; equal to the tokenizer's own. Raises PromptError."""
+        if self._max_chars is not None and len(text) > self._max_chars:
+            raise PromptError(f"the prompt has more than {self._max_chars} characters")
         if self._cuts is None:
-            return np.array(self._tokenizer.encode(text, add_special_tokens), dtype=np.int32)
+            return _array(self._tokenizer.encode(text, add_special_tokens))
         pieces = self._ids(text, self._cuts, salt)
         if add_special_tokens:
             pieces = [self._before, *pieces, self._after]
@@ -194,8 +227,8 @@ class MemoEncoder:
 
     def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
         """The prompt of a chat as ids, int32. Raises PromptError."""
-        if self._cuts is None:
-            return np.array(self._tokenizer.encode_chat(chat, now_s), dtype=np.int32)
+        if self._cuts is None and self._max_chars is None:
+            return _array(self._tokenizer.encode_chat(chat, now_s))
         text = self._tokenizer.render(chat, now_s)
         return self.encode(text, chat.add_special_tokens, salt)
 
@@ -213,7 +246,7 @@ class MemoEncoder:
         start = encoded_chars = 0
         for key, ids, end in zip(keys, known, ends, strict=True):
             if ids is None:
-                ids = np.array(self._tokenizer.encode(text[start:end], False), dtype=np.int32)
+                ids = _array(self._tokenizer.encode(text[start:end], False))
                 ids.setflags(write=False)
                 new.append((key, ids))
                 encoded_chars += end - start

@@ -105,11 +105,15 @@ TTFT = "vllm:time_to_first_token_seconds"
 INTER_TOKEN = "vllm:inter_token_latency_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
 CACHE_CONFIG = "vllm:cache_config_info"
-SLEEP_STATE = "vllm:engine_sleep_state"  # label `sleep_state`; one of its series is 1
+SLEEP_STATE = "vllm:engine_sleep_state"  # label `sleep_state`; one of its series is 1, or none
+# Answers by path and status, of vLLM's HTTP server. Its KV events tell of a cache that was emptied
+# with the engine's next step only.
+HTTP_REQUESTS = "http_requests"
+EMPTYING = ("/reset_prefix_cache", "/sleep", "/pause", "/release_kv_cache_memory")
 
 _RANK = "engine"  # the label
 _WANTED = (
-    *(RUNNING, WAITING, KV_USAGE, KV_USAGE_OLD, CACHE_CONFIG, SLEEP_STATE),
+    *(RUNNING, WAITING, KV_USAGE, KV_USAGE_OLD, CACHE_CONFIG, SLEEP_STATE, HTTP_REQUESTS),
     *(PREFIX_QUERIES, PREFIX_HITS, PREFIX_QUERIES_OLD, PREFIX_HITS_OLD),
 )
 
@@ -126,6 +130,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     prefix_hit_tokens: int | None = None  # since start
     model_name: str | None = None
     asleep: bool = False  # its weights are put away; it answers health probes all the same
+    paused: bool = False  # sleeps at level 0: it has all it had
+    emptied: int = 0  # times that it was asked to do what empties a cache, and did
 
     @property
     def kv_capacity_tokens(self) -> int | None:
@@ -158,14 +164,18 @@ def _load_of(found: Iterable[Sample]) -> EngineLoad:
     model_name: str | None = None
     block_size: int | None = None
     blocks = 0
-    awake: list[bool] = []
+    states: dict[str, bool] = {}
+    emptied = 0
     for sample in found:
         if sample.name == CACHE_CONFIG:
             block_size = label_count(sample, "block_size") or block_size
             blocks += label_count(sample, "num_gpu_blocks") or 0
         elif sample.name == SLEEP_STATE:
-            if sample.value == 1:
-                awake.append(sample.labels.get("sleep_state") == "awake")
+            state = sample.labels.get("sleep_state", "")
+            states[state] = states.get(state, False) or sample.value == 1
+        elif sample.name == HTTP_REQUESTS:
+            done = sample.labels.get("status", "").startswith("2")
+            emptied += int(sample.value) if done and sample.labels.get("handler") in EMPTYING else 0
         else:
             values.setdefault(sample.name, []).append(sample.value)
             model_name = model_name or sample.labels.get("model_name")
@@ -181,7 +191,9 @@ def _load_of(found: Iterable[Sample]) -> EngineLoad:
         prefix_query_tokens=_total(values, PREFIX_QUERIES, PREFIX_QUERIES_OLD),
         prefix_hit_tokens=_total(values, PREFIX_HITS, PREFIX_HITS_OLD),
         model_name=model_name,
-        asleep=bool(awake) and not any(awake),
+        asleep=not states.get("awake") and any(states.values()),
+        paused=states.get("awake") is False and not any(states.values()),
+        emptied=emptied,
     )
 
 

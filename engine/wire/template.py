@@ -145,6 +145,9 @@ def _prepared(message: Message, wants_parts: bool) -> Message:
     return ready
 
 
+_ARGUMENTS_PARTS = 1 << 16  # a parser builds them while all other threads wait
+
+
 def _parsed_calls(calls: object) -> list[Any]:
     """Tool calls with their arguments as objects: clients send them as JSON text.
 
@@ -159,13 +162,22 @@ def _parsed_calls(calls: object) -> list[Any]:
             raise PromptError("each tool call must be an object with a function", "messages")
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            try:
-                arguments = msgspec.json.decode(arguments)
-            except (msgspec.DecodeError, RecursionError, UnicodeError):
-                arguments = None
+            arguments = _parsed(arguments)
         usable = arguments if isinstance(arguments, dict) else {}
         parsed.append({**call, "function": {**function, "arguments": usable}})
     return parsed
+
+
+def _parsed(arguments: str) -> Any:
+    """The object in `arguments`; anything where there is none."""
+    if not arguments.lstrip(" \t\r\n").startswith("{"):
+        return None
+    if sum(map(arguments.count, ",[{")) > _ARGUMENTS_PARTS:
+        raise PromptError("the arguments of a tool call have too many parts", "messages")
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return None
 
 
 def developer_as_system(messages: list[Message]) -> list[Message]:

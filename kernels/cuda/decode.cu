@@ -106,7 +106,7 @@ struct Call {
 
 // q [R, H, D] over pages [page, token, KH, D] by page_table [R, pages] -> out [R, H, D]. The plan
 // (item_count [1], items [N, 4], merge_starts [R + 1], merge_slots [S]) is that of
-// `plan_decode` (`kvkernels/ops/decode.py`); partial [S, H, D] and partial_lse [S, H] are
+// `plan_decode` (`tests/oracles/decode.py`); partial [S, H, D] and partial_lse [S, H] are
 // workspace. Scales [page, token, KH] where pages are INT8 or FP8 e4m3.
 WR_EXPORT int wr_decode(const wr_tensor* q, const wr_tensor* k_pages, const wr_tensor* v_pages,
                         const wr_tensor* page_table, const wr_tensor* item_count,

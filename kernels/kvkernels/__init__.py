@@ -4,15 +4,20 @@ Owns: chain hashes (XXH3-64 over token blocks), the index of which worker holds 
 decoding of KV events and what they say of one worker, the mirror of workers that tell nothing, who
 uses which blocks, the arithmetic over a pool's columns, what routing needs of a plain request's
 head and body, the engine on virtual time, and the relay's thread.
-Gives: `chain_hashes`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`, `PrefixOwners`,
-`plain_head`, `scan_request`, `drain_queues`, `missing_tokens` and what else a decision asks of
-columns. `VirtualWorker` is the engine on virtual time. `Relay`, a thread that carries requests and
-replies, is None where there is no Linux: the router relays in Python there. Without a native build
-that fits, importing this package raises an ImportError that names the command that makes one.
+Gives: `chain_hashes`, `chain_seed`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`,
+`PrefixOwners`, `plain_head`, `scan_request`, `body_fields`, `drain_queues`, `missing_tokens` and
+what else a decision asks of columns. `VirtualWorker` is the engine on virtual time. `Relay`, a
+thread that carries requests and replies, is None where there is no Linux: the router relays in
+Python there.
+Without a native build that fits, importing this package raises an ImportError that names the
+command that makes one.
 Never imports: anything else of this project. Torch is imported by `kvkernels.ops` alone, which
 this face leaves alone.
 Start reading at: `_native.pyi`; `tests/oracles` states what `kernels/src/` does in Python.
 """
+
+import msgspec
+import xxhash
 
 try:
     from kvkernels._native import (
@@ -25,15 +30,19 @@ try:
         PromptText,
         VirtualWorker,
         WorkerBlocks,
+        body_fields,
         chain_hashes,
         cheapest,
         drain_queues,
         hit_tokens,
+        json_items,
+        json_text,
         load_tokens,
         median_product,
         missing_tokens,
         plain_head,
         scan_request,
+        token_ids,
     )
 except ImportError as error:
     raise ImportError(
@@ -76,13 +85,29 @@ __all__ = [
     "RelayTimeouts",
     "VirtualWorker",
     "WorkerBlocks",
+    "body_fields",
     "chain_hashes",
+    "chain_seed",
     "cheapest",
     "drain_queues",
     "hit_tokens",
+    "json_items",
+    "json_text",
     "load_tokens",
     "median_product",
     "missing_tokens",
     "plain_head",
     "scan_request",
+    "token_ids",
 ]
+
+
+def chain_seed(model: str, lora: str | None = None, salt: str | None = None) -> int:
+    """uint64 seed of `chain_hashes` for a request: others' adapters or salts share no block.
+
+    0 for a base model without salt, else XXH3-64 of the msgpack array [model, lora or nil,
+    salt or nil] in its shortest encoding (docs/structure.md, block identity).
+    """
+    if not lora and not salt:
+        return 0
+    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([model, lora or None, salt or None]))

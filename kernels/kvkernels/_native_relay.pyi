@@ -148,10 +148,10 @@ class Relay:
     """Carries requests on a thread of its own. Each `submit`, and each `close`, returns a number
     under which `take` gives its marks: (number, seconds, status, events, end). A mark of the first
     byte has a status, one of progress has none, the last one has the end. `marks_fd` is readable
-    when there are some. After `cancel` nothing more is written to the client; it returns how many
-    bytes that has, whether its reply is framed by the connection's end, and whether it is whole:
-    the job ends then as if nobody had given it up. Raises RuntimeError once stopped, OSError
-    where no socket can be had.
+    when there are some. The client's socket is lent until the end was taken, or `cancel` called,
+    which returns how many bytes the client has, whether its reply is framed by the connection's
+    end, and whether it is whole: the job ends then as if nobody had given it up. Raises
+    RuntimeError once stopped, OSError where no thread or event file can be had.
     """
 
     def __init__(self) -> None: ...

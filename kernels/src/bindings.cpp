@@ -1,22 +1,11 @@
 // What Python sees of the C++ core: a table of contents. Arguments are checked in arguments.h,
 // the work is done elsewhere, with the GIL released. `kvkernels/_native.pyi` says the same in
 // Python's words, `tests/oracles` does the same in plain Python; tests compare all three.
-#include <nanobind/nanobind.h>
+#include "bindings.h"
 
 #include "arguments.h"
 #include "chain.h"
-#include "columns_bindings.h"
-#include "event_bindings.h"
-#include "index_bindings.h"
-#include "mirror_bindings.h"
-#include "prefix_owners_bindings.h"
-#include "request_head_bindings.h"
-#include "request_scan_bindings.h"
-#ifdef KV_RELAY
-#include "relay/relay_bindings.h"
-#endif
 #include "results.h"
-#include "worker_bindings.h"
 
 namespace nb = nanobind;
 using kv::arguments::Tokens;

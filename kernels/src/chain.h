@@ -3,11 +3,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace kv {
 
 // XXH3-64, seed 0, of `size` bytes in a row.
 std::uint64_t hash_bytes(const std::uint8_t* bytes, std::size_t size);
+
+// The seed that starts a chain; `kvkernels.chain_seed` says why there is one. 0 without adapter and
+// salt (empty is none), else XXH3-64 of [model, adapter or nil, salt or nil] as msgpack in its
+// shortest form.
+std::uint64_t chain_seed(std::string_view model, std::string_view lora, std::string_view salt);
 
 // Writes the chain hashes of `blocks` full blocks of `block_size` tokens each to `chain`:
 //   h_i = XXH3-64(h_{i-1} as 8 little-endian bytes + tokens of block i), h_{-1} = seed.

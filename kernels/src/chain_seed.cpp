@@ -1,5 +1,3 @@
-#include "chain_seed.h"
-
 #include <string>
 
 #include "chain.h"

@@ -1,4 +1,4 @@
-#include "columns_bindings.h"
+#include "bindings.h"
 
 #include "arguments.h"
 #include "columns.h"

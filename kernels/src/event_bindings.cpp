@@ -1,5 +1,5 @@
 // Python's side of the event path: batches of KV events, and one worker's blocks.
-#include "event_bindings.h"
+#include "bindings.h"
 
 #include <memory>
 #include <string>
@@ -124,7 +124,7 @@ nb::list listed(const EventBatch& self) {
 }
 
 void make_blocks(WorkerBlocks* self, PrefixIndex& index, nb::handle worker, nb::handle block_size,
-                 const nb::str& model, nb::handle max_parked) {
+                 const nb::str& model, nb::handle max_parked, bool counts_copies) {
   const std::int64_t slot = integer(worker, "worker");
   const auto size = in_range(block_size, "block_size", 1, EventBatch::kMaxBlockSize);
   const auto parked = in_range(max_parked, "max_parked", 0, INT32_MAX);
@@ -133,12 +133,20 @@ void make_blocks(WorkerBlocks* self, PrefixIndex& index, nb::handle worker, nb::
   if (name == nullptr) throw nb::python_error();
   new (self) WorkerBlocks(index, slot, static_cast<std::uint32_t>(size),
                           {name, static_cast<std::size_t>(bytes)},
-                          static_cast<std::size_t>(parked));
+                          static_cast<std::size_t>(parked), counts_copies);
 }
 
-void apply(WorkerBlocks& self, const EventBatch& batch) {
-  const Unlocked unlocked;
-  self.apply(batch);
+nb::object array_or_none(const std::vector<std::uint64_t>& hashes) {
+  return hashes.empty() ? nb::none() : array_of(std::span<const std::uint64_t>(hashes));
+}
+
+nb::object apply(WorkerBlocks& self, const EventBatch& batch) {
+  std::vector<std::uint64_t> left;
+  {
+    const Unlocked unlocked;
+    left = self.apply(batch);
+  }
+  return array_or_none(left);
 }
 
 void store(WorkerBlocks& self, nb::handle names, nb::handle parent, nb::handle chain,
@@ -176,11 +184,15 @@ void store_tokens(WorkerBlocks& self, nb::handle names, nb::handle parent, nb::h
   self.store_tokens(run, start);
 }
 
-void remove_blocks(WorkerBlocks& self, nb::handle names, nb::handle tier) {
+nb::object remove_blocks(WorkerBlocks& self, nb::handle names, nb::handle tier) {
   const Hashes blocks(names, "names");
   const std::uint8_t from = tier_of(tier);
-  const Unlocked unlocked;
-  self.remove(blocks.span(), from);
+  std::vector<std::uint64_t> left;
+  {
+    const Unlocked unlocked;
+    left = self.remove(blocks.span(), from);
+  }
+  return array_or_none(left);
 }
 
 nb::object chains(const WorkerBlocks& self, nb::handle tier) {
@@ -233,12 +245,13 @@ void kv::bind_events(nb::module_& module) {
            "What `WorkerBlocks.dump` gave at that moment.");
   nb::class_<WorkerBlocks>(module, "WorkerBlocks", "One worker's blocks, told to the index.")
       .def("__init__", calls::make_blocks, nb::arg("index"), arg("worker"), arg("block_size"),
-           nb::arg("model"), arg("max_parked") = 65536, nb::keep_alive<1, 2>(),
+           nb::arg("model"), arg("max_parked") = 65536,
+           nb::arg("counts_copies") = false, nb::keep_alive<1, 2>(),
            nb::sig("def __init__(self, index: PrefixIndex, worker: int, block_size: int, "
-                   "model: str, max_parked: int = 65536) -> None"))
+                   "model: str, max_parked: int = 65536, counts_copies: bool = False) -> None"))
       .def("apply", calls::apply, nb::arg("batch"),
-           nb::sig("def apply(self, batch: EventBatch) -> None"),
-           "All events of a batch, in order.")
+           nb::sig("def apply(self, batch: EventBatch) -> Hashes | None"),
+           "All events of a batch, in order; uint64: the chain hashes that left tier 0 by it.")
       .def("store", calls::store, arg("names"), arg("parent"), arg("chain"), arg("tier") = 0,
            nb::sig("def store(self, names: Buffer, parent: int | None, chain: Buffer, "
                    "tier: int = 0) -> None"),
@@ -249,8 +262,8 @@ void kv::bind_events(nb::module_& module) {
                    "seed: int, tier: int = 0, extras: Sequence[bytes] = ()) -> None"),
            "Blocks told by their tokens, in order.")
       .def("remove", calls::remove_blocks, arg("names"), arg("tier") = 0,
-           nb::sig("def remove(self, names: Buffer, tier: int = 0) -> None"),
-           "These blocks left a tier.")
+           nb::sig("def remove(self, names: Buffer, tier: int = 0) -> Hashes | None"),
+           "These blocks left a tier; returns as `apply`.")
       .def("clear", &WorkerBlocks::clear, nb::call_guard<Unlocked>(),
            nb::sig("def clear(self) -> None"), "Forget all, in the index too.")
       .def("chains", calls::chains, arg("tier") = 0,

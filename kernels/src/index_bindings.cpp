@@ -1,4 +1,4 @@
-#include "index_bindings.h"
+#include "bindings.h"
 
 #include <memory>
 #include <string>

@@ -109,10 +109,10 @@ void JsonReader::digits() {
   while (at_ < end_ && is_digit(*at_)) ++at_;
 }
 
-JsonReader::Number JsonReader::number() {
+// A number, wherever it ends; returns the digits of its exponent, -1 where it is an integer.
+std::ptrdiff_t JsonReader::written_number() {
   next();
-  const std::uint8_t* from = at_;
-  bool is_integer = true;
+  std::ptrdiff_t exponent_digits = -1;
   if (at_ < end_ && *at_ == '-') ++at_;
   if (at_ < end_ && *at_ == '0') {
     ++at_;
@@ -120,21 +120,27 @@ JsonReader::Number JsonReader::number() {
     digits();
   }
   if (at_ < end_ && *at_ == '.') {
-    is_integer = false;
+    exponent_digits = 0;
     ++at_;
     digits();
   }
   if (at_ < end_ && (*at_ | 0x20) == 'e') {
-    is_integer = false;
     ++at_;
     if (at_ < end_ && (*at_ == '+' || *at_ == '-')) ++at_;
     const std::uint8_t* exponent = at_;
     digits();
-    if (at_ - exponent > 2) throw Unusual{};
+    exponent_digits = at_ - exponent;
   }
+  return exponent_digits;
+}
+
+JsonReader::Number JsonReader::number() {
+  next();
+  const std::uint8_t* from = at_;
+  const std::ptrdiff_t exponent_digits = written_number();
   const auto size = static_cast<std::size_t>(at_ - from);
-  if (size > 32) throw Unusual{};
-  return {{reinterpret_cast<const char*>(from), size}, is_integer};
+  if (exponent_digits > 2 || size > 32) throw Unusual{};
+  return {{reinterpret_cast<const char*>(from), size}, exponent_digits < 0};
 }
 
 std::int64_t JsonReader::integer(std::int64_t least, std::int64_t most) {

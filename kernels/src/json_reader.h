@@ -4,10 +4,12 @@
 // raises `Unusual`, and who called reads the bytes with a parser that can say what is wrong.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace kv {
@@ -45,6 +47,24 @@ inline std::uint8_t* write_utf8(std::uint8_t* out, std::uint32_t character) {
   }
   return out;
 }
+
+// Hands a sink a character as the bytes of its UTF-8.
+template <class Sink>
+void run_utf8(Sink& sink, std::uint32_t character) {
+  std::array<std::uint8_t, 4> utf8{};
+  const std::uint8_t* end = write_utf8(utf8.data(), character);
+  sink.run(utf8.data(), static_cast<std::size_t>(end - utf8.data()));
+}
+
+// All of a string, its escapes resolved.
+struct WholeText {
+  std::string text;
+
+  void run(const std::uint8_t* from, std::size_t size) {
+    text.append(reinterpret_cast<const char*>(from), size);
+  }
+  void escaped(std::uint32_t character) { run_utf8(*this, character); }
+};
 
 // Lifetime: one reading. The bytes must outlive it.
 class JsonReader {
@@ -124,6 +144,9 @@ class JsonReader {
   };
   Number number();
 
+  // A number of any length, checked and dropped.
+  void skip_number() { written_number(); }
+
   // An integer within the limits, without a fraction or exponent.
   std::int64_t integer(std::int64_t least, std::int64_t most);
 
@@ -157,6 +180,7 @@ class JsonReader {
   void to_special();
   void past_utf8();
   void digits();
+  std::ptrdiff_t written_number();
   std::uint32_t escape();
   std::uint32_t hex4();
 

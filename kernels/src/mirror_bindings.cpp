@@ -1,5 +1,5 @@
 // Python's side of the mirror: arguments in, GIL released, work, results out.
-#include "mirror_bindings.h"
+#include "bindings.h"
 
 #include "arguments.h"
 #include "mirror.h"

@@ -1,5 +1,5 @@
 // Python's side of the prefix owners: arguments in, GIL released, work, results out.
-#include "prefix_owners_bindings.h"
+#include "bindings.h"
 
 #include "arguments.h"
 #include "prefix_owners.h"

@@ -1,4 +1,4 @@
-#include "request_head_bindings.h"
+#include "bindings.h"
 
 #include <optional>
 #include <string_view>

@@ -42,19 +42,6 @@ struct Unescaped {
   }
 };
 
-struct Name {
-  std::string text;
-
-  void run(const std::uint8_t* from, std::size_t size) {
-    text.append(reinterpret_cast<const char*>(from), size);
-  }
-  void escaped(std::uint32_t character) {
-    std::array<std::uint8_t, 4> utf8{};
-    const std::uint8_t* end = write_utf8(utf8.data(), character);
-    run(utf8.data(), static_cast<std::size_t>(end - utf8.data()));
-  }
-};
-
 struct Key {
   std::string_view text;
 
@@ -129,7 +116,7 @@ class RequestFields {
   }
 
   std::string name() {
-    Name sink;
+    WholeText sink;
     reader_.string(sink);
     if (static_cast<std::int64_t>(sink.text.size()) > limits_.key_bytes) throw Unusual{};
     return std::move(sink.text);

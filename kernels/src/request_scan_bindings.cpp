@@ -1,12 +1,14 @@
-#include "request_scan_bindings.h"
+#include "bindings.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "arguments.h"
-#include "chain_seed.h"
+#include "body_fields.h"
+#include "chain.h"
 #include "json_reader.h"
 #include "request_scan.h"
 #include "results.h"
@@ -110,6 +112,74 @@ nb::bytes first(const PromptText& prompt) {
   return nb::bytes(bytes.data(), bytes.size());
 }
 
+nb::object body_fields(nb::handle body, nb::handle names) {
+  const kv::arguments::Bytes bytes(body, "body");
+  std::vector<std::string> wanted;
+  for (nb::handle name : nb::iter(names)) wanted.emplace_back(view(name, "a name"));
+  std::optional<kv::BodyFields> found;
+  {
+    const nb::gil_scoped_release unlocked;
+    found.emplace(bytes.span(), wanted);
+  }
+  constexpr std::array<const char*, 4> kFaults = {nullptr, "malformed", "too_deep", "no_object"};
+  const char* fault = kFaults[static_cast<std::size_t>(found->fault)];
+  nb::list fields;
+  for (const kv::BodyField& field : found->fields) {
+    if (field.begin < 0) {
+      fields.append(nb::none());
+    } else {
+      fields.append(nb::make_tuple(field.begin, field.end, field.values, field.items,
+                                   field.text_bytes));
+    }
+  }
+  return nb::make_tuple(fault != nullptr ? nb::object(nb::str(fault)) : nb::none(), found->at,
+                        fields);
+}
+
+nb::object json_items(nb::handle array, nb::handle most) {
+  const kv::arguments::Bytes bytes(array, "array");
+  const std::int64_t limit = in_range(most, "most", 0, std::int64_t{1} << 40);
+  std::optional<std::vector<std::int64_t>> found;
+  {
+    const nb::gil_scoped_release unlocked;
+    found = kv::json_items(bytes.span(), static_cast<std::size_t>(limit));
+  }
+  if (!found) return nb::none();
+  nb::list items;
+  for (std::size_t at = 0; at < found->size(); at += 2) {
+    items.append(nb::make_tuple((*found)[at], (*found)[at + 1]));
+  }
+  return items;
+}
+
+nb::object token_ids(nb::handle array) {
+  const kv::arguments::Bytes bytes(array, "array");
+  std::optional<kv::Result<std::int32_t>> ids;
+  std::size_t at = 0;
+  std::size_t before = 0;
+  {
+    const nb::gil_scoped_release unlocked;
+    const kv::TokenIds found = kv::token_ids(bytes.span());
+    at = found.at;
+    before = found.ids.size();
+    if (found.all) {
+      ids.emplace(found.ids.size());
+      std::copy(found.ids.begin(), found.ids.end(), ids->data());
+    }
+  }
+  return ids ? nb::cast(ids->give()) : nb::object(nb::make_tuple(at, before));
+}
+
+nb::object json_text(nb::handle text) {
+  const kv::arguments::Bytes bytes(text, "text");
+  std::optional<std::string> found;
+  {
+    const nb::gil_scoped_release unlocked;
+    found = kv::json_text(bytes.span());
+  }
+  return found ? nb::object(nb::bytes(found->data(), found->size())) : nb::none();
+}
+
 }  // namespace calls
 
 namespace kv {
@@ -129,6 +199,19 @@ void bind_request_scan(nb::module_& module) {
              nb::sig("def scan_request(body: bytes, messages: int, prompts: int, choices: int, "
                      "key_bytes: int) -> tuple[PromptText, RequestFields] | None"),
              "What routing needs of a plain body; None: read it in another way.");
+  module.def("body_fields", calls::body_fields, arg("body"), arg("names"),
+             nb::sig("def body_fields(body: Buffer, names: Iterable[str]) -> tuple["
+                     "str | None, int, list[tuple[int, int, int, int, int] | None]]"),
+             "Where fields of a JSON object lie, and how much each holds.");
+  module.def("json_items", calls::json_items, arg("array"), arg("most"),
+             nb::sig("def json_items(array: Buffer, most: int) -> list[tuple[int, int]] | None"),
+             "Where the items of a JSON array lie; None: it is none, or has more than `most`.");
+  module.def("token_ids", calls::token_ids, arg("array"),
+             nb::sig("def token_ids(array: Buffer) -> npt.NDArray[np.int32] | tuple[int, int]"),
+             "Token ids in a JSON array; else where the first item lies that is none.");
+  module.def("json_text", calls::json_text, arg("text"),
+             nb::sig("def json_text(text: Buffer) -> bytes | None"),
+             "A JSON string as UTF-8; None: it is none.");
 }
 
 }  // namespace kv

@@ -1,5 +1,5 @@
 // Python's side of the virtual worker: arguments in, time settled, work, results out.
-#include "worker_bindings.h"
+#include "bindings.h"
 
 #include <string>
 

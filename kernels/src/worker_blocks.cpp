@@ -3,24 +3,26 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "chain.h"
-#include "chain_seed.h"
 
 namespace kv {
 namespace {
 
 constexpr std::size_t kAhead = 24;       // names whose slots are fetched before they are wanted
 constexpr std::size_t kMostPending = 4096;
+constexpr std::size_t kCopyBytes = 40;  // of a hash map: the node, its share of the buckets
 
 }  // namespace
 
 WorkerBlocks::WorkerBlocks(PrefixIndex& index, std::int64_t worker, std::uint32_t block_size,
-                           std::string_view model, std::size_t max_parked)
+                           std::string_view model, std::size_t max_parked, bool counts_copies)
     : index_(index),
       worker_(worker),
       block_size_(block_size),
       model_(model),
+      counts_copies_(counts_copies),
       parked_(max_parked) {
   if (worker < 0 || static_cast<std::size_t>(worker) >= index.workers()) {
     throw std::out_of_range("worker must be 0.." + std::to_string(index.workers() - 1) + ", got " +
@@ -28,8 +30,9 @@ WorkerBlocks::WorkerBlocks(PrefixIndex& index, std::int64_t worker, std::uint32_
   }
 }
 
-void WorkerBlocks::apply(const EventBatch& batch) {
+std::vector<std::uint64_t> WorkerBlocks::apply(const EventBatch& batch) {
   const std::lock_guard lock(mutex_);
+  left_.clear();
   const auto all = batch.names();
   for (std::size_t i = 0; i < std::min(kAhead, all.size()); ++i) names_.prefetch(all[i]);
   for (const Event& event : batch.events()) {
@@ -48,6 +51,7 @@ void WorkerBlocks::apply(const EventBatch& batch) {
     }
   }
   tell_all();
+  return std::move(left_);
 }
 
 void WorkerBlocks::store(const Stored& run) {
@@ -62,10 +66,12 @@ void WorkerBlocks::store_tokens(const Stored& run, std::uint64_t seed) {
   tell_all();
 }
 
-void WorkerBlocks::remove(Names names, std::uint8_t tier) {
+std::vector<std::uint64_t> WorkerBlocks::remove(Names names, std::uint8_t tier) {
   const std::lock_guard lock(mutex_);
+  left_.clear();
   remove_named(names, tier);
   tell_all();
+  return std::move(left_);
 }
 
 void WorkerBlocks::clear() {
@@ -98,7 +104,7 @@ std::size_t WorkerBlocks::memory_bytes() const {
   const std::lock_guard lock(mutex_);
   return sizeof *this + names_.memory_bytes() + parked_.memory_bytes() + bytes_.capacity() +
          (pending_.capacity() + chain_.capacity()) * sizeof(std::uint64_t) +
-         woken_.capacity() * sizeof(Run);
+         woken_.capacity() * sizeof(Run) + copies_.size() * kCopyBytes;
 }
 
 WorkerBlocks::Counters WorkerBlocks::counters() const {
@@ -154,26 +160,30 @@ void WorkerBlocks::resolve(const Stored& run) {
     chain.push_back(entry.chain());
   }
   if (known.size() < run.names.size()) ++counters_.skipped_events;
-  hold(known, chain, run.tier);
+  hold(known, chain, run.tier, counts_copies_);
 }
 
 // A parent that arrives late brings its parked descendants along.
 void WorkerBlocks::store_run(const Stored& run, std::uint64_t seed) {
   if (run.names.empty()) return;
   if (parked_.any()) parked_.revive(run.names, run.tier);
-  if (!place(run, seed)) return;
+  if (!place(run, seed, false)) return;
+  std::vector<Run> placed;
   while (!woken_.empty()) {
-    const Run woken = std::move(woken_.back());
+    const Run& woken = placed.emplace_back(std::move(woken_.back()));
     woken_.pop_back();
     const std::vector<std::string_view> extras(woken.extras.begin(), woken.extras.end());
     Stored next{woken.names, woken.parent, woken.tier, std::nullopt, woken.tokens, extras};
     if (woken.chain) next.chain = *woken.chain;
-    place(next, 0);
+    place(next, 0, true);
   }
+  // Last: a block may be in several of them, and its removal holds for all.
+  for (const Run& woken : placed) drop(parked_.take_dead(woken.names, woken.tier), woken.tier);
 }
 
-// Stores a run whose parent is known, or parks it and says false.
-bool WorkerBlocks::place(const Stored& run, std::uint64_t seed) {
+// Stores a run whose parent is known, or parks it and says false. A run that waited is no copy: of
+// what was told and removed meanwhile nobody knows how much it still stands for.
+bool WorkerBlocks::place(const Stored& run, std::uint64_t seed, bool woken) {
   if (run.parent) {
     const BlockNames::Known parent = names_.find(*run.parent);
     if (!parent) {
@@ -193,11 +203,8 @@ bool WorkerBlocks::place(const Stored& run, std::uint64_t seed) {
     }
     seed = parent.chain();
   }
-  hold(run.names, chain_of(run, seed), run.tier);
-  if (parked_.any()) {
-    parked_.wake(run.names, woken_);
-    drop(parked_.take_dead(run.names, run.tier), run.tier);
-  }
+  hold(run.names, chain_of(run, seed), run.tier, counts_copies_ && !woken);
+  if (parked_.any()) parked_.wake(run.names, woken_);
   return true;
 }
 
@@ -225,7 +232,7 @@ WorkerBlocks::Names WorkerBlocks::chain_of(const Stored& run, std::uint64_t seed
 }
 
 // One block after another: stored, once what its name stood for before was dropped.
-void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier) {
+void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier, bool counts_copies) {
   const auto bit = static_cast<std::uint8_t>(1U << tier);
   for (std::size_t i = 0; i < std::min(kAhead, names.size()); ++i) names_.prefetch(names[i]);
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -235,7 +242,12 @@ void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier) {
     const bool renamed = tiers != 0 && known.chain() != chain[i];
     const std::uint64_t before = renamed ? known.chain() : 0;
     known.set(chain[i], static_cast<std::uint8_t>(renamed ? bit : tiers | bit));
-    if (renamed) leave(before, tiers);
+    if (renamed) {
+      leave(before, tiers);
+      copies_.erase(names[i]);
+    } else if (counts_copies && tier == 0 && (tiers & bit) != 0) {
+      ++copies_[names[i]];
+    }
     tell(Told::stored, tier, chain[i]);
   }
   if (tier == 0) counters_.stored_blocks += names.size();
@@ -245,7 +257,7 @@ void WorkerBlocks::leave(std::uint64_t chain, std::uint8_t tiers) {
   for (std::uint8_t tier = 0; tier < kTiers; ++tier) {
     if ((tiers >> tier & 1) == 0) continue;
     tell(Told::removed, tier, chain);
-    if (tier == 0) ++counters_.removed_blocks;
+    if (tier == 0) left(chain);
   }
 }
 
@@ -259,9 +271,9 @@ void WorkerBlocks::drop(Names names, std::uint8_t tier) {
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
     BlockNames::Known known = names_.find(names[i]);
-    if (!known || (known.tiers() & bit) == 0) continue;
+    if (!known || (known.tiers() & bit) == 0 || drop_copy(names[i], tier)) continue;
     tell(Told::removed, tier, known.chain());
-    if (tier == 0) ++counters_.removed_blocks;
+    if (tier == 0) left(known.chain());
     if (known.tiers() == bit) {
       names_.erase(known);
     } else {
@@ -270,10 +282,21 @@ void WorkerBlocks::drop(Names names, std::uint8_t tier) {
   }
 }
 
+// Whether another copy of the block stays.
+bool WorkerBlocks::drop_copy(std::uint64_t name, std::uint8_t tier) {
+  if (tier != 0 || copies_.empty()) return false;
+  const auto found = copies_.find(name);
+  if (found == copies_.end()) return false;
+  if (--found->second == 0) copies_.erase(found);
+  ++counters_.removed_blocks;
+  return true;
+}
+
 void WorkerBlocks::forget() {
   pending_.clear();  // all of it is this worker's
   index_.clear_worker(worker_);
   names_.clear();
+  copies_.clear();
   parked_.clear();
 }
 
@@ -284,6 +307,11 @@ void WorkerBlocks::tell(Told told, std::uint8_t tier, std::uint64_t chain) {
     pending_tier_ = tier;
   }
   pending_.push_back(chain);
+}
+
+void WorkerBlocks::left(std::uint64_t chain) {
+  ++counters_.removed_blocks;
+  left_.push_back(chain);
 }
 
 void WorkerBlocks::tell_all() {

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "block_names.h"
@@ -18,11 +19,15 @@
 
 namespace kv {
 
+// How often more than once tier 0 holds a name.
+using Copies = std::unordered_map<std::uint64_t, std::uint32_t>;
+
 // One worker's blocks as they were at a moment; nobody else has them. Lifetime: one dump.
 struct FrozenBlocks {
   std::uint32_t block_size;
   std::string model;
   BlockNames names;
+  Copies copies;
   ParkedBlocks parked;
   std::uint32_t group;
   bool full_attention;
@@ -56,9 +61,10 @@ class WorkerBlocks {
 
   // Throws std::out_of_range for a worker that the index does not have.
   WorkerBlocks(PrefixIndex& index, std::int64_t worker, std::uint32_t block_size,
-               std::string_view model, std::size_t max_parked);
+               std::string_view model, std::size_t max_parked, bool counts_copies);
 
-  void apply(const EventBatch& batch);
+  // The chain hashes that left tier 0 by it, in order; the same for `remove`.
+  std::vector<std::uint64_t> apply(const EventBatch& batch);
 
   // By chain hashes, as many as names.
   void store(const Stored& run);
@@ -66,7 +72,7 @@ class WorkerBlocks {
   // By tokens: block_size a name, or none where the names are known already.
   void store_tokens(const Stored& run, std::uint64_t seed);
 
-  void remove(Names names, std::uint8_t tier);
+  std::vector<std::uint64_t> remove(Names names, std::uint8_t tier);
   void clear();
 
   // Ascending, each once.
@@ -92,10 +98,11 @@ class WorkerBlocks {
   void store_told(const Stored& run, std::uint64_t seed);
   void store_run(const Stored& run, std::uint64_t seed);
   void resolve(const Stored& run);
-  bool place(const Stored& run, std::uint64_t seed);
-  void hold(Names names, Names chain, std::uint8_t tier);
+  bool place(const Stored& run, std::uint64_t seed, bool woken);
+  void hold(Names names, Names chain, std::uint8_t tier, bool counts_copies);
   void drop(Names names, std::uint8_t tier);
   void remove_named(Names names, std::uint8_t tier);
+  bool drop_copy(std::uint64_t name, std::uint8_t tier);
   void leave(std::uint64_t chain, std::uint8_t tiers);
   void forget();
   Names chain_of(const Stored& run, std::uint64_t seed);
@@ -104,6 +111,7 @@ class WorkerBlocks {
   enum class Told : std::uint8_t { stored, removed };
   void tell(Told told, std::uint8_t tier, std::uint64_t chain);
   void tell_all();
+  void left(std::uint64_t chain);
 
   mutable std::mutex mutex_;
   PrefixIndex& index_;
@@ -111,6 +119,8 @@ class WorkerBlocks {
   std::uint32_t block_size_;
   std::string model_;
   BlockNames names_;
+  bool counts_copies_;
+  Copies copies_;
   ParkedBlocks parked_;
   std::uint32_t group_ = 0;       // the cache group that counts
   bool full_attention_ = false;   // somebody told of such a group: it is `group_`
@@ -119,6 +129,7 @@ class WorkerBlocks {
   Told pending_told_ = Told::stored;
   std::uint8_t pending_tier_ = 0;
   std::vector<std::uint64_t> pending_;
+  std::vector<std::uint64_t> left_;    // tier 0, in this call
   std::vector<std::uint64_t> chain_;   // scratch, as the two that follow
   std::vector<std::uint8_t> bytes_;
   std::vector<Run> woken_;

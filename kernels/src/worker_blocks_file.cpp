@@ -1,6 +1,7 @@
 // One worker's blocks as bytes and back: `tests/oracles/worker_blocks.py` has the layout.
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
@@ -12,7 +13,7 @@ namespace kv {
 namespace {
 
 constexpr std::string_view kMagic = "kvwb";
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 std::uint64_t hash_text(std::string_view text) {
   return hash_bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
@@ -113,6 +114,31 @@ Run get_run(Parts& parts, std::uint32_t block_size) {
   return run;
 }
 
+// Ascending by name.
+void put_copies(Writer& out, const Copies& copies) {
+  const std::map<std::uint64_t, std::uint32_t> sorted(copies.begin(), copies.end());
+  out.put(static_cast<std::uint64_t>(sorted.size()));
+  for (const auto& [name, count] : sorted) {
+    out.put(name);
+    out.put(count);
+  }
+}
+
+Copies get_copies(Parts& parts, const std::vector<std::uint64_t>& names,
+                  const std::vector<std::uint8_t>& tiers) {
+  Copies copies;
+  for (auto left = parts.get<std::uint64_t>(); left > 0; --left) {
+    const auto name = parts.get<std::uint64_t>();
+    const auto count = parts.get<std::uint32_t>();
+    const auto at = std::lower_bound(names.begin(), names.end(), name);
+    const bool held = at != names.end() && *at == name && (tiers[at - names.begin()] & 1) != 0;
+    if (!held || count == 0 || !copies.emplace(name, count).second) {
+      Parts::refuse("its copies are malformed");
+    }
+  }
+  return copies;
+}
+
 void get_parked(Parts& parts, std::uint32_t block_size, ParkedBlocks& parked) {
   for (auto runs = parts.get<std::uint32_t>(); runs > 0; --runs) {
     if (!parked.park(get_run(parts, block_size))) Parts::refuse("more is parked than may be");
@@ -129,7 +155,7 @@ void get_parked(Parts& parts, std::uint32_t block_size, ParkedBlocks& parked) {
 
 FrozenBlocks WorkerBlocks::frozen() const {
   const std::lock_guard lock(mutex_);
-  return {block_size_, model_, names_, parked_, group_, full_attention_};
+  return {block_size_, model_, names_, copies_, parked_, group_, full_attention_};
 }
 
 std::string FrozenBlocks::dump() const {
@@ -159,6 +185,7 @@ std::string FrozenBlocks::dump() const {
   out.put_all(sorted);
   out.put_all(chains);
   out.put_all(tiers);
+  put_copies(out, copies);
   std::uint32_t runs = 0;
   for (const auto& [parent, waiting] : parked.runs()) {
     runs += static_cast<std::uint32_t>(waiting.size());
@@ -205,6 +232,7 @@ void WorkerBlocks::load(std::string_view data) {
       !std::all_of(tiers.begin(), tiers.end(), legal)) {
     Parts::refuse("its names are malformed");
   }
+  Copies copies = get_copies(parts, names, tiers);
   ParkedBlocks parked(parked_.limit());
   get_parked(parts, block_size_, parked);
   if (!parts.empty()) Parts::refuse("more bytes follow it");
@@ -212,6 +240,7 @@ void WorkerBlocks::load(std::string_view data) {
   group_ = group;
   full_attention_ = full_attention != 0;
   parked_ = std::move(parked);
+  copies_ = std::move(copies);
   for (std::size_t i = 0; i < names.size(); ++i) {
     names_.at(names[i]).set(chains[i], tiers[i]);
   }

@@ -21,7 +21,7 @@ void require(bool holds, const char* what) {
 // One long history over all inputs, so that they meet each other's orphans and evictions.
 struct World {
   kv::PrefixIndex index{2, 4096};
-  kv::WorkerBlocks blocks{index, 1, 16, "m", 64};
+  kv::WorkerBlocks blocks{index, 1, 16, "m", 64, true};
 
   void take(std::span<const std::uint8_t> payload) {
     const kv::EventBatch batch(payload);

@@ -7,8 +7,10 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "body_fields.h"
 #include "json_reader.h"
 #include "request_scan.h"
 
@@ -43,6 +45,31 @@ void check(const kv::RequestScan& found, std::size_t body_bytes) {
   }
 }
 
+// Fields lie within the body, and their items within them; a body that is plain has no fault.
+void weigh(std::span<const std::uint8_t> body, bool is_plain) {
+  const std::vector<std::string> names = {"prompt", "messages", "tools", "a"};
+  const kv::BodyFields found(body, names);
+  require(found.at <= body.size(), "read behind the body");
+  require(!is_plain || found.fault == kv::BodyFault::kNone, "a plain body has a fault");
+  if (found.fault != kv::BodyFault::kNone) return;
+  for (const kv::BodyField& field : found.fields) {
+    if (field.begin < 0) continue;
+    const auto begin = static_cast<std::size_t>(field.begin);
+    const auto end = static_cast<std::size_t>(field.end);
+    require(begin < end && end < body.size(), "a field is not within the body");
+    require(field.text_bytes <= field.end - field.begin, "more text than bytes");
+    require(field.items < field.values, "more items than values");
+    const auto value = body.subspan(begin, end - begin);
+    const auto items = kv::json_items(value, static_cast<std::size_t>(field.items));
+    require(items.has_value() == (value.front() == '['), "items of what is no array");
+    require(!items || items->size() == 2 * static_cast<std::size_t>(field.items), "items lost");
+    require(kv::json_text(value).has_value() == (value.front() == '"'), "a text was lost");
+    const kv::TokenIds ids = kv::token_ids(value);
+    require(ids.all || ids.at < value.size(), "no id behind the field");
+    require(!ids.all || ids.ids.size() == static_cast<std::size_t>(field.items), "ids lost");
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -52,6 +79,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto found = scan({copy.get(), size});
   const auto again = scan({data, size});
   require(found.has_value() == again.has_value(), "the same bytes are read and left");
+  weigh({copy.get(), size}, found.has_value());
   if (!found) return 0;
   check(*found, size);
   const auto one = found->first();

@@ -169,6 +169,7 @@ struct Asked {
   std::string body;
   bool by_events = false, leaves = false, cancelled = false, whole = false, ended = false;
   std::uint64_t expected = 0;
+  int stranger = -1;  // the other end of who has the client's number since it was given up
 };
 
 class Round {
@@ -216,7 +217,7 @@ class Round {
     order.pool = pool_;
     order.head = "POST / HTTP/1.1\r\nContent-Length: " + std::to_string(asked.body.size()) +
                  "\r\n\r\n";
-    order.client_fd = ::dup(asked.client->theirs);
+    order.client_fd = asked.client->theirs;
     order.client_buffer_bytes = 65'536;
     order.timeouts.client_s = 20;
     order.tells = true;
@@ -238,6 +239,12 @@ class Round {
     if (asked.ended || asked.cancelled) return;
     asked.cancelled = true;
     asked.whole = relay_.cancel(asked.job).whole;
+    // From here on its number is somebody else's, who must not get a byte.
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) std::abort();
+    if (::dup2(ends[1], asked.client->theirs) < 0) std::abort();
+    ::close(ends[1]);
+    asked.stranger = ends[0];
   }
 
   void take(int wait_ms) {
@@ -271,6 +278,10 @@ class Round {
   void check(Asked& asked) {
     ::close(asked.client->theirs);
     asked.client->reading.join();
+    char byte = 0;
+    const bool told = asked.stranger >= 0 && ::recv(asked.stranger, &byte, 1, MSG_DONTWAIT) > 0;
+    if (asked.stranger >= 0) ::close(asked.stranger);
+    if (told) fail("somebody else got a client's bytes", seed_);
     if (!asked.leaves && !asked.cancelled && asked.client->got > asked.expected) {
       fail("a client has more than was told", seed_);
     }

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
-from router.admin.answers import Handler, errors_as_json, json_response, shown_count
 from router.admin.kv_view import encode_kv_view, kv_view
-from router.admin.ui.page import PAGE, UiPages
+from router.admin.ui.page import PAGE, STATE, UiPages
 from router.admin.ui.state import UiState
-from router.admin.views import ExplainPages, policy_shown, trunks_shown, worker_shown
+from router.admin.views import (
+    ExplainPages,
+    policy_shown,
+    shown_count,
+    trunks_shown,
+    worker_shown,
+)
 from router.config.worker_spec import WorkerSpecError, worker_spec_of
 from router.core.roster import TableFullError
 from router.fleet.manager import DuplicateWorkerError, FleetManager
@@ -20,15 +26,24 @@ from router.fleet.member import Member
 from router.keys.key_ring import KeyRing
 from router.metrics.exposition import exposition
 from router.metrics.registry import RouterMetrics
+from router.record.logs import worth_a_line
 from router.record.request_record import LatestAttempts
+from router.request.dispatcher import Dispatcher
 from router.request.errors import ClientError
 from router.request.inference import Inference
 from router.request.quotas import bearer_key
 from router.request.service import Service
-from router.request.switchboard import Switchboard
-from router.server.client_port import readiness
+from router.server.client_port import answered, health, readiness
+from router.server.messages import Answer, Handler, Request, Response, error_response, json_response
 
-_OPEN = ("/health", "/ready", PAGE)  # to probes, which have no key; no page has data in it
+log = logging.getLogger(__name__)
+
+_PROBES = ("/health", "/ready")
+_OPEN = (*_PROBES, PAGE)  # without a key: probes have none, and the page has no data in it
+_BY_URL = ("/workers", "/workers/drain", "/workers/undrain")
+_OF_PAGES = ("Origin", "Sec-Fetch-Site")
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+_NAME_CHARS = 200  # shown of a name
 _REQUEST = "admin request"  # who asked for a change, in the log
 
 
@@ -37,7 +52,7 @@ class AdminApi:
 
     def __init__(
         self,
-        switchboard: Switchboard,
+        dispatcher: Dispatcher,
         service: Service,
         fleet: FleetManager,
         inference: Inference,
@@ -46,180 +61,183 @@ class AdminApi:
         keys: KeyRing | None = None,
     ) -> None:
         """`keys`: one of which every request needs, but for `/health`; None: nobody needs any."""
-        self._switchboard = switchboard
+        self._dispatcher = dispatcher
         self._service = service
         self._fleet = fleet
         self._inference = inference
         self._decisions = decisions
         self._metrics = metrics
-        self.ui = UiState(switchboard, service, fleet, decisions, metrics)
+        self.ui = UiState(dispatcher, service, fleet, decisions, metrics)
         self._keys = keys
+        self.hosts: tuple[str, ...] = ()  # names by which it may be asked, replaced on reload
         self.sources: Callable[[], list[dict[str, Any]]] = list  # those that name workers
+        self._strange_hosts = 0  # requests that asked by another name
+        self._routes = self._all_routes()
 
-    def app(self, body_bytes: int) -> web.Application:
-        """The application of the admin port."""
-        app = web.Application(
-            client_max_size=body_bytes,
-            middlewares=[errors_as_json, _no_pages, self._with_key()],
+    def _all_routes(self) -> dict[str, dict[str, Handler]]:
+        """Handlers by path and method. `{id}` stands for one segment."""
+        explain = ExplainPages(self._dispatcher, self._inference, self._decisions)
+        pages = UiPages(self.ui)
+        return {
+            "/workers": {
+                "GET": self.list_workers,
+                "POST": self.add_worker,
+                "DELETE": self.remove_workers,  # by `?url=URL`, as the two below
+            },
+            "/workers/drain": {"POST": self.drain_workers},
+            "/workers/undrain": {"POST": self.undrain_workers},
+            "/workers/{id}": {"GET": self.show_worker, "DELETE": self.remove_workers},
+            "/workers/{id}/drain": {"POST": self.drain_workers},
+            "/workers/{id}/undrain": {"POST": self.undrain_workers},
+            "/drain": {"POST": self.drain},
+            "/undrain": {"POST": self.undrain},
+            "/kv": {"GET": self.kv},
+            "/explain": {"GET": explain.look, "POST": explain.attempt},
+            "/policy": {"GET": self.policy},
+            "/trunks": {"GET": self.trunks},
+            "/metrics": {"GET": self.metrics},
+            PAGE: {"GET": pages.show},
+            STATE: {"GET": pages.state},
+            "/health": {"GET": self.health},
+            "/ready": {"GET": self.ready},
+        }
+
+    def faulty(self, status: int) -> None:
+        """Operators' mistakes are not counted among clients'."""
+
+    async def answer(self, request: Request) -> Answer:
+        """The answer, errors included. Raises OSError where the client left."""
+        return await answered(self._checked, request, self.faulty)
+
+    async def _checked(self, request: Request) -> Answer:
+        _refuse_pages(request)
+        if request.path not in _PROBES and self._keys is None:
+            self._check_host(request)
+        elif request.path not in _OPEN and self._keys is not None:
+            bearer_key(request.headers.get("Authorization"), self._keys)
+        path = request.path if request.path in self._routes else _with_id(request.path)
+        methods = self._routes.get(path)
+        if methods is None:
+            served = ", ".join(sorted(self._routes))
+            raise ClientError(
+                404, f"{request.method} {request.path} is not served here; served: {served}"
+            )
+        handle = methods.get("GET" if request.method == "HEAD" else request.method)
+        return _not_allowed(request, methods) if handle is None else await handle(request)
+
+    def _check_host(self, request: Request) -> None:
+        """Refuse who asks by a name that is not ours: whoever owns a name may point it at this
+        address, and so let a page of his read the port through an operator's browser (DNS
+        rebinding). It has no key, so where keys are asked for there is nothing to read.
+        """
+        asked = request.headers.get("Host")
+        if asked is None or known_host(asked, self.hosts):  # HTTP/1.0 may do without; no browser
+            return
+        self._strange_hosts += 1
+        if worth_a_line(self._strange_hosts):
+            log.warning(
+                "the admin port refused a request that asked by the name %r (%d so far): it is "
+                "neither localhost nor in admin_allowed_hosts",
+                asked[:_NAME_CHARS],
+                self._strange_hosts,
+            )
+        raise ClientError(
+            421,
+            f"the admin port does not answer to the name {asked[:_NAME_CHARS]!r}: ask by "
+            "an address or localhost, add it to admin_allowed_hosts, or set admin_keys_file",
+            code="unknown_host",
         )
-        app.router.add_get("/workers", self.list_workers)
-        app.router.add_post("/workers", self.add_worker)
-        app.router.add_get("/workers/{id}", self.show_worker)
-        app.router.add_delete("/workers/{id}", self.remove_worker)
-        app.router.add_post("/workers/{id}/drain", self.drain_worker)
-        app.router.add_post("/workers/{id}/undrain", self.undrain_worker)
-        app.router.add_delete("/workers", self.remove_ranks)
-        app.router.add_post("/workers/drain", self.drain_ranks)
-        app.router.add_post("/workers/undrain", self.undrain_ranks)
-        app.router.add_post("/drain", self.drain)
-        app.router.add_post("/undrain", self.undrain)
-        app.router.add_get("/kv", self.kv)
-        explain = ExplainPages(self._switchboard, self._inference, self._decisions)
-        app.router.add_get("/explain", explain.look)
-        app.router.add_post("/explain", explain.attempt)
-        app.router.add_get("/policy", self.policy)
-        app.router.add_get("/trunks", self.trunks)
-        app.router.add_get("/metrics", self.metrics)
-        UiPages(self.ui).add_to(app)
-        app.router.add_get("/health", self.health)
-        app.router.add_get("/ready", self.ready)
-        return app
 
-    def _with_key(self) -> Any:
-        """The middleware that asks for a key of the admin port's own."""
-
-        @web.middleware
-        async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if self._keys is not None and request.path not in _OPEN:
-                bearer_key(request.headers.get("Authorization"), self._keys)
-            return await handler(request)
-
-        return middleware
-
-    async def list_workers(self, request: web.Request) -> web.StreamResponse:
+    async def list_workers(self, request: Request) -> Response:
         """Every worker: who it is, what it does, what it holds; and who names workers."""
-        rows = [worker_shown(self._switchboard, m) for m in self._fleet.members.values()]
+        rows = [worker_shown(self._dispatcher, m) for m in self._fleet.members.values()]
         return json_response({"workers": rows, "sources": self.sources()})
 
-    async def show_worker(self, request: web.Request) -> web.StreamResponse:
+    async def show_worker(self, request: Request) -> Response:
         """One worker."""
-        return json_response(
-            worker_shown(self._switchboard, self._member(request.match_info["id"]))
-        )
+        return json_response(worker_shown(self._dispatcher, self._member(_id_in(request) or "")))
 
-    async def add_worker(self, request: web.Request) -> web.StreamResponse:
+    async def add_worker(self, request: Request) -> Response:
         """Begin to follow a worker: a JSON string `URL,key=value...` or an object of the keys."""
-        wanted = await _json_of(request)
+        wanted = _json_of(request)
         try:
             member = self._fleet.add(worker_spec_of(wanted), _REQUEST, by_hand=True)
         except WorkerSpecError as error:
             raise ClientError(400, str(error), code="bad_worker") from error
         except (DuplicateWorkerError, TableFullError) as error:
             raise ClientError(409, str(error), code="worker_refused") from error
-        return json_response(worker_shown(self._switchboard, member), status=201)
+        return json_response(worker_shown(self._dispatcher, member), status=201)
 
-    async def drain_worker(self, request: web.Request) -> web.StreamResponse:
-        """Send it nothing new; what runs there finishes."""
-        member = self._member(request.match_info["id"])
-        member.drain(_REQUEST)
-        return json_response(worker_shown(self._switchboard, member))
-
-    async def drain_ranks(self, request: web.Request) -> web.StreamResponse:
-        """The same for all workers at one URL, the ranks of one engine: `?url=URL`."""
-        members = self._at_url(request)
+    async def drain_workers(self, request: Request) -> Response:
+        """Send them nothing new; what runs there finishes."""
+        members = self._named(request)
         for member in members:
             member.drain(_REQUEST)
-        return json_response(
-            {"workers": [worker_shown(self._switchboard, member) for member in members]}
-        )
+        return self._shown(request, members)
 
-    async def undrain_worker(self, request: web.Request) -> web.StreamResponse:
-        """Send it requests again. One that is to be removed stays on its way out."""
-        member = self._member(request.match_info["id"])
-        self._undrain([member])
-        return json_response(worker_shown(self._switchboard, member))
-
-    async def undrain_ranks(self, request: web.Request) -> web.StreamResponse:
-        """The same for all workers at one URL, the ranks of one engine: `?url=URL`."""
-        members = self._at_url(request)
-        self._undrain(members)
-        return json_response({"workers": [worker_shown(self._switchboard, m) for m in members]})
-
-    def _undrain(self, members: list[Member]) -> None:
-        """All of them or none."""
+    async def undrain_workers(self, request: Request) -> Response:
+        """Send them requests again, all or none. One that is to be removed stays on its way out."""
+        members = self._named(request)
         for member in members:
             if member.leaving:
                 why = f"worker {member.worker_id} is to be removed: add it anew once it is gone"
                 raise ClientError(409, why, code="worker_leaving")
         for member in members:
             member.undrain(_REQUEST)
+        return self._shown(request, members)
 
-    async def drain(self, request: web.Request) -> web.StreamResponse:
+    async def drain(self, request: Request) -> Response:
         """Be ready no more, so that balancers turn elsewhere; requests that come are served."""
         self._service.drain(_REQUEST)
         return json_response(readiness(self._service))
 
-    async def undrain(self, request: web.Request) -> web.StreamResponse:
+    async def undrain(self, request: Request) -> Response:
         """Take that back."""
         self._service.undrain(_REQUEST)
         return json_response(readiness(self._service))
 
-    async def ready(self, request: web.Request) -> web.StreamResponse:
+    async def ready(self, request: Request) -> Response:
         """As on the client port."""
         shown = readiness(self._service, request.query.get("model"))
         return json_response(shown, 200 if shown["ready"] else 503)
 
-    async def remove_worker(self, request: web.Request) -> web.StreamResponse:
-        """Remove it once idle; with `?force=true` at once, what runs there being cut off."""
-        member = self._member(request.match_info["id"])
-        shown = await self._remove(member, _forced(request))
-        return json_response(shown, status=200 if shown["state"] == "gone" else 202)
-
-    async def remove_ranks(self, request: web.Request) -> web.StreamResponse:
-        """The same for all workers at one URL, the ranks of one engine: `?url=URL`."""
-        force = _forced(request)
-        shown = [await self._remove(member, force) for member in self._at_url(request)]
-        return json_response({"workers": shown}, status=200 if force else 202)
-
-    async def _remove(self, member: Member, force: bool) -> dict[str, Any]:
-        if force:
+    async def remove_workers(self, request: Request) -> Response:
+        """Remove them once idle; with `?force=true` at once, what runs there being cut off."""
+        members, force = self._named(request), _forced(request)
+        if not force:
+            for member in members:
+                self._fleet.leave(member, _REQUEST)
+            return self._shown(request, members, 202)
+        for member in members:
             await self._fleet.remove(member, f"forced by {_REQUEST}")
-            return {"id": member.worker_id, "state": "gone"}
-        self._fleet.leave(member, _REQUEST)
-        return worker_shown(self._switchboard, member)
+        return _rows(request, [{"id": one.worker_id, "state": "gone"} for one in members])
 
-    async def kv(self, request: web.Request) -> web.StreamResponse:
+    async def kv(self, request: Request) -> Response:
         """All blocks that one worker is believed to hold: `?worker=ID` (router.admin.kv_view)."""
         member = self._member(request.query.get("worker", ""))
-        worker = self._switchboard.core.workers.get(member.worker_id)
+        worker = self._dispatcher.core.workers.get(member.worker_id)
         if worker is None:
             raise ClientError(409, f"worker {member.worker_id} is not recognized yet")
-        view = kv_view(worker, self._switchboard.core.roster.index)
-        return web.Response(body=encode_kv_view(view), content_type="application/msgpack")
+        view = kv_view(worker, self._dispatcher.core.roster.index)
+        return Response(200, encode_kv_view(view), content_type="application/msgpack")
 
-    async def trunks(self, request: web.Request) -> web.StreamResponse:
+    async def trunks(self, request: Request) -> Response:
         """Heads of prompts that many share, the greatest demand first: `?most=20`."""
         most = shown_count(request, "most")
-        return json_response(trunks_shown(self._switchboard.core, most))
+        return json_response(trunks_shown(self._dispatcher.core, most))
 
-    async def policy(self, request: web.Request) -> web.StreamResponse:
+    async def policy(self, request: Request) -> Response:
         """The policy in use, who decides, and what went wrong."""
-        core = self._switchboard.core
-        return json_response(policy_shown(core.guard, self._switchboard.clock()))
+        core = self._dispatcher.core
+        return json_response(policy_shown(core.guard, self._dispatcher.clock()))
 
-    async def metrics(self, request: web.Request) -> web.StreamResponse:
+    async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        return web.Response(
-            body=await exposition(self._metrics),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+        return Response(200, await exposition(self._metrics), content_type=_METRICS)
 
-    async def health(self, request: web.Request) -> web.StreamResponse:
-        """The router itself is alive; with how many workers."""
-        ready = sum(w.takes_requests for w in self._switchboard.core.workers)
-        return json_response(
-            {"status": "ok", "ready_workers": ready, "workers": len(self._fleet.members)}
-        )
+    async def health(self, request: Request) -> Response:
+        """As on the client port, and how many workers there are."""
+        return health(self._service, {"workers": len(self._fleet.members)})
 
     def _member(self, text: str) -> Member:
         known = text.isascii() and text.isdecimal() and len(text) < 10
@@ -229,34 +247,87 @@ class AdminApi:
             raise ClientError(404, f"there is no worker {text[:20]!r}; ids: {ids}")
         return member
 
-    def _at_url(self, request: web.Request) -> list[Member]:
+    def _named(self, request: Request) -> list[Member]:
+        """The worker in the path, else all at one URL, the ranks of an engine: `?url=URL`."""
+        if (text := _id_in(request)) is not None:
+            return [self._member(text)]
         url = request.query.get("url", "").rstrip("/")
         members = self._fleet.at_url(url)
         if not members:
             raise ClientError(404, f"there is no worker at {url[:200]!r}; ask as ?url=URL", "url")
         return members
 
+    def _shown(self, request: Request, members: list[Member], status: int = 200) -> Response:
+        return _rows(request, [worker_shown(self._dispatcher, m) for m in members], status)
 
-def _forced(request: web.Request) -> bool:
+
+def _rows(request: Request, rows: list[dict[str, Any]], status: int = 200) -> Response:
+    """As it was asked: one worker, or several."""
+    return json_response(rows[0] if _id_in(request) is not None else {"workers": rows}, status)
+
+
+def _forced(request: Request) -> bool:
     force = request.query.get("force", "false")
     if force not in ("true", "false"):
         raise ClientError(400, "`force` must be true or false", "force")
     return force == "true"
 
 
-@web.middleware
-async def _no_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what a page in an operator's browser sends: it reaches loopback ports too."""
-    if request.method not in ("GET", "HEAD") and "Origin" in request.headers:
+def known_host(asked: str, names: tuple[str, ...]) -> bool:
+    """Whether the field `Host` says an address, localhost, or one of `names`.
+
+    A page cannot be served under an address that is not its server's own: only names move.
+    """
+    name = asked.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    else:
+        name = name.partition(":")[0].removesuffix(".")
+    if name == "localhost" or name in names:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse_pages(request: Request) -> None:
+    """Refuse changes that a page in an operator's browser asks for: it reaches loopback, too.
+
+    Browsers add one of the fields to all such requests, and pages cannot take them away.
+    """
+    if request.method not in ("GET", "HEAD") and any(
+        request.headers.get(name) is not None for name in _OF_PAGES
+    ):
         raise ClientError(403, "the admin port takes no changes from web pages")
-    return await handler(request)
 
 
-async def _json_of(request: web.Request) -> Any:
+def _with_id(path: str) -> str:
+    """`/workers/3/drain` as `/workers/{id}/drain`."""
+    first, workers, *rest = path.split("/")
+    return "/".join((first, workers, "{id}", *rest[1:])) if rest else path
+
+
+def _id_in(request: Request) -> str | None:
+    """The worker that a path names; None: it names none."""
+    return None if request.path in _BY_URL else request.path.split("/")[2]
+
+
+def _not_allowed(request: Request, methods: dict[str, Handler]) -> Response:
+    allowed = sorted({*methods, "HEAD"} if "GET" in methods else methods)
+    said = f"{request.path} takes {', '.join(allowed)}, not {request.method}"
+    answer = error_response(405, said)
+    answer.headers["Allow"] = ",".join(allowed)
+    return answer
+
+
+def _json_of(request: Request) -> Any:
     """The body as JSON. A page in a browser cannot send this content type across origins."""
-    if request.content_type != "application/json":
+    content_type = (request.headers.get("Content-Type") or "").partition(";")[0]
+    if content_type.strip().lower() != "application/json":
         raise ClientError(415, "send Content-Type: application/json")
-    body = await request.read()
+    body = request.body
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvkernels import PrefixIndex
 from router.core.workers import Worker
 
-VERSION = 1
+VERSION = 2
 TIERS = ("gpu", "host", "disk")
 MAX_VIEW_BYTES = 1 << 30  # read of a router's answer
 
@@ -42,6 +42,7 @@ class KvView(msgspec.Struct, frozen=True):
     known: bool  # no event is missing, or as much was stored since as the worker holds
     exact: bool  # no event is missing
     resyncing: bool  # missing events were asked for
+    heard: bool  # what is published reaches us; else this is as of when it did
     next_seq: int  # number of the batch that continues this
     backlog_batches: int  # wait for the ones missing before them
     parked_blocks: int  # wait for their parent
@@ -82,6 +83,7 @@ def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
         known=kv.known,
         exact=kv.exact,
         resyncing=kv.resyncing,
+        heard=not kv.unheard,
         next_seq=kv.next_seq,
         backlog_batches=kv.backlog_batches,
         parked_blocks=kv.parked_blocks,

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aiohttp import web
-
-from router.admin.answers import json_response, shown_count
 from router.core.actions import Reject
 from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
@@ -17,18 +14,21 @@ from router.events.feed import ElectedFeed
 from router.fleet.member import Member
 from router.keys.key_file import KeyTerms
 from router.record.request_record import Attempt, LatestAttempts
+from router.request.dispatcher import Dispatcher
 from router.request.errors import ClientError
 from router.request.explain import everything, explanation, withheld
 from router.request.inference import Inference
 from router.request.paths import PATHS
-from router.request.switchboard import Switchboard
+from router.server.messages import Request, Response, json_response
+
+_SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
 
-def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:
+def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
     """What is known of it; of one that was not recognized yet, little."""
-    core, spec = switchboard.core, member.spec
+    core, spec = dispatcher.core, member.spec
     worker = core.workers.get(member.worker_id)
-    now_s = switchboard.clock()
+    now_s = dispatcher.clock()
     shown: dict[str, Any] = {
         "id": member.worker_id,
         "url": spec.url,
@@ -38,6 +38,7 @@ def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:
         "leaving_s": None if member.leave is None else _number(now_s - member.leave.since_s),
         "named_by": member.named.by,
         "trouble": member.trouble or None,
+        "refused_ranks": member.named.refused_ranks,
         "open_connections": member.upstream.open_connections,
         "max_requests": spec.max_requests,
         "max_queued_tokens": spec.max_queued_tokens,
@@ -47,17 +48,19 @@ def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:
     if worker is None or member.recognized is None:
         return shown
     columns, slot, facts = core.columns, worker.slot, worker.facts
-    switchboard.advance()
+    dispatcher.advance()
     return shown | {
         "kind": member.recognized.kind,
         "models": facts.models,
         "lacks": sorted(facts.lacks),
         "role": facts.role,
+        "group": facts.group,
         "block_size": facts.block_size,
         "kv_capacity_tokens": _number(facts.kv_capacity_tokens),
         "max_model_tokens": facts.max_model_tokens,
         "events": member.recognized.source and member.recognized.source.address,
         "events_from": _events_from(member),
+        "advice": member.recognized.advice or None,
         "inflight_requests": int(columns.requests[slot]),
         "waiting_requests": int(columns.waiting[slot]),
         "queued_prefill_tokens": _number(columns.queued_tokens(slice(slot, slot + 1))[0]),
@@ -69,12 +72,16 @@ def worker_shown(switchboard: Switchboard, member: Member) -> dict[str, Any]:
         "step_s": _number(columns.step_s[slot]),
         "resident_blocks": worker.kv.resident_blocks,
         "kv_known": worker.kv.known,
+        "kv_overflows": worker.kv.overflows,
+        "hit_confidence": _number(columns.hit_confidence[slot]),
         "failures": worker.health.failures,
         "slow_start_share": _number(core.roster.slow_start.share(member.worker_id, now_s)),
     }
 
 
 def _events_from(member: Member) -> str | None:
+    if member.feed is not None and not member.feed.counters.heard:
+        return "connection lost"
     if isinstance(member.feed, ElectedFeed):
         return member.feed.source
     return None if member.feed is None else "read here"
@@ -84,6 +91,17 @@ def _number(value: float) -> float | None:
     """JSON has neither NaN nor infinity."""
     value = float(value)
     return round(value, 6) if math.isfinite(value) else None
+
+
+def shown_count(request: Request, name: str) -> int:
+    """How many rows a query wants to see: 1..1000, 20 if it does not say.
+
+    Raises ClientError (400) for anything else.
+    """
+    text = request.query.get(name, str(_SHOWN_DEFAULT))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _SHOWN_MAX):
+        raise ClientError(400, f"`{name}` must be 1..{_SHOWN_MAX}", name)
+    return int(text)
 
 
 def policy_shown(guard: PolicyGuard, now_s: float) -> dict[str, Any]:
@@ -114,13 +132,16 @@ def trunks_shown(core: RouterCore, most: int) -> dict[str, Any]:
     sessions = core.session_tracking.sessions
     if sessions is None:
         return {"followed": False, "kept": 0, "trunks": []}
-    trunks = sessions.trunks
-    rows = [_row(core, trunk) for trunk in trunks.table()[:most]]
-    return {"followed": True, "kept": len(trunks), "trunks": rows}
+    rows = []
+    for trunk in sessions.trunks.table()[:most]:
+        copies = core.roster.copies(trunk.last_hash)
+        saved = round(trunk.rate_per_s * trunk.tokens) if copies else 0
+        rows.append(trunk_shown(trunk, copies) | {"saved_tokens_per_s": saved})
+    return {"followed": True, "kept": len(sessions.trunks), "trunks": rows}
 
 
-def _row(core: RouterCore, trunk: Trunk) -> dict[str, Any]:
-    copies = core.roster.copies(trunk.last_hash)
+def trunk_shown(trunk: Trunk, copies: int) -> dict[str, Any]:
+    """One of them, of which so many workers have a copy."""
     return {
         "hash": f"{trunk.last_hash:016x}",
         "tokens": trunk.tokens,
@@ -129,7 +150,6 @@ def _row(core: RouterCore, trunk: Trunk) -> dict[str, Any]:
         "demand": round(trunk.demand, 3),
         "copies": copies,
         "wanted_copies": trunk.wanted_copies,
-        "saved_tokens_per_s": round(trunk.rate_per_s * trunk.tokens) if copies else 0,
     }
 
 
@@ -137,13 +157,13 @@ class ExplainPages:
     """Handlers of `/explain`. Lifetime: process."""
 
     def __init__(
-        self, switchboard: Switchboard, inference: Inference, decisions: LatestAttempts
+        self, dispatcher: Dispatcher, inference: Inference, decisions: LatestAttempts
     ) -> None:
-        self._switchboard = switchboard
+        self._dispatcher = dispatcher
         self._inference = inference
         self._decisions = decisions
 
-    async def look(self, request: web.Request) -> web.StreamResponse:
+    async def look(self, request: Request) -> Response:
         """One request's dispatches, or why it waits: `?request=ID`; else the latest: `?last=20`."""
         if "request" in request.query:
             return json_response(self._of(request.query["request"]))
@@ -151,14 +171,15 @@ class ExplainPages:
         shown = [decision_shown(attempt) for attempt in latest]
         return json_response({"decisions": shown})
 
-    async def attempt(self, request: web.Request) -> web.StreamResponse:
+    async def attempt(self, request: Request) -> Response:
         """Where the request in the body would go now, and why. Nothing is sent or charged."""
-        body = await request.read()
         path = PATHS.get(request.query.get("path", "/v1/completions"))
         if path is None:
             raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")
-        arrival, *_ = await self._inference.arrival(body, path, request.headers.get, KeyTerms())
-        choice = self._switchboard.explain(arrival)
+        arrival, *_ = await self._inference.arrival(
+            request.body, path, request.headers.get, KeyTerms()
+        )
+        choice = self._dispatcher.explain(arrival)
         if isinstance(choice, Reject):
             raise ClientError(
                 choice.status if choice.status < 500 else 409, choice.message, code=choice.code
@@ -172,7 +193,7 @@ class ExplainPages:
         found = self._decisions.of(request_id)
         if found:
             return {"decisions": [decision_shown(attempt, whole=True) for attempt in found]}
-        choice = self._switchboard.explain_held(request_id)
+        choice = self._dispatcher.explain_held(request_id)
         if choice is None or isinstance(choice, Reject):
             raise ClientError(404, f"request {request_id} is neither waiting nor among the latest")
         return _tried(request_id, choice)

@@ -14,6 +14,8 @@ from urllib.request import Request, urlopen
 _MAX_KEY_CHARS = 4_096
 _SHOWN_BYTES = 2_000  # of an answer that is an error
 _MOST_BYTES = 64 << 20
+_TIMEOUT_S = 10.0
+_ADVICE = "is the router there? --admin URL names its admin port"
 
 
 class AdminError(Exception):
@@ -23,12 +25,13 @@ class AdminError(Exception):
 class AdminClient:
     """Lifetime: command."""
 
-    def __init__(self, url: str, key: str | None, timeout_s: float = 10.0) -> None:
+    def __init__(self, url: str, key: str | None, advice: str = _ADVICE) -> None:
+        """`advice`: to whoever gave a URL where nobody answers. Raises AdminError."""
         self.url = url.rstrip("/")
-        self._timeout_s = timeout_s
+        self._advice = advice
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         if not self.url.startswith(("http://", "https://")):
-            raise AdminError(f"--admin {url!r} is no URL; give one such as http://127.0.0.1:8081")
+            raise AdminError(f"{url!r} is no URL; give one such as http://127.0.0.1:8081")
 
     def text(self, path: str) -> str:
         """An answer as it is. Raises AdminError."""
@@ -55,15 +58,13 @@ class AdminClient:
         where = f"{method} {self.url}{path}"
         try:
             request = Request(self.url + path, body, headers, method=method)
-            with urlopen(request, timeout=self._timeout_s) as reply:
+            with urlopen(request, timeout=_TIMEOUT_S) as reply:
                 data: bytes = reply.read(most_bytes + 1)
         except HTTPError as error:
             raise AdminError(f"{where}: {error.code}: {_why(error)}") from error
         except (URLError, OSError, ValueError) as error:
             why = getattr(error, "reason", error)
-            raise AdminError(
-                f"{where}: {why}; is the router there? --admin URL names its admin port"
-            ) from error
+            raise AdminError(f"{where}: {why}; {self._advice}") from error
         if len(data) > most_bytes:
             raise AdminError(f"{where}: more than {most_bytes} bytes")
         return data

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
 
 import numpy as np
 
@@ -14,10 +12,8 @@ from engine.wire.events import MAX_SNAPSHOT_BYTES, BlockStored, WireError, decod
 from router.admin.kv_view import MAX_VIEW_BYTES, Chains, KvView, KvViewError, decode_kv_view
 from router.cli.admin import AdminClient, AdminError, add_admin_flags, admin_of
 
-_TIMEOUT_S = 10.0
 _TRIES = 20  # to see both sides as of the same batch
 _BETWEEN_TRIES_S = 0.05
-_SHOWN_BYTES = 300  # of an answer that is an error
 
 ABOUT = """\
 Say which blocks of a worker the router knows of, and how far they are those the worker holds.
@@ -49,9 +45,9 @@ def kv_command(args: argparse.Namespace) -> int:
         if args.compare is None:
             print(_shown(_view(admin, args.worker)))
             return 0
-        snapshot_url = f"{args.compare.rstrip('/')}/kv_snapshot"
-        view, seq, held = _both(admin, args.worker, snapshot_url)
-    except (AdminError, OSError, ValueError, WireError, KvViewError) as error:
+        engine = AdminClient(args.compare, None, "is this the worker's own address?")
+        view, seq, held = _both(admin, args.worker, engine)
+    except (AdminError, WireError, KvViewError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(_shown(view))
@@ -71,10 +67,10 @@ def _view(admin: AdminClient, worker_id: int) -> KvView:
     return decode_kv_view(admin.data(f"/kv?worker={worker_id}", MAX_VIEW_BYTES))
 
 
-def _both(admin: AdminClient, worker_id: int, snapshot_url: str) -> tuple[KvView, int, Chains]:
+def _both(admin: AdminClient, worker_id: int, engine: AdminClient) -> tuple[KvView, int, Chains]:
     """The router's view and the worker's (batch, blocks), of the same batch where possible."""
     for last in [False] * (_TRIES - 1) + [True]:
-        seq, held = truth_of(_get(snapshot_url, MAX_SNAPSHOT_BYTES))
+        seq, held = truth_of(engine.data("/kv_snapshot", MAX_SNAPSHOT_BYTES))
         view = _view(admin, worker_id)
         if view.next_seq == seq + 1 or last:
             break
@@ -103,22 +99,8 @@ def _shown(view: KvView) -> str:
     tiers = ", ".join(f"{len(t.chains) // 8} blocks on tier {t.tier}" for t in view.tiers)
     waiting = f"{view.backlog_batches} batches and {view.parked_blocks} blocks wait"
     asked = "; missing events were asked for" if view.resyncing else ""
+    asked += "" if view.heard else "; its events do not reach the router"
     return (
         f"worker {view.worker} ({view.url}): {state}, next batch {view.next_seq}, {tiers}, "
         f"{waiting}{asked}"
     )
-
-
-def _get(url: str, limit: int) -> bytes:
-    """Of a worker. Raises OSError where nobody answers, ValueError for an answer unwanted."""
-    try:
-        with urlopen(url, timeout=_TIMEOUT_S) as reply:
-            body: bytes = reply.read(limit + 1)
-    except HTTPError as error:
-        said = error.read(_SHOWN_BYTES).decode(errors="replace")
-        raise ValueError(f"GET {url}: {error.code} {said}") from error
-    except URLError as error:
-        raise OSError(f"GET {url}: {error.reason}") from error
-    if len(body) > limit:
-        raise ValueError(f"GET {url}: more than {limit} bytes")
-    return body

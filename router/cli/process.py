@@ -1,4 +1,4 @@
-"""The router's process: its garbage collector, its end where a policy hangs, notices to systemd.
+"""The router's process: its garbage collector, its end where a policy hangs, signs of life.
 
 A request leaves no cycle behind (`tests/router` holds it to that), but its hundred or so objects
 live while it runs. At Python's own thresholds the collector looks at those of all requests in
@@ -8,17 +8,21 @@ the CPU of a request (`docs/notes/performance.md`).
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import gc
 import logging
+import math
 import os
 import resource
 import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from router.core.guard import PolicyFaultError, PolicyGuard, Use
@@ -26,10 +30,12 @@ from router.record.logs import worth_a_line
 
 YOUNG_OBJECTS = 20_000  # more than a few hundred requests in flight have
 YOUNG_ROUNDS, MIDDLE_ROUNDS = 20, 50  # collections of one generation before one of the next
+SWITCH_S = 0.0005  # the event loop asks for Python's lock once an event: it must not wait 5 ms then
 
 
 def settle() -> None:
-    """Take what lives now for what lives as long as the router; look for cycles more rarely.
+    """Take what lives now for what lives as long as the router; look for cycles more rarely, and
+    let threads that read long bodies give way sooner.
 
     Call it once the router is built. Cycles are still found, at the latest after
     YOUNG_OBJECTS * YOUNG_ROUNDS * MIDDLE_ROUNDS new objects that stay.
@@ -37,6 +43,7 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, MIDDLE_ROUNDS)
+    sys.setswitchinterval(SWITCH_S)
 
 
 def release() -> None:
@@ -62,10 +69,64 @@ def notify_ready() -> None:
     notify(f"MAINPID={os.getpid()}", "READY=1", "STATUS=serving")
 
 
+@contextmanager
+def reloading() -> Iterator[None]:
+    """The configuration is being read anew."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    try:
+        yield
+    finally:
+        notify("READY=1")
+
+
+def watchdog_s() -> float | None:
+    """How long systemd waits for a sign of life before it ends this process; None: for ever.
+
+    WATCHDOG_PID is the process that was started; who follows it (`Successor`) has none.
+    """
+    wanted, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    if not (wanted.isdecimal() and int(wanted)) or pid not in ("", str(os.getpid())):
+        return None
+    return int(wanted) / 1e6
+
+
+class Pulse:
+    """Shows that the router goes on: to systemd's watchdog, and to probes by `/health`.
+
+    Each beat is one turn of the event loop and one of the relay's thread. A loop that does not
+    turn tells nobody anything; if the thread alone hangs, `/health` says so. Lifetime: process.
+    """
+
+    def __init__(self, beat: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
+        """`beat` returns once the relay's thread has had a turn."""
+        self.serves = False  # it is this process that systemd watches
+        self._beat = beat
+        self._clock = clock
+        watched_s = watchdog_s()
+        self._every_s = _BEAT_S if watched_s is None else min(watched_s / 2, _BEAT_S)
+        self._asked_s = math.inf  # when the beat under way began
+
+    def hangs(self) -> str:
+        """What does not go on; "": all does."""
+        return "the relay's thread hangs" if self._clock() - self._asked_s > _THREAD_S else ""
+
+    async def run(self) -> None:
+        """Beat for ever."""
+        while True:
+            self._asked_s = self._clock()
+            await self._beat()
+            self._asked_s = math.inf
+            if self.serves:
+                notify("WATCHDOG=1")
+            await asyncio.sleep(self._every_s)
+
+
 log = logging.getLogger(__name__)
 
 HUNG_STATUS = 70  # of the process (sysexits.h, EX_SOFTWARE): nothing else ends with it
 _LOOKS = 4  # within the time that is too long
+_BEAT_S = 1.0  # at least as often
+_THREAD_S = 5.0  # a turn of the relay's thread takes microseconds
 _CPU_FACTOR = 3.0  # so many times that, in CPU time during which no thread of Python's ran
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from router.assembly import Router
-from router.cli.process import notify, notify_ready, release, settle
+from router.cli.process import Pulse, notify, notify_ready, release, reloading, settle
 from router.config.rules import is_loopback
 from router.config.schema import Config
 from router.config.worker_spec import parse_worker_spec
@@ -20,7 +23,7 @@ from router.metrics.requests import server_metrics
 from router.restart.handover import added_by_hand, resume, workers_of
 from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.restart.sockets import cannot_listen, listening_at
-from router.server.listener import AdminListener, ClientListener
+from router.server.listener import AdminListener, ClientListener, enough
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +42,12 @@ async def serve(
     `argv`: the arguments of this router's command, for one that is to follow. `before`: what the
     router before this one left.
 
-    Raises OSError that says which address cannot be bound or which file not written, and why;
+    Raises OSError that says which address cannot be bound or which file not written, and why, or
+    that too few files may be open;
     ValueError for a bad policy or key file.
     """
-    files = allow_many_files()
+    files = enough(allow_many_files())
+    faulthandler.enable()  # systemd ends what hangs by SIGABRT: the log then says where it stood
     trust = WorkerTrust(config.workers_tls)
     async with trust.session() as http:
         router = Router(config, http, trust)
@@ -50,15 +55,16 @@ async def serve(
         server.obey()
         ticking = asyncio.create_task(router.tick(), name="tick")
         checking = asyncio.create_task(router.tokenizing.run(), name="token check")
+        beating = asyncio.create_task(server.pulse.run(), name="pulse")
         router.hang_watch.start()
         try:
             await server.start(before)
-            await _until(server.stop, ticking)
+            await _until(server.stop, ticking, beating)
         finally:
             await server.aclose()
-            ticking.cancel()
-            checking.cancel()
-            await asyncio.wait([ticking, checking])
+            for task in (ticking, checking, beating):
+                task.cancel()
+            await asyncio.wait([ticking, checking, beating])
             await router.aclose()
             router.hang_watch.stop()
             release()
@@ -83,6 +89,8 @@ class Server:
         self._admin = AdminListener(lambda: router.config)
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
         self._handover: HandoverServer | None = None
+        self.pulse = Pulse(router.relay_turn, time.monotonic)
+        router.service.hangs = self.pulse.hangs
         self._listens = False  # both ports do
         self._handed = False  # another router serves in our place
         router.metrics.register(lambda: server_metrics(self._client.server))
@@ -122,6 +130,7 @@ class Server:
             self._handover = HandoverServer(Path(config.hot_restart), self.leave, self.hand_over)
             self._handover.start()
         notify_ready()
+        self.pulse.serves = True
         print(f"ready {client} admin={admin}", flush=True)
 
     async def leave(self) -> tuple[Handover, list[socket.socket]]:
@@ -135,9 +144,10 @@ class Server:
     async def hand_over(self) -> None:
         """Another router serves: accept nothing more, and end when all is answered."""
         self._handed = True
+        self.pulse.serves = False
         self._router.hand_over()
         self._client.accept_no_more()
-        await self._admin.accept_no_more()
+        self._admin.accept_no_more()
         self.stop.set()
 
     async def aclose(self) -> None:
@@ -152,7 +162,7 @@ class Server:
         if self._listens:
             log.info("stopping: no new requests; running ones get %g s", shutdown_s)
         # They have been sent nowhere yet: another router may take them at once.
-        if held := router.switchboard.turn_away_held("the router is shutting down"):
+        if held := router.dispatcher.turn_away_held("the router is shutting down"):
             log.info("turned away %d requests that waited for a worker", held)
         await self._client.aclose()
         await self._admin.aclose()  # last: it shows how the requests end
@@ -163,24 +173,26 @@ class Server:
         """The URLs of clients' and of the admin port."""
         router = self._router
         client = await self._client.listen(router.client_port(), self._sockets[0])
-        admin = await self._admin.listen(router.admin_app(), self._sockets[1])
+        admin = await self._admin.listen(router.admin, self._sockets[1])
         self._listens = True
         return client, admin
 
     def _reload(self) -> None:
         """A configuration that cannot be used changes nothing. Logs are begun anew all the same."""
-        self._router.reopen_files()
-        self._client.renew()
-        self._admin.renew()
-        self._router.reload_keys()
-        try:
-            refused = self._router.apply(self._read_config())
-        except ValueError as error:
-            log.error("reload refused, the old configuration stays: %s", error)
-            return
-        self._client.settle()
-        for line in refused:
-            log.warning("not changed while running: %s", line)
+        with reloading() if self.pulse.serves else nullcontext():
+            self._router.reopen_files()
+            self._client.renew()
+            self._admin.renew()
+            self._router.reload_keys()
+            try:
+                refused = self._router.apply(self._read_config())
+            except ValueError as error:
+                log.error("reload refused, the old configuration stays: %s", error)
+                return
+            self._client.settle()
+            self._admin.settle()
+            for line in refused:
+                log.warning("not changed while running: %s", line)
 
 
 def _sockets(
@@ -216,13 +228,14 @@ def allow_many_files() -> int:
     return max(soft, wanted)
 
 
-async def _until(stop: asyncio.Event, ticking: asyncio.Task[None]) -> None:
-    """Return when told to stop; a tick that dies is a defect and ends the program."""
+async def _until(stop: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
+    """Return when told to stop; one of `lasting` that dies is a defect and ends the program."""
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([stopping, ticking], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([stopping, *lasting], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if ticking.done():
-        ticking.result()
+    for task in lasting:
+        if task.done():
+            task.result()
 
 
 def _warn_of_exposure(config: Config) -> None:

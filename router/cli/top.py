@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import select
 import shutil
 import statistics
@@ -19,13 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.wire.events import WireError
+from engine.wire.metrics import samples
 from router.cli.admin import AdminClient, AdminError, add_admin_flags, admin_of
 
 _LATEST = 1_000  # decisions, all that the router keeps
-_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-Labels = tuple[tuple[str, str], ...]
+_HELD = "warmroute_held_by_tenant"
+_METRICS = (
+    *(f"warmroute_{name}" for name in ("decisions", "prompt_tokens", "holds", "rejections")),
+    *(f"warmroute_{name}" for name in ("retries", "migrations", "ejections", "inflight_requests")),
+    *("warmroute_reported_hit_tokens", "warmroute_reported_prompt_tokens"),
+    *(_HELD, "warmroute_held_oldest_seconds"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +38,14 @@ class Look:
 
     at_s: float
     rows: list[dict[str, Any]] = field(default_factory=list)
-    samples: dict[str, dict[Labels, float]] = field(default_factory=dict)
+    totals: Mapping[str, float] = field(default_factory=dict)  # of metrics, over all labels
+    held: Mapping[str, float] = field(default_factory=dict)  # requests that wait, by tenant
     decisions: list[dict[str, Any]] = field(default_factory=list)
     sources: list[dict[str, Any]] = field(default_factory=list)
 
     def total(self, name: str) -> float:
         """The sum of a metric's samples; 0 where there are none."""
-        return sum(self.samples.get(name, {}).values())
-
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """A metric's values by one of its labels."""
-        found: dict[str, float] = defaultdict(float)
-        for labels, value in self.samples.get(name, {}).items():
-            found[dict(labels).get(label, "")] += value
-        return dict(found)
+        return self.totals.get(f"warmroute_{name}", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +61,23 @@ def look(admin: AdminClient) -> Look:
     answer = admin.ask("GET", "/workers")
     rows, sources = answer["workers"], answer.get("sources", [])
     decisions = admin.ask("GET", f"/explain?last={_LATEST}")["decisions"]
-    samples = samples_of(admin.text("/metrics"))
-    return Look(time.monotonic(), rows, samples, decisions, sources)
+    try:
+        totals, held = counted(admin.text("/metrics"))
+    except WireError as error:
+        raise AdminError(f"{admin.url}/metrics: {error}") from error
+    return Look(time.monotonic(), rows, totals, held, decisions, sources)
 
 
-def samples_of(text: str) -> dict[str, dict[Labels, float]]:
-    """Prometheus's text format, version 0.0.4: name -> labels -> value. What is none is skipped."""
-    found: dict[str, dict[Labels, float]] = defaultdict(dict)
-    for line in text.splitlines():
-        match = None if line.startswith("#") else _SAMPLE.fullmatch(line.strip())
-        if match is not None:
-            labels = tuple(sorted(_LABEL.findall(match[2] or "")))
-            try:
-                found[match[1]][labels] = float(match[3])
-            except ValueError:
-                continue
-    return dict(found)
+def counted(text: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """What Prometheus scrapes, summed up by metric; and what waits, by tenant. Raises WireError."""
+    totals: dict[str, float] = defaultdict(float)
+    held: dict[str, float] = {}
+    ours = (line for line in text.splitlines() if line.startswith(_METRICS))
+    for sample in samples("\n".join(ours), _METRICS):
+        totals[sample.name] += sample.value
+        if sample.name == _HELD:
+            held[sample.labels.get("tenant", "")] = sample.value
+    return totals, held
 
 
 def rate(before: Look | None, now: Look, name: str) -> float | None:
@@ -144,20 +143,18 @@ def frame(admin: str, before: Look | None, now: Look | None, view: View) -> list
 
 def _traffic(before: Look | None, now: Look) -> list[str]:
     def per_s(name: str) -> str:
-        return _short(rate(before, now, f"warmroute_{name}_total"))
+        return _short(rate(before, now, name))
 
     states: dict[str, int] = {}
     for row in now.rows:
         states[row["state"]] = states.get(row["state"], 0) + 1
     shown = ", ".join(f"{states[s]} {s}" for s in sorted(states, key=_rank))
-    hit, prompt = (
-        now.total(f"warmroute_reported_{what}_tokens_total") for what in ("hit", "prompt")
-    )
+    hit, prompt = (now.total(f"reported_{what}_tokens") for what in ("hit", "prompt"))
     return [
         f"workers {len(now.rows)}: {shown or 'none'}",
         f"requests/s {per_s('decisions')}  prompt tokens/s {per_s('prompt_tokens')}  "
         f"hit rate {_percent(hit / prompt if prompt else None)}  "
-        f"in flight {now.total('warmroute_inflight_requests'):.0f}",
+        f"in flight {now.total('inflight_requests'):.0f}",
         f"per s: held {per_s('holds')}  rejected {per_s('rejections')}  "
         f"retried {per_s('retries')}  moved {per_s('migrations')}  ejected {per_s('ejections')}",
     ]
@@ -199,12 +196,11 @@ def _worker(row: Mapping[str, Any], said: OfWorker | None) -> str:
 
 
 def _held(now: Look) -> list[str]:
-    held = now.by("warmroute_held_by_tenant", "tenant")
-    waiting = {tenant or "(none)": count for tenant, count in held.items() if count}
+    waiting = {tenant or "(none)": count for tenant, count in now.held.items() if count}
     if not waiting:
         return []
     most = sorted(waiting.items(), key=lambda one: -one[1])
-    oldest = now.total("warmroute_held_oldest_seconds")
+    oldest = now.total("held_oldest_seconds")
     shown = "  ".join(f"{tenant} {count:.0f}" for tenant, count in most[:_TENANTS])
     return ["", f"held {sum(waiting.values()):.0f}, the oldest {_seconds(oldest)}: {shown}"]
 

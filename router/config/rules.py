@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from ipaddress import ip_address, ip_network
 from itertools import combinations
@@ -17,9 +18,11 @@ from router.config.keys import Key
 from router.config.schema import Config, check_endpoint
 from router.config.worker_spec import WorkerSpecError, taken, worker_spec_of
 from router.discovery.source import parse_source
+from router.events.sources import event_hosts
 from router.record.access_log import STDOUT
 from router.replicas.redis_url import parse_redis_url
 
+_HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 _BOUND = "the socket is bound at start; restart the router"
 _SIZED = "sized at start; restart the router"
 _BUILT = "read once at start; restart the router"
@@ -71,7 +74,7 @@ FIXED = MappingProxyType(
                 "kv_state",
                 "hot_restart",
                 *("replicas.name", "replicas.fleet", "replicas.flush_s", "replicas.lease_s"),
-                "limits.body_bytes",
+                *("limits.body_bytes", "limits.tokenized_chars"),
                 "limits.header_bytes",
                 "limits.inflight_requests",
                 *("limits.worker_requests", "limits.worker_queued_tokens"),
@@ -146,6 +149,10 @@ def check_value(key: Key, value: Any) -> Any:
         _check_fallback(read)
     elif key.path == "trusted_peers":
         _each(read, _check_peer)
+    elif key.path == "admin_allowed_hosts":
+        return _each(read, _host_name)
+    elif key.path == "event_hosts":
+        _each(read, lambda host: event_hosts((host,)))
     elif key.path in ("session_header", "tenant_header", "deadline_header") and read.startswith(
         "x-warmroute-"
     ):
@@ -291,6 +298,13 @@ def _check_peer(peer: str) -> None:
         ip_network(peer)
     except ValueError as error:
         raise ValueError(f"{error}; give a CIDR such as 10.0.0.0/8") from error
+
+
+def _host_name(text: str) -> str:
+    name = text.lower().removesuffix(".")
+    if not _HOST_NAME.fullmatch(name):
+        raise ValueError(f"{text!r} is no host name; give one such as router-1, without a port")
+    return name
 
 
 def _each(items: Iterable[Any], check: Callable[[Any], Item]) -> tuple[Item, ...]:

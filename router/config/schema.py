@@ -113,6 +113,22 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     messages: Annotated[
         int, Meta(ge=1, le=1_000_000, description="messages of one chat request")
     ] = 20_000
+    body_values: Annotated[
+        int,
+        Meta(ge=16_384, le=1 << 24, description="JSON values of one body, token ids not counted"),
+    ] = 131_072
+    message_text_bytes: Annotated[
+        int,
+        Meta(
+            ge=32_768,
+            le=1 << 30,
+            description="text of one message that has escapes or is not ASCII, bytes",
+        ),
+    ] = 4 << 20
+    tokenized_chars: Annotated[
+        int,
+        Meta(ge=1_024, le=1 << 30, description="text of one prompt that is tokenized here"),
+    ] = 4 << 20
     header_bytes: Annotated[
         int, Meta(ge=1_024, le=1 << 20, description="largest header of a request or reply, bytes")
     ] = 32 << 10
@@ -148,6 +164,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     workers: Annotated[
         int, Meta(ge=1, le=4_096, description="workers at the same time, leaving ones included")
     ] = 256
+    ranks: Annotated[
+        int, Meta(ge=1, le=4_096, description="of these, data-parallel ranks of one URL")
+    ] = 64
     index_entries: Annotated[
         int, Meta(ge=1_024, le=1 << 30, description="distinct blocks the prefix index remembers")
     ] = 1 << 21
@@ -353,6 +372,10 @@ class Config(_Section, frozen=True):
         tuple[str, ...],
         Meta(description="who else names workers: file:PATH, dns:NAME:PORT, redis, kubernetes:..."),
     ] = ()
+    event_hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="other hosts that engines may name for their events: NAME, CIDR, ipc, *"),
+    ] = ()
     discovery_grace_s: Annotated[
         float,
         Meta(ge=0.0, le=86_400.0, description="a failing or empty source is not believed, seconds"),
@@ -394,6 +417,10 @@ class Config(_Section, frozen=True):
         float,
         Meta(ge=0.5, le=3_600.0, description="a call of the policy beyond this ends the process"),
     ] = 10.0
+    disaggregation: Annotated[
+        Literal["auto", "always", "never"],
+        Meta(description="prefill and decode at two workers, of those with such roles"),
+    ] = "auto"
     tokenizer: Annotated[
         str | None, Meta(description="folder with tokenizer.json; none: text blocks, approximate")
     ] = None
@@ -441,6 +468,10 @@ class Config(_Section, frozen=True):
     admin_open: Annotated[
         bool, Meta(description="the admin port may be beyond loopback without keys")
     ] = False
+    admin_allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="host names by which the admin port may be asked, where it needs no key"),
+    ] = ()
     drain_refuses: Annotated[
         bool, Meta(description="while the router drains (POST /drain) new requests get 503")
     ] = False

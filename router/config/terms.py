@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from router.config.schema import Config
 from router.core.settings import CoreSettings
+from router.events.sources import event_hosts
 from router.fleet.context import FleetTerms
 from router.request.attempts import AttemptTerms, Deadlines
 from router.request.inference import InferenceTerms
@@ -47,6 +48,7 @@ def core_settings(config: Config) -> CoreSettings:
         recover_s=config.ejection.recover_s,
         stall_s=timeouts.stall_s,
         slow_start_s=config.slow_start_s,
+        disaggregation=config.disaggregation,
         policy_fallback=config.policy_fallback,
         policy_slow_s=config.policy_slow_ms / 1e3,
         backlog_batches=limits.events_backlog_batches,
@@ -61,6 +63,8 @@ def fleet_terms(config: Config) -> FleetTerms:
         health_s=config.intervals.health_s,
         backlog_batches=config.limits.events_backlog_batches,
         drain_s=config.drain_s,
+        ranks=config.limits.ranks,
+        event_hosts=event_hosts(config.event_hosts),
         relay=RelayLimits(
             header_bytes=config.limits.header_bytes,
             progress_s=min(_PROGRESS_S, config.timeouts.stall_s * _PROGRESS_OF_STALL),
@@ -81,7 +85,11 @@ def deadlines(config: Config) -> Deadlines:
 def inference_terms(config: Config) -> InferenceTerms:
     """What reading a request is bound by."""
     return InferenceTerms(
-        scan=ScanLimits(max_messages=config.limits.messages),
+        scan=ScanLimits(
+            max_messages=config.limits.messages,
+            max_values=config.limits.body_values,
+            max_text_bytes=config.limits.message_text_bytes,
+        ),
         session_header=config.session_header,
         explain=config.explain,
         explain_every=config.explain_every,
@@ -106,6 +114,11 @@ def attempt_terms(config: Config) -> AttemptTerms:
         tenant_header=config.tenant_header,
         forward_token_ids=config.forward_token_ids,
     )
+
+
+def admin_hosts(config: Config) -> tuple[str, ...]:
+    """Names by which the admin port may be asked, besides localhost and addresses."""
+    return (config.admin_host.lower(), *config.admin_allowed_hosts)
 
 
 def migration_terms(config: Config) -> MigrationTerms:

@@ -42,6 +42,7 @@ class WorkerSpec:
     topic: str | None = None  # of its events: a prefix, or with "bind:" the whole of it
     metrics: str | None = None  # URL of its load figures, where it is not the usual one
     role: Role = "both"
+    group: str | None = None  # whose workers take KV from each other; by default engine and version
     max_requests: float | None = None  # unfinished requests, at least 1
     max_queued_tokens: float | None = None  # prefill tokens not yet computed, at least 1
     max_kv_fraction: float | None = None  # of its KV capacity, above 0, at most 1
@@ -55,7 +56,16 @@ class WorkerSpec:
         _one_of("role", self.role, ROLES)
         if self.model is not None and not self.model:
             raise WorkerSpecError("model is empty")
-        for name in ("url", "model", "events", "replay", "topic", "metrics", "server_name"):
+        for name in (
+            "url",
+            "model",
+            "group",
+            "events",
+            "replay",
+            "topic",
+            "metrics",
+            "server_name",
+        ):
             if "," in (getattr(self, name) or ""):
                 raise WorkerSpecError(f"{name} has a comma, which separates options")
         if self.rank is not None and not 0 <= self.rank <= MAX_RANK:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,8 @@ _OF_REQUEST = (
     *("prompt_tokens", "trunk_tokens", "private_tokens", "standing", "home_id", "held_s"),
     *("priority", "draw", "serial", "approximate"),
 )
-_DERIVED = ("requests", "queued_prefill_s", "kv_fraction")  # columns made of others
+# Columns made of others, and what the hits were made with.
+_DERIVED = ("requests", "queued_prefill_s", "kv_fraction", "hit_confidence")
 _COLUMNS = (*(f.name for f in fields(FleetView) if f.name != "worker_id"), *_DERIVED)
 
 
@@ -123,7 +124,7 @@ _EXPLAINED = 3  # candidates named in a decision
 
 @record
 class Stage:
-    """One leg of a dispatch. Today there is one, on a worker whose role is "both"."""
+    """What a worker does for a request: all of it ("both"), or its prefill or decode only."""
 
     worker_id: int
     role: Role
@@ -282,6 +283,23 @@ class Reinstated:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubted:
+    """Tell people that what a worker's KV events tell is not so."""
+
+    worker_id: int
+    # More than it has room for; answers find less; nothing that could be used.
+    reason: Literal["overflow", "refuted", "useless"]
+    confidence: float  # share of its hits that counts
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """Tell people that answers confirm again what a worker's KV events tell."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Ask a worker whether it is well, at once, and tell the answer as `Probed`."""
 
@@ -289,7 +307,9 @@ class Probe:
     within_s: float | None = None  # how long it may take; None: as long as any probe
 
 
-Action = Dispatch | Hold | Reject | Resync | Cancel | Ejected | Reinstated | Probe
+Action = (
+    Dispatch | Hold | Reject | Resync | Cancel | Ejected | Reinstated | Doubted | Confirmed | Probe
+)
 
 
 SECONDS = "s"  # the unit of policies whose costs are the seconds until the first token

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from kvkernels import PrefixIndex
-from policies.contract import FleetView, Hashes, Ints, RequestView, record
+from policies.contract import FleetView, Floats, Hashes, Ints, RequestView, record
 from policies.facts import Arrival
 from router.core.actions import Decision, Details, Ranking, Reject, details_of
 from router.core.columns import WorkerColumns
@@ -30,11 +30,13 @@ def tier_hits(
     chains: Mapping[int, Hashes],
     prompt_tokens: int,
     hit_tokens: Ints,
+    confidence: Floats | None = None,
 ) -> tuple[Ints, Ints]:
     """(host, disk), each int64[rows]: further leading prompt tokens, beyond `hit_tokens`.
 
-    A block counts in the highest tier that holds all before it too: host tokens go on where the
-    GPU's end, disk tokens where those end. At least one token of the prompt is left to compute.
+    `confidence`: share of each row's that counts. A block counts in the highest tier that holds all
+    before it too: host tokens go on where the GPU's end, disk tokens where those end. At least one
+    token of the prompt is left to compute.
     """
     reach = np.zeros((2, len(rows)), dtype=np.int64)  # up to where host, and disk, would do
     own_sizes = np.array(rows.block_sizes)
@@ -42,6 +44,8 @@ def tier_hits(
         blocks = index.longest_prefix_tiers(chains[size])[1:, rows.slots]
         np.multiply(blocks, size, out=reach, where=own_sizes == size, dtype=np.int64)
     np.minimum(reach, max(prompt_tokens - 1, 0), out=reach)
+    if confidence is not None:
+        reach = (reach * confidence).astype(np.int64)
     host = np.maximum(reach[0] - hit_tokens, 0)
     disk = np.maximum(reach[1] - np.maximum(reach[0], hit_tokens), 0)
     return host, disk
@@ -262,7 +266,9 @@ class Chooser:
         index = self._roster.index
         below_gpu = None
         if index.tiers > 1:  # looked up only where a policy asks
-            asked = (arrival.chains, arrival.prompt_tokens, hits)
+            discounts = self._roster.confidence.discounted
+            confidence = self._columns.hit_confidence[rows.slots] if discounts else None
+            asked = (arrival.chains, arrival.prompt_tokens, hits, confidence)
             below_gpu = partial(tier_hits, index, rows, *asked)
         fleet = LiveFleet(
             self._columns,

@@ -50,13 +50,18 @@ class WorkerColumns:
         self.kv_reported_tokens = floats(np.nan)
         self.own_tokens_at_report = floats()  # own prompt and context tokens when it came
         self.kv_capacity_tokens = floats(np.nan)
+        self.cached_tokens = floats(np.nan)  # by its KV events
         self.prefill_tokens_per_s = floats(1.0)
+        self.given_tokens_per_s = floats(1.0)  # the same by its description
+        self.speed_samples = ints()  # that the rate was learned from
+        self.learned_speed = 1.0  # of the pool, times the rates that were given
         self.step_s = floats(0.01)
         self.max_requests = floats(np.nan)
         self.max_queued_tokens = floats(np.nan)
         self.max_kv_fraction = floats(np.nan)
         self.event_s = floats(-np.inf)
         self.hits_unknown = np.zeros(slots, dtype=np.bool_)
+        self.hit_confidence = floats(1.0)  # share of the hits by its events that counts
 
     def open(self, slot: int, worker_id: int) -> None:
         """Start a row afresh for a worker that joins."""
@@ -75,7 +80,9 @@ class WorkerColumns:
         self.max_queued_tokens[slot] = facts.max_queued_tokens
         self.max_kv_fraction[slot] = facts.max_kv_fraction
         if calibrate:
-            self.prefill_tokens_per_s[slot] = facts.prefill_tokens_per_s * facts.weight
+            given = self.given_tokens_per_s[slot] = facts.prefill_tokens_per_s * facts.weight
+            self.prefill_tokens_per_s[slot] = given * self.learned_speed
+            self.speed_samples[slot] = 0
             self.step_s[slot] = facts.step_s / facts.weight
 
     def drain(self, elapsed_s: float) -> None:
@@ -119,8 +126,11 @@ _FRESH = {
     "event_s": -np.inf,
     "kv_reported_tokens": np.nan,
     "kv_capacity_tokens": np.nan,
+    "cached_tokens": np.nan,
     "prefill_tokens_per_s": 1.0,
+    "given_tokens_per_s": 1.0,
     "step_s": 0.01,
+    "hit_confidence": 1.0,
     "max_requests": np.nan,
     "max_queued_tokens": np.nan,
     "max_kv_fraction": np.nan,
@@ -140,6 +150,8 @@ class Cells:
         self.drain_limit_work = float_cells(columns.drain_limit_work)
         self.context_tokens = float_cells(columns.context_tokens)
         self.prefill_tokens_per_s = float_cells(columns.prefill_tokens_per_s)
+        self.given_tokens_per_s = float_cells(columns.given_tokens_per_s)
+        self.speed_samples = int_cells(columns.speed_samples)
         self.step_s = float_cells(columns.step_s)
         self.token_work = float_cells(columns.token_work)
         self.requests = int_cells(columns.requests)

@@ -23,6 +23,7 @@ from policies.facts import (
     PeerFact,
     PeerFirstToken,
     PeerProgress,
+    Prefilled,
     Probed,
     Progress,
     ReplayEnd,
@@ -44,6 +45,7 @@ from router.core.retries import Retries, draw_of
 from router.core.roster import Roster
 from router.core.session_tracking import SessionTracking
 from router.core.settings import CoreSettings
+from router.core.split import Splits
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 from router.estimators.speed import SpeedEstimator
@@ -98,6 +100,9 @@ class RouterCore:
         )
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.session_tracking)
         self.chooser = Chooser(self.guard, settings, *pool)
+        self.splits = Splits(
+            self.chooser, self.columns, self.workers, self.ledger, settings.disaggregation
+        )
         self._observe = self.guard.observe
         self._seed, self._serial = seed, 0
         self._pending: dict[int, Pending] = {}
@@ -159,10 +164,32 @@ class RouterCore:
         if charge is None:
             return []
         self._speed.first_token(charge, fact.now_s)
+        self.splits.arrived(charge, fact.now_s)
         self.listener.first_token(fact.request_id)
         pending = self._pending[fact.request_id]
         self.admission.prefill_over(pending, True, fact.now_s)
         return self.health.begun(charge.worker_id, pending, fact.now_s)
+
+    def on_prefilled(self, fact: Prefilled) -> list[Action]:
+        """Its prefill, all that its worker had to do, is over: another one decodes it now."""
+        pending = self._pending.get(fact.request_id)
+        if pending is None or pending.leg != "prefill" or pending.worker_id is None:
+            return []
+        now_s, prompt = fact.now_s, pending.arrival.prompt_tokens
+        finish = Finish(now_s, fact.request_id, prompt, fact.cached_tokens, 1)
+        self._observe(finish)  # policies follow two dispatches, one after the other
+        charge = self.ledger.first_token(fact.request_id, now_s)
+        if charge is not None:
+            self._speed.first_token(charge, now_s)
+        choice = self.splits.prefilled(pending, now_s)
+        self.roster.answered(pending, finish)
+        worker = self._release(pending, now_s, finish)
+        actions = [*self.health.answered(worker, pending, finish), *self.roster.news()]
+        if isinstance(choice, Choice):
+            actions.append(self._dispatch(pending, choice, now_s))
+        else:  # nobody of its group decodes it now: it begins anew
+            actions += self._place(pending, now_s, "retry")
+        return [*actions, *self._ask_held(now_s)] if self.held.size else actions
 
     def on_progress(self, fact: Progress) -> list[Action]:
         """A running answer grew."""
@@ -182,10 +209,14 @@ class RouterCore:
         if pending is None:
             return []
         assert not pending.held, f"request {fact.request_id} finished while it was held"
+        self.roster.answered(pending, fact)
+        charge = self.ledger.get(fact.request_id)
+        if charge is not None and fact.output_tokens is not None:
+            self._speed.answered(charge, fact.output_tokens, fact.now_s)
         worker = self._release(pending, fact.now_s, fact)
         self.admission.answered(fact.output_tokens)
         self.session_tracking.ended(pending, fact.now_s, fact.output_tokens or 0)
-        actions = self.health.answered(worker, pending, fact)
+        actions = [*self.health.answered(worker, pending, fact), *self.roster.news()]
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def on_failure(self, fact: Failure) -> list[Action]:
@@ -230,6 +261,8 @@ class RouterCore:
                     continue
                 self._release(self._pending[charge.request_id], fact.now_s)
                 actions.append(Cancel(charge.request_id, fact.worker_id, "worker removed"))
+            if (worker := self.workers.get(fact.worker_id)) is not None:
+                self.splits.gone(worker)
         if fact.state in ("gone", "down"):
             self.session_tracking.lost(self.workers.get(fact.worker_id))
         actions += self.roster.change(fact)
@@ -263,7 +296,8 @@ class RouterCore:
         """A worker's cache changed."""
         self._observe(fact)
         from_seq = self.roster.kv_events(fact)
-        return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
+        news = self.roster.news()
+        return news if from_seq is None else [Resync(fact.worker_id, from_seq), *news]
 
     def on_replay_end(self, fact: ReplayEnd) -> list[Action]:
         """A replay is over; what it left out is asked for once more, or its hits are unknown."""
@@ -291,14 +325,14 @@ class RouterCore:
         """
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
         self.session_tracking.look(pending)
-        return self.chooser.explain(pending, fact.now_s, "policy")
+        return self.splits.explain(pending, fact.now_s, "policy")
 
     def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
         """Why this request waits, as of now; None where it does not."""
         pending = self._pending.get(request_id)
         if pending is None or not pending.held:
             return None
-        return self.chooser.explain(pending, now_s, "held")
+        return self.splits.explain(pending, now_s, "held")
 
     # --- one decision -----------------------------------------------------------------------
 
@@ -306,7 +340,7 @@ class RouterCore:
         """Dispatch with the charge taken, hold, or reject; for a hold another may be rejected."""
         self.ledger.advance(now_s)
         try:
-            choice = self.chooser.choose(pending, now_s, reason)
+            choice = self.splits.choose(pending, now_s, reason)
         except FallbackError:
             return [
                 self._give_up(pending, now_s, Rejection(500, "policy_failed", "the policy failed"))
@@ -319,22 +353,30 @@ class RouterCore:
         return [self._dispatch(pending, choice, now_s)]
 
     def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
-        arrival, worker = pending.arrival, choice.worker
+        arrival, worker, leg = pending.arrival, choice.worker, pending.leg
         request_id, prompt = arrival.request_id, arrival.prompt_tokens
-        uncached = max(prompt - choice.decision.hit_tokens, 1)
-        self.admission.sent(pending, uncached, now_s)
-        self.ledger.reserve(request_id, worker.slot, prompt, uncached, arrival.stream, now_s)
+        uncached, moved = max(prompt - choice.decision.hit_tokens, 1), 0
+        if leg == "decode":
+            uncached, moved = 1, uncached
+        else:
+            self.admission.sent(pending, uncached, now_s)
+        stream = arrival.stream or leg == "prefill"  # whose end shows like a first token
+        charge = self.ledger.reserve(
+            request_id, worker.slot, prompt, uncached, stream, now_s, moved_tokens=moved
+        )
+        pending.promise = self.roster.promise(worker, arrival, charge.alone)
         pending.prediction = self.roster.expect(worker, arrival, now_s)
         pending.worker_id = worker.worker_id
-        self.session_tracking.dispatched(pending, worker.slot)
+        if leg != "decode":  # where what its session comes back for is computed
+            self.session_tracking.dispatched(pending, worker.slot)
         self.listener.dispatched(pending, worker, uncached)
         self.health.sent(worker, pending, now_s)
-        self.counters.dispatched(choice.decision)
+        self.counters.dispatched(choice.decision, leg)
         if self.guard.remembers:
             blocks = arrival.chains[worker.facts.block_size]
             sent = (request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
             self._observe(Dispatched(now_s, *sent, blocks, arrival.session, arrival.tenant))
-        stage = Stage(worker.worker_id, worker.facts.role)
+        stage = Stage(worker.worker_id, leg)
         after_s = max(pending.not_before_s - now_s, 0.0)
         return Dispatch(request_id, (stage,), choice.decision, after_s)
 
@@ -367,6 +409,7 @@ class RouterCore:
         """Take its charge off its worker; the worker, if there still is one."""
         self.roster.ended(pending, self.ledger.get(pending.arrival.request_id), finish)
         charge = self.ledger.release(pending.arrival.request_id)
+        self.splits.forget(pending)
         self.admission.prefill_over(pending, finish is not None, now_s)
         pending.worker_id = None
         if charge is None:
@@ -392,6 +435,7 @@ _HANDLERS: Mapping[type, Callable[[RouterCore, Any], list[Action]]] = MappingPro
     {
         Arrival: RouterCore.on_arrival,
         FirstToken: RouterCore.on_first_token,
+        Prefilled: RouterCore.on_prefilled,
         Progress: RouterCore.on_progress,
         Finish: RouterCore.on_finish,
         Failure: RouterCore.on_failure,

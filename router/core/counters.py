@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from policies.contract import Standing
+from policies.facts import Role
 from router.core.actions import Decision
 
 _STEPS = 10
@@ -81,6 +82,7 @@ class CoreCounters:
     """Lifetime: process. Only ever grow."""
 
     decisions: Counter[tuple[str, str]] = field(default_factory=Counter)  # (policy, reason)
+    legs: Counter[Role] = field(default_factory=Counter)  # what workers were to do of requests
     rejections: Counter[str] = field(default_factory=Counter)  # by code
     expected_hit_tokens: int = 0
     prompt_tokens: int = 0  # of dispatched requests
@@ -93,9 +95,12 @@ class CoreCounters:
         default_factory=lambda: {"new": HeldTimes(), "cold": HeldTimes(), "warm": HeldTimes()}
     )
 
-    def dispatched(self, decision: Decision) -> None:
-        """A request was sent."""
+    def dispatched(self, decision: Decision, leg: Role) -> None:
+        """A request, or a leg of it, was sent."""
         self.decisions[decision.policy, decision.reason] += 1
+        self.legs[leg] += 1
+        if leg == "decode":  # its prompt counted with the other leg
+            return
         self.expected_hit_tokens += decision.hit_tokens
         self.prompt_tokens += decision.prompt_tokens
 

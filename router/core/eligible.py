@@ -9,7 +9,7 @@ from math import isnan
 import numpy as np
 
 from policies.contract import Ints
-from policies.facts import Arrival
+from policies.facts import Arrival, Role
 from router.core.actions import Reject
 from router.core.hold_queue import Pending
 from router.core.workers import Worker, WorkerTable
@@ -66,8 +66,8 @@ class _Open:
     all_in: bool  # none of them is ejected or on trial
 
     @staticmethod
-    def of(pool: Iterable[Worker]) -> _Open:
-        rows = Rows.of(w for w in pool if w.state == "ready" and w.facts.role == "both")
+    def of(pool: Iterable[Worker], leg: Role, group: str | None) -> _Open:
+        rows = Rows.of(w for w in pool if w.state == "ready" and does(w, leg, group))
         limits = [w.facts.max_model_tokens for w in rows.workers]
         return _Open(
             rows=rows,
@@ -88,13 +88,26 @@ class _Open:
         )
 
 
+def does(worker: Worker, leg: Role, group: str | None) -> bool:
+    """Whether it is there for all of a request, or for one leg of it. `group`: of the other leg's
+    worker; None: whichever has one.
+    """
+    facts = worker.facts
+    if leg == "both":
+        return facts.role == "both" or (facts.role == "decode" and facts.serves_alone)
+    if facts.role not in ("both", leg) or facts.group is None:
+        return False
+    return group is None or facts.group == group
+
+
 class Eligibility:
     """Lifetime: process. What it keeps of a pool is as old as the table's last change at most."""
 
     def __init__(self, workers: WorkerTable) -> None:
         self._workers = workers
         self._version = -1
-        self._open: dict[str, _Open] = {}  # by model; of models that are served only
+        # By model, leg and group; of models that are served only.
+        self._open: dict[tuple[str, Role, str | None], _Open] = {}
 
     def rows(self, pending: Pending) -> Rows | Reject:
         """The workers that may take the request, at least one; or why none may."""
@@ -102,12 +115,13 @@ class Eligibility:
             self._version = self._workers.version
             self._open.clear()
         model = pending.arrival.model
-        known = self._open.get(model)
+        key = model, pending.leg, pending.group
+        known = self._open.get(key)
         if known is None:
             pool = self._workers.serving(model)
             if not pool:
                 return self._no_pool(pending.arrival)
-            known = self._open[model] = _Open.of(pool)
+            known = self._open[key] = _Open.of(pool, pending.leg, pending.group)
         return known.rows if known.to(pending) else self.ask_each(pending)
 
     def ask_each(self, pending: Pending) -> Rows | Reject:
@@ -121,13 +135,13 @@ class Eligibility:
             if not pool:
                 why = f"no worker of model {arrival.model!r} has {arrival.needs}"
                 return _reject(arrival, 404, "path_not_served", why)
-        able = [
-            w
-            for w in pool
-            if w.state == "ready"
-            and w.facts.role == "both"
-            and w.facts.block_size in arrival.chains
-        ]
+        ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
+        able = [w for w in ready if does(w, pending.leg, pending.group)]
+        if not able and pending.leg == "both":  # better than nobody
+            able = [w for w in ready if w.facts.serves_alone]
+        if ready and not able:
+            why = _one_role_only(arrival.model, ready)
+            return _reject(arrival, 503, "no_worker_available", why)
         # With everybody ejected, or everybody else tried, one that failed lately is a better bet
         # than a sure refusal.
         ready = [w for w in able if w.takes_requests] or able
@@ -173,6 +187,16 @@ def _longest(arrival: Arrival) -> int:
     """Tokens of its longest prompt: a model's limit holds for each one."""
     longest = arrival.longest_prompt_tokens
     return arrival.prompt_tokens if longest is None else longest
+
+
+def _one_role_only(model: str, ready: list[Worker]) -> str:
+    """Why workers that are ready can do nothing for a request."""
+    roles = {w.facts.role for w in ready}
+    missing = "decodes" if roles == {"prefill"} else "prefills"
+    if len(roles) > 1:
+        groups = ", ".join(sorted({w.facts.group or "none" for w in ready}))
+        return f"no worker of model {model!r} takes KV from another: their groups are {groups}"
+    return f"no worker of model {model!r} {missing}: all {len(ready)} that are ready have one role"
 
 
 def _reject(arrival: Arrival, status: int, code: str, message: str) -> Reject:

@@ -10,8 +10,8 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
 from policies.contract import Standing
-from policies.facts import Arrival
-from router.core.mirror import Prediction
+from policies.facts import Arrival, Role
+from router.core.mirror import Expectation, Prediction, Promise
 from router.estimators.sessions import TrackedRequest
 
 _OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
@@ -150,10 +150,14 @@ class Pending:
     not_before_s: float = float("-inf")  # when it may be sent again
     sent_s: float = float("-inf")  # when it was dispatched
     worker_id: int | None = None  # where it is dispatched
+    leg: Role = "both"  # what of it is dispatched, or looked for a worker for
+    group: str | None = None  # of the worker that will decode it, while it looks for another one
     held: bool = False
     tracked: TrackedRequest | None = None  # to its session, where these are followed
     standing: Standing = "new"  # of its session, when it was last decided about
-    prediction: Prediction | None = None  # of its worker's cache, where that is mirrored
+    # Of its worker's cache: what it finds, where that is mirrored; else what it leaves there.
+    prediction: Prediction | Expectation | None = None
+    promise: Promise | None = None  # of its worker's KV events, where these tell of its prompt
     work_tokens: float = 1.0  # predicted: what it must compute, and its answer
     queued_tokens: int = 0  # of its prompt, to be computed; while it waits, as was predicted
     turn: tuple[bool, int] = (True, 0)  # its place in its tenant's line, since it began to wait

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from kvkernels import EventBatch, WorkerBlocks, chain_hashes
-from kvkernels.seeds import chain_seed
+from kvkernels import EventBatch, WorkerBlocks, chain_hashes, chain_seed
 from policies.contract import Hashes
 from policies.facts import BlockNames, Cleared, KvEvent, Removed, Stored, Tier
 
@@ -75,15 +74,35 @@ def _fact(event: tuple[Any, ...], model: str) -> KvEvent:
             return Cleared()
 
 
+def gpu_blocks_in(events: Sequence[KvEvent], enough: int) -> int:
+    """Blocks of the GPU's tier that they store; not counted exactly where it is at most `enough`.
+
+    Those of the wire count by all tiers at once, and one by one only where that is more.
+    """
+    if not isinstance(events, WireEvents):
+        stored = (e for e in events if isinstance(e, Stored) and e.tier == TIERS[0])
+        return sum(len(event.hashes) for event in stored)
+    if events.blocks <= enough:
+        return events.blocks
+    listed = (event for batch in events.batches for event in batch.listed())
+    return sum(len(e[1]) for e in listed if e[0] == "stored" and e[5] == 0)
+
+
 _TIER = {name: number for number, name in enumerate(TIERS)}
 
 
 @dataclass(slots=True)
 class Applied:
-    """What `WorkerBlocks` does not count itself. Lifetime: call."""
+    """What `WorkerBlocks` does not keep itself. Lifetime: call."""
 
     clears: int = 0
     skipped: int = 0  # facts of foreign block sizes, or that tell too little
+    left: list[Hashes] = field(default_factory=list)  # chain hashes that left the GPU
+
+    def add_left(self, chain: Hashes | None) -> None:
+        """As `WorkerBlocks` told; None: none."""
+        if chain is not None:
+            self.left.append(chain)
 
 
 def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: int) -> Applied:
@@ -92,14 +111,14 @@ def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: in
     if isinstance(events, WireEvents):
         clears = blocks.clears
         for batch in events.batches:
-            blocks.apply(batch)
+            applied.add_left(blocks.apply(batch))
         applied.clears = blocks.clears - clears
         return applied
     for event in events:
         if isinstance(event, Stored):
             applied.skipped += not _store(event, blocks, block_size)
         elif isinstance(event, Removed):
-            blocks.remove(block_names(event.hashes), _TIER[event.tier])
+            applied.add_left(blocks.remove(block_names(event.hashes), _TIER[event.tier]))
         else:
             applied.clears += 1
             blocks.clear()

@@ -21,13 +21,15 @@ that it applied, in order (`router.replicas.kv_events`). While these do not arri
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from kvkernels import PrefixIndex, WorkerBlocks
 from policies.contract import Hashes
 from policies.facts import CacheSnapshot, KvEvents
-from router.core.kv_events import WireEvents, apply_events
+from router.core.kv_events import WireEvents, apply_events, gpu_blocks_in
 from router.core.snapshot import FrozenCache
 
 
@@ -44,7 +46,7 @@ class KvCounters:
     duplicates: int = 0
     orphans: int = 0  # stored blocks that waited for their parent
     dropped_batches: int = 0  # beyond the backlog while a gap was open
-    overflows: int = 0  # more blocks stored than any cache holds: evictions must have been missed
+    overflows: int = 0  # more blocks stored than fit: evictions were missed, or it tells lies
     refused_copies: int = 0  # of a peer's account of the cache: damaged, or of another model
     skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
 
@@ -67,6 +69,10 @@ class Turnover:
         self.over = False
         self._capacity_blocks = capacity_blocks
         self._stored_at_loss = 0
+
+    def resize(self, capacity_blocks: float) -> None:
+        """It holds so many blocks."""
+        self._capacity_blocks = capacity_blocks
 
     def begin(self, stored_blocks: int, over: bool = False) -> None:
         """Nothing is known from now on, unless it is `over`; so many blocks were ever stored."""
@@ -235,6 +241,10 @@ def _size_bytes(batch: KvEvents) -> int:
     return batch.events.size_bytes if isinstance(batch.events, WireEvents) else 0
 
 
+USELESS_EVENTS = 16  # that could not be used, and none that could
+ROOM_SLACK = 1.25  # times its capacity that a worker may tell to hold
+
+
 class KvState:
     """One worker's event stream. Lifetime: worker."""
 
@@ -248,10 +258,16 @@ class KvState:
         parked_blocks: int,
         backlog_batches: int,
         resident_blocks: int,
+        keeps_copies: bool = False,
+        on_left: Callable[[Hashes], None] = lambda hashes: None,
     ) -> None:
-        self.blocks = WorkerBlocks(index, slot, block_size, model, parked_blocks)
+        """`on_left` is told the chain hashes of blocks that left the GPU, as its events say."""
+        self._on_left = on_left
+        self.blocks = WorkerBlocks(index, slot, block_size, model, parked_blocks, keeps_copies)
+        self._index, self._slot = index, slot
         self._block_size = block_size
         self._resident_blocks_max = resident_blocks
+        self._gpu_blocks_max = resident_blocks
         self._counters = KvCounters()
         self.resyncing = False  # a replay was asked for and has not ended
         self._exact = False  # all before `next_seq` was seen
@@ -262,8 +278,18 @@ class KvState:
         self.next_seq = 0  # number of the batch that continues what was applied
         self._progressed = False  # the replay brought something new
         self._skipped_facts = 0
+        self._useless = False  # as was found
+        self._emptied: int | None = None  # how often it was, by the engine's latest load report
+        self._clears_at = (0, 0)  # how often by its events, at the two latest reports
         self._backlog = Backlog(backlog_batches)
         self._publisher = Publisher()
+        self.resize(capacity_blocks)
+
+    def resize(self, capacity_blocks: float) -> None:
+        """The worker has room for so many blocks on the GPU; infinity: nobody knows."""
+        self._turnover.resize(capacity_blocks)
+        most = self._resident_blocks_max
+        self._gpu_blocks_max = math.ceil(min(capacity_blocks * ROOM_SLACK, most))
 
     @property
     def known(self) -> bool:
@@ -296,9 +322,26 @@ class KvState:
         return self._counters.with_blocks(self.blocks, self._skipped_facts)
 
     @property
+    def overflows(self) -> int:
+        """How often it told to hold more than it has room for."""
+        return self._counters.overflows
+
+    def found_useless(self) -> bool:
+        """Whether it is found only now that nothing it tells can be used; once in its life."""
+        if self._useless or self.blocks.stored_blocks:
+            return False
+        self._useless = self._skipped_facts + self.blocks.skipped_events >= USELESS_EVENTS
+        return self._useless
+
+    @property
     def settled(self) -> bool:
         """Nothing is asked for, waits or is in doubt: the batch `next_seq` is the next one."""
         return not (self._lacking or self.resyncing or self._doubtful)
+
+    @property
+    def current(self) -> bool:
+        """Whether all that is known to have been published was applied."""
+        return self.settled and not self.unheard
 
     @property
     def emptied(self) -> int:
@@ -309,6 +352,11 @@ class KvState:
     def resident_blocks(self) -> int:
         """Blocks the worker is known to hold, in any tier."""
         return len(self.blocks)
+
+    @property
+    def gpu_blocks(self) -> int:
+        """Of these, on the GPU."""
+        return self._index.held(self._slot)
 
     @property
     def parked_blocks(self) -> int:
@@ -415,6 +463,33 @@ class KvState:
         """The worker came back from the dead: trust nothing, expect its stream from 0."""
         self._empty()
         self._publisher.begin_anew()
+
+    def suspend(self, emptied: bool) -> None:
+        """Its engine takes no requests for now; later its stream goes on from here, and nothing
+        that it told before counts. `emptied`: its cache is empty; else nobody knows what it has.
+        """
+        last = max(self.next_seq - 1, self._publisher.last_seq, self._backlog.last_seq)
+        digest = self._backlog.digest(last) or self._publisher.digest(last)
+        self.reset()
+        if digest:  # that batch proves, when the engine is back, that it is still the same one
+            self.next_seq = last + 1
+            self._publisher.applied(last, digest)
+            self._exact = emptied
+            self._doubtful = self.resyncing = True
+
+    def was_emptied(self, times: int) -> bool:
+        """Whether its engine emptied its cache, and no event has told so. `times`: how often it
+        did, by its own count.
+        """
+        clears, (before, grown) = self._counters.clears, (self._emptied, times)
+        told = clears > self._clears_at[0]
+        self._emptied, self._clears_at = times, (self._clears_at[1], clears)
+        return before is not None and grown > before and not told
+
+    def empty(self) -> None:
+        """It holds nothing that we know of, until an event tells that it was cleared."""
+        self._forget()
+        self._exact = False
 
     # --- from one router to the next --------------------------------------------------------
 
@@ -525,25 +600,35 @@ class KvState:
         self._apply_events(batch)
 
     def _apply_events(self, batch: KvEvents) -> None:
-        blocks = self.blocks
+        blocks, most = self.blocks, self._gpu_blocks_max
+        if gpu_blocks_in(batch.events, most) > most:  # others' blocks would make room for them
+            self._overflow()
+            return
         applied = apply_events(batch.events, blocks, self._block_size)
         self._skipped_facts += applied.skipped
+        for hashes in applied.left:
+            self._on_left(hashes)
         if applied.clears:
             self._counters.clears += applied.clears
             self._exact = True
             self._overflowed = False
-        if len(blocks) > self._resident_blocks_max:
-            self._counters.overflows += 1
-            self._forget()
-            self._exact = False
-            self._overflowed = True
+        if len(blocks) > self._resident_blocks_max or self._index.held(self._slot) > most:
+            self._overflow()
         elif not self._exact and not self.resyncing:
             self._turnover.stored(blocks.stored_blocks)
+
+    def _overflow(self) -> None:
+        """It tells to hold more than it can: which of it is not there, nobody knows."""
+        self._counters.overflows += 1
+        self._forget()
+        self._exact = False
+        self._overflowed = True
 
     def _empty(self) -> None:
         self.close()
         self.unheard = False
         self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
+        self._emptied = None
         self.next_seq = 0
 
     def _forget(self) -> None:

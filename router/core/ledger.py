@@ -15,6 +15,18 @@ from router.core.columns import Cells, WorkerColumns
 
 
 @dataclass(slots=True)
+class PrefillPeriod:
+    """Prefills of one worker with no pause between them. Lifetime: until nobody waits there."""
+
+    began_s: float
+    dispatched: int = 0
+    first_tokens: int = 0  # of these, their uncached tokens, and their work
+    uncached_tokens: int = 0
+    work_tokens: float = 0.0
+    told: bool = True  # the first token of each of them shows
+
+
+@dataclass(slots=True)
 class Charge:
     """What one request costs its worker. Lifetime: one dispatch."""
 
@@ -26,10 +38,23 @@ class Charge:
     work_tokens: float  # the same with what their attention costs, in tokens of linear work
     end_work: float  # the worker's `charged_work` after this charge: its place in the queue
     dispatched_s: float
-    alone: bool  # nothing else was queued there: its first token calibrates the prefill rate
+    alone: bool  # nothing else was queued there
+    period: PrefillPeriod
+    moved_tokens: int = 0  # whose KV comes from another worker
     waiting: bool = True
-    output_tokens: int = 0
+    output_tokens: int = 0  # that were seen to come
     progress_s: float = 0.0  # when `output_tokens` was last brought up to date
+
+
+@dataclass(slots=True)
+class Promised:
+    """The place of a request at the worker that will decode it, while another one prefills it.
+
+    Lifetime: until that prefill's end.
+    """
+
+    slot: int
+    prompt_tokens: int
 
 
 class Ledger:
@@ -40,6 +65,8 @@ class Ledger:
         self._cells = Cells(columns)
         self._drained_s: float | None = None  # when the queues were last brought up to date
         self._charges: dict[int, Charge] = {}
+        self._promised: dict[int, Promised] = {}
+        self._periods: list[PrefillPeriod | None] = [None] * len(columns.worker_id)  # the latest
         # Uncached tokens of those before their first token, and their work, by worker slot.
         self._waiting = [(0, 0.0)] * len(columns.worker_id)
         # Answers that do not stream show no first token; they leave `waiting` when the model
@@ -59,6 +86,24 @@ class Ledger:
         """Open charges of a worker, oldest first."""
         return [c for c in self._charges.values() if c.worker_id == worker_id]
 
+    def promise(self, request_id: int, slot: int, prompt_tokens: int) -> None:
+        """Keep a place for it in `slot`, whose worker will decode it. It must have none yet."""
+        assert request_id not in self._promised, f"request {request_id} is promised twice"
+        self._promised[request_id] = Promised(slot, prompt_tokens)
+        self._cells.requests[slot] += 1
+        self._cells.context_tokens[slot] += prompt_tokens
+
+    def unpromise(self, request_id: int) -> None:
+        """Give that place back; nothing where there is none."""
+        promised = self._promised.pop(request_id, None)
+        if promised is not None:
+            self._cells.requests[promised.slot] -= 1
+            self._cells.context_tokens[promised.slot] -= promised.prompt_tokens
+
+    def promised_at(self, slot: int) -> list[int]:
+        """Requests that have a place there and have not come yet."""
+        return [number for number, one in self._promised.items() if one.slot == slot]
+
     def reserve(
         self,
         request_id: int,
@@ -67,8 +112,13 @@ class Ledger:
         uncached_tokens: int,
         stream: bool,
         now_s: float,
+        *,
+        moved_tokens: int = 0,
     ) -> Charge:
-        """Charge a request to the worker in `slot`. The request must have no open charge."""
+        """Charge a request to the worker in `slot`. The request must have no open charge.
+
+        `moved_tokens`: it waits for the KV of so many from elsewhere.
+        """
         assert request_id not in self._charges, f"request {request_id} is charged twice"
         cells = self._cells
         cached_tokens = prompt_tokens - uncached_tokens
@@ -76,6 +126,11 @@ class Ledger:
         if self._drained_s is None:
             self._drained_s = now_s
         waiting = cells.waiting[slot]
+        period = self._periods[slot]
+        if period is None or not waiting:
+            period = self._periods[slot] = PrefillPeriod(now_s)
+        period.dispatched += 1
+        period.told &= stream and not moved_tokens  # else it tells of no worker's speed
         end_work = cells.charged_work[slot] + work_tokens
         cells.charged_work[slot] = end_work
         cells.requests[slot] += 1
@@ -91,6 +146,8 @@ class Ledger:
             end_work=end_work,
             dispatched_s=now_s,
             alone=waiting == 0,
+            period=period,
+            moved_tokens=moved_tokens,
         )
         self._charges[request_id] = charge
         if stream:
@@ -111,7 +168,13 @@ class Ledger:
             return None
         drained = self._cells.drained_work
         drained[charge.slot] = max(drained[charge.slot], charge.end_work)
+        period = charge.period
+        period.first_tokens += 1
+        period.uncached_tokens += charge.uncached_tokens
+        period.work_tokens += charge.work_tokens
         self._start_decode(charge, now_s)
+        charge.output_tokens = 1
+        self._cells.context_tokens[charge.slot] += 1
         self._lift_limit(charge.slot)
         return charge
 
@@ -137,13 +200,13 @@ class Ledger:
         if charge.waiting:
             self._wait_over(charge)
             self._drop_queued(charge)
-            charge.waiting = False
+            charge.waiting = charge.period.told = False
             self._lift_limit(slot)
         else:
             cells.context_tokens[slot] -= charge.prompt_tokens + charge.output_tokens
         if cells.requests[slot] == 0:  # an idle worker has an empty queue, whatever the model
             cells.drained_work[slot] = cells.charged_work[slot]
-            cells.context_tokens[slot] = 0.0
+            cells.context_tokens[slot] = 0.0  # nor do promises remain: each is a request
             self._silent.pop(slot, None)
             self._coming.pop(slot, None)
             cells.drain_limit_work[slot] = inf

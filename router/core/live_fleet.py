@@ -73,6 +73,10 @@ class LiveFleet(FleetView):
         return self._columns.hits_unknown[self._rows.slots]
 
     @property
+    def hit_confidence(self) -> Floats:
+        return self._columns.hit_confidence[self._rows.slots]
+
+    @property
     def token_work(self) -> Floats:
         return self._columns.token_work[self._rows.slots]
 
@@ -83,6 +87,10 @@ class LiveFleet(FleetView):
     @property
     def kv_capacity_tokens(self) -> Floats:
         return self._columns.kv_capacity_tokens[self._rows.slots]
+
+    @property
+    def cached_tokens(self) -> Floats:
+        return self._columns.cached_tokens[self._rows.slots]
 
     @property
     def prefill_tokens_per_s(self) -> Floats:

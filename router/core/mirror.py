@@ -1,4 +1,9 @@
-"""Guessed caches of workers that publish no KV events, and blocks expected from our dispatches."""
+"""Caches beyond what KV events tell: blocks expected from our dispatches, guessed caches of workers
+without events, and what answers say of either (`cached_tokens`).
+
+An answer corrects the mirror of a worker without events (`Mirrors.answered`), and shows of one with
+events whether what these promised was there (`HitConfidence.answered`).
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,26 @@ import numpy as np
 import numpy.typing as npt
 
 from kvkernels import Mirror, PrefixIndex, chain_hashes
-from policies.contract import Hashes
+from policies.contract import Floats, Hashes
 from policies.facts import Arrival, Finish
 
 Blocks = npt.NDArray[np.int32]
 
 
+@dataclass(eq=False, slots=True)
+class Expectation:
+    """What one dispatch will leave at its worker. Lifetime: dispatch."""
+
+    slot: int
+    chain: Hashes
+
+
 class ExpectedBlocks:
     """Two generations of an index: a block is believed between `ttl_s` / 2 and `ttl_s`.
 
-    Expiry by dropping a generation whole costs nothing per block, so a dispatch stays one native
-    call however long its prompt. Lifetime: process.
+    It is believed no longer once its worker said that it is gone, nor where the dispatch came to
+    nothing and no other one brings it. Expiry by dropping a generation whole costs nothing per
+    block, so a dispatch stays one native call however long its prompt. Lifetime: process.
     """
 
     def __init__(self, slots: int, max_entries: int, ttl_s: float) -> None:
@@ -31,12 +45,38 @@ class ExpectedBlocks:
         self._turned_s = float("-inf")
         # Whether anything was ever put there: where no worker's events tell, nothing is.
         self._has_young = self._has_old = False
+        self._open: dict[int, set[Expectation]] = {}  # by slot: of dispatches that have not ended
 
-    def expect(self, slot: int, chain: Hashes, now_s: float) -> None:
-        """The worker in `slot` will soon hold this chain."""
+    def expect(self, slot: int, chain: Hashes, now_s: float) -> Expectation:
+        """The worker in `slot` will soon hold this chain; to be `ended` with the dispatch."""
         self.expire(now_s)
         self._young.store(slot, chain)
         self._has_young = True
+        expectation = Expectation(slot, chain)
+        self._open.setdefault(slot, set()).add(expectation)
+        return expectation
+
+    def ended(self, expectation: Expectation, failed: bool) -> None:
+        """A dispatch is over. `failed`: it was never computed, so only what others bring comes."""
+        slot, chain = expectation.slot, expectation.chain
+        others = self._open.get(slot)
+        if others is None or expectation not in others:  # its cache began anew meanwhile
+            return
+        others.discard(expectation)
+        if not failed:
+            return
+        shared = 0
+        for other in others:
+            if shared < min(len(other.chain), len(chain)) and other.chain[shared] == chain[shared]:
+                shared = _shared_blocks(other.chain, chain)
+        self.gone(slot, chain[shared:])
+
+    def gone(self, slot: int, hashes: Hashes) -> None:
+        """The worker does not hold these blocks, whatever was expected."""
+        if self._has_young:
+            self._young.remove(slot, hashes)
+        if self._has_old:
+            self._old.remove(slot, hashes)
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
         """Raise `blocks`, int32[slots], to the leading blocks expected on each worker."""
@@ -47,6 +87,7 @@ class ExpectedBlocks:
 
     def clear_worker(self, slot: int) -> None:
         """Expect nothing of this worker any more."""
+        self._open.pop(slot, None)
         self._young.clear_worker(slot)
         self._old.clear_worker(slot)
 
@@ -64,6 +105,13 @@ class ExpectedBlocks:
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
+
+
+def _shared_blocks(one: Hashes, other: Hashes) -> int:
+    """Leading blocks of both: a chain hash names all before it, so they end at one place."""
+    most = min(len(one), len(other))
+    same = one[:most] == other[:most]
+    return most if same.all() else int(np.argmin(same))
 
 
 BLOCKS_UNTOLD = 16_384  # room of a worker that does not tell: 262,144 tokens in blocks of 16
@@ -254,6 +302,103 @@ def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -
         return None
     share = min(cached / finish.prompt_tokens, 1.0)
     return Found(round(share * len(chain)), 1 + len(chain) // 8)
+
+
+@dataclass(slots=True)
+class Promise:
+    """What a worker's KV events told of a prompt that was sent there. Lifetime: dispatch."""
+
+    worker_id: int
+    chain: Hashes
+    blocks: int  # leading ones that it can find; at least 2, as one fewer proves nothing
+    life: int  # of what the events told (`HitConfidence.life`)
+    removed_blocks: int  # that it had ever told to be gone
+    alone: bool  # nobody waited there before it: it was looked up at once
+
+    def kept_blocks(self, removed_blocks: int) -> int:
+        """Of these, what was left when the worker looked, by all that it has removed since.
+
+        While others were computed first they may have taken the place of these blocks.
+        """
+        gone = 0 if self.alone else removed_blocks - self.removed_blocks
+        return max(self.blocks - gone, 0)
+
+
+ANSWERS = 16  # that must have looked for what events promised before anybody is discounted
+_ANSWERS_AGAIN = 4  # the same of one that was discounted before its cache began anew
+_FADE = 1 - 1 / ANSWERS  # of what an answer weighs, with each that follows
+_DOUBTED, _BELIEVED = 0.5, 0.75  # confirmed share below, and from which on
+
+
+@dataclass(slots=True)
+class _Confirmed:
+    """The mean share of promised blocks that answers found. Lifetime: a life of its cache."""
+
+    answers: int = 0
+    weight: float = 0.0
+    found: float = 0.0
+    doubted: bool = False
+    doubted_before: bool = False
+
+    @property
+    def share(self) -> float:
+        return self.found / self.weight
+
+    @property
+    def enough(self) -> bool:
+        return self.answers >= (_ANSWERS_AGAIN if self.doubted_before else ANSWERS)
+
+
+class HitConfidence:
+    """How much of the hits that its KV events promise counts, for each worker. Lifetime: process.
+
+    1, unless its answers keep finding less than half of it: then what they find, until they find
+    three quarters. The mean is over promises, each weighs less with every later one, and nobody
+    is judged by fewer than `ANSWERS`. Who reports nothing is believed.
+    """
+
+    def __init__(self, confidence: Floats) -> None:
+        """`confidence`: of each slot; 1 where nobody is."""
+        self._confidence = confidence
+        self._confirmed: dict[int, _Confirmed] = {}
+        self._lives = [0] * len(confidence)
+        self.discounted = 0  # workers
+
+    def life(self, slot: int) -> int:
+        """Another number whenever what is told of the cache there begins anew."""
+        return self._lives[slot]
+
+    def answered(self, slot: int, promised: int, found: Found) -> bool:
+        """An answer `found` so much of so many blocks; whether it is judged otherwise now."""
+        known = self._confirmed.setdefault(slot, _Confirmed())
+        share = 1.0 if found.blocks + found.slack >= promised else found.blocks / promised
+        known.answers += 1
+        known.weight = known.weight * _FADE + 1.0
+        known.found = known.found * _FADE + share
+        before = known.doubted
+        if not before:
+            known.doubted = known.enough and known.share < _DOUBTED
+        elif known.share >= _BELIEVED:
+            known.doubted = known.doubted_before = False
+        self.discounted += known.doubted - before
+        self._confidence[slot] = known.share if known.doubted else 1.0
+        return known.doubted != before
+
+    def forgive(self, slot: int) -> None:
+        """What it tells of its cache begins anew. One that was discounted is soon judged again."""
+        self._lives[slot] += 1
+        known = self._confirmed.pop(slot, None)
+        if known is None:
+            return
+        if known.doubted or (known.doubted_before and not known.enough):
+            self._confirmed[slot] = _Confirmed(doubted_before=True)
+        self.discounted -= known.doubted
+        self._confidence[slot] = 1.0
+
+    def forget(self, slot: int) -> None:
+        """The worker left."""
+        self.forgive(slot)
+        self._confirmed.pop(slot, None)
 
 
 def _names(stamp: int, count: int) -> Hashes:

@@ -45,6 +45,8 @@ class Retries:
 
         `worker` failed it; None: it is gone.
         """
+        if cause == "out_of_files":  # nor could this router connect to any other worker
+            return Rejection(503, cause, "the router can open no more files just now; try again")
         settings = self._settings
         unheard = cause in ("connect", "absent")  # nobody has had it, or knows its path
         pending.attempts += not unheard

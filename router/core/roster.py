@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -17,10 +19,11 @@ from policies.facts import (
     KvHeard,
     LoadReport,
     ReplayEnd,
+    Suspension,
     WorkerChange,
     WorkerFacts,
 )
-from router.core.actions import Action
+from router.core.actions import Action, Confirmed, Doubted
 from router.core.columns import Cells, WorkerColumns
 from router.core.counters import Window
 from router.core.eligible import Rows
@@ -28,7 +31,17 @@ from router.core.health import SlowStart
 from router.core.hold_queue import Pending
 from router.core.kv_state import KvState
 from router.core.ledger import Charge, Ledger
-from router.core.mirror import Blocks, ExpectedBlocks, Mirrors, Prediction, answer_blocks, found_by
+from router.core.mirror import (
+    Blocks,
+    Expectation,
+    ExpectedBlocks,
+    HitConfidence,
+    Mirrors,
+    Prediction,
+    Promise,
+    answer_blocks,
+    found_by,
+)
 from router.core.settings import CoreSettings
 from router.core.workers import Worker, WorkerHealth, WorkerTable
 
@@ -54,6 +67,10 @@ class Roster:
         self.others_s = -math.inf  # when a worker last reported load that we did not send it
         # Blocks that no events will ever tell of: text blocks, and workers without events.
         self.mirrors = Mirrors(slots, settings.mirrored_blocks)
+        self.confidence = HitConfidence(columns.hit_confidence)
+        self._news: list[Action] = []
+        # The chain that was looked up last, and its leading blocks by events alone.
+        self._by_events: tuple[Hashes | None, Blocks] = (None, np.zeros(0, dtype=np.int32))
 
     # --- workers ----------------------------------------------------------------------------
 
@@ -72,7 +89,7 @@ class Roster:
         if fact.spec is not None and fact.spec != worker.facts:
             self._describe(worker, fact.spec)
         if fact.state == "down":
-            self._forget(worker)
+            self._forget(worker, fact.suspended)
         elif worker.state == "down":
             worker.health.forgive()
         worker.state = fact.state
@@ -84,7 +101,6 @@ class Roster:
             raise TableFullError(f"all {self._settings.max_workers} worker slots are taken")
         self._columns.open(slot, fact.worker_id)
         self._columns.describe(slot, facts, calibrate=True)
-        self._columns.hits_unknown[slot] = facts.has_events
         kv = self._kv_state(slot, facts)
         if fact.saved is not None and facts.has_events:
             kv.take_saved(fact.saved)
@@ -93,6 +109,14 @@ class Roster:
         worker = Worker(fact.worker_id, slot, facts, kv, health, state, now_s)
         self.slow_start.joined(worker, self._workers, now_s)
         self._workers.add(worker)
+        self._show_cache(worker)
+
+    def _show_cache(self, worker: Worker) -> None:
+        """Write how much of its cache is known, and how well."""
+        columns, slot, facts = self._columns, worker.slot, worker.facts
+        columns.hits_unknown[slot] = facts.has_events and not worker.kv.known
+        cached_tokens = worker.kv.gpu_blocks * facts.block_size
+        columns.cached_tokens[slot] = cached_tokens if facts.has_events else math.nan
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
         """It was recognized anew, perhaps as another engine, or its thresholds were changed."""
@@ -101,19 +125,32 @@ class Roster:
         self._columns.describe(worker.slot, facts, calibrate)
         another_cache = _cache_of(facts) != _cache_of(worker.facts)
         worker.facts = facts
+        worker.kv.resize(_capacity_blocks(facts))
         if another_cache:
-            self._forget(worker)
             worker.kv = self._kv_state(worker.slot, facts)
+            self._forget(worker)
 
-    def _forget(self, worker: Worker) -> None:
-        """The cache we knew may be gone with its engine: expect nothing of it until it tells."""
-        worker.kv.reset()
+    def _forget(self, worker: Worker, suspended: Suspension | None = None) -> None:
+        """The cache we knew may be gone, perhaps with its engine: expect nothing until it tells."""
+        if suspended is None:
+            worker.kv.reset()
+        else:
+            worker.kv.suspend(emptied=suspended == "asleep")
+        self.confidence.forgive(worker.slot)
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
-        self._columns.hits_unknown[worker.slot] = worker.facts.has_events
+        self._show_cache(worker)
+
+    def _empty(self, worker: Worker) -> None:
+        """It emptied its cache, and its events do not tell so yet."""
+        worker.kv.empty()
+        self.speculative.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
+        self._show_cache(worker)
 
     def _close(self, worker: Worker) -> None:
         worker.kv.close()
+        self.confidence.forget(worker.slot)
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         self._columns.open(worker.slot, -1)
@@ -121,17 +158,17 @@ class Roster:
         self._workers.remove(worker.worker_id)
 
     def _kv_state(self, slot: int, facts: WorkerFacts) -> KvState:
-        capacity_tokens = facts.kv_capacity_tokens
-        known = not math.isnan(capacity_tokens)
         return KvState(
             self.index,
             slot,
             facts.block_size,
             facts.models[0],
-            capacity_tokens / facts.block_size if known else math.inf,
+            _capacity_blocks(facts),
             self._settings.parked_blocks,
             self._settings.backlog_batches,
             self._settings.index_entries,
+            facts.keeps_copies,
+            partial(self.speculative.gone, slot),
         )
 
     # --- what workers tell ------------------------------------------------------------------
@@ -152,6 +189,9 @@ class Roster:
         columns.report_s[slot] = fact.now_s
         if foreign:
             self.others_s = max(self.others_s, fact.now_s)
+        idle = not (fact.running or fact.waiting)
+        if worker.kv.was_emptied(fact.emptied) and idle:  # else its next step tells what became
+            self._empty(worker)
         columns.kv_reported_tokens[slot] = fact.kv_used_tokens
         columns.own_tokens_at_report[slot] = columns.own_tokens(slot)
 
@@ -160,13 +200,40 @@ class Roster:
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
-        emptied = worker.kv.emptied
-        from_seq = worker.kv.take(fact)
-        if worker.kv.emptied > emptied:  # its cache began anew: nothing is on its way
-            self.speculative.clear_worker(worker.slot)
+        kv = worker.kv
+        emptied, current, overflows = kv.emptied, kv.current, kv.overflows
+        from_seq = kv.take(fact)
+        if kv.overflows > overflows and kv.overflows.bit_count() == 1:  # the 1st, 2nd, 4th ...
+            self._news.append(self._doubted(worker, "overflow"))
+        if kv.found_useless():
+            self._news.append(self._doubted(worker, "useless"))
         self._columns.event_s[worker.slot] = fact.now_s
-        self._columns.hits_unknown[worker.slot] = not worker.kv.known
+        self._settle(worker, emptied, current, fact.source == "snapshot")
         return from_seq
+
+    def _settle(self, worker: Worker, emptied: int, current: bool, told_anew: bool = False) -> None:
+        """Its cache is known otherwise now. Before, it had begun anew `emptied` times, and was
+        `current` or not; `told_anew`: all of it was told.
+        """
+        kv, slot = worker.kv, worker.slot
+        if kv.emptied > emptied:  # it began anew: nothing is on its way
+            self.speculative.clear_worker(slot)
+        if kv.emptied > emptied or told_anew or (kv.current and not current):
+            self.confidence.forgive(slot)
+        self._show_cache(worker)
+
+    def _doubted(
+        self, worker: Worker, reason: Literal["overflow", "refuted", "useless"]
+    ) -> Doubted:
+        share = float(self._columns.hit_confidence[worker.slot])
+        return Doubted(worker.worker_id, reason, share)
+
+    def news(self) -> list[Action]:
+        """What people should be told since this was asked last."""
+        if not self._news:
+            return []
+        news, self._news = self._news, []
+        return news
 
     def first_question(self, worker_id: int) -> int:
         """Number of the first batch that a new feed of this worker must ask for."""
@@ -183,11 +250,9 @@ class Roster:
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
-        emptied = worker.kv.emptied
+        emptied, current = worker.kv.emptied, worker.kv.current
         from_seq = worker.kv.end_replay(fact.answered, fact.began_anew)
-        if worker.kv.emptied > emptied:
-            self.speculative.clear_worker(worker.slot)
-        self._columns.hits_unknown[worker.slot] = not worker.kv.known
+        self._settle(worker, emptied, current)
         return from_seq
 
     def kv_copied(self, fact: KvCopied) -> int | None:
@@ -196,8 +261,9 @@ class Roster:
         if worker is None:
             return None
         from_seq = worker.kv.take_copy(fact.snapshot)
+        self.confidence.forgive(worker.slot)
         self._columns.event_s[worker.slot] = fact.now_s
-        self._columns.hits_unknown[worker.slot] = not worker.kv.known
+        self._show_cache(worker)
         return from_seq
 
     def kv_heard(self, fact: KvHeard) -> None:
@@ -205,18 +271,60 @@ class Roster:
         worker = self._workers.get(fact.worker_id)
         if worker is not None:
             worker.kv.unheard = not fact.heard
-            self._columns.hits_unknown[worker.slot] = not worker.kv.known
+            self._show_cache(worker)
 
     # --- what they hold ---------------------------------------------------------------------
 
-    def expect(self, worker: Worker, arrival: Arrival, now_s: float) -> Prediction | None:
+    def expect(self, worker: Worker, arrival: Arrival, now_s: float) -> Prediction | Expectation:
         """A dispatch will leave these blocks there; of a mirrored worker, what it will find."""
         facts, chain = worker.facts, arrival.chains[worker.facts.block_size]
         if facts.has_events and not arrival.approximate:
-            self.speculative.expect(worker.slot, chain, now_s)
-            return None
+            return self.speculative.expect(worker.slot, chain, now_s)
         told_blocks = facts.kv_capacity_tokens / facts.block_size
         return self.mirrors.expect(worker.slot, chain, told_blocks)
+
+    def promise(self, worker: Worker, arrival: Arrival, alone: bool) -> Promise | None:
+        """What its KV events tell of a prompt that is being sent there; None: nothing to hold to.
+
+        `alone`: none of the requests that we know of waits there.
+        """
+        facts, kv, slot = worker.facts, worker.kv, worker.slot
+        if not facts.has_events or arrival.approximate or not kv.current:
+            return None
+        chain, size = arrival.chains[facts.block_size], facts.block_size
+        looked_up, blocks = self._by_events
+        told = blocks if looked_up is chain else self.index.longest_prefix(chain)
+        most = max(arrival.prompt_tokens - 1, 0) // size
+        promised = min(int(told[slot]), most)
+        if promised < 2:  # an answer may find one fewer, whoever told the truth
+            return None
+        alone = alone and not self._columns.foreign_waiting[slot]
+        removed = kv.blocks.removed_blocks
+        life = self.confidence.life(slot)
+        return Promise(worker.worker_id, chain, promised, life, removed, alone)
+
+    def answered(self, pending: Pending, finish: Finish) -> None:
+        """Hold what an answer found against what the worker's KV events had promised."""
+        promise, pending.promise = pending.promise, None
+        worker = None if promise is None else self._workers.get(promise.worker_id)
+        if promise is None or worker is None:
+            return
+        kv, size = worker.kv, worker.facts.block_size
+        if self.confidence.life(worker.slot) != promise.life or not kv.current:
+            return
+        found = found_by(pending.arrival, finish, size, promise.chain)
+        if found is None:
+            return
+        promised = promise.blocks
+        if found.blocks + found.slack < promised:  # but what it told to be gone is no lie
+            promised = promise.kept_blocks(kv.blocks.removed_blocks)
+            if found.blocks + found.slack >= promised:
+                return
+        if not self.confidence.answered(worker.slot, promised, found):
+            return
+        doubted = self._columns.hit_confidence[worker.slot] < 1.0
+        news = self._doubted(worker, "refuted") if doubted else Confirmed(worker.worker_id)
+        self._news.append(news)
 
     def ended(self, pending: Pending, charge: Charge | None, finish: Finish | None) -> None:
         """A dispatch is over, with an answer where there is a `finish`."""
@@ -224,8 +332,14 @@ class Roster:
         worker = None if charge is None else self._workers.get(charge.worker_id)
         if prediction is None or charge is None or worker is None:
             return
+        refused = finish is not None and finish.refused
+        if isinstance(prediction, Expectation):
+            # What does not stream shows no first token: its failure is taken for one before it.
+            unseen = finish is None and (charge.waiting or not pending.arrival.stream)
+            self.speculative.ended(prediction, refused or unseen)
+            return
         counted = finish is not None and finish.prompt_tokens is not None
-        if charge.waiting and not counted:  # refused, or given up on before its prefill was over
+        if (charge.waiting or refused) and not counted:  # or given up on before its prefill ended
             self.mirrors.failed(prediction)
             return
         found, answered, size = None, 0, worker.facts.block_size
@@ -243,13 +357,21 @@ class Roster:
         sizes = rows.distinct_block_sizes
         most = max(prompt_tokens - 1, 0)
         if len(sizes) == 1:
-            return hit_tokens(self._hit_blocks(chains[sizes[0]]), rows.slot_ids, sizes[0], most)
+            blocks = self._hit_blocks(chains[sizes[0]])
+            return self._counted(rows, hit_tokens(blocks, rows.slot_ids, sizes[0], most))
         hits = np.zeros(len(rows), dtype=np.int64)
         own_sizes = np.array(rows.block_sizes)
         for size in sizes:
             blocks = self._hit_blocks(chains[size])[rows.slots]
             np.multiply(blocks, size, out=hits, where=own_sizes == size, dtype=np.int64)
-        return np.minimum(hits, most, out=hits)
+        return self._counted(rows, np.minimum(hits, most, out=hits))
+
+    def _counted(self, rows: Rows, hits: Ints) -> Ints:
+        """As much of the hits as is believed."""
+        if not self.confidence.discounted:
+            return hits
+        counted: Ints = (hits * self._columns.hit_confidence[rows.slots]).astype(np.int64)
+        return counted
 
     def copies(self, last_hash: int) -> int:
         """How many workers hold a block, or soon will, and with it all before it."""
@@ -262,9 +384,15 @@ class Roster:
     def _hit_blocks(self, chain: Hashes) -> Blocks:
         """int32[slots]: leading blocks by events, by our dispatches, by what no event tells."""
         blocks = self.index.longest_prefix(chain)
+        self._by_events = chain, blocks.copy()
         self.speculative.raise_prefix(blocks, chain)
         self.mirrors.raise_prefix(blocks, chain)
         return blocks
+
+
+def _capacity_blocks(facts: WorkerFacts) -> float:
+    known = not math.isnan(facts.kv_capacity_tokens)
+    return facts.kv_capacity_tokens / facts.block_size if known else math.inf
 
 
 def _cache_of(facts: WorkerFacts) -> tuple[object, ...]:

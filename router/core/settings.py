@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 NO_LIMIT = 1 << 40
+
+# Whether a request goes to two workers: where that gives its first token sooner, wherever it can,
+# or never.
+Disaggregation = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class CoreSettings:
     stall_s: float = 0.5  # silence of all streams of a worker after which it is probed
     parked_blocks: int = 65_536  # stored blocks of one worker whose parent has not been seen
     backlog_batches: int = 10_000  # batches of one worker kept while a gap is filled
+    disaggregation: Disaggregation = "auto"  # of pools whose workers have roles
     slow_start_s: float = 0.0  # a worker that joins a running pool has its whole share after this
     signal_stale_s: float = 5.0  # others' load in a report older than this is no longer believed
     policy_fallback: str = "least_requests"  # decides where the policy fails; never fails itself

@@ -88,6 +88,7 @@ class _Pool:
 
     identity: tuple[str, str | None]
     block_sizes: frozenset[int]
+    splits: bool  # some of its workers prefill for others of it
 
 
 class WorkerTable:
@@ -146,6 +147,11 @@ class WorkerTable:
         pool = self._pool(model)
         return frozenset() if pool is None else pool.block_sizes
 
+    def splits(self, model: str) -> bool:
+        """Whether a request to it may be prefilled by one worker and decoded by another."""
+        pool = self._pool(model)
+        return pool is not None and pool.splits
+
     def _pool(self, model: str) -> _Pool | None:
         """What every request to `model` asks, without a look at each worker; None: not served."""
         pool = self._pools.get(model)
@@ -153,7 +159,8 @@ class WorkerTable:
             first = serving[0].facts
             adapter = model if model in first.adapters else None
             sizes = frozenset(w.facts.block_size for w in serving)
-            pool = self._pools[model] = _Pool((first.models[0], adapter), sizes)
+            splits = any(w.facts.role != "both" for w in serving)
+            pool = self._pools[model] = _Pool((first.models[0], adapter), sizes, splits)
         return pool
 
     def serving(self, model: str) -> list[Worker]:

@@ -25,6 +25,7 @@ from router.discovery.source import (
     SourceSpec,
     parse_source,
 )
+from router.events.sources import event_hosts
 from router.fleet.manager import FleetManager, reconcile
 from router.fleet.wanted import CONFIGURATION, Key, WantedWorker, key_of
 from router.replicas.redis_url import RedisUrl, parse_redis_url
@@ -410,7 +411,11 @@ def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
             # Imported here, like the next: each with its client, which few need.
             from router.discovery.redis_source import RedisSource
 
-            return RedisSource(lambda: _redis_of(config()), config().replicas.fleet)
+            return RedisSource(
+                lambda: _redis_of(config()),
+                config().replicas.fleet,
+                hosts_now=lambda: event_hosts(config().event_hosts),
+            )
         case KubernetesSpec():
             from router.discovery.kubernetes_source import KubernetesSource
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -16,8 +17,9 @@ from engine.wire.announcement import (
     names_key,
 )
 from engine.wire.events import WireError
-from router.config.worker_spec import WorkerSpecError, worker_spec_of
+from router.config.worker_spec import POLL, WorkerSpec, WorkerSpecError, worker_spec_of
 from router.discovery.source import MAX_SEEN, Report, ReportedWorker, bounded
+from router.events.sources import NO_OTHERS, EventHosts
 from router.replicas.redis_connection import ANSWER_S, Wire, checked, open_wire, reason_of
 from router.replicas.redis_url import RedisUrl
 
@@ -34,9 +36,17 @@ class RedisSource:
     worker or a router is compared with another.
     """
 
-    def __init__(self, url_now: Callable[[], RedisUrl], fleet: str, look_s: float = LOOK_S) -> None:
-        """`url_now`: may be another one from one look to the next."""
-        self._url_now = url_now
+    def __init__(
+        self,
+        url_now: Callable[[], RedisUrl],
+        fleet: str,
+        look_s: float = LOOK_S,
+        hosts_now: Callable[[], EventHosts] = lambda: NO_OTHERS,
+    ) -> None:
+        """`url_now`: may be another one from one look to the next; `hosts_now`: besides its own,
+        that an entry may name for a worker's events, likewise.
+        """
+        self._url_now, self._hosts_now = url_now, hosts_now
         self._url = url_now()
         self._fleet = fleet
         self._look_s = look_s
@@ -79,7 +89,7 @@ class RedisSource:
             some = known[start : start + _AT_ONCE]
             entries |= zip(some, await wire.call(self._reading(some), ANSWER_S), strict=True)
         await self._forget(wire, entries)
-        report = read(entries)
+        report = read(entries, self._hosts_now())
         if len(known) < len(names):
             long = f"{len(names) - len(known)} names longer than {MAX_URL_BYTES} bytes"
             return Report(report.workers, report.trouble, (*report.refused, long))
@@ -100,7 +110,7 @@ class RedisSource:
             await wire.call([("SREM", names_key(self._fleet), *old[:_AT_ONCE])], ANSWER_S)
 
 
-def read(entries: Mapping[bytes, Any]) -> Report:
+def read(entries: Mapping[bytes, Any], hosts: EventHosts = NO_OTHERS) -> Report:
     """Names with what Redis answers for their entries: bytes (none: expired), or an error."""
     seen: list[ReportedWorker] = []
     refused: list[str] = []
@@ -108,13 +118,13 @@ def read(entries: Mapping[bytes, Any]) -> Report:
         if entry == b"":
             continue
         try:
-            seen.append(_seen(name, entry))
+            seen.append(_seen(name, entry, hosts))
         except (WireError, WorkerSpecError) as error:
             refused.append(f"{name[:200].decode(errors='replace')!r}: {error}")
     return bounded(seen, refused)
 
 
-def _seen(name: bytes, entry: Any) -> ReportedWorker:
+def _seen(name: bytes, entry: Any, hosts: EventHosts) -> ReportedWorker:
     """Raises WireError, WorkerSpecError."""
     if isinstance(entry, ResponseError):
         raise WireError(f"the entry cannot be read: it {reason_of(entry)}")
@@ -127,4 +137,14 @@ def _seen(name: bytes, entry: Any) -> ReportedWorker:
         raise WireError("url and rank are no options of an entry")
     sizes = {"kv_tokens": one.kv_tokens, "block_size": one.block_size}
     spec = worker_spec_of({"url": one.url, **sizes, **one.options})
+    _check_events(spec, hosts)
     return ReportedWorker(spec, one.state == "stopping")
+
+
+def _check_events(spec: WorkerSpec, hosts: EventHosts) -> None:
+    """An entry is the worker's own word, as its answers are. Raises WorkerSpecError."""
+    own = {urlsplit(spec.url).hostname or ""}
+    for name in ("events", "replay"):
+        endpoint = getattr(spec, name)
+        if endpoint not in (None, "none", POLL) and not hosts.allow(endpoint, own):
+            raise WorkerSpecError(f"{name} is {endpoint!r}, not at its own host (event_hosts)")

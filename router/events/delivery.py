@@ -17,9 +17,11 @@ from xxhash import xxh3_64_intdigest
 
 from engine.wire.events import WireError
 from kvkernels import EventBatch
-from policies.facts import KvEvents, ReplayEnd
+from policies.facts import KvEvents, KvHeard, ReplayEnd
 from router.core.kv_events import WireEvents
 from router.record.logs import worth_a_line
+
+FeedFact = KvEvents | ReplayEnd | KvHeard
 
 
 class Claim(Protocol):
@@ -41,7 +43,7 @@ class Claim(Protocol):
     def close(self) -> None:
         """They are not wanted any more."""
 
-    def tell(self, fact: KvEvents | ReplayEnd) -> None:
+    def tell(self, fact: FeedFact) -> None:
         """What was read here, for the core and for all others."""
 
     def missing(self) -> bool:
@@ -60,12 +62,17 @@ class ReaderQueue:
     def __init__(self, limit: int, dropped: Callable[[], None]) -> None:
         self._queue: asyncio.Queue[Message] = asyncio.Queue(limit)
         self._dropped = dropped
-        self.connected: Callable[[], None] = lambda: None
+        self.connected: Callable[[bool], None] = lambda up: None
         self._end: BaseException | None = None
+        self._taken = False  # the last message was received, and is being told
 
     async def receive(self) -> Message:
         """The next message. Raises what ended the reader."""
+        if self._taken:
+            self._queue.task_done()
+        self._taken = False
         message = await self._queue.get()
+        self._taken = True
         if self._end is not None:
             raise self._end
         return message
@@ -76,6 +83,10 @@ class ReaderQueue:
             self._queue.put_nowait(message)
         except asyncio.QueueFull:
             self._dropped()
+
+    async def told(self) -> None:
+        """Wait until the feed has told all messages that were given."""
+        await self._queue.join()
 
     def end(self, error: BaseException) -> None:
         """No more will come."""
@@ -91,6 +102,8 @@ class SharedReader:
         self.address = address
         self.queues: dict[Key, ReaderQueue] = {}
         self.strays = 0  # messages for which there is no queue
+        self.finishing = False  # who polls begins no other poll
+        self.polling = asyncio.Lock()  # held by who polls while it waits for an answer
         self.reader: asyncio.Task[None] | None = None
 
     def give(self, key: Key, message: Message) -> None:
@@ -113,10 +126,16 @@ class SharedReader:
         for queue in self.queues.values():
             queue.give(message)
 
-    def connected(self) -> None:
-        """A publisher connected: tell every feed, for nobody knows yet whose it is."""
+    def connected(self, up: bool) -> None:
+        """A publisher connected, or was lost: tell every feed, for nobody knows whose it is."""
         for queue in self.queues.values():
-            queue.connected()
+            queue.connected(up)
+
+    async def finish(self) -> None:
+        """Begin no more polls, and wait until all that was answered is told."""
+        self.finishing = True
+        async with self.polling:
+            await asyncio.gather(*(queue.told() for queue in self.queues.values()))
 
     def end(self, reader: asyncio.Task[None]) -> None:
         """The reader ended by itself, which it never should: tell every feed."""
@@ -160,6 +179,14 @@ class SharedReaders:
             if not shared.queues:
                 await self._close(shared)
 
+    async def finish(self, timeout_s: float) -> None:
+        """Have polls that are under way answered and told, and begin no more of them: what a
+        worker answers to one who is gone is lost to all.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(shared.finish() for shared in self._open.values()))
+
     async def _close(self, shared: SharedReader) -> None:
         if self._open.get(shared.address) is shared:
             del self._open[shared.address]
@@ -183,7 +210,7 @@ class FeedContext:
     http: aiohttp.ClientSession
     zmq: zmq.asyncio.Context
     clock: Callable[[], float]
-    tell: Callable[[KvEvents | ReplayEnd], None]  # a fact for the core
+    tell: Callable[[FeedFact], None]  # a fact for the core
     readers: SharedReaders
     timeout_s: float  # for one answer: a snapshot's begin, a replayed batch
     backlog_batches: int  # that may wait in front of a feed
@@ -210,8 +237,11 @@ class FeedCounters:
     failed_syncs: int = 0  # neither a replay nor a snapshot could be had
     failed_polls: int = 0
     dropped_frames: int = 0  # that waited in front of this feed, beyond its backlog
-    # Not a count: how old the latest live batch was when it came, by its publisher's stamp.
+    disconnects: int = 0  # connections to a publisher that were lost
+    # No counts: how old the latest live batch was when it came, by its publisher's stamp; and
+    # whether what is published reaches us, with nothing left to ask for since it did not.
     lag_s: float | None = None
+    heard: bool = True
 
 
 class Delivery:
@@ -227,6 +257,7 @@ class Delivery:
         self._clock = context.clock
         self._wall = context.wall
         self._keeps_payloads = context.keeps_payloads
+        self._connected = True  # or never was: then there is nothing to lose
 
     async def batch(
         self, seq: int, payload: bytes, source: Literal["live", "replay"], digest: int | None = None
@@ -250,6 +281,7 @@ class Delivery:
         kept = payload if self._keeps_payloads and source == "live" else None
         events = WireEvents(batch, self.model, len(payload), kept)
         self._tell(KvEvents(self._clock(), self.worker_id, seq, events, source, digest))
+        self._tell_unheard()  # it may have waited here since before the connection was lost
 
     def snapshot(self, seq: int, batches: Sequence[EventBatch], heard_seq: int) -> None:
         """Tell the worker's whole cache as of `seq`.
@@ -263,16 +295,41 @@ class Delivery:
         self.counters.skipped_events += sum(batch.skipped for batch in batches)
         self.next_seq = seq + 1
         events = WireEvents(batches, self.model)
+        self.counters.heard |= self._connected
         self._tell(KvEvents(self._clock(), self.worker_id, seq, events, "snapshot"))
+        self._tell_unheard()
 
     def replay_end(self, answered: bool) -> None:
         """Tell that no more of what was missed will come."""
+        self.counters.heard |= self._connected
         self._tell(ReplayEnd(self._clock(), self.worker_id, answered))
+        self._tell_unheard()
 
     def began_anew(self) -> None:
         """Tell that the publisher has nothing left of what was heard of it."""
         log.info("worker %d: its publisher lacks what it had published before", self.worker_id)
         self._tell(ReplayEnd(self._clock(), self.worker_id, answered=True, began_anew=True))
+
+    def disconnected(self, endpoint: str) -> None:
+        """The connection for live batches is lost: what is known is as of now, until all that was
+        missed is told.
+        """
+        self._connected = self.counters.heard = False
+        self.counters.disconnects += 1
+        total = self.counters.disconnects
+        if worth_a_line(total):
+            line = "worker %d: the connection to its KV events at %s is lost (%d so far)"
+            log.warning(line, self.worker_id, endpoint, total)
+        self._tell_unheard()
+
+    def reconnected(self, asked: bool) -> None:
+        """The connection is back. `asked`: so is what was missed, until a replay's end."""
+        self._connected = True
+        self.counters.heard |= not asked
+
+    def _tell_unheard(self) -> None:
+        if not self.counters.heard:
+            self._tell(KvHeard(self._clock(), self.worker_id, heard=False))
 
     def unheard(self, endpoint: str, waited_s: float) -> None:
         """Say that nobody publishes there: no later batch would show that one is missing."""

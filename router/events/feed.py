@@ -75,9 +75,9 @@ class ElectedFeed:
 
 
 def _sum(one: FeedCounters, other: FeedCounters) -> FeedCounters:
-    total = FeedCounters(lag_s=other.lag_s)
+    total = FeedCounters(lag_s=other.lag_s, heard=other.heard)
     for field in fields(total):
-        if field.name != "lag_s":
+        if field.name not in ("lag_s", "heard"):
             setattr(total, field.name, getattr(one, field.name) + getattr(other, field.name))
     return total
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated
 
 import msgspec
@@ -122,6 +124,55 @@ def reachable(endpoint: str, host: str) -> str:
         shown = f"[{host}]" if ":" in host else host
         return f"tcp://{shown}:{port}"
     return endpoint
+
+
+_ANY, _IPC = "*", "ipc"
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
+
+
+@dataclass(frozen=True, slots=True)
+class EventHosts:
+    """Hosts besides its own that an engine may name for its events.
+
+    What an engine names the router connects to: an engine that is not what it should be would
+    otherwise choose any port that the router reaches.
+    """
+
+    names: frozenset[str] = frozenset()  # in lower case; "*": any, "ipc": sockets of this machine
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    def allow(self, endpoint: str, own: Collection[str]) -> bool:
+        """Whether an engine may name it whose own host is known by these names and addresses."""
+        scheme, _, address = endpoint.partition("://")
+        if scheme != "tcp":
+            return scheme == "ipc" and _IPC in self.names
+        host = address.rpartition(":")[0].strip("[]").lower()
+        if host in own or host in self.names or _ANY in self.names:
+            return True
+        try:
+            found = ip_address(host)
+        except ValueError:
+            return False
+        return any(found in network for network in self.networks)
+
+
+NO_OTHERS = EventHosts()
+
+
+def event_hosts(items: Iterable[str]) -> EventHosts:
+    """As the key `event_hosts` has them. Raises ValueError for what is no host."""
+    names: set[str] = set()
+    networks: list[IPv4Network | IPv6Network] = []
+    for item in items:
+        try:
+            networks.append(ip_network(item))
+        except ValueError as error:
+            if item != _ANY and (not _NAME.fullmatch(item) or item.replace(".", "").isdigit()):
+                raise ValueError(
+                    f"{item[:80]!r} is no host; allowed: NAME, ADDRESS, CIDR, {_IPC}, {_ANY}"
+                ) from error
+            names.add(item.lower())
+    return EventHosts(frozenset(names), tuple(networks))
 
 
 log = logging.getLogger(__name__)

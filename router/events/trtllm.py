@@ -282,22 +282,30 @@ class PolledFeed:
 async def _read(context: FeedContext, shared: SharedReader) -> None:
     """Ask for events and hand each to the worker whose rank it has."""
     while True:
-        try:
-            events = read_answer(await _answer(context, shared.address))
-        except (aiohttp.ClientError, TimeoutError, WireError) as error:
-            shared.give_all(error)
-            await asyncio.sleep(_ASK_AGAIN_S)
-            continue
-        of_rank: dict[Key, list[PolledEvent | WireError]] = {rank: [] for rank in shared.queues}
-        for event in events:
-            if isinstance(event, WireError):  # whose it was, nobody can tell
-                for shares in of_rank.values():
-                    shares.append(event)
-            else:
-                of_rank.setdefault(event.rank or 0, []).append(event)
-        for rank, share in of_rank.items():
-            shared.give(rank, share)
-        await asyncio.sleep(_BETWEEN_POLLS_S)
+        async with shared.polling:
+            if shared.finishing:
+                await asyncio.Event().wait()  # until the last feed ends
+            pause_s = await _poll(context, shared)
+        await asyncio.sleep(pause_s)
+
+
+async def _poll(context: FeedContext, shared: SharedReader) -> float:
+    """Ask once; returns for how many seconds not to ask again."""
+    try:
+        events = read_answer(await _answer(context, shared.address))
+    except (aiohttp.ClientError, TimeoutError, WireError) as error:
+        shared.give_all(error)
+        return _ASK_AGAIN_S
+    of_rank: dict[Key, list[PolledEvent | WireError]] = {rank: [] for rank in shared.queues}
+    for event in events:
+        if isinstance(event, WireError):  # whose it was, nobody can tell
+            for shares in of_rank.values():
+                shares.append(event)
+        else:
+            of_rank.setdefault(event.rank or 0, []).append(event)
+    for rank, share in of_rank.items():
+        shared.give(rank, share)
+    return _BETWEEN_POLLS_S
 
 
 async def _answer(context: FeedContext, url: str) -> bytes:

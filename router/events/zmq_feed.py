@@ -56,11 +56,21 @@ class ZmqFeed:
             )
         return subscribed(self._source, self._context, self._note_connection)
 
-    def _note_connection(self) -> None:
+    def _note_connection(self, up: bool) -> None:
+        """A publisher connected or was lost; at an endpoint that we bind it may be another's, which
+        only an answer of our own tells.
+        """
+        bound = self._source.bind
+        if not up:
+            if self._connections:
+                self._delivery.disconnected(self._source.address)
+            if not bound:
+                return
         self._connections += 1
         self._connected.set()
         if self._connections > 1:
             self._resync.note_absence()
+            self._delivery.reconnected(asked=self._source.replay is not None)
 
     async def _borrowed(self) -> bool:
         borrow, delivery = self._context.borrow, self._delivery

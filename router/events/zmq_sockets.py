@@ -17,14 +17,23 @@ from router.events.delivery import FeedContext, LoopYield, SharedReader
 from router.events.sources import ZmqSource
 from router.record.logs import worth_a_line
 
+_CONNECTED, _LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+# A publisher whose machine went away sends no end: TCP finds out within half a minute.
+_KEEPALIVE = (
+    *((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 10)),
+    *((zmq.TCP_KEEPALIVE_INTVL, 5), (zmq.TCP_KEEPALIVE_CNT, 3)),
+)
+
 
 @asynccontextmanager
-async def watched(socket: zmq.asyncio.Socket, connected: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `connected` at every connection, the first and those after it was lost.
+async def watched(
+    socket: zmq.asyncio.Socket, connected: Callable[[bool], None]
+) -> AsyncIterator[None]:
+    """Call `connected` with True at every connection, with False when one is lost.
 
     To be entered before the socket is connected or bound.
     """
-    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    monitor = socket.get_monitor_socket(_CONNECTED | _LOST)
     task = asyncio.create_task(_watch(monitor, connected))
     try:
         yield
@@ -35,11 +44,11 @@ async def watched(socket: zmq.asyncio.Socket, connected: Callable[[], None]) -> 
         monitor.close(linger=0)
 
 
-async def _watch(monitor: zmq.asyncio.Socket, connected: Callable[[], None]) -> None:
+async def _watch(monitor: zmq.asyncio.Socket, connected: Callable[[bool], None]) -> None:
     """Read without pause: ZMQ's own thread waits where nobody does."""
     while True:
-        await recv_monitor_message(monitor)
-        connected()
+        message = await recv_monitor_message(monitor)
+        connected(message["event"] == _CONNECTED)
 
 
 @contextmanager
@@ -54,6 +63,8 @@ def opened(context: FeedContext, kind: int, batches: int) -> Iterator[zmq.asynci
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES + 1024)
         socket.setsockopt(zmq.RCVHWM, batches)
+        for option, value in _KEEPALIVE:
+            socket.setsockopt(option, value)
         yield socket
     finally:
         socket.close(linger=0)
@@ -82,11 +93,11 @@ Receive = Callable[[], Awaitable[Sequence[bytes]]]  # the frames of the next mes
 
 @asynccontextmanager
 async def subscribed(
-    source: ZmqSource, context: FeedContext, connected: Callable[[], None]
+    source: ZmqSource, context: FeedContext, connected: Callable[[bool], None]
 ) -> AsyncIterator[Receive]:
     """A socket of our own, connected to the publisher. Raises zmq.ZMQError.
 
-    `connected` is called at every connection.
+    `connected` is called as by `watched`.
     """
     with opened(context, zmq.SUB, context.backlog_batches) as sub:
         sub.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
@@ -105,11 +116,12 @@ async def joined(
     source: ZmqSource,
     context: FeedContext,
     dropped: Callable[[], None],
-    connected: Callable[[], None],
+    connected: Callable[[bool], None],
 ) -> AsyncIterator[Receive]:
     """This worker's messages of those that reach the endpoint we bind.
 
-    `connected` is called when anybody connects: whose publisher it is, only its messages tell.
+    `connected` is called when anybody connects or is lost: whose publisher it is, only its
+    messages tell.
     Raises ValueError where another worker has the same topic.
     """
     limit, read = context.backlog_batches, partial(_read, context)

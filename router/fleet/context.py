@@ -11,8 +11,9 @@ from weakref import WeakValueDictionary
 import aiohttp
 import zmq.asyncio
 
-from policies.facts import KvEvents, LoadReport, Probed, ReplayEnd, WorkerChange
-from router.events.delivery import Borrow, Claim, SharedReaders
+from policies.facts import LoadReport, Probed, WorkerChange
+from router.events.delivery import Borrow, Claim, FeedFact, SharedReaders
+from router.events.sources import NO_OTHERS, EventHosts
 from router.fleet.upstreams import WorkerTrust
 from router.upstream.native import NativeRelay
 from router.upstream.reply import RelayLimits
@@ -71,8 +72,9 @@ class SharedAnswers:
 _SCRAPES_PER_S_MAX = 200.0  # of the whole fleet; a larger fleet is scraped less often
 FRESH = 0.25  # of the time between two questions: an answer to another rank is taken for ours
 
-WorkerFact = WorkerChange | LoadReport | KvEvents | ReplayEnd | Probed
-End = Literal["down", "anew", "broken"]  # of following a worker
+WorkerFact = WorkerChange | LoadReport | FeedFact | Probed
+# Of following a worker. "asleep" and "paused": its engine lives on and takes no requests.
+End = Literal["down", "asleep", "paused", "anew", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class FleetTerms:
     backlog_batches: int
     relay: RelayLimits
     drain_s: float = 600.0  # what runs at a worker that leaves may take; 0: as long as it does
+    ranks: int = 64  # data-parallel ranks of one URL that become workers
+    event_hosts: EventHosts = NO_OTHERS  # besides its own, that an engine may name
 
 
 @dataclass(slots=True)

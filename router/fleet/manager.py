@@ -86,6 +86,12 @@ class FleetManager:
         """All workers there, ranks of one engine, but those that are gone."""
         return [member for member in self.members.values() if member.spec.url == url]
 
+    @property
+    def refused_ranks(self) -> int:
+        """Ranks of engines for which there is no worker, by a limit."""
+        named = {id(m.named): m.named for m in self.members.values()}
+        return sum(one.refused_ranks for one in named.values())
+
     def leave(self, member: Member, by: str) -> None:
         """Drain it, and remove it once idle (`sweep`); `by` says in the log who asked for it.
 
@@ -125,7 +131,8 @@ class FleetManager:
         named = member.named
         if named.spec.rank is not None or member.leaving:
             return True
-        wanted: tuple[int | None, ...] = ranks if len(ranks) > 1 else (None,)
+        most = self._context.terms.ranks
+        wanted: tuple[int | None, ...] = ranks[:most] if len(ranks) > 1 else (None,)
         has = {m.spec.rank for m in self.members.values() if m.named is named and not m.leaving}
         missing = [rank for rank in wanted if rank not in has and rank not in named.without]
         fits = member.spec.rank in wanted
@@ -137,11 +144,15 @@ class FleetManager:
             for rank in missing:
                 self._add(spec_of(named, rank), named, _RANKS)
         except (TableFullError, DuplicateWorkerError, WorkerSpecError) as error:
-            if str(error) != named.trouble:  # each of its ranks will find the same
-                log.warning("%s: not all of its %d ranks: %s", named.spec.url, len(ranks), error)
-            named.trouble = str(error)
+            trouble = str(error)
         else:
-            named.trouble = ""
+            beyond = len(ranks) > most
+            trouble = f"at most {most} of one URL become workers (limits.ranks)" if beyond else ""
+        if trouble not in ("", named.trouble):  # each of its ranks will find the same
+            log.warning("%s: not all of its %d ranks: %s", named.spec.url, len(ranks), trouble)
+        named.trouble = trouble
+        has = {m.spec.rank for m in self.members.values() if m.named is named and not m.leaving}
+        named.refused_ranks = max(len(ranks) - len(has | named.without), 0) if trouble else 0
         return fits
 
     async def remove(self, member: Member, how: str) -> None:

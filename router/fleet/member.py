@@ -6,21 +6,30 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 
 import aiohttp
 
 from engine.wire.events import WireError
-from policies.facts import LoadReport, Probed, WorkerChange
+from policies.facts import LoadReport, Probed, Suspension, WorkerChange
 from router.config.worker_spec import WorkerSpec
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
 from router.fleet.context import FRESH, End, FleetContext, refused
-from router.fleet.engines.adapter import RankLoad, UnrecognizedError, total
+from router.fleet.engines.adapter import (
+    RankLoad,
+    Reply,
+    UnrecognizedError,
+    ask,
+    is_paused,
+    total,
+)
 from router.fleet.recognize import NoSuchRankError, Recognized, recognize, with_thresholds
 from router.fleet.upstreams import upstream_at
 from router.fleet.wanted import Leaving, NamedWorker
+from router.request.errors import out_of_files
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +49,7 @@ async def report_loads(
     """
     assert worker.loads is not None
     shared = context.answers.to(worker.loads)
-    grown = 0
+    grown, nonsense = 0, ""
     while True:
         timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
         ask = partial(worker.loads.read, context.http, timeout)
@@ -51,21 +60,26 @@ async def report_loads(
             log.debug("worker %d: no load report: %r", worker_id, error)
             if refused(error):
                 return "down", f"load: {error}"
+            if isinstance(error, WireError) and not nonsense:
+                nonsense = str(error)
+                log.warning("worker %d: its load figures are of no use: %s", worker_id, nonsense)
         if answer and told_ranks != answer.keys():
             told_ranks.clear()
             told_ranks.update(answer)
             if told_ranks != set(worker.ranks):
                 return "anew", "its engine was started anew: it has other ranks"
         if (load := _own(answer, rank)) is not None:
+            nonsense = ""
             if load.grown < grown:
                 return "anew", "its engine was started anew: its counters went back"
-            if load.asleep:
-                return "down", "its engine sleeps"
+            if load.asleep or load.paused:
+                return "asleep" if load.asleep else "paused", "its engine sleeps"
             if load.block_size and not worker.sized:
                 return "anew", "it has run, and says now how large its blocks are"
             grown = load.grown
             used = _used_tokens(load, worker.facts.kv_capacity_tokens)
-            context.tell(LoadReport(context.clock(), worker_id, load.running, load.waiting, used))
+            counts = load.running, load.waiting, used, load.emptied
+            context.tell(LoadReport(context.clock(), worker_id, *counts))
         await asyncio.sleep(context.scrape_interval_s)
 
 
@@ -139,8 +153,7 @@ class Member:
             recognized = with_thresholds(await self._recognized(), self.spec)
             self._tell_state("draining" if self.draining else "ready", recognized)
             end = await self._follow(recognized)
-            log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.name, self.trouble)
-            self._tell_state("down", None)
+            self._put_down(end if end in ("asleep", "paused") else None)
             if end == "anew":  # it serves, though not with the cache we knew
                 self._tell_state("draining" if self.draining else "ready", None)
             elif end == "broken":
@@ -165,7 +178,9 @@ class Member:
         url = f"{self.spec.url}{health.path}"
         try:
             well = await _status(context.http, url, max(limit_s, health.least_s)) < health.below
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if out_of_files(error):  # that says nothing of the worker
+                return
             well = False
         context.tell(Probed(context.clock(), self.worker_id, well))
 
@@ -183,6 +198,8 @@ class Member:
         tasks: list[asyncio.Task[End]] = [asyncio.create_task(self._until_down(recognized))]
         if recognized.loads is not None:
             tasks.append(asyncio.create_task(self._report_loads(recognized)))
+        if recognized.pause_url is not None:
+            tasks.append(asyncio.create_task(self._until_paused(recognized.pause_url)))
         if recognized.source is not None:
             self.feed = self._open_feed(recognized)
             tasks.append(asyncio.create_task(_endless(self.feed)))
@@ -241,17 +258,24 @@ class Member:
 
     async def _recognized(self) -> Recognized:
         terms = self._context.terms
+        failures = 0  # in a row; one that began anew serves meanwhile, and nothing else probes it
         while True:
             spec = self.spec
             try:
-                recognized = await recognize(self._context.http, spec, terms.probe_s)
+                recognized = await recognize(
+                    self._context.http, spec, terms.probe_s, terms.event_hosts
+                )
                 fits = self._fits(self, recognized.ranks)
             except NoSuchRankError as error:
                 fits = self._fits(self, error.ranks)
                 self._not_recognized(str(error))
             except (UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError) as error:
                 fits = False
+                failures += 1
                 self._not_recognized(str(error) or type(error).__name__)
+                if self._state != "down" and (failures >= _DOWN_AFTER or refused(error)):
+                    self._put_down()
+                    self.abandon_silent()
             else:
                 if fits:
                     self._announce(recognized)
@@ -297,6 +321,10 @@ class Member:
         )
         return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
 
+    def _put_down(self, suspended: Suspension | None = None) -> None:
+        log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.name, self.trouble)
+        self._tell_state("down", None, suspended)
+
     async def _until_down(self, recognized: Recognized) -> End:
         failures = 0
         where = f"GET {recognized.health.path}"
@@ -305,6 +333,9 @@ class Member:
             try:
                 self.trouble = await self._complaint()
             except (aiohttp.ClientError, TimeoutError) as error:
+                if out_of_files(error):
+                    log.error("worker %d: not probed: %s", self.worker_id, error)
+                    continue
                 self.trouble = f"{where}: {str(error) or type(error).__name__}"
                 if refused(error):
                     return "down"
@@ -327,10 +358,30 @@ class Member:
         )
         return end
 
-    def _tell_state(self, state: State, recognized: Recognized | None) -> None:
+    async def _until_paused(self, url: str) -> End:
+        """Ask beside the load reports: the engine answers between two of its steps."""
+        context = self._context
+        while True:
+            await asyncio.sleep(context.scrape_interval_s)
+            timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
+            question = partial(ask, context.http, url, timeout)
+            fresh_s = context.scrape_interval_s * FRESH
+            with suppress(WireError, aiohttp.ClientError, TimeoutError):
+                answer: Reply = await context.answers.to(url).get(question, context.clock, fresh_s)
+                if answer.status == 200 and is_paused(answer.body):
+                    self.trouble = "its engine is paused"
+                    return "paused"
+
+    def _tell_state(
+        self,
+        state: State,
+        recognized: Recognized | None,
+        suspended: Suspension | None = None,
+    ) -> None:
         self._state = state
         facts = None if recognized is None else recognized.facts
-        self._context.tell(WorkerChange(self._context.clock(), self.worker_id, state, facts))
+        now_s = self._context.clock()
+        self._context.tell(WorkerChange(now_s, self.worker_id, state, facts, suspended=suspended))
 
 
 async def _status(http: aiohttp.ClientSession, url: str, timeout_s: float) -> int:

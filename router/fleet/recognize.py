@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import socket
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import aiohttp
 
 from policies.facts import WorkerFacts
 from router.config.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
-from router.events.sources import EventSource, PollSource, ZmqSource
+from router.events.sources import (
+    NO_OTHERS,
+    EventHosts,
+    EventSource,
+    PollSource,
+    ZmqSource,
+)
+from router.fleet.engines import sglang, triton, trtllm, vllm
 from router.fleet.engines.adapter import (
     HEALTH,
+    Adapter,
     HealthCheck,
     Interview,
     LoadReader,
@@ -19,13 +30,24 @@ from router.fleet.engines.adapter import (
     UnrecognizedError,
     cards,
 )
-from router.fleet.engines.table import ADAPTERS
 from router.fleet.engines.trtllm import EVENTS_PATH
 from router.request.paths import lacking
 
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
 _GUESSED_BLOCK = 64  # tokens, at least, of blocks that no events tell of
 _SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 100  # in a line of the log
+
+
+async def _nothing_more(talk: Interview, named: bool) -> Profile | None:
+    return Profile(ranks=())
+
+
+# In the order in which an engine that nobody named is tried.
+_ADAPTERS = (
+    *(vllm.WARMROUTE, trtllm.ADAPTER, vllm.ADAPTER, sglang.ADAPTER, triton.ADAPTER),
+    Adapter("openai", _nothing_more),
+)
+ADAPTERS = MappingProxyType({adapter.kind: adapter for adapter in _ADAPTERS})
 
 
 class NoSuchRankError(UnrecognizedError):
@@ -41,7 +63,7 @@ class NoSuchRankError(UnrecognizedError):
 class Recognized:
     """A worker, known."""
 
-    kind: str  # a key of `engines.table.ADAPTERS`
+    kind: str  # a key of `ADAPTERS`
     facts: WorkerFacts
     source: EventSource | None  # where its events are; None: it has none
     loads: LoadReader | None = None  # where its load is; None: it does not tell it
@@ -50,6 +72,7 @@ class Recognized:
     address: int | None = None  # what its engine calls its rank; None: it has nobody beside it
     advice: str = ""  # to its operator
     sized: bool = True  # it told its block size
+    pause_url: str | None = None  # tells whether it is paused; None: it cannot be
 
     def __str__(self) -> str:
         """One line for people."""
@@ -65,8 +88,15 @@ class Recognized:
         )
 
 
-async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: float) -> Recognized:
+async def recognize(
+    http: aiohttp.ClientSession,
+    spec: WorkerSpec,
+    timeout_s: float,
+    event_hosts: EventHosts = NO_OTHERS,
+) -> Recognized:
     """Ask the worker who it is. Without a rank in `spec`, all its ranks are taken as one worker.
+
+    Events that it has at another host than its own, or one of `event_hosts`, are not read.
 
     Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
     """
@@ -74,6 +104,9 @@ async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: fl
     models = await cards(talk)
     kind, profile = await _profile(talk)
     source = _source(spec, profile)
+    refused = await _refused(talk, source, event_hosts)
+    if refused:
+        source = None
     size = _block_size(spec, profile, source is not None)
     limits = [m.max_model_len for m in models if m.max_model_len]
     facts = WorkerFacts(
@@ -81,9 +114,11 @@ async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: fl
         models=(spec.model,) if spec.model else tuple(m.id for m in models),
         block_size=size,
         role=spec.role,
+        group=_group(spec, kind, profile),
         kv_capacity_tokens=_capacity(spec, profile),
         max_model_tokens=min(limits) if limits else None,
         has_events=source is not None,
+        keeps_copies=profile.keeps_copies,
         adapters=frozenset(m.id for m in models if m.parent is not None),
         lacks=lacking(kind),
     )
@@ -95,8 +130,9 @@ async def recognize(http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: fl
         profile.health,
         profile.ranks,
         _address(spec, profile),
-        _advice(spec, profile),
+        refused or _advice(spec, profile),
         profile.block_size is not None,
+        profile.pause_url,
     )
     return with_thresholds(recognized, spec)
 
@@ -111,6 +147,14 @@ def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
         weight=spec.weight,
     )
     return replace(recognized, facts=facts)
+
+
+def _group(spec: WorkerSpec, kind: str, profile: Profile) -> str | None:
+    """Whom it takes KV from. Engines do so from others of their own version only."""
+    if spec.group is not None:
+        return spec.group
+    known = profile.transfers and profile.version and spec.role != "both"
+    return f"{kind} {profile.version}" if known else None
 
 
 def _block_size(spec: WorkerSpec, profile: Profile, has_events: bool) -> int:
@@ -185,6 +229,36 @@ def _source(spec: WorkerSpec, profile: Profile) -> EventSource | None:
         if spec.topic is not None:
             source = replace(source, topic=spec.topic)
     return source
+
+
+async def _refused(talk: Interview, source: EventSource | None, allowed: EventHosts) -> str:
+    """Why the events that the worker itself names are not read; empty where they are.
+
+    What its operator gave is not asked about.
+    """
+    if talk.spec.events is not None or not isinstance(source, ZmqSource):
+        return ""
+    named = {source.live} if talk.spec.replay else {source.live, source.replay or source.live}
+    own = {talk.host.lower()}
+    strange = [endpoint for endpoint in named if not allowed.allow(endpoint, own)]
+    if strange:
+        own |= await _addresses(talk.host)
+        strange = sorted(endpoint for endpoint in named if not allowed.allow(endpoint, own))
+    if not strange:
+        return ""
+    return (
+        f"it names {strange[0][:200]!r} for its KV events, which is not its own host: not read; "
+        "give the worker events=..., or allow the host by event_hosts"
+    )
+
+
+async def _addresses(host: str) -> set[str]:
+    """Those of a name, as of now; none where it has none."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {str(address[0]) for *_, address in found}
 
 
 def _advice(spec: WorkerSpec, profile: Profile) -> str:

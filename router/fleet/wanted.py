@@ -32,6 +32,7 @@ class NamedWorker:
     by_hand: bool = False  # it stays until it is removed by hand, whoever else names it
     without: set[int] = field(default_factory=set)  # ranks that the operator took out again
     trouble: str = ""  # why ranks are missing, as last logged
+    refused_ranks: int = 0  # how many are
 
 
 @dataclass(frozen=True, slots=True)

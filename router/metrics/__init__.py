@@ -2,6 +2,6 @@
 
 Owns: every metric's name, text and labels.
 Gives: `registry.RouterMetrics`; `requests.RequestMetrics` to whoever serves requests.
-Never imports: the switchboard, the command line.
+Never imports: the dispatcher, the command line.
 Start reading at: `registry.py`.
 """

@@ -5,26 +5,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import (
-    CounterMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.wire.memo import MemoEncoder
 from policies.facts import Arrival
-from router.metrics.exposition import counters, gauge, gauges
-from router.record.access_log import AccessLog
+from router.metrics.exposition import counter, counters, gauge, gauges
+from router.record.log_files import QueuedLog
 from router.record.request_record import DEADLINE
 from router.request.errors import WorkerError
 from router.request.prompts import TokenCheck
 from router.server.messages import GIVEN_UP, REFUSALS
 from router.server.server import HttpServer
-from router.tracing.export import Exporter
 from router.upstream.reply import Outcome
 
 Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
@@ -35,23 +32,6 @@ _GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0
 
 
 # Cheap counters: whoever counts and whoever reads are on the same thread, the event loop's.
-
-
-class PlainCounter(Collector):
-    """Lifetime: process."""
-
-    def __init__(self, name: str, text: str) -> None:
-        self.value = 0.0
-        self._name = name
-        self._text = text
-
-    def inc(self, by: float = 1.0) -> None:
-        """Count `by` more, which must not be negative."""
-        self.value += by
-
-    def collect(self) -> Iterable[Metric]:
-        """The one family."""
-        yield CounterMetricFamily(self._name, self._text, value=self.value)
 
 
 class PlainHistogram(Collector):
@@ -84,34 +64,6 @@ class PlainHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._text, buckets, sum_value=self._sum)
 
 
-class FaultMetrics:
-    """Lifetime: process."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.clients = 0  # all of them, for who does not ask by status
-        self.ours = 0
-        self._clients = Counter(
-            "warmroute_client_errors",
-            "Requests refused as the client's fault, by status",
-            ["status"],
-            registry=registry,
-        )
-        self._ours = Counter(
-            "warmroute_internal_errors",
-            "Requests that a defect of the router ended: its log says which",
-            registry=registry,
-        )
-
-    def faulty(self, status: int) -> None:
-        """Count one by the status of its answer: 500 is the router's own, all else the client's."""
-        if status == _OURS:
-            self.ours += 1
-            self._ours.inc()
-        else:
-            self.clients += 1
-            self._clients.labels(str(status)).inc()
-
-
 class RequestMetrics(Collector):
     """What became of requests and their attempts.
 
@@ -121,16 +73,11 @@ class RequestMetrics(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         self.replies: Replies = {}
         self.worker_errors = 0  # replies that failed by a worker's fault
-        self.faults = FaultMetrics(registry)
+        self.client_errors: Counted[str] = Counted()  # by status
+        self.internal_errors = 0
         self._relayed: Counted[str] = Counted({"": 0})  # by why not natively
-        self.reported_hit_tokens = PlainCounter(
-            "warmroute_reported_hit_tokens",
-            "Prompt tokens that workers reported as cached, of replies that report usage",
-        )
-        self.reported_prompt_tokens = PlainCounter(
-            "warmroute_reported_prompt_tokens",
-            "Prompt tokens of replies that report cached tokens",
-        )
+        self.reported_hit_tokens = 0
+        self.reported_prompt_tokens = 0
         self.ttft = PlainHistogram(
             "warmroute_time_to_first_token_seconds",
             "From a request's arrival to the first byte of its streamed answer",
@@ -148,10 +95,32 @@ class RequestMetrics(Collector):
         )
         registry.register(self)
 
+    def faulty(self, status: int) -> None:
+        """Count one by the status of its answer: 500 is the router's own, all else the client's."""
+        if status == _OURS:
+            self.internal_errors += 1
+        else:
+            self.client_errors[str(status)] += 1
+
+    def prefilled(self, worker_id: int, outcome: Outcome) -> None:
+        """The first leg of a request is over, and well; its client has seen nothing of it."""
+        if (replies := self.replies.get(worker_id)) is None:
+            replies = self.replies[worker_id] = Counted()
+        replies[str(outcome.status), ""] += 1
+        self._reported(outcome)
+
+    def _reported(self, outcome: Outcome) -> None:
+        usage = outcome.usage
+        if usage and usage.cached_tokens is not None and usage.prompt_tokens is not None:
+            self.reported_hit_tokens += usage.cached_tokens
+            self.reported_prompt_tokens += usage.prompt_tokens
+
     def ended(self, arrival: Arrival, worker_id: int, outcome: Outcome, now_s: float) -> None:
         """An attempt is over."""
         error, kind = outcome.error, ""
         if isinstance(error, WorkerError):
+            if error.kind == "out_of_files":  # no worker heard of it: only its refusal counts
+                return
             self.worker_errors += 1
             kind = error.kind
         elif error is not None:
@@ -161,11 +130,8 @@ class RequestMetrics(Collector):
             replies = self.replies[worker_id] = Counted()
         replies[status, kind] += 1
         if outcome.status is not None:  # else it has gone no way
-            self._relayed[outcome.why_python] += 1
-        usage = outcome.usage
-        if usage and usage.cached_tokens is not None and usage.prompt_tokens is not None:
-            self.reported_hit_tokens.inc(usage.cached_tokens)
-            self.reported_prompt_tokens.inc(usage.prompt_tokens)
+            self._relayed[outcome.fallback_reason] += 1
+        self._reported(outcome)
         if error is not None or not outcome.answers:
             return
         self._e2e.observe(max(now_s - arrival.now_s, 0.0))
@@ -184,10 +150,28 @@ class RequestMetrics(Collector):
             "path why",
             {("python" if why else "native", why): count for why, count in self._relayed.items()},
         )
-        for plain in (
-            *(self.reported_hit_tokens, self.reported_prompt_tokens),
-            *(self.ttft, self._gap, self._e2e),
-        ):
+        yield counters(
+            "warmroute_client_errors",
+            "Requests refused as the client's fault, by status",
+            "status",
+            self.client_errors,
+        )
+        yield counter(
+            "warmroute_internal_errors",
+            "Requests that a defect of the router ended: its log says which",
+            self.internal_errors,
+        )
+        yield counter(
+            "warmroute_reported_hit_tokens",
+            "Prompt tokens that workers reported as cached, of replies that report usage",
+            self.reported_hit_tokens,
+        )
+        yield counter(
+            "warmroute_reported_prompt_tokens",
+            "Prompt tokens of replies that report cached tokens",
+            self.reported_prompt_tokens,
+        )
+        for plain in (self.ttft, self._gap, self._e2e):
             yield from plain.collect()
 
 
@@ -198,6 +182,11 @@ def server_metrics(server: HttpServer) -> Iterator[Metric]:
         "Requests and connections turned away before they were read, by reason",
         "reason",
         {reason: server.refusals[reason] for reason in (*REFUSALS, *GIVEN_UP)},
+    )
+    yield counter(
+        "warmroute_server_deferred",
+        "Connections of addresses whose requests keep being refused, read after others",
+        server.deferred,
     )
     yield gauge("warmroute_server_connections", "Open connections of clients", server.connections)
     yield gauge(
@@ -210,61 +199,47 @@ def server_metrics(server: HttpServer) -> Iterator[Metric]:
 _MIGRATION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 
 
+_RESULTS = {(result, "early_close"): 0 for result in ("moved", "closed", "unfit", "refused")}
+
+
 class MigrationMetrics:
     """Counts for `router.upstream.migration`. Lifetime: process."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._ended = Counter(
-            "warmroute_migrations",
-            "Streams whose worker failed after they had begun, by result and kind of failure",
-            ["result", "reason"],
-            registry=registry,
-        )
-        for result in ("moved", "closed", "unfit", "refused"):  # shown from the beginning
-            self._ended.labels(result, "early_close")
-        self._stays = Counter(
-            "warmroute_migration_unfit",
-            "Streams that could not have gone on elsewhere, by reason, if any had to or not",
-            ["reason"],
-            registry=registry,
-        )
-        self._stays.labels("moves")
-        self._recomputed = Counter(
-            "warmroute_migration_recomputed_tokens",
-            "Tokens of prompts and answers that were expected to be computed again to go on",
-            registry=registry,
-        )
-        self._gap = Histogram(
+    def __init__(self) -> None:
+        self.ended: Counted[tuple[str, str]] = Counted()  # (result, kind of failure)
+        self.unfit: Counted[str] = Counted()  # by reason
+        self.recomputed_tokens = 0
+        self.kept_tokens: Callable[[], int] = int  # token ids of streams under way
+        self.gap = PlainHistogram(
             "warmroute_migration_gap_seconds",
             "From the last byte of a lost worker to the first event of the next one",
-            buckets=_MIGRATION_SECONDS,
-            registry=registry,
-        )
-        self._kept = Gauge(
-            "warmroute_migration_kept_tokens",
-            "Token ids kept of streams under way, four bytes each",
-            registry=registry,
+            _MIGRATION_SECONDS,
         )
 
-    def watch(self, kept_tokens: Callable[[], int]) -> None:
-        """Show how many ids are kept."""
-        self._kept.set_function(kept_tokens)
-
-    def stays(self, reason: str) -> None:
-        """See `router.upstream.migration.stream.Told`."""
-        self._stays.labels(reason).inc()
-
-    def moved(self, gap_s: float) -> None:
-        """See `router.upstream.migration.stream.Told`."""
-        self._gap.observe(max(gap_s, 0.0))
-
-    def resent(self, tokens: int) -> None:
-        """See `router.upstream.migration.stream.Told`."""
-        self._recomputed.inc(tokens)
-
-    def ended(self, result: str, reason: str) -> None:
-        """See `router.upstream.migration.stream.Told`."""
-        self._ended.labels(result, reason).inc()
+    def collect(self) -> Iterator[Metric]:
+        """All families, as of now."""
+        yield counters(
+            "warmroute_migrations",
+            "Streams whose worker failed after they had begun, by result and kind of failure",
+            "result reason",
+            _RESULTS | self.ended,  # shown from the beginning
+        )
+        yield counters(
+            "warmroute_migration_unfit",
+            "Streams that could not have gone on elsewhere, by reason, if any had to or not",
+            "reason",
+            {"moves": 0} | self.unfit,
+        )
+        yield counter(
+            "warmroute_migration_recomputed_tokens",
+            "Tokens of prompts and answers that were expected to be computed again to go on",
+            self.recomputed_tokens,
+        )
+        name = "warmroute_migration_kept_tokens"
+        yield gauge(
+            name, "Token ids kept of streams under way, four bytes each", self.kept_tokens()
+        )
+        yield from self.gap.collect()
 
 
 def token_metrics(check: TokenCheck, memo: MemoEncoder | None) -> Iterator[Metric]:
@@ -295,22 +270,25 @@ def token_metrics(check: TokenCheck, memo: MemoEncoder | None) -> Iterator[Metri
     yield gauge("warmroute_token_memo_bytes", "Memory of the memo", held)
 
 
-def access_metrics(log: AccessLog | None) -> Iterator[Metric]:
-    """The access log's lines; zero where there is none."""
+def log_metrics(of: str, log: QueuedLog[Any] | None) -> Iterator[Metric]:
+    """A log's lines; zero where there is none."""
     yield counters(
-        "warmroute_access_log_lines",
-        "Lines of the access log, written or lost for want of room",
+        f"warmroute_{of}_log_lines",
+        f"Lines of the {of} log, written or lost for want of room",
         "result",
-        {"written": 0, "lost": 0} if log is None else {"written": log.written, "lost": log.lost},
+        _written(log, "written"),
     )
 
 
-def tracing_metrics(exporter: Exporter | None) -> Iterator[Metric]:
+def tracing_metrics(exporter: QueuedLog[Any] | None) -> Iterator[Metric]:
     """The exporter's traces; zero where tracing is off."""
-    exported, lost = (0, 0) if exporter is None else (exporter.exported, exporter.lost)
     yield counters(
         "warmroute_traces",
         "Sampled requests whose spans the collector took, or that were lost",
         "result",
-        {"exported": exported, "lost": lost},
+        _written(exporter, "exported"),
     )
+
+
+def _written(log: QueuedLog[Any] | None, name: str) -> dict[str, float]:
+    return {name: 0, "lost": 0} if log is None else {name: log.written, "lost": log.lost}

@@ -35,13 +35,14 @@ _GAUGES = {
     "warmroute_worker_step_seconds": "Calibrated time of one decode step",
     "warmroute_worker_resident_blocks": "Blocks a worker is known to hold",
     "warmroute_worker_kv_known": "1 while no KV event of the worker is missing",
+    "warmroute_worker_hit_confidence": "Share of the hits by its KV events that counts",
     "warmroute_worker_kv_backlog_batches": "Event batches that wait for missing ones before them",
     "warmroute_worker_kv_parked_blocks": "Stored blocks that wait for their parent",
 }
 _LAG = "Age of the latest live KV events when they came, by the worker's clock and ours"
 _OF_FEED = (
     *("malformed_frames", "replays", "snapshots", "failed_syncs"),
-    *("failed_polls", "dropped_frames"),
+    *("failed_polls", "dropped_frames", "disconnects"),
 )
 _OF_STATE = (
     *("batches", "stored_blocks", "removed_blocks", "clears", "gaps", "restarts"),
@@ -76,7 +77,9 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
             joined.append(worker)
             for cause, count in worker.health.causes.items():
                 failures.add_metric([label, cause], count)
+    refused = "Data-parallel ranks of engines that did not become workers, by a limit"
     yield from (_info(fleet), up, failures, events, lag)
+    yield gauge("warmroute_refused_ranks", refused, fleet.refused_ranks)
     yield from _gauges(joined, core.columns, fleet.now_s)
 
 
@@ -125,6 +128,7 @@ def _values(workers: list[Worker], columns: WorkerColumns, now_s: float) -> tupl
         columns.step_s[slots],
         np.array([one.resident_blocks for one in kv]),
         np.array([one.known for one in kv]),
+        columns.hit_confidence[slots],
         np.array([one.backlog_batches for one in kv]),
         np.array([one.parked_blocks for one in kv]),
     )

@@ -5,25 +5,22 @@ The event loop puts a `RequestRecord` into a bounded queue; a thread makes lines
 
 from __future__ import annotations
 
-import logging
-import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
-from router.record.log_files import Background, LogFile
+from router.config.schema import Config
+from router.record.log_files import LineFile, LineSink, LogFile, QueuedLog, Stdout, opening
 from router.record.request_record import CLIENT_LEFT, RequestRecord
 
-log = logging.getLogger(__name__)
-
+_NAME = "access log"
 STDOUT = "-"
 _WAITING = 16_384
 _WAITING_BYTES = 32 << 20
 _LINE_BYTES = 1_024  # of a line, or of what becomes one, roughly
 _MODEL_CHARS = 256
-_CLOSE_S = 5.0  # a disk that hangs must not keep the router from ending
 
 
 class AccessLine(msgspec.Struct, frozen=True):
@@ -100,144 +97,52 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
         output_tokens=(usages[-1].completion_tokens if usages else None) or events or None,
         expected_hit_tokens=hit,
         cached_tokens=usages[-1].cached_tokens if usages else None,
-        wait_ms=_ms(record.attempts[0].sent_s if record.attempts else None, record.began_s),
-        ttft_ms=_ms(begun_s[0] if begun_s else None, record.began_s) if streams else None,
-        total_ms=_ms(record.end_s, record.began_s) or 0.0,
+        wait_ms=ms_since(record.attempts[0].sent_s if record.attempts else None, record.began_s),
+        ttft_ms=ms_since(begun_s[0] if begun_s else None, record.began_s) if streams else None,
+        total_ms=ms_since(record.end_s, record.began_s) or 0.0,
     )
 
 
-def _ms(at_s: float | None, since_s: float) -> float | None:
+def ms_since(at_s: float | None, since_s: float) -> float | None:
+    """Milliseconds between two times, as logs have them."""
     return None if at_s is None else round(max(at_s - since_s, 0.0) * 1e3, 3)
 
 
-class AccessLog:
+class AccessLog(QueuedLog[RequestRecord]):
     """Lifetime: process."""
 
-    def __init__(self, write: Writer, unix_offset_s: float) -> None:
-        """`unix_offset_s`: what the router's clock lacks to unix time."""
-        self._sink = _Sink(write, unix_offset_s)
-        self._background: Background[RequestRecord] = Background(
-            "access log", self._sink, _WAITING, _WAITING_BYTES
-        )
-        self._no_room = 0
+    def __init__(self, file: LineFile) -> None:
+        encode = msgspec.json.Encoder().encode_lines
 
-    @property
-    def written(self) -> int:
-        """Lines so far."""
-        return self._sink.written
+        def lines(records: Sequence[RequestRecord]) -> bytes:
+            offset_s = unix_offset_s()
+            return encode([line_of(record, offset_s) for record in records])
 
-    @property
-    def lost(self) -> int:
-        """Lines so far, for want of room in the queue or on the disk."""
-        return self._no_room + self._sink.lost
+        super().__init__(_NAME, LineSink(_NAME, file, lines), _WAITING, _WAITING_BYTES)
 
     def put(self, record: RequestRecord) -> None:
         """Hand over."""
-        if not self._background.put(record, _LINE_BYTES):
-            self._no_room += 1
-            if self._no_room & (self._no_room - 1) == 0:
-                log.error("access log: %d lines lost: the disk is too slow", self._no_room)
-
-    def reopen(self) -> None:
-        """The file was moved away: go on in a new one. Returns at once."""
-        self._background.reopen()
-
-    def close(self) -> None:
-        """Write what waits. Takes up to five seconds, after which the rest is lost."""
-        if left := self._background.close(_CLOSE_S):
-            log.error("access log: %d lines were not written before the end", left)
+        self.queue(record, _LINE_BYTES)
 
 
-class Writer(Protocol):
-    """Where lines go, in the thread of the log."""
-
-    def append(self, data: bytes) -> None:
-        """Write whole lines. Raises OSError."""
-
-    def reopen(self) -> None:
-        """Raises OSError."""
-
-    def close(self) -> None:
-        """The end."""
+def unix_offset_s() -> float:
+    """What the router's clock, which only counts on, lacks to unix time now: the machine's date may
+    be corrected while the router runs.
+    """
+    return time.time() - time.monotonic()
 
 
-class File:
-    """A file that is turned over at a bound. Lifetime: process."""
-
-    def __init__(self, path: Path, limit_bytes: int) -> None:
-        """Raises OSError that says which file cannot be written and why."""
-        try:
-            self._file = LogFile(path, limit_bytes)
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise OSError(f"access_log: cannot write {path}: {why}") from error
-
-    def append(self, data: bytes) -> None:
-        """See `Writer`."""
-        self._file.make_room(len(data))
-        self._file.append(data)
-
-    def reopen(self) -> None:
-        """See `Writer`."""
-        self._file.reopen()
-
-    def close(self) -> None:
-        """See `Writer`."""
-        self._file.close()
-
-
-class Stdout:
-    """Lifetime: process."""
-
-    def append(self, data: bytes) -> None:
-        """See `Writer`."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(1, rest) :]
-
-    def reopen(self) -> None:
-        """See `Writer`."""
-
-    def close(self) -> None:
-        """See `Writer`."""
-
-
-class _Sink:
-    """Makes lines and writes them, in the thread of the log. Lifetime: process."""
-
-    def __init__(self, writer: Writer, unix_offset_s: float) -> None:
-        self.written = 0
-        self.lost = 0
-        self._writer = writer
-        self._unix_offset_s = unix_offset_s
-        self._encoder = msgspec.json.Encoder()
-
-    def write(self, items: Sequence[RequestRecord]) -> None:
-        """See `Sink`."""
-        count, encode = len(items), self._encoder.encode
-        parts = [encode(line_of(item, self._unix_offset_s)) + b"\n" for item in items]
-        try:
-            self._writer.append(b"".join(parts))
-        except OSError as error:
-            if self.lost & (self.lost - 1) == 0 or count > 1:
-                log.error("access log: %d lines lost: %s", self.lost + count, error)
-            self.lost += count
-            return
-        self.written += count
-
-    def reopen(self) -> None:
-        """See `Sink`."""
-        try:
-            self._writer.reopen()
-        except OSError as error:
-            log.error("access log: cannot be opened anew: %s", error.strerror)
-
-    def close(self) -> None:
-        """See `Sink`."""
-        self._writer.close()
-
-
-def access_log(where: str, limit_bytes: int, unix_offset_s: float) -> AccessLog:
+def access_log(where: str, limit_bytes: int) -> AccessLog:
     """A log to a file, or with `STDOUT` to standard output. Raises OSError."""
-    writer: Writer = Stdout() if where == STDOUT else File(Path(where), limit_bytes)
-    return AccessLog(writer, unix_offset_s)
+    if where == STDOUT:
+        return AccessLog(Stdout())
+    path = Path(where)
+    with opening("access_log", path):
+        return AccessLog(LogFile(path, limit_bytes))
+
+
+def access_log_of(config: Config) -> AccessLog | None:
+    """Raises OSError."""
+    if config.access_log is None:
+        return None
+    return access_log(config.access_log, config.access_log_bytes)

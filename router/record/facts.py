@@ -27,10 +27,10 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -146,8 +146,7 @@ def _plain_value(value: Any) -> Any:
         return value.item()
     if isinstance(value, Mapping):
         return dict(value)
-    # How a hook tells msgspec that it does not know a type.
-    raise NotImplementedError(f"no fact holds a {type(value).__name__}")
+    raise TypeError(f"no fact holds a {type(value).__name__}: {value!r:.80}")
 
 
 # --- from the file --------------------------------------------------------------------------
@@ -155,10 +154,7 @@ def _plain_value(value: Any) -> Any:
 
 def fact_of(kind: Any, fields: Any) -> Any:
     """The fact that `plain` took apart. Raises ValueError or TypeError for what is none."""
-    build = _BUILDERS.get(kind)
-    if build is None or not isinstance(fields, dict):
-        raise ValueError(f"{kind!r} is no kind of fact; known: {', '.join(_BUILDERS)}")
-    return build(fields)
+    return _of_kind(_FACTS, kind, fields)
 
 
 def hashes(data: bytes) -> Hashes:
@@ -166,90 +162,38 @@ def hashes(data: bytes) -> Hashes:
     return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
 
 
-def _arrival(fields: dict[str, Any]) -> facts.Arrival:
-    chains = {int(size): hashes(data) for size, data in fields["chains"].items()}
-    return facts.Arrival(**{**fields, "chains": chains})
+def _of_kind(kinds: Mapping[str, Callable[..., Any]], kind: Any, fields: Any) -> Any:
+    if kind not in kinds:
+        raise ValueError(f"{kind!r} is none of {', '.join(kinds)}")
+    return _built(kinds[kind], fields)
 
 
-def _kv_events(fields: dict[str, Any]) -> facts.KvEvents:
-    events = tuple(_event(kind, event) for kind, event in fields["events"])
-    return facts.KvEvents(**{**fields, "events": events})
-
-
-def _event(kind: str, fields: dict[str, Any]) -> facts.KvEvent:
-    if kind == "Cleared":
-        return facts.Cleared()
-    names = tuple(fields["hashes"])
-    if kind == "Removed":
-        return facts.Removed(**{**fields, "hashes": names})
-    if kind != "Stored":
-        raise ValueError(f"{kind!r} is no kind of KV event")
-    chain = fields["chain"]
-    known = {
-        "hashes": names,
-        "tokens": (),
-        "extras": (),
-        "chain": None if chain is None else hashes(chain),
-    }
-    return facts.Stored(**{**fields, **known})
-
-
-def _worker_change(fields: dict[str, Any]) -> facts.WorkerChange:
-    spec = fields["spec"]
-    if spec is not None:
-        sets = {name: frozenset(spec.get(name, ())) for name in ("adapters", "lacks")}
-        spec = facts.WorkerFacts(**{**spec, "models": tuple(spec["models"]), **sets})
-    return facts.WorkerChange(**{**fields, "spec": spec})
-
-
-def _failure(fields: dict[str, Any]) -> facts.Failure:
-    rest = fields.get("rest")
-    return facts.Failure(**{**fields, "rest": None if rest is None else _arrival(rest)})
-
-
-def _peer_dispatched(fields: dict[str, Any]) -> facts.PeerDispatched:
-    return facts.PeerDispatched(**{**fields, "arrival": _arrival(fields["arrival"])})
-
-
-def _peer_ended(fields: dict[str, Any]) -> facts.PeerEnded:
-    finish = fields["finish"]
-    return facts.PeerEnded(
-        **{**fields, "finish": None if finish is None else facts.Finish(**finish)}
+def _built(kind: Callable[..., Any], fields: Any) -> Any:
+    if not isinstance(fields, dict):
+        raise ValueError(f"{fields!r:.80} are no fields of {kind!r}")
+    return kind(
+        **{
+            name: value if value is None or name not in _READ else _READ[name](value)
+            for name, value in fields.items()
+        }
     )
 
 
-def _kv_copied(fields: dict[str, Any]) -> facts.KvCopied:
-    return facts.KvCopied(**{**fields, "snapshot": facts.CacheSnapshot(**fields["snapshot"])})
-
-
-def _as_it_is(kind: type) -> Callable[[dict[str, Any]], Any]:
-    return lambda fields: kind(**fields)
-
-
-_BUILDERS: Mapping[str, Callable[[dict[str, Any]], Any]] = MappingProxyType(
+_FACTS = MappingProxyType({kind.__name__: kind for kind in get_args(facts.Fact)})
+_EVENTS = MappingProxyType({kind.__name__: kind for kind in get_args(facts.KvEvent)})
+# How fields are read whose values are not as they stand in a file, by their names.
+_READ: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
-        "Arrival": _arrival,
-        "Failure": _failure,
-        "KvEvents": _kv_events,
-        "WorkerChange": _worker_change,
-        "PeerDispatched": _peer_dispatched,
-        "PeerEnded": _peer_ended,
-        "KvCopied": _kv_copied,
-        **{
-            kind.__name__: _as_it_is(kind)
-            for kind in (
-                facts.FirstToken,
-                facts.Progress,
-                facts.Finish,
-                facts.LoadReport,
-                facts.ReplayEnd,
-                facts.KvHeard,
-                facts.PeerFirstToken,
-                facts.PeerProgress,
-                facts.Probed,
-                facts.Tick,
-            )
-        },
+        "chains": lambda chains: {int(size): hashes(data) for size, data in chains.items()},
+        "chain": hashes,
+        "tokens": lambda none: (),
+        **dict.fromkeys(("hashes", "models", "extras"), tuple),
+        **dict.fromkeys(("adapters", "lacks"), frozenset),
+        "events": lambda events: tuple(_of_kind(_EVENTS, *event) for event in events),
+        "spec": partial(_built, facts.WorkerFacts),
+        "snapshot": partial(_built, facts.CacheSnapshot),
+        "finish": partial(_built, facts.Finish),
+        **dict.fromkeys(("arrival", "rest"), partial(_built, facts.Arrival)),
     }
 )
 

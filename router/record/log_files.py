@@ -11,13 +11,14 @@ import shutil
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from router.record.logs import worth_a_line
 from router.record.salt import Salt, salt_in
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 _EVERY_S = 0.1  # the thread looks this often; a call that woke it would cost the event loop more
+_CLOSE_S = 5.0  # a disk that hangs must not keep the router from ending
 _BATCH_ITEMS = 64  # written at once: other threads get a turn in between
 
 
@@ -109,6 +111,137 @@ class Background(Generic[T]):
             self._taken_bytes += sum(size for _, size in batch)
 
 
+class CountingSink(Sink[T_contra], Protocol[T_contra]):
+    """A sink that says what became of items."""
+
+    @property
+    def written(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+
+
+class QueuedLog(Generic[T]):
+    """A log that a thread of its own writes, with what was written and lost. Lifetime: process."""
+
+    def __init__(self, name: str, sink: CountingSink[T], items_max: int, bytes_max: int) -> None:
+        self._name = name
+        self._sink = sink
+        self._background = Background(name, sink, items_max, bytes_max)
+        self._no_room = 0
+
+    @property
+    def written(self) -> int:
+        """How many so far."""
+        return self._sink.written
+
+    @property
+    def lost(self) -> int:
+        """How many so far, for want of room in the queue or where they go."""
+        return self._no_room + self._sink.lost
+
+    def queue(self, item: T, size_bytes: int) -> None:
+        """Hand an item over that keeps about `size_bytes` alive. Never waits."""
+        if not self._background.put(item, size_bytes):
+            self._no_room += 1
+            if worth_a_line(self._no_room):
+                log.error("%s: %d lost: they come too fast", self._name, self._no_room)
+
+    def reopen(self) -> None:
+        """The file was moved away: go on in a new one. Returns at once."""
+        self._background.reopen()
+
+    def close(self) -> None:
+        """Write what waits. Takes up to five seconds, after which the rest is lost."""
+        if left := self._background.close(_CLOSE_S):
+            self._no_room += left
+            log.error("%s: %d were not written before the end", self._name, left)
+
+
+class LineFile(Protocol):
+    """Where whole lines go. Each of its calls may raise OSError, `close` none."""
+
+    @property
+    def fresh(self) -> bool: ...  # a header is due
+    @property
+    def where(self) -> str: ...  # for people
+
+    def make_room(self, size_bytes: int) -> None:
+        """So many bytes come next: begin anew where they would be too many."""
+
+    def append(self, data: bytes) -> None:
+        """Write whole lines, or none of them."""
+
+    def reopen(self) -> None:
+        """The file may have been moved away."""
+
+    def close(self) -> None:
+        """The end."""
+
+
+class LineSink(Generic[T]):
+    """Makes lines of items and appends them, in the thread of a log. Lifetime: process."""
+
+    def __init__(
+        self,
+        name: str,
+        file: LineFile,
+        lines: Callable[[Sequence[T]], bytes],
+        heading: Callable[[], bytes] = bytes,
+    ) -> None:
+        """`name`: of the log, for people; `heading`: what stands first in a file."""
+        self.written = 0
+        self.lost = 0
+        self._name = name
+        self._file = file
+        self._lines = lines
+        self._heading = heading
+        self._trouble_lines = 0  # lost since the file could last be written
+
+    def write(self, items: Sequence[T]) -> None:
+        """Append a line for each."""
+        data = self._lines(items)
+        try:
+            self._file.make_room(len(data))
+            self._file.append(self._heading() + data if self._file.fresh else data)
+        except OSError as error:
+            self._give_up(len(items), error)
+            return
+        self.written += len(items)
+        if self._trouble_lines:
+            log.warning("%s goes on after %d lost lines", self._name, self._trouble_lines)
+            self._trouble_lines = 0
+
+    def reopen(self) -> None:
+        """Go on where the path leads now."""
+        try:
+            self._file.reopen()
+        except OSError as error:
+            why = error.strerror
+            log.error("%s: cannot open %s anew: %s", self._name, self._file.where, why)
+
+    def close(self) -> None:
+        """The end."""
+        self._file.close()
+
+    def _give_up(self, count: int, error: OSError) -> None:
+        if not self._trouble_lines:
+            why = str(error) if error.filename2 else error.strerror or str(error)
+            where = self._file.where
+            log.error("%s: lines are lost: cannot write %s: %s", self._name, where, why)
+        self._trouble_lines += count
+        self.lost += count
+
+
+@contextmanager
+def opening(key: str, path: Path) -> Iterator[None]:
+    """Let an OSError say which key and file it is about, and why."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(f"{key}: cannot write {path}: {why}") from error
+
+
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _MODE = 0o600  # what requests share and when is nobody else's business
 
@@ -185,6 +318,20 @@ class LogFile:
         os.close(old)
 
 
+class Stdout(LogFile):
+    """Lifetime: process."""
+
+    def __init__(self) -> None:
+        self.path = Path("-")
+        self._fd, self._regular, self.fresh = 1, False, False
+
+    def reopen(self) -> None:
+        """Nobody can move it away."""
+
+    def close(self) -> None:
+        """Others write there, too."""
+
+
 SALT_NAME = "salt"
 _NAME = re.compile(r"requests-(\d{8}T\d{6}\.\d{6})Z\.jsonl(\.gz)?")
 _TIME = "%Y%m%dT%H%M%S.%f"
@@ -213,12 +360,9 @@ class Parts:
         self._folder = folder
         self._limits = limits
         self._now_s = now_s
-        try:
+        with opening("record", folder):
             folder.mkdir(mode=0o700, exist_ok=True)
             self.salt: Salt = salt_in(folder / SALT_NAME)
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise OSError(f"record: cannot write {folder}: {why}") from error
         self._file: LogFile | None = None
         self._span = 0  # of time, which the open part's lines are of
         self._held_bytes = 0

@@ -23,11 +23,12 @@ from policies.facts import (
     Stored,
     WorkerChange,
 )
+from router.config.schema import Config
 from router.core.actions import Action, Reject
 from router.core.core import RouterCore
 from router.core.kv_events import WireEvents, block_name, block_names, chain_of
 from router.record.facts import Preamble, fields_of, framed, plain
-from router.record.log_files import Background, LogFile
+from router.record.log_files import Background, LogFile, opening
 from router.record.request_line import pseudonym
 
 # The chain of blocks whose parent has not come.
@@ -53,8 +54,8 @@ class _Orphan:
 
 
 @dataclass(slots=True)
-class _Told:
-    """What one worker's events told. Lifetime: worker."""
+class _WorkerNames:
+    """Names of the blocks that one worker's events told. Lifetime: worker."""
 
     chain_of: dict[int, int] = field(default_factory=dict)  # those used last stand last
     orphans: dict[int, list[_Orphan]] = field(default_factory=dict)  # by parent
@@ -75,7 +76,7 @@ class ChainNames:
         self._waiting_max = waiting_max
         self._names = 0
         self._waiting = 0
-        self._workers: dict[int, _Told] = {}
+        self._workers: dict[int, _WorkerNames] = {}
 
     def translate(self, number: int, fact: KvEvents) -> tuple[KvEvents, list[Late]]:
         """Fact number `number` with chains for tokens, and the chains of earlier ones.
@@ -84,16 +85,16 @@ class ChainNames:
         """
         late: list[Late] = []
         events: list[KvEvent] = []
-        told = self._workers.setdefault(fact.worker_id, _Told())
+        worker = self._workers.setdefault(fact.worker_id, _WorkerNames())
         for event in fact.events:
             if isinstance(event, Stored):
-                events += self._switch_group(told, event)
-                if not _counts(told, event) or not _whole(event):
+                events += self._switch_group(worker, event)
+                if not _counts(worker, event) or not _whole(event):
                     continue
-                event, found = self._stored(told, number, len(events), event)
+                event, found = self._stored(worker, number, len(events), event)
                 late += found
             elif isinstance(event, Removed):
-                if not _counts(told, event):
+                if not _counts(worker, event):
                     continue
                 event = replace(event, group=None)
             events.append(event)
@@ -101,40 +102,40 @@ class ChainNames:
 
     def worker_changed(self, fact: WorkerChange) -> None:
         """A worker that is gone takes its names along."""
-        if fact.state == "gone" and (told := self._workers.pop(fact.worker_id, None)):
-            self._names -= len(told.chain_of)
-            for orphans in told.orphans.values():
+        if fact.state == "gone" and (worker := self._workers.pop(fact.worker_id, None)):
+            self._names -= len(worker.chain_of)
+            for orphans in worker.orphans.values():
                 self._waiting -= sum(len(orphan.stored.hashes) for orphan in orphans)
 
-    def _switch_group(self, told: _Told, event: Stored) -> Sequence[KvEvent]:
+    def _switch_group(self, worker: _WorkerNames, event: Stored) -> Sequence[KvEvent]:
         """The first group of full attention is the one that counts; others' blocks are gone."""
-        if not event.full_attention or told.full_attention:
+        if not event.full_attention or worker.full_attention:
             return ()
-        told.full_attention = True
-        if (event.group or 0) == told.group:
+        worker.full_attention = True
+        if (event.group or 0) == worker.group:
             return ()
-        told.group = event.group or 0
-        held = tuple(told.chain_of)
+        worker.group = event.group or 0
+        held = tuple(worker.chain_of)
         return [Removed(held, tier) for tier in ("gpu", "host", "disk")] if held else ()
 
     def _stored(
-        self, told: _Told, number: int, position: int, event: Stored
+        self, worker: _WorkerNames, number: int, position: int, event: Stored
     ) -> tuple[Stored, list[Late]]:
         nameless = replace(event, tokens=(), extras=(), group=None, full_attention=False)
         chain = event.chain
         if chain is None and not len(event.tokens):
             return nameless, []  # it only names blocks that are known
         if chain is None:
-            seed = _seed(told, event)
+            seed = _seed(worker, event)
             if seed is None:
-                self._wait(told, _Orphan(number, position, event))
+                self._wait(worker, _Orphan(number, position, event))
                 return replace(nameless, chain=NOT_KNOWN), []
             chain = chain_of(event, seed)
-        self._learn(told, event, chain)
-        return replace(nameless, chain=chain), list(self._wake(told, event, chain))
+        self._learn(worker, event, chain)
+        return replace(nameless, chain=chain), list(self._wake(worker, event, chain))
 
-    def _learn(self, told: _Told, event: Stored, chain: Hashes) -> None:
-        names = told.chain_of
+    def _learn(self, worker: _WorkerNames, event: Stored, chain: Hashes) -> None:
+        names = worker.chain_of
         before = len(names)
         for name, hash_ in zip(_names(event), chain.tolist(), strict=True):
             names.pop(name, None)
@@ -144,38 +145,38 @@ class ChainNames:
             del names[next(iter(names))]
             self._names -= 1
 
-    def _wait(self, told: _Told, orphan: _Orphan) -> None:
+    def _wait(self, worker: _WorkerNames, orphan: _Orphan) -> None:
         blocks, parent = len(orphan.stored.hashes), orphan.stored.parent
         self.unresolved += blocks
         if parent is None or self._waiting + blocks > self._waiting_max:
             return
         self._waiting += blocks
-        told.orphans.setdefault(block_name(parent), []).append(orphan)
+        worker.orphans.setdefault(block_name(parent), []).append(orphan)
 
-    def _wake(self, told: _Told, event: Stored, chain: Hashes) -> Iterator[Late]:
+    def _wake(self, worker: _WorkerNames, event: Stored, chain: Hashes) -> Iterator[Late]:
         """Those that waited for a block of `event`, and those that waited for them."""
-        if not told.orphans:
+        if not worker.orphans:
             return
         known = [(event, chain)]
         while known:
             parent, chain = known.pop()
             for name, seed in zip(_names(parent), chain.tolist(), strict=True):
-                for orphan in told.orphans.pop(name, ()):
+                for orphan in worker.orphans.pop(name, ()):
                     stored = orphan.stored
                     self._waiting -= len(stored.hashes)
                     self.unresolved -= len(stored.hashes)
                     known.append((stored, chain_of(stored, seed)))
-                    self._learn(told, *known[-1])
+                    self._learn(worker, *known[-1])
                     yield Late(orphan.fact, orphan.event, known[-1][1])
 
 
-def _seed(told: _Told, event: Stored) -> int | None:
+def _seed(worker: _WorkerNames, event: Stored) -> int | None:
     if event.parent is None:
         return event.seed
     parent = block_name(event.parent)
-    seed = told.chain_of.pop(parent, None)
+    seed = worker.chain_of.pop(parent, None)
     if seed is not None:
-        told.chain_of[parent] = seed  # used last, forgotten last
+        worker.chain_of[parent] = seed  # used last, forgotten last
     return seed
 
 
@@ -184,8 +185,8 @@ def _names(event: Stored) -> list[int]:
     return names
 
 
-def _counts(told: _Told, event: Stored | Removed) -> bool:
-    return event.group in (None, told.group)
+def _counts(worker: _WorkerNames, event: Stored | Removed) -> bool:
+    return event.group in (None, worker.group)
 
 
 def _whole(event: Stored) -> bool:
@@ -219,12 +220,9 @@ class FactRecorder:
         """Begins a recording of `core`, which has been told nothing yet; an older file becomes
         `FILE.1`. Raises OSError that says which file cannot be written and why.
         """
-        try:
+        with opening("record_facts", path):
             file = LogFile(path, limit_bytes)
             file.make_room(limit_bytes)
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise OSError(f"record_facts: cannot write {path}: {why}") from error
         preamble = Preamble(fields_of(core.settings), seed, core.policy.spec)
         names = ChainNames(core.settings.index_entries, core.settings.parked_blocks)
         self._sink = _FactSink(file, limit_bytes, preamble, names)
@@ -405,3 +403,11 @@ def _size_of(what: Any) -> int:
             if isinstance(event, Stored):
                 size_bytes += 8 * len(event.tokens)
     return size_bytes
+
+
+def recorder_of(config: Config, core: RouterCore) -> FactRecorder | None:
+    """The recording of facts. Raises OSError."""
+    if config.record_facts is None:
+        return None
+    path = Path(config.record_facts)
+    return FactRecorder(path, config.record_facts_bytes, core, config.seed)

@@ -6,108 +6,64 @@ entries and writes them. Where the disk is slow or full, lines are lost and coun
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from policies.contract import Hashes
 from policies.facts import Arrival
+from router.config.schema import Config
 from router.core.actions import regret_hit_tokens, regret_s
-from router.record.log_files import Background, LogFile
+from router.core.core import RouterCore
+from router.record.access_log import ms_since
+from router.record.log_files import (
+    LineFile,
+    LineSink,
+    LogFile,
+    PartLimits,
+    Parts,
+    QueuedLog,
+    opening,
+)
 from router.record.request_line import Best, Header, RequestLine, chain_bytes, pseudonym
 from router.record.request_record import CLIENT_LEFT, RequestRecord
 from router.record.salt import Salt, salt_beside
 from router.request.explain import everything
 
-log = logging.getLogger(__name__)
-
-_LINE_BYTES = 512  # of a line without its chain, roughly
-_EXPLAINED_BYTES = 8_192  # of one with all that its decision saw, more
+_NAME, _KEY = "request log", "request_log"
 _NO_CHAIN: Hashes = np.zeros(0, dtype=np.uint64)
 
 
-class LineFile(Protocol):
-    """Where whole lines go. Each of its calls may raise OSError, `close` none."""
-
-    @property
-    def fresh(self) -> bool: ...  # a header is due
-    @property
-    def where(self) -> str: ...  # for people
-
-    def make_room(self, size_bytes: int) -> None:
-        """So many bytes come next: begin anew where they would be too many."""
-
-    def append(self, data: bytes) -> None:
-        """Write whole lines, or none of them."""
-
-    def reopen(self) -> None:
-        """The file may have been moved away."""
-
-    def close(self) -> None:
-        """The end."""
-
-
-class LineSink:
-    """Makes lines of records and appends them, in the thread of the log. Lifetime: process."""
+class LineMaker:
+    """Makes lines of records, in the thread of the log. Lifetime: process."""
 
     def __init__(
         self,
-        file: LineFile,
         salt: Salt,
         header: Callable[[float], Header],
         now_s: Callable[[], float],
         unix_offset_s: float,
     ) -> None:
-        self.lines = 0
-        self.lost = 0
-        self._file = file
         self._header = header
         self._now_s = now_s
         self._unix_offset_s = unix_offset_s  # one for all: arrivals keep their order and gaps
         self._salt = salt
         self._encoder = msgspec.json.Encoder()
-        self._trouble_lines = 0  # lost since the file could last be written
 
-    def write(self, items: Sequence[RequestRecord]) -> None:
-        """Append a line for each."""
-        try:
-            self._file.make_room(sum(map(_size_of, items)))
-            chains = self._keyed([_chain_of(record) for record in items])
-            lines = [self._line(*pair) for pair in zip(items, chains, strict=True)]
-            head = [self._heading()] if self._file.fresh else []
-            self._file.append(self._encoder.encode_lines([*head, *lines]))
-        except OSError as error:
-            self._give_up(len(items), error)
-            return
-        self.lines += len(items)
-        if self._trouble_lines:
-            log.warning("request log goes on after %d lost lines", self._trouble_lines)
-            self._trouble_lines = 0
+    def lines(self, records: Sequence[RequestRecord]) -> bytes:
+        """A line for each."""
+        chains = self._keyed([_chain_of(record) for record in records])
+        lines = [self._line(*pair) for pair in zip(records, chains, strict=True)]
+        return self._encoder.encode_lines(lines)
 
-    def reopen(self) -> None:
-        """Go on where the path leads now."""
-        try:
-            self._file.reopen()
-        except OSError as error:
-            log.error("request log: cannot open %s anew: %s", self._file.where, error.strerror)
-
-    def close(self) -> None:
-        """The end."""
-        self._file.close()
-
-    def _give_up(self, count: int, error: OSError) -> None:
-        if not self._trouble_lines:
-            why = str(error) if error.filename2 else error.strerror or str(error)
-            log.error("request log: lines are lost: cannot write %s: %s", self._file.where, why)
-        self._trouble_lines += count
-        self.lost += count
-
-    def _heading(self) -> Header:
-        return msgspec.structs.replace(self._header(self._now_s()), salt=self._salt.mark)
+    def heading(self) -> bytes:
+        """The line that stands first in a file."""
+        heading = self._header(self._now_s())
+        return self._encoder.encode_lines([msgspec.structs.replace(heading, salt=self._salt.mark)])
 
     def _keyed(self, chains: Sequence[Hashes]) -> Sequence[Hashes]:
         """All of them in one go: each costs a hundred calls of numpy."""
@@ -142,12 +98,12 @@ class LineSink:
             attempts=len(record.attempts),
             status=status,
             error=error,
-            ttft_ms=_ms(first_byte_s, arrival.now_s),
-            e2e_ms=_ms(record.end_s, arrival.now_s) or 0.0,
+            ttft_ms=ms_since(first_byte_s, arrival.now_s),
+            e2e_ms=ms_since(record.end_s, arrival.now_s) or 0.0,
             candidates=()
             if decision is None
             else tuple(Best(c.worker_id, c.cost, c.hit_tokens) for c in decision.candidates),
-            sent_ms=_ms(None if last is None else last.sent_s, arrival.now_s),
+            sent_ms=ms_since(None if last is None else last.sent_s, arrival.now_s),
             worker_prompt_tokens=usage.prompt_tokens,
             **_hindsight(record, first_byte_s),
         )
@@ -201,20 +157,9 @@ def _chain_of(record: RequestRecord) -> Hashes:
     return _NO_CHAIN if size is None else _arrival_of(record).chains[size]
 
 
-def _size_of(record: RequestRecord) -> int:
-    """Bytes of its line, roughly."""
-    explained = record.last is not None and record.last.decision.details is not None
-    return _LINE_BYTES + _EXPLAINED_BYTES * explained + _chain_of(record).nbytes * 4 // 3
-
-
-def _ms(at_s: float | None, since_s: float) -> float | None:
-    return None if at_s is None else round(max(at_s - since_s, 0.0) * 1e3, 3)
-
-
 _WAITING_RECORDS = 16_384
 _WAITING_BYTES = 64 << 20
 _RECORD_BYTES = 2_048  # what a record keeps alive besides its chains, roughly
-_CLOSE_S = 5.0  # a disk that hangs must not keep the router from ending
 
 
 def request_log_file(path: Path, limit_bytes: int) -> tuple[LogFile, Salt]:
@@ -222,14 +167,11 @@ def request_log_file(path: Path, limit_bytes: int) -> tuple[LogFile, Salt]:
 
     Raises OSError that says which file cannot be written and why.
     """
-    try:
+    with opening(_KEY, path):
         return LogFile(path, limit_bytes), salt_beside(path)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise OSError(f"request_log: cannot write {path}: {why}") from error
 
 
-class RequestLog:
+class RequestLog(QueuedLog[RequestRecord]):
     """Lifetime: process."""
 
     def __init__(
@@ -241,37 +183,34 @@ class RequestLog:
         header: Callable[[float], Header],
     ) -> None:
         """`clock` is the router's, `now_s` unix time, `header` makes one as of unix seconds."""
-        self._sink = LineSink(file, salt, header, now_s, unix_offset_s=now_s() - clock())
-        self._background = Background("request log", self._sink, _WAITING_RECORDS, _WAITING_BYTES)
-        self._no_room = 0
-
-    @property
-    def lines(self) -> int:
-        """Lines written so far."""
-        return self._sink.lines
-
-    @property
-    def lost(self) -> int:
-        """Lines lost so far, for want of room in the queue or on the disk."""
-        return self._no_room + self._sink.lost
+        maker = LineMaker(salt, header, now_s, unix_offset_s=now_s() - clock())
+        sink = LineSink(_NAME, file, maker.lines, maker.heading)
+        super().__init__(_NAME, sink, _WAITING_RECORDS, _WAITING_BYTES)
 
     def put(self, record: RequestRecord) -> None:
         """A request that came before the core is over."""
         assert record.arrival is not None, "what was refused before has no line"
-        size_bytes = _RECORD_BYTES
-        for chain in record.arrival.chains.values():
-            size_bytes += chain.nbytes
-        if not self._background.put(record, size_bytes):
-            self._no_room += 1
-            if self._no_room & (self._no_room - 1) == 0:
-                log.error("request log: %d lines lost: the disk is too slow", self._no_room)
+        chains = record.arrival.chains.values()
+        self.queue(record, _RECORD_BYTES + sum(chain.nbytes for chain in chains))
 
-    def reopen(self) -> None:
-        """The file was moved away: go on in a new one. Returns at once."""
-        self._background.reopen()
 
-    def close(self) -> None:
-        """Write what waits. Takes up to five seconds, after which the rest is lost."""
-        left = self._background.close(_CLOSE_S)
-        if left:
-            log.error("request log: %d lines were not written before the end", left)
+def request_log_of(
+    config: Config, core: RouterCore, workers: Callable[[], int]
+) -> RequestLog | None:
+    """The log that replays read, a file or a folder of parts. Raises OSError."""
+    file: LineFile
+    salt: Salt
+    if config.record is not None:
+        keeping = config.recording
+        limits = (keeping.part_bytes, keeping.part_s, keeping.parts, keeping.total_bytes)
+        file = parts = Parts(Path(config.record), PartLimits(*limits), time.time)
+        salt = parts.salt
+    elif config.request_log is not None:
+        file, salt = request_log_file(Path(config.request_log), config.request_log_bytes)
+    else:
+        return None
+
+    def header(started: float) -> Header:
+        return Header(round(started, 6), core.policy.spec, workers())
+
+    return RequestLog(file, salt, time.monotonic, time.time, header)

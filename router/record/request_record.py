@@ -33,7 +33,7 @@ class Attempt:
 
     __slots__ = (
         "address", "arrived_s", "asked_s", "block_size", "by_worker", "code", "decision",
-        "ended_s", "error", "model", "outcome", "request_id", "sent_s", "session", "span_id",
+        "ended_s", "error", "leg", "model", "outcome", "request_id", "sent_s", "session", "span_id",
         "stream", "tenant", "wait_s", "worker_id",
     )  # fmt: skip
 
@@ -53,6 +53,7 @@ class Attempt:
         self.tenant = arrival.tenant
         self.stream = arrival.stream
         self.worker_id = dispatch.worker_id
+        self.leg = dispatch.stages[-1].role  # what the worker does of it
         self.decision: Decision = dispatch.decision
         self.wait_s = dispatch.after_s  # before it is begun, after another worker failed
         self.asked_s = sent_s if asked_s is None else asked_s

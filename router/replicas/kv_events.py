@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import NamedTuple
 
-from policies.facts import CacheSnapshot, Fact, KvCopied, KvEvents, ReplayEnd
+from policies.facts import CacheSnapshot, Fact, KvCopied, KvEvents, KvHeard, ReplayEnd
 from router.core.kv_events import WireEvents
 from router.core.snapshot import FrozenCache
 from router.core.workers import Worker, WorkerTable
@@ -95,11 +95,11 @@ class Claim:
             self._publisher.close(self.name)
         self.leave(self)
 
-    def tell(self, fact: KvEvents | ReplayEnd) -> None:
-        """What was read, to the core and to peers."""
+    def tell(self, fact: KvEvents | ReplayEnd | KvHeard) -> None:
+        """What was read, to the core and to peers; that it may be out of date, to the core."""
         before = self._kv_mark()
         self._tell(fact)
-        if not self.reads:
+        if not self.reads or isinstance(fact, KvHeard):
             return
         after = self._kv_mark()
         live = _live(fact)
@@ -239,6 +239,11 @@ class KvSharing:
                 claim.subscriber.silent(now_s)
         for election in list(self._elections.values()):
             election.parted()
+
+    def leave(self) -> None:
+        """This replica ends: what is read from now on, others read."""
+        for election in list(self._elections.values()):
+            election.leave()
 
     def present(self, peers: Collection[str], now_s: float) -> None:
         """All peers that are there."""

@@ -256,6 +256,12 @@ class Election:
             self._give_up()
         self._look()
 
+    def leave(self) -> None:
+        """This replica ends: read no more, also not for want of a link."""
+        self._torn = True
+        self._give_up()
+        self._look()
+
     def outranked(self, token: int) -> None:
         """Somebody else reads with this token."""
         if token > self._rival:

@@ -390,8 +390,10 @@ class Connected:
     async def _leave(self) -> None:
         link = self._link
         keys, said = link.keys, link.keys.stream(link.identity)
+        payloads = self._payloads()
+        link.exchange.leave()
         await self._flush(
-            self._payloads(),
+            payloads,
             [
                 ("XADD", said, "*", GOODBYE, b"1"),
                 ("PEXPIRE", said, int(link.lease_s * 1e3)),

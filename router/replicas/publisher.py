@@ -431,10 +431,10 @@ class RequestPublisher(RequestListener):
                 self._queue_event(Grew(request_id, output_tokens))
 
     def ended(self, request_id: int, finish: Finish | None) -> None:
-        """It is at its worker no more; with a `finish` where it was answered."""
+        """It is at its worker no more; with a `finish` where it was answered, or refused."""
         if self._open.pop(request_id, None) is None or not self._connected:
             return
-        if finish is None:
+        if finish is None or finish.refused:
             self._queue_event(Ended(request_id))
             return
         counts = finish.prompt_tokens, finish.cached_tokens, finish.output_tokens

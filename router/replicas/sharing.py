@@ -87,6 +87,10 @@ class Sharing:
             subscriber.stale(now_s)
         self.kv.parted(now_s)
 
+    def leave(self) -> None:
+        """The last message was taken: this replica ends."""
+        self.kv.leave()
+
     def outgoing(self, now_s: float) -> bytes | None:
         """The next message; None: there is nothing to say."""
         wants: tuple[str, ...] = ()

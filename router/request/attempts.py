@@ -13,20 +13,22 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType, coroutine
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from kvkernels import body_fields
 from router.core.actions import Reject
 from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
+from router.request.legs import CollectedReply, decode_body, params_in, prefill_body
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest
-from router.request.scan import Tokens
+from router.request.scan import LONG_BYTES, Tokens
 from router.server.messages import Answer, Request, Response, error_response
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.http1 import Body, follow
@@ -134,12 +136,7 @@ _COMPLETIONS = frozenset({"warmroute", "vllm", "sglang", "trtllm"})
 _CHATS: Mapping[str, str] = MappingProxyType({"trtllm": "prompt_token_ids"})
 
 
-class _Prompt(msgspec.Struct):
-    prompt: msgspec.Raw = msgspec.Raw(b"")
-
-
-_PROMPT = msgspec.json.Decoder(_Prompt)
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_WRITTEN_IDS = 1 << 16  # at a time: other threads wait meanwhile
 
 
 def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> bytes:
@@ -155,31 +152,28 @@ def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> 
         return body if name is None else _with_field(body, name, ids[0])
     if kind not in _COMPLETIONS:
         return body
-    raw = _PROMPT.decode(body).prompt
-    # A view of the body: where it lies tells which of several `prompt`s counts.
-    at = _address(memoryview(raw)) - _address(body)
-    end = at + len(memoryview(raw))
-    if not 0 < at < end < len(body) or body[at:end] != bytes(raw):
+    fault, _, (prompt,) = body_fields(body, ("prompt",))
+    if fault is not None or prompt is None:
         return body
+    at, end = prompt[:2]
     several = body[at : at + 1] == b"["  # as they came: a list of one prompt stays a list
-    value = [array.tolist() for array in ids] if several else ids[0].tolist()
-    return body[:at] + msgspec.json.encode(value) + body[end:]
+    lists = b",".join(map(_written, ids))
+    return b"".join((body[:at], b"[%b]" % lists if several else lists, body[end:]))
 
 
 def _with_field(body: bytes, name: str, ids: Tokens) -> bytes:
     """The body with one more field before its others; the body itself where it has that one."""
-    if name in _FIELDS.decode(body):
+    fault, _, (there,) = body_fields(body, (name,))
+    if fault is not None or there is not None:
         return body
     brace = body.index(b"{") + 1
-    return (
-        body[:brace]
-        + b'"%s":%s,' % (name.encode(), msgspec.json.encode(ids.tolist()))
-        + (body[brace:])
-    )
+    return b"".join((body[:brace], b'"%s":' % name.encode(), _written(ids), b",", body[brace:]))
 
 
-def _address(data: bytes | memoryview) -> int:
-    return int(np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0])
+def _written(ids: Tokens) -> bytes:
+    """The ids as JSON."""
+    parts = (ids[at : at + _WRITTEN_IDS] for at in range(0, len(ids), _WRITTEN_IDS))
+    return b"[%b]" % b",".join(msgspec.json.encode(part.tolist())[1:-1] for part in parts)
 
 
 _STATUSES = frozenset({404, 405, 501})
@@ -294,6 +288,26 @@ def says_absent(status: int, body: bytes) -> bool:
     return isinstance(detail, str) and detail in _DETAILS
 
 
+# How what Triton's parser says of a request's body begins; 2.51 says it with 500.
+_TRITONS_PARSER = (
+    *("failed to parse the request JSON", "failed to get request params"),
+    *("Unable to parse ", "attempt to access ", "attempt to get "),
+)
+
+
+def says_unreadable(kind: str | None, status: int, body: bytes) -> bool:
+    """Whether an error of a worker means that the request's body cannot be read, though its
+    status blames the worker.
+    """
+    if kind != "triton" or status != 500:
+        return False
+    try:
+        error = _DENIAL.decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(error, str) and error.startswith(_TRITONS_PARSER)
+
+
 _UNCHANGED_EVERY = 64  # requests: one goes as text where ids are forwarded, to be checked
 
 
@@ -338,6 +352,7 @@ class Attempts:
 
     async def _answer(self, request: InferenceRequest, stream: Stream | None) -> Answer:
         held: HeldReply | None = None
+        params: bytes | None = None  # of the KV that the first leg has left
         while True:
             attempt = await request.next_attempt()
             await cohort()
@@ -352,13 +367,21 @@ class Attempts:
                 request.gone()
                 continue
             terms = self.terms
+            if attempt.leg == "prefill":
+                answer, params = await self._prefill(request, attempt, member, terms)
+                if answer is not None:
+                    return answer
+                continue
             headers = request.headers(attempt)
             reply = ClientReply(request.http, terms.client_buffer_bytes, headers)
             if stream is not None and not stream.take(member.kind, reply):
                 request.gone()
                 continue
+            given = request.body
+            if attempt.leg == "decode":
+                given = await _edited(partial(decode_body, params=params), given)
             outcome, own_tokens = await self._attempt(
-                request, attempt, member, reply, stream, terms
+                request, given, attempt, member, reply, stream, terms
             )
             held = outcome.held or held
             rest = stream.rest() if stream is not None and outcome.resumable else None
@@ -366,20 +389,48 @@ class Attempts:
                 shown = reply if stream is None else stream.reply
                 return late_answer(shown) if ran_out(outcome) else shown
 
-    async def _attempt(
+    async def _prefill(
+        self, request: InferenceRequest, attempt: Attempt, member: Member, terms: AttemptTerms
+    ) -> tuple[Answer | None, bytes | None]:
+        """The first leg: what its client gets where it ends there, else what the second is told."""
+        arrival, collected = request.arrival, CollectedReply()
+        body = await _edited(prefill_body, request.body)
+        sent = self._upstream_request(request, body, attempt, member, terms)
+        timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
+        sending = member.upstream.send(sent, collected, timeouts)
+        reply = ClientReply(request.http, terms.client_buffer_bytes, request.headers(attempt))
+        if arrival.deadline_s is not None:
+            sending = in_time(sending, reply, arrival.deadline_s, self._clock)
+        outcome = await sending
+        if outcome.error is None and not collected.whole:
+            error = WorkerError("garbage", "the answer to a first leg is too large")
+            outcome = replace(outcome, error=error)
+        if outcome.error is None and outcome.answers:
+            request.first_leg_ended(outcome)
+            return None, params_in(collected.body)
+        # Of what it answered its client has seen nothing.
+        if request.ended(replace(outcome, bytes_to_client=0), None):
+            return None, None
+        if ran_out(outcome):
+            return late_answer(reply), None
+        if (held := collected.held or outcome.held) is not None:
+            held.deliver(reply)
+        return reply, None
+
+    def _upstream_request(
         self,
         request: InferenceRequest,
+        body: bytes,
         attempt: Attempt,
         member: Member,
-        reply: ClientReply,
-        stream: Stream | None,
         terms: AttemptTerms,
-    ) -> tuple[Outcome, int | None]:
-        """What became of the request at one worker, and our count of its prompt's tokens."""
-        arrival, body = request.arrival, _body_for(member, request, terms)
+    ) -> UpstreamRequest:
+        """What a worker is sent: the client's headers, ours, and `body`."""
+        arrival = request.arrival
         sent = upstream_request(
             request.http,
             body,
+            () if attempt.leg == "both" else request.leg_headers(),
             keep_authorization=self._keep_authorization,
             rank=member.rank,
             trace=request.trace,
@@ -387,6 +438,29 @@ class Attempts:
         sent = told_on(sent, terms.tenant_header, arrival.tenant)
         if arrival.deadline_s is not None:
             sent = terms.deadlines.passed_on(sent, arrival.deadline_s - self._clock())
+        return sent
+
+    async def _attempt(
+        self,
+        request: InferenceRequest,
+        given: bytes,
+        attempt: Attempt,
+        member: Member,
+        reply: ClientReply,
+        stream: Stream | None,
+        terms: AttemptTerms,
+    ) -> tuple[Outcome, int | None]:
+        """What became of the request at one worker, and our count of its prompt's tokens.
+
+        `given`: the body, as it would be sent as text.
+        """
+        arrival, body = request.arrival, given
+        if terms.forward_token_ids and request.path.reads == "openai":
+            if len(body) < LONG_BYTES:
+                body = _body_for(member, request, given)
+            else:
+                body = await asyncio.to_thread(_body_for, member, request, given)
+        sent = self._upstream_request(request, body, attempt, member, terms)
         sieve = None
         if arrival.needs is not None:
             sent, sieve = replace(sent, mark=request.path.mark), Sieve(stream or reply)
@@ -405,7 +479,11 @@ class Attempts:
             outcome = stream.ended(outcome)
         if sieve is not None:
             return sieve.judged(outcome), None
-        exact = body is request.body and request.prompt.encoded
+        held = None if stream is not None else outcome.held
+        if held is not None and says_unreadable(member.kind, held.head.status, held.body):
+            held.deliver(reply)  # no other worker could read it either
+            return replace(outcome, error=None, held=None), None
+        exact = body is given and request.prompt.encoded
         return outcome, request.prompt.tokens if exact else None
 
     def _refused(self, request: InferenceRequest, reject: Reject, held: HeldReply | None) -> Answer:
@@ -428,12 +506,15 @@ class Attempts:
         return answer
 
 
-def _body_for(member: Member, request: InferenceRequest, terms: AttemptTerms) -> bytes:
-    """What this worker is sent: the client's body, or with ids in it instead of the text."""
-    if not terms.forward_token_ids or request.path.reads != "openai":
-        return request.body
+async def _edited(edit: Callable[[bytes], bytes], body: bytes) -> bytes:
+    """A body as a leg's worker is sent it; a long one is edited beside the event loop."""
+    return edit(body) if len(body) < LONG_BYTES else await asyncio.to_thread(edit, body)
+
+
+def _body_for(member: Member, request: InferenceRequest, body: bytes) -> bytes:
+    """What this worker is sent: `body`, or with ids in it instead of the text."""
     if request.arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts tokens by itself
-        return request.body
+        return body
     if (kind := member.kind) is None:  # not known yet
-        return request.body
-    return with_token_ids(request.body, request.http.path, kind, request.prompt.encoded)
+        return body
+    return with_token_ids(body, request.http.path, kind, request.prompt.encoded)

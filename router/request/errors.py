@@ -7,6 +7,7 @@ exception is this router's own fault and must stay loud.
 
 from __future__ import annotations
 
+import errno
 from typing import Literal
 
 import msgspec
@@ -22,6 +23,7 @@ ERROR_TYPES = {
 
 WorkerErrorKind = Literal[
     "busy",  # all `max_connections` in use, or 503 with Retry-After: load, not illness
+    "out_of_files",  # this router may open no more: its own want, and no worker's fault
     "connect",  # refused, unreachable, or TLS failure
     "timeout_connect",  # not connected within `connect_s`
     "early_close",  # the connection ended before the reply did
@@ -67,6 +69,11 @@ class WorkerError(Exception):
         super().__init__(message)
         self.kind = kind
         self.message = message
+
+
+def out_of_files(error: BaseException | None) -> bool:
+    """The process, or the system, may open no more files: the router's own want."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def error_type(status: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -11,11 +12,12 @@ from router.keys.key_file import KeyTerms
 from router.request.attempts import Attempts, Deadlines, cohort
 from router.request.errors import ClientError
 from router.request.explain import EXPLAIN_HEADER, Asked
+from router.request.legs import check_no_override, splits
 from router.request.paths import OTHER, PATHS, Path
 from router.request.prompts import Plain, Prompt, PromptReader
 from router.request.quotas import Tenants, check_model, priority_within, salt_of, with_salt
 from router.request.request import InferenceRequest
-from router.request.scan import ScanLimits, Scanned
+from router.request.scan import LONG_BYTES, ScanLimits, Scanned
 from router.request.service import Service
 from router.server.messages import Answer, Request
 
@@ -93,6 +95,12 @@ class Inference:
             body = with_salt(body, salt, path.salt)
         if deadline_s is not None:
             arrival = replace(arrival, deadline_s=deadline_s)
+        if self._service.splits(arrival.model):
+            check_no_override(http.fields)
+            asked = body, path, arrival.max_output_tokens
+            long = len(body) >= LONG_BYTES
+            may = await asyncio.to_thread(splits, *asked) if long else splits(*asked)
+            arrival = replace(arrival, splits=may)
         explain = self._asked(http, arrival.request_id)
         request.understood(body, arrival, prompt, explain)
 
@@ -117,7 +125,7 @@ class Inference:
         `named`: its model, where the body names none. Raises ClientError.
         """
         terms = self.terms
-        scanned = self._prompts.scan(body, path, terms.scan)
+        scanned = await self._prompts.scan(body, path, terms.scan)
         model = scanned.model or named or self._only_model()
         if model:
             check_model(key, model)
@@ -132,7 +140,7 @@ class Inference:
         while True:
             sizes = self._service.block_sizes(model)
             base, adapter = self._service.identity(model)
-            prompt = await self._prompts.read(scanned, base, sizes, adapter)
+            prompt = await self._prompts.read(scanned, base, sizes, adapter, body_bytes=len(body))
             await cohort()
             if self._service.block_sizes(model) <= sizes:
                 break  # else a worker with blocks of another size joined meanwhile

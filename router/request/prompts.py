@@ -18,12 +18,13 @@ import xxhash
 
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, PromptError
-from kvkernels import PromptText, chain_hashes, scan_request
-from kvkernels.seeds import chain_seed
+from kvkernels import PromptText, chain_hashes, chain_seed, scan_request
 from policies.contract import Hashes, record
 from router.request.errors import ClientError
+from router.request.legs import check_no_transfer
 from router.request.paths import Path
 from router.request.scan import (
+    LONG_BYTES,
     SHAPES,
     Message,
     ScanLimits,
@@ -90,7 +91,9 @@ class _Account:
     aside_s: float = 0.0  # how long it was put aside the last time
     until_s: float | None = None  # put aside by its traffic until then
     failing: set[int] = field(default_factory=set)  # workers whose probes differ
+    failing_tools: set[int] = field(default_factory=set)  # ... where a chat has tools, only
     told: bool = False
+    told_tools: bool = False
 
 
 class TokenCheck:
@@ -104,9 +107,11 @@ class TokenCheck:
         self._accounts: dict[str, _Account] = {}
         self.mismatches: Counter[str] = Counter()  # by model
 
-    def trusts(self, model: str) -> bool:
-        """Whether prompts of `model` are placed by our ids now."""
+    def trusts(self, model: str, tools: bool = False) -> bool:
+        """Whether prompts of `model` are placed by our ids now; `tools`: chats that have some."""
         account = self._accounts.get(model)
+        if account is not None and tools and account.failing_tools:
+            return False
         if account is None or (account.until_s is None and not account.failing):
             return True
         if account.until_s is not None and self._clock() >= account.until_s:
@@ -152,10 +157,29 @@ class TokenCheck:
         account.failing.add(worker_id)
         self._tell(model, account, f"worker {worker_id}: {difference}")
 
+    def probed_tools(self, model: str, worker_id: int, difference: str | None) -> None:
+        """The same for the probe that has tools, where the others are ours: engines hand tools to
+        the template in forms of their own.
+        """
+        account = self._account(model)
+        if account is None:
+            return
+        if difference is None:
+            account.failing_tools.discard(worker_id)
+            account.told_tools = account.told_tools and bool(account.failing_tools)
+            return
+        self.mismatches[model] += 1
+        account.failing_tools.add(worker_id)
+        if not account.told_tools:
+            account.told_tools = True
+            line = "model %r: its chats with tools are placed by text from now on: worker %d: %s"
+            log.warning(line, model, worker_id, difference)
+
     def forget(self, worker_id: int) -> None:
         """The worker is gone, or serves something else now."""
         for account in self._accounts.values():
             account.failing.discard(worker_id)
+            account.failing_tools.discard(worker_id)
 
     def _account(self, model: str) -> _Account | None:
         if model not in self._accounts:
@@ -177,6 +201,7 @@ _INT32 = np.dtype("<i4")
 _NO_BLOCKS = np.empty(0, dtype=np.uint64)
 _NO_BLOCKS.flags.writeable = False
 _INLINE_TOKENS = 1 << 15  # shorter chains are hashed at once: a thread would cost more
+_INLINE_BYTES = 1 << 17  # shorter plain bodies are read at once, likewise
 
 
 @record
@@ -226,9 +251,10 @@ def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
 class PromptReader:
     """Lifetime: process. `now_s` is the wall clock in seconds, for templates that ask the date.
 
-    At most `waiting_max` requests (limits.inflight_requests) wait for a thread of `executor`.
-    Prompts of models that `check` does not trust are read as text. `drops_unused_tools`: a chat
-    with `tool_choice` "none" is rendered without tools.
+    At most `waiting_max` requests (limits.inflight_requests) wait for a thread of `executor`, or of
+    `long`, where long bodies are read, so that no short prompt waits behind them. Prompts of models
+    that `check` does not trust are read as text. `drops_unused_tools`: a chat with `tool_choice`
+    "none" is rendered without tools.
     """
 
     def __init__(
@@ -239,9 +265,11 @@ class PromptReader:
         waiting_max: int,
         check: TokenCheck,
         drops_unused_tools: bool = False,
+        long: Executor | None = None,
     ) -> None:
         self.encoder = encoder
         self._executor = executor
+        self._long = executor if long is None else long
         self._now_s = now_s
         self._waiting_max = waiting_max
         self._waiting = 0
@@ -249,15 +277,22 @@ class PromptReader:
         self._drops_unused_tools = drops_unused_tools
         self.template_refusals = 0  # chats the template could not render; read approximately
 
-    def scan(self, body: bytes, path: Path, limits: ScanLimits) -> Scanned | Plain:
-        """The request of `body`, sent to `path`, for `read`. Raises ClientError(400).
+    async def scan(self, body: bytes, path: Path, limits: ScanLimits) -> Scanned | Plain:
+        """The request of `body`, sent to `path`, for `read`. Raises ClientError(400, 413).
 
         A tokenizer must see the text itself, which only the long way keeps.
         """
-        if path.reads != "openai":
-            return SHAPES[path.reads](body, limits)
-        plain = plain_scan(body, path.path, limits) if self.encoder is None else None
-        return scan(body, path.path, limits) if plain is None else plain
+        plainly = path.reads == "openai" and self.encoder is None
+        if len(body) < LONG_BYTES or (plainly and len(body) <= _INLINE_BYTES):
+            check_no_transfer(body)
+        if plainly and len(body) <= _INLINE_BYTES:
+            plain = plain_scan(body, path.path, limits)
+            if plain is not None:
+                return plain
+            plainly = False
+        if len(body) < LONG_BYTES:
+            return _scan(body, path, limits, plainly)
+        return await self._in_thread(lambda: _scan_long(body, path, limits, plainly), long=True)
 
     async def read(
         self,
@@ -265,39 +300,30 @@ class PromptReader:
         model: str,
         block_sizes: Iterable[int],
         adapter: str | None = None,
+        *,
+        body_bytes: int = 0,
     ) -> Prompt:
         """The prompt of a request to `model`, with one chain per block size of its pool.
 
         `model` is the base, where `adapter` names the LoRA adapter that was asked for.
         Of a request with several prompts the first one places it; one without any counts as a
-        token. Raises ClientError(429) while too many wait.
+        token. Raises ClientError(429) while too many wait. `body_bytes`: of the whole request.
         """
         if isinstance(scanned, Plain):
             return await self._hashed(scanned, model, block_sizes, adapter)
-        if not scanned.prompts and not scanned.messages:
-            return Prompt(1, 1, dict.fromkeys(block_sizes, _NO_BLOCKS), True)
-        blocks: Sequence[Tokens] = ()
-        encoded: Sequence[Tokens] = ()
-        first = scanned.prompts[0] if scanned.prompts else None
-        if isinstance(first, np.ndarray):
-            blocks = [_kept(ids, scanned) for ids in scanned.prompts if isinstance(ids, np.ndarray)]
-        elif self.encoder is not None and not scanned.by_text:
-            blocks = encoded = await self._encoded(scanned, adapter or model, self.encoder)
-        approximate = not blocks
-        salt = scanned.cache_salt
-        if approximate:  # blocks of text: no engine's events name the like
-            blocks = [_kept(text, scanned) for text in _texts(scanned)]
-            seed = chain_seed(adapter or model, "text", salt)
-        else:
-            seed = chain_seed(model, adapter, salt)
-        tokens = blocks[0]
         sizes = sorted(set(block_sizes))
-        if len(tokens) <= _INLINE_TOKENS:
-            chains = _chains(tokens, sizes, seed)
-        else:
-            chains = await self._in_thread(lambda: _chains(tokens, sizes, seed))
-        lengths = [max(len(ids), 1) for ids in blocks]
-        return Prompt(sum(lengths), max(lengths), chains, approximate, encoded)
+        if not scanned.prompts and not scanned.messages:
+            return Prompt(1, 1, dict.fromkeys(sizes, _NO_BLOCKS), True)
+        long = body_bytes >= LONG_BYTES
+        encoded: Sequence[Tokens] = ()
+        ids = scanned.prompts and isinstance(scanned.prompts[0], np.ndarray)
+        if not ids and self.encoder is not None and not scanned.by_text:
+            encoded = await self._encoded(scanned, adapter or model, self.encoder, long)
+        if long:
+            return await self._in_thread(
+                lambda: _prompt(scanned, encoded, model, sizes, adapter), long=True
+            )
+        return _prompt(scanned, encoded, model, sizes, adapter)
 
     async def _hashed(
         self, plain: Plain, model: str, block_sizes: Iterable[int], adapter: str | None
@@ -308,23 +334,27 @@ class PromptReader:
         if longest <= _INLINE_TOKENS:
             chains = chains_of(block_sizes, model, adapter, salt)
         else:
-            chains = await self._in_thread(lambda: chains_of(block_sizes, model, adapter, salt))
+            chains = await self._in_thread(
+                lambda: chains_of(block_sizes, model, adapter, salt), long=True
+            )
         return Prompt(tokens, longest, chains, not plain.has_ids)
 
     async def _encoded(
-        self, scanned: Scanned, model: str, encoder: MemoEncoder
+        self, scanned: Scanned, model: str, encoder: MemoEncoder, long: bool
     ) -> Sequence[Tokens]:
         """The exact ids of each prompt; none where they cannot be had."""
-        if not self._check.trusts(model) or has_media(scanned.messages):
+        if not self._check.trusts(model, bool(scanned.options.tools)):
             return ()
         try:
-            return await self._in_thread(lambda: self._encode(scanned, encoder))
+            return await self._in_thread(lambda: self._encode(scanned, encoder), long)
         except PromptError:
             self.template_refusals += 1
             return ()
 
     def _encode(self, scanned: Scanned, encoder: MemoEncoder) -> list[Tokens]:
         options, salt = scanned.options, scanned.cache_salt
+        if has_media(scanned.messages):
+            return []
         if options.truncate_prompt_tokens == -1:
             raise PromptError("truncation to the engine's own limit", "truncate_prompt_tokens")
         if scanned.prompts:
@@ -347,15 +377,51 @@ class PromptReader:
         )
         return [_kept(encoder.encode_chat(chat, self._now_s(), salt), scanned)]
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T], long: bool = False) -> T:
         if self._waiting >= self._waiting_max:
             why = f"{self._waiting} requests wait to be tokenized already; try again later"
             raise ClientError(429, why, code="router_full")
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._long if long else self._executor, work
+            )
         finally:
             self._waiting -= 1
+
+
+def _scan_long(body: bytes, path: Path, limits: ScanLimits, plainly: bool) -> Scanned | Plain:
+    check_no_transfer(body)
+    return _scan(body, path, limits, plainly)
+
+
+def _scan(body: bytes, path: Path, limits: ScanLimits, plainly: bool) -> Scanned | Plain:
+    if path.reads != "openai":
+        return SHAPES[path.reads](body, limits)
+    plain = plain_scan(body, path.path, limits) if plainly else None
+    return scan(body, path.path, limits) if plain is None else plain
+
+
+def _prompt(
+    scanned: Scanned,
+    encoded: Sequence[Tokens],
+    model: str,
+    sizes: Iterable[int],
+    adapter: str | None,
+) -> Prompt:
+    """The prompt of ids that came, or were `encoded` here, else of text."""
+    ids = [one for one in scanned.prompts if isinstance(one, np.ndarray)]
+    blocks = [_kept(one, scanned) for one in ids] or encoded
+    salt = scanned.cache_salt
+    approximate = not blocks
+    if approximate:  # blocks of text: no engine's events name the like
+        blocks = [_kept(text, scanned) for text in _texts(scanned)]
+        seed = chain_seed(adapter or model, "text", salt)
+    else:
+        seed = chain_seed(model, adapter, salt)
+    chains = {size: chain_hashes(blocks[0], size, seed) for size in sizes}
+    lengths = [max(len(tokens), 1) for tokens in blocks]
+    return Prompt(sum(lengths), max(lengths), chains, approximate, encoded)
 
 
 def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:
@@ -366,23 +432,25 @@ def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:
     return tokens[:limit] if scanned.options.truncation_side == "right" else tokens[-limit:]
 
 
-def _chains(tokens: Tokens, block_sizes: Iterable[int], seed: int) -> dict[int, Hashes]:
-    return {size: chain_hashes(tokens, size, seed) for size in block_sizes}
-
-
 def _texts(scanned: Scanned) -> list[Tokens]:
     """Each prompt's text as if four bytes were a token."""
     texts = [text for text in scanned.prompts if isinstance(text, str)]
-    return [_text_tokens(text) for text in texts or (_conversation(scanned),)]
+    if not texts:
+        return [_text_tokens(_conversation(scanned))]
+    return [_text_tokens(text.encode("utf-8", "surrogatepass")) for text in texts]
 
 
-def _text_tokens(text: str) -> Tokens:
-    data = text.encode("utf-8", "surrogatepass")
+def _text_tokens(data: bytes | bytearray) -> Tokens:
     return np.frombuffer(data, _INT32, len(data) // BYTES_A_TOKEN)
 
 
-def _conversation(scanned: Scanned) -> str:
-    """A chat as one text in which an earlier turn is a prefix of the later one."""
-    tools = msgspec.json.encode(scanned.options.tools).decode() if scanned.options.tools else ""
-    messages = without_media(scanned.messages)
-    return tools + "".join(msgspec.json.encode(message).decode() for message in messages)
+def _conversation(scanned: Scanned) -> bytearray:
+    """A chat as one text in which an earlier turn is a prefix of the later one.
+
+    Each part is written by itself: all of a long chat at once would hold Python's lock.
+    """
+    encode, tools = msgspec.json.encode, scanned.options.tools
+    text = bytearray(b"[" + b",".join(map(encode, tools)) + b"]" if tools else b"")
+    for message in without_media(scanned.messages):
+        text += encode(message)
+    return text

@@ -7,7 +7,6 @@ import math
 import re
 from dataclasses import replace
 from hashlib import sha256
-from ipaddress import IPv4Network, IPv6Network, ip_address
 
 import msgspec
 
@@ -16,9 +15,8 @@ from router.keys.key_ring import Key, KeyRing
 from router.keys.quota import Exhausted
 from router.request.errors import ClientError
 from router.server.messages import Request
+from router.server.server import Network, trusts
 from router.upstream.reply import Outcome, UpstreamRequest
-
-Network = IPv4Network | IPv6Network
 
 ANTHROPIC_HEADER = "x-api-key"  # where Anthropic's clients put a key
 
@@ -44,7 +42,7 @@ class Tenants:
 
     def key_of(self, request: Request) -> Key:
         """The client's key, or what stands for it. Raises ClientError(401)."""
-        if self._trusted_peers and self._trusts(request.remote):
+        if trusts(self._trusted_peers, request.remote or ""):
             named = request.headers.get(self._tenant_header)
             if named:
                 return self._named(named)
@@ -62,14 +60,6 @@ class Tenants:
             )
         known = None if self._keys is None else self._keys.of_tenant(tenant)
         return Key(KeyTerms(tenant=tenant), None) if known is None else known
-
-    def _trusts(self, remote: str | None) -> bool:
-        if remote is None:
-            return False
-        address = ip_address(remote.partition("%")[0])
-        # A socket that listens on "::" shows IPv4 peers in this form.
-        address = getattr(address, "ipv4_mapped", None) or address
-        return any(address in network for network in self._trusted_peers)
 
 
 def told_on(request: UpstreamRequest, header: str, tenant: str | None) -> UpstreamRequest:
@@ -174,4 +164,5 @@ def salt_of(terms: KeyTerms, asked: str | None, isolate: bool) -> str | None:
 def with_salt(body: bytes, salt: str, name: str) -> bytes:
     """`body`, a JSON object of at least one field, with `name` as its last, which counts."""
     end = body.rindex(b"}")
-    return body[:end] + b',"%s":' % name.encode() + msgspec.json.encode(salt) + body[end:]
+    field = b',"%s":%s' % (name.encode(), msgspec.json.encode(salt))
+    return b"".join((memoryview(body)[:end], field, memoryview(body)[end:]))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
-from policies.facts import Arrival
+from policies.facts import Arrival, Role
 from router.core.actions import Dispatch, Reject
 from router.fleet.member import Member
 from router.keys.key_file import KeyTerms
@@ -17,6 +17,7 @@ from router.keys.key_ring import Key
 from router.keys.quota import Grant
 from router.record.logs import about
 from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
+from router.request.dispatcher import Ticket
 from router.request.errors import ClientError
 from router.request.explain import (
     EXPLAIN_HEADER,
@@ -31,15 +32,31 @@ from router.request.paths import OTHER, Path
 from router.request.prompts import Prompt
 from router.request.quotas import tokens_used, too_many
 from router.request.service import ID_HEADER, Service
-from router.request.switchboard import Ticket
 from router.server.messages import Answer, Request, Response
 from router.upstream.reply import Header, Outcome, Usage
 
 _DRAINING = "draining"  # a rejection's code
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-|$)")
 _NOBODY = KeyTerms()
+# A prompt whose own log probabilities are wanted is computed whole, whatever is cached: vLLM
+# (`sampling_params.py`) and SGLang do not look then. Found in text, too: no harm is done.
+_COMPUTED_WHOLE = (b"prompt_logprobs", b"logprob_start_len", b'"echo"')
+# More than one answer is wanted. Found in a tool's schema, too: then one figure is left out.
+_SEVERAL = re.compile(rb'"(?:n|best_of)"[ \t\r\n]*:[ \t\r\n]*(?:[2-9]|1[0-9])')
 
 log = logging.getLogger(__name__)
+
+
+def is_own_hit(body: bytes, leg: Role) -> bool:
+    """Whether `cached_tokens` of an answer to `body` tell what its worker's cache held of it.
+
+    Of several answers vLLM (0.32) reports what a later one found, the prompt that the first had
+    just computed. One that decodes what another worker prefilled reports that worker's hit.
+    """
+    if leg == "decode":
+        return False
+    asks = b'"n"' in body or b'"best_of"' in body  # a tenth of the time of the expression
+    return not (asks and _SEVERAL.search(body))
 
 
 class InferenceRequest(Ticket):
@@ -61,7 +78,7 @@ class InferenceRequest(Ticket):
     body: bytes
 
     def __init__(self, service: Service, http: Request) -> None:
-        super().__init__(service.switchboard)
+        super().__init__(service.dispatcher)
         self.http = http
         self.path: Path = OTHER
         self.attempts: list[Attempt] = []
@@ -166,8 +183,8 @@ class InferenceRequest(Ticket):
         if service.draining and service.refuses():
             self.enter(arrival.request_id, explained)
             counters, settings = (
-                service.switchboard.core.counters,
-                service.switchboard.core.settings,
+                service.dispatcher.core.counters,
+                service.dispatcher.core.settings,
             )
             counters.rejections[_DRAINING] += 1
             why = "the router is draining"
@@ -183,11 +200,11 @@ class InferenceRequest(Ticket):
     def dispatched(self, action: Dispatch) -> Attempt:
         """The core's choice, noted."""
         service = self._service
-        worker = service.switchboard.core.workers.get(action.worker_id)
+        worker = service.dispatcher.core.workers.get(action.worker_id)
         size = None if worker is None else worker.facts.block_size
         attempt = Attempt(self.arrival, action, service.clock(), self._asked_s, size)
         if self._resumes:
-            service.metrics.migrations.resent(attempt.uncached_tokens)
+            service.metrics.migrations.recomputed_tokens += attempt.uncached_tokens
         if self.trace is not None and self.traced:
             assert service.tracer is not None, "whoever traces has a tracer"
             self._asked_s = None
@@ -203,6 +220,22 @@ class InferenceRequest(Ticket):
             attempt.address = member.upstream.host, member.upstream.port
         return member
 
+    def first_leg_ended(self, outcome: Outcome) -> None:
+        """A worker has prefilled it for another one; another attempt follows."""
+        service, attempt = self._service, self.attempts[-1]
+        now_s = service.clock()
+        service.metrics.requests.prefilled(attempt.worker_id, outcome)
+        attempt.end(outcome, now_s)
+        self._ask_s()
+        self.prefilled(None if outcome.usage is None else outcome.usage.cached_tokens)
+
+    def leg_headers(self) -> tuple[Header, ...]:
+        """By which two workers know it for the same request; nothing where its client named it."""
+        if self.http.headers.get(ID_HEADER) is not None:
+            return ()
+        number = self._id or f"warmroute-{self.request_id}"
+        return ((ID_HEADER.encode(), number.encode()),)
+
     def gone(self) -> None:
         """The attempt's worker is gone: nothing was sent. Another attempt follows."""
         self._ask_s()
@@ -216,6 +249,10 @@ class InferenceRequest(Ticket):
         """
         service, attempt = self._service, self.attempts[-1]
         now_s = service.clock()
+        usage = outcome.usage
+        if usage is not None and usage.cached_tokens is not None:
+            own = is_own_hit(self.body, attempt.leg)
+            outcome.usage = usage if own else replace(usage, cached_tokens=None)
         service.metrics.requests.ended(self.arrival, attempt.worker_id, outcome, now_s)
         attempt.end(outcome, now_s)
         self._compare(outcome, own_tokens)
@@ -246,7 +283,7 @@ class InferenceRequest(Ticket):
         error = outcome.error
         if error is None:
             usage = outcome.usage or Usage(completion_tokens=outcome.events or None)
-            counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            counts = (usage.prompt_tokens, self._cached_tokens(usage), usage.completion_tokens)
             self.finish(*counts, refused=not outcome.answers)
             return False
         if isinstance(error, ClientError):
@@ -256,18 +293,31 @@ class InferenceRequest(Ticket):
             self._service.fleet.lacks(worker_id, self.arrival.needs)
             self.fail("busy", retry=outcome.retryable, reason="absent")
             return outcome.retryable
-        log.warning(
-            "request %d: worker %d failed (%s): %s%s",
-            self.request_id,
-            worker_id,
-            error.kind,
-            error.message,
-            "; asking for another worker" if outcome.retryable else "",
-            extra=about(self._id, self._trace_id() or ""),
-        )
-        blame: Literal["busy", "worker"] = "busy" if error.kind == "busy" else "worker"
+        extra = about(self._id, self._trace_id() or "")
+        if error.kind == "out_of_files":
+            line = "request %d: not sent to worker %d, no more files may be open here: %s"
+            log.error(line, self.request_id, worker_id, error.message, extra=extra)
+        else:
+            log.warning(
+                "request %d: worker %d failed (%s): %s%s",
+                self.request_id,
+                worker_id,
+                error.kind,
+                error.message,
+                "; asking for another worker" if outcome.retryable else "",
+                extra=extra,
+            )
+        blameless = error.kind in ("busy", "out_of_files")
+        blame: Literal["busy", "worker"] = "busy" if blameless else "worker"
         self.fail(blame, retry=outcome.retryable, reason=error.kind, rest=rest)
         return outcome.retryable
+
+    def _cached_tokens(self, usage: Usage) -> int | None:
+        """What the worker found in its cache; None where it did not look, or says nothing."""
+        cached, prompt = usage.cached_tokens, usage.prompt_tokens
+        if cached is None or prompt is None or 2 * cached >= prompt:
+            return cached
+        return None if any(word in self.body for word in _COMPUTED_WHOLE) else cached
 
     # --- what its client gets -----------------------------------------------------------------
 
@@ -298,7 +348,7 @@ class InferenceRequest(Ticket):
         if self._explain not in TO_CLIENTS or reject.code not in HELD_CODES:
             return None
         now_s = self._service.clock()
-        choice = self._service.switchboard.explain(replace(self.arrival, now_s=now_s))
+        choice = self._service.dispatcher.explain(replace(self.arrival, now_s=now_s))
         return refusal_line(self.arrival, now_s, choice)
 
     def answered(self, answer: Answer) -> Answer:

@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvkernels import body_fields, json_items, json_text, token_ids
 from policies.contract import record
 from router.config.keys import json_words
 from router.request.errors import ClientError
@@ -25,6 +26,7 @@ MAX_TOKEN_ID = 2**31 - 1
 
 _WHERE = re.compile(r"^(?P<what>.*) - at `\$(?P<path>.*)`$", re.DOTALL)
 _BYTE = re.compile(r"^JSON is malformed: (?P<what>.*) \(byte (?P<offset>\d+)\)$", re.DOTALL)
+_EMPTY = "the request has no body; a JSON object is expected"
 _TRUNCATED = "it ends too early, or has half of a surrogate pair"
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -39,6 +41,9 @@ class ScanLimits:
     max_prompts: int = 1_024  # prompts in one completions request
     max_choices: int = 128  # `n`
     max_key_chars: int = 1_024  # of a session name or salt, which are kept in memory
+    # Of a long body's fields that Python has to build values of.
+    max_values: int = 131_072
+    max_text_bytes: int = 4 << 20  # with escapes or beyond ASCII, of one message
 
 
 class PromptOptions(msgspec.Struct):
@@ -103,10 +108,111 @@ class _Body(Common):
     n: Int32 | None = None
 
 
-_BODY = msgspec.json.Decoder(_Body)
+# A parser builds values under Python's lock. A shorter body has too few of them to be noticed.
+LONG_BYTES = 1 << 15
+_LONG_TEXT_BYTES = 1 << 18
+_BEGUN_BYTES = 1 << 12  # enough to tell what a field holds
+_KINDS = {ord('"'): "string", ord("{"): "object", ord("["): "array", ord("n"): "null"}
+
+B = TypeVar("B", bound="Common")
+Field = tuple[int, int, int, int, int]  # as `kvkernels.body_fields` has it
+
+
+class Form(Generic[B]):
+    """Reads the fields of one kind of body, a long one in pieces that each take a moment.
+
+    What it would have to build is counted first, without Python's lock. Lifetime: process.
+    """
+
+    def __init__(self, kind: type[B]) -> None:
+        self._whole = msgspec.json.Decoder(kind)
+        self._names = kind.__struct_fields__
+        hints = get_type_hints(kind)
+        self._raw = frozenset(name for name, hint in hints.items() if hint is msgspec.Raw)
+        self._items = {
+            name: msgspec.json.Decoder(get_args(one)[0])
+            for name, hint in hints.items()
+            for one in get_args(hint)
+            if get_origin(one) is list and get_args(one)[0] in (Message, Any)
+        }
+
+    def read(self, body: bytes, limits: ScanLimits) -> B:
+        """The fields of `body`. Raises ClientError."""
+        if len(body) < LONG_BYTES:
+            whole: B = decode(self._whole, body, "")
+            return whole
+        fault, at, found = body_fields(body, self._names)
+        if fault is not None:
+            raise _broken(fault, at, body)
+        fields = {
+            name: field for name, field in zip(self._names, found, strict=True) if field is not None
+        }
+        lists = {n: f for n, f in fields.items() if n in self._items and body[f[0]] == ord("[")}
+        others = {n: f for n, f in fields.items() if n not in lists and n not in self._raw}
+        _check_sizes(lists, others, limits)
+        view = memoryview(body)  # of megabytes, which are not copied
+        rest: list[bytes | memoryview] = []
+        for name, (begin, end, *_) in others.items():
+            rest += (b'%b"%b":' % (b"," if rest else b"{", name.encode()), view[begin:end])
+        read: B = decode(self._whole, b"".join((*rest, b"}")) if rest else b"{}", "")
+        for name, (begin, end, _, items, _) in lists.items():
+            setattr(read, name, self._list(view[begin:end], name, items))
+        for name in self._raw & fields.keys():
+            begin, end = fields[name][:2]
+            setattr(read, name, msgspec.Raw(view[begin:end]))
+        return read
+
+    def _list(self, raw: memoryview, name: str, most: int) -> list[Any]:
+        decoder, places = self._items[name], enumerate(json_items(raw, most) or ())
+        return [decode(decoder, raw[begin:end], f"{name}[{i}]") for i, (begin, end) in places]
+
+
+def _check_sizes(
+    lists: Mapping[str, Field], others: Mapping[str, Field], limits: ScanLimits
+) -> None:
+    """Refuse what would take long to build: too many values at all, too much text at once."""
+    for name in lists.keys() & {"messages", "input"}:
+        _check_count(lists[name][3], name, limits)
+    values = together = 0
+    for name, (_, _, found, _, text_bytes) in (*lists.items(), *others.items()):
+        values += found
+        if values > limits.max_values:
+            why = f"with `{name}` the body has more than {limits.max_values} JSON values"
+            raise ClientError(413, why, name, "too_many_values")
+        if name in others:
+            together += text_bytes
+            text_bytes = together
+        if text_bytes > limits.max_text_bytes:
+            where = f"one item of `{name}`" if name in lists else f"`{name}`"
+            most = f"{limits.max_text_bytes} bytes of text with escapes or beyond ASCII"
+            raise ClientError(413, f"{where} has more than {most}", name, "text_too_long")
+
+
+def _check_count(messages: int, name: str, limits: ScanLimits) -> None:
+    if messages > limits.max_messages:
+        what = "messages" if name == "messages" else f"items of `{name}`"
+        text = f"{messages} {what} are more than the {limits.max_messages} allowed"
+        raise refused(text, name, "array_too_long")
+
+
+def _broken(fault: str, at: int, body: bytes) -> ClientError:
+    if fault == "too_deep":
+        return refused("the body is nested too deeply", None, "invalid_json")
+    if at == len(body) and fault == "no_object":
+        return refused(_EMPTY, None, "invalid_json")
+    if fault == "no_object" and body[at] in b'"[tfn-0123456789':
+        text = f"the body: expected object, got {_kind(body[at])}"
+        return refused(text, None, "invalid_type")
+    text = f"the body is not valid JSON at {_place(body, at)}"
+    return refused(text, None, "invalid_json")
+
+
+_BODY = Form(_Body)
 _TEXT = msgspec.json.Decoder(str)
 _PROMPT = msgspec.json.Decoder(str | list[int | str | list[int]])
+_PROMPT_OR_NONE = msgspec.json.Decoder(str | list[Any] | None)
 _TOKEN_IDS = msgspec.json.Decoder(list[int])
+_INTEGER = re.compile(rb"-?[0-9]+(?![-+.0-9eE])|-?[0-9]{20}")
 
 
 _USUAL = ScanLimits()
@@ -119,8 +225,8 @@ def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
     The error's message says what was expected and where (a byte with its line and column, or the
     path of a field), never what the client wrote there.
     """
-    fields: _Body = decode(_BODY, body, "")
-    prompts = prompts_in(bytes(fields.prompt), "prompt", limits)
+    fields = _BODY.read(body, limits)
+    prompts = prompts_in(fields.prompt, "prompt", limits)
     messages = messages_in(fields.messages, limits)
     if path.endswith("/chat/completions"):
         if not messages:
@@ -161,8 +267,14 @@ def scanned_of(fields: Common, limits: ScanLimits, **more: Any) -> Scanned:
     )
 
 
-def prompts_in(raw: bytes, name: str, limits: ScanLimits) -> tuple[str, ...] | tuple[Tokens, ...]:
+def prompts_in(
+    field: msgspec.Raw, name: str, limits: ScanLimits
+) -> tuple[str, ...] | tuple[Tokens, ...]:
     """Every prompt within the field `name`: text, token ids, or a list of either; none: null."""
+    view = memoryview(field)
+    if len(view) >= LONG_BYTES:
+        return _long_prompts(view, name, limits)
+    raw = bytes(view)
     if raw.startswith(b'"'):  # nearly always
         text: str = decode(_TEXT, raw, name)
         if not text:
@@ -187,6 +299,77 @@ def prompts_in(raw: bytes, name: str, limits: ScanLimits) -> tuple[str, ...] | t
     raise refused("text and token ids are mixed in one list", name, "invalid_type")
 
 
+def _long_prompts(
+    raw: memoryview, name: str, limits: ScanLimits
+) -> tuple[str, ...] | tuple[Tokens, ...]:
+    """The same of a long field, which is well-formed JSON: one prompt after the other."""
+    if raw[0] == ord('"'):
+        return (_long_text(raw, name),)
+    if raw[0] != ord("["):
+        decode(_PROMPT_OR_NONE, raw, name)
+        return ()
+    found = token_ids(raw)
+    if not isinstance(found, tuple):
+        return (_some(found, name),)
+    at, count = found
+    if count or raw[at] in b"-0123456789":
+        raise _no_token(raw, at, name, count)
+    items = json_items(raw, limits.max_prompts)
+    if items is None:
+        raise refused(f"more than {limits.max_prompts} prompts", name, "array_too_long")
+    texts: list[str] = []
+    lists: list[Tokens] = []
+    for i, (begin, end) in enumerate(items):
+        where, kind = f"{name}[{i}]", _kind(raw[begin])
+        if kind == "string":
+            texts.append(_long_text(raw[begin:end], name))
+        elif kind == "array":
+            lists.append(_long_ids(raw[begin:end], where))
+        else:
+            text = f"`{where}`: expected string or array, got {kind}"
+            raise refused(text, where, "invalid_type")
+    if texts and lists:
+        raise refused("text and token ids are mixed in one list", name, "invalid_type")
+    return tuple(texts) or tuple(lists)
+
+
+def _long_text(raw: memoryview, path: str) -> str:
+    """A JSON string; one of megabytes is made ready without Python's lock."""
+    data = json_text(raw) if len(raw) >= _LONG_TEXT_BYTES else None
+    text: str = decode(_TEXT, raw, path) if data is None else data.decode()
+    if not text:
+        raise refused("the prompt is empty", path, "empty_prompt")
+    return text
+
+
+def _long_ids(raw: memoryview, path: str) -> Tokens:
+    found = token_ids(raw)
+    if isinstance(found, tuple):
+        raise _no_token(raw, found[0], path, found[1])
+    return _some(found, path.partition("[")[0])
+
+
+def _some(ids: Tokens, path: str) -> Tokens:
+    if not len(ids):
+        raise refused("the prompt is empty", path, "empty_prompt")
+    return ids
+
+
+def _no_token(raw: memoryview, at: int, path: str, index: int) -> ClientError:
+    """Item `index` of a list, at byte `at`, is no token id."""
+    kind = _kind(raw[at])
+    if kind == "number" and _INTEGER.match(raw, at, at + 64):
+        text = f"a token id must be 0..{MAX_TOKEN_ID}"
+        return refused(text, path, "integer_out_of_range")
+    where = f"{path}[{index}]"
+    return refused(f"`{where}`: expected integer, got {kind}", where, "invalid_type")
+
+
+def _kind(first: int) -> str:
+    """What a JSON value is, by its first byte."""
+    return _KINDS.get(first, "boolean" if first in b"tf" else "number")
+
+
 def _tokens(ids: list[int], path: str) -> Tokens:
     """Token ids as int32, each checked."""
     try:
@@ -202,10 +385,7 @@ def messages_in(messages: list[Message] | None, limits: ScanLimits) -> tuple[Mes
     """The messages, each with a role, and content that templates can render."""
     if messages is None:
         return ()
-    if len(messages) > limits.max_messages:
-        bound = limits.max_messages
-        text = f"{len(messages)} messages are more than the {bound} allowed"
-        raise refused(text, "messages", "array_too_long")
+    _check_count(len(messages), "messages", limits)
     for i, message in enumerate(messages):
         role = message.get("role")
         if not isinstance(role, str) or not role:
@@ -229,7 +409,7 @@ def _check_parts(parts: list[Any], path: str) -> None:
             raise refused("a text part needs a text", f"{path}[{i}].text", "invalid_type")
 
 
-def decode(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
+def decode(decoder: msgspec.json.Decoder[Any], data: bytes | memoryview, path: str) -> Any:
     """Decode `data`, found at `path` of the body; failures become ClientError(400)."""
     try:
         return decoder.decode(data)
@@ -241,7 +421,9 @@ def decode(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
         at = f"`{where}`" if where else "the body"
         raise refused(f"{at}: {json_words(what)}", where, "invalid_type") from error
     except msgspec.DecodeError as error:
-        raise refused(_malformed(str(error), data, path), path or None, "invalid_json") from error
+        raise refused(
+            _malformed(str(error), bytes(data), path), path or None, "invalid_json"
+        ) from error
     except UnicodeDecodeError as error:
         text = "the body is not valid UTF-8"
         raise refused(text, path or None, "invalid_json") from error
@@ -252,17 +434,20 @@ def decode(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
 def _malformed(message: str, data: bytes, path: str) -> str:
     """Where and how the JSON is broken, in words."""
     if not data.strip():
-        return "the request has no body; a JSON object is expected"
+        return _EMPTY
     found = _BYTE.match(message)
     if found is None:
         return f"the body is not valid JSON: {_TRUNCATED}"
     if path:
         return f"`{path}` is not valid JSON: {found['what']}"
     offset = int(found["offset"])
+    return f"the body is not valid JSON at {_place(data, offset)}: {found['what']}"
+
+
+def _place(data: bytes, offset: int) -> str:
     line = data.count(b"\n", 0, offset) + 1
     column = offset - data.rfind(b"\n", 0, offset)
-    where = f"byte {offset} (line {line}, column {column})"
-    return f"the body is not valid JSON at {where}: {found['what']}"
+    return f"byte {offset} (line {line}, column {column})"
 
 
 def refused(message: str, param: str | None, code: str) -> ClientError:
@@ -340,17 +525,17 @@ class _Model(Common):
     pass
 
 
-_RESPONSES = msgspec.json.Decoder(_Responses)
-_MESSAGES = msgspec.json.Decoder(_Messages)
-_INPUT = msgspec.json.Decoder(_Input)
-_PAIRS = msgspec.json.Decoder(_Pairs)
-_GENERATE = msgspec.json.Decoder(_Generate)
-_SHAPES_TOKEN_IDS = msgspec.json.Decoder(_TokenIds)
-_MODEL = msgspec.json.Decoder(_Model)
+_RESPONSES = Form(_Responses)
+_MESSAGES = Form(_Messages)
+_INPUT = Form(_Input)
+_PAIRS = Form(_Pairs)
+_GENERATE = Form(_Generate)
+_SHAPES_TOKEN_IDS = Form(_TokenIds)
+_MODEL = Form(_Model)
 
 
 def _responses(body: bytes, limits: ScanLimits) -> Scanned:
-    fields: _Responses = decode(_RESPONSES, body, "")
+    fields = _RESPONSES.read(body, limits)
     if not fields.input:
         raise refused("a response needs an input", "input", "missing_input")
     said = fields.input
@@ -382,7 +567,7 @@ def _item(item: Message) -> Message:
 
 
 def _messages(body: bytes, limits: ScanLimits) -> Scanned:
-    fields: _Messages = decode(_MESSAGES, body, "")
+    fields = _MESSAGES.read(body, limits)
     if not fields.messages:
         raise refused("a message needs at least one before it", "messages", "empty_messages")
     said = list(fields.messages)
@@ -430,19 +615,20 @@ def _functions(tools: list[Any] | None, schema: str) -> list[Any] | None:
 
 
 def _input(body: bytes, limits: ScanLimits) -> Scanned:
-    fields: _Input = decode(_INPUT, body, "")
-    raw = bytes(fields.input)
-    if fields.messages and raw == b"null":
+    fields = _INPUT.read(body, limits)
+    raw = memoryview(fields.input)
+    if fields.messages and fields.input == _NULL:
         return scanned_of(fields, limits, messages=messages_in(fields.messages, limits))
-    if raw == b"null":
+    if fields.input == _NULL:
         raise refused("there is no input", "input", "missing_input")
-    if raw[:1] == b"{" or raw[1:].lstrip()[:1] == b"{":  # images beside text: engines' own shapes
-        return _by_text(fields, limits, raw)
-    return scanned_of(fields, limits, prompts=prompts_in(raw, "input", limits))
+    begun = bytes(raw[:_BEGUN_BYTES])
+    if begun[:1] == b"{" or begun[1:].lstrip()[:1] == b"{":  # images beside text: engines' own
+        return _by_text(fields, limits, bytes(raw))
+    return scanned_of(fields, limits, prompts=prompts_in(fields.input, "input", limits))
 
 
 def _pairs(body: bytes, limits: ScanLimits) -> Scanned:
-    fields: _Pairs = decode(_PAIRS, body, "")
+    fields = _PAIRS.read(body, limits)
     one = (fields.query, fields.queries, fields.text_1, fields.data_1)
     other = (fields.documents, fields.items, fields.text_2, fields.data_2)
     sides = [bytes(raw) for raw in (*one, *other) if raw != _NULL]
@@ -457,9 +643,9 @@ def _by_text(fields: Common, limits: ScanLimits, raw: bytes) -> Scanned:
 
 
 def _generate(body: bytes, limits: ScanLimits) -> Scanned:
-    fields: _Generate = decode(_GENERATE, body, "")
-    prompts = prompts_in(bytes(fields.input_ids), "input_ids", limits) or prompts_in(
-        bytes(fields.text), "text", limits
+    fields = _GENERATE.read(body, limits)
+    prompts = prompts_in(fields.input_ids, "input_ids", limits) or prompts_in(
+        fields.text, "text", limits
     )
     if not prompts:
         raise refused("give text or input_ids", "text", "missing_prompt")
@@ -473,8 +659,8 @@ def _generate(body: bytes, limits: ScanLimits) -> Scanned:
 
 
 def _token_ids(body: bytes, limits: ScanLimits) -> Scanned:
-    fields: _TokenIds = decode(_SHAPES_TOKEN_IDS, body, "")
-    prompts = prompts_in(bytes(fields.token_ids), "token_ids", limits)
+    fields = _SHAPES_TOKEN_IDS.read(body, limits)
+    prompts = prompts_in(fields.token_ids, "token_ids", limits)
     if not prompts:
         raise refused("give token_ids", "token_ids", "missing_prompt")
     most = fields.sampling_params.max_tokens if fields.sampling_params else None
@@ -482,7 +668,7 @@ def _token_ids(body: bytes, limits: ScanLimits) -> Scanned:
 
 
 def _model(body: bytes, limits: ScanLimits) -> Scanned:
-    fields: _Model = decode(_MODEL, body, "")
+    fields = _MODEL.read(body, limits)
     return Scanned(model=scanned_of(fields, limits).model)
 
 

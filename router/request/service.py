@@ -15,8 +15,8 @@ from router.metrics.registry import RouterMetrics
 from router.record.access_log import AccessLog
 from router.record.request_log import RequestLog
 from router.record.request_record import LatestAttempts, RequestRecord
+from router.request.dispatcher import Dispatcher
 from router.request.prompts import TokenCheck
-from router.request.switchboard import Switchboard
 from router.server.messages import Request
 from router.tracing.export import Exporter
 from router.tracing.trace import Tracer
@@ -32,13 +32,13 @@ class Service:
 
     def __init__(
         self,
-        switchboard: Switchboard,
+        dispatcher: Dispatcher,
         fleet: FleetManager,
         metrics: RouterMetrics,
         request_log: RequestLog | None = None,
         check: TokenCheck | None = None,
     ) -> None:
-        self.switchboard = switchboard
+        self.dispatcher = dispatcher
         self.fleet = fleet
         self.metrics = metrics
         self.check = check
@@ -50,12 +50,14 @@ class Service:
         self.counts = TenantCounts()
         self.draining = False  # an operator wants no new requests to come
         self.retired = ""  # why this router is about to end
+        self.hangs: Callable[[], str] = str  # what of this router does not go on; "": all does
         self.refuses: Callable[[], bool] = lambda: False  # new ones, while it drains
-        self.clock = switchboard.clock
-        self.next_request_id = switchboard.next_request_id
-        self.models = switchboard.core.workers.models
-        self.block_sizes = switchboard.core.workers.block_sizes
-        self.identity = switchboard.core.workers.identity
+        self.clock = dispatcher.clock
+        self.next_request_id = dispatcher.next_request_id
+        self.models = dispatcher.core.workers.models
+        self.block_sizes = dispatcher.core.workers.block_sizes
+        self.identity = dispatcher.core.workers.identity
+        self.splits = dispatcher.core.workers.splits
         self._id_prefix = secrets.token_hex(6)
         self._id_numbers = itertools.count()
 
@@ -77,11 +79,11 @@ class Service:
 
     def ready_workers(self) -> int:
         """How many workers take requests now."""
-        return sum(w.takes_requests for w in self.switchboard.core.workers)
+        return sum(w.takes_requests for w in self.dispatcher.core.workers)
 
     def ready_by_model(self) -> dict[str, int]:
         """Of each model served, sorted: how many of its workers take requests now."""
-        workers = self.switchboard.core.workers
+        workers = self.dispatcher.core.workers
         return {m: sum(w.takes_requests for w in workers.serving(m)) for m in workers.models()}
 
     def reasons(self) -> tuple[str, ...]:
@@ -101,7 +103,7 @@ class Service:
 
     def faulty(self, status: int) -> None:
         """A request was refused as its client's own fault, or (500) ended by a defect of ours."""
-        self.metrics.requests.faults.faulty(status)
+        self.metrics.requests.faulty(status)
 
     def cards(self) -> list[dict[str, Any]]:
         """Each model once, with the shortest limit of its workers, as `GET /v1/models` shows it."""

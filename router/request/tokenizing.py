@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -47,13 +47,20 @@ CHATS: Mapping[str, dict[str, list[dict[str, Any]]]] = MappingProxyType(
         "a chat": {"messages": [_ASK]},
         "a chat with a system message": {"messages": [_SYSTEM, _ASK]},
         "a chat of two turns": {"messages": [_ASK, _ANSWER, _ASK]},
-        "a chat with tools": {"messages": [_ASK], "tools": [_TOOL]},
+        "a chat with tools": {"messages": [_ASK], "tools": [_TOOL]},  # asked last
     }
 )
 
 
 class _Reply(msgspec.Struct):
     tokens: list[int]
+
+
+class Difference(NamedTuple):
+    """What a worker makes of a prompt otherwise than we do. Lifetime: call."""
+
+    told: str  # for people
+    tools: bool  # only where a chat has tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +135,14 @@ class TokenProbe:
             except (aiohttp.ClientError, TimeoutError, _NoAnswerError) as error:
                 log.debug("worker %d tells no token ids: %r", worker_id, error)
                 return
-            self._check.probed(model, worker_id, difference)
+            of_tools = difference is not None and difference.tools
+            told = None if difference is None else difference.told
+            self._check.probed(model, worker_id, None if of_tools else told)
+            self._check.probed_tools(model, worker_id, told if of_tools else None)
             if difference is not None:
                 self._again_s[worker_id] = self._clock() + self._terms().recheck_s
 
-    async def _difference(self, url: str, model: str) -> str | None:
+    async def _difference(self, url: str, model: str) -> Difference | None:
         """How the worker's ids differ from ours, in counts; None: not at all.
 
         Raises _NoAnswerError where it answers none of the probes.
@@ -147,9 +157,9 @@ class TokenProbe:
                 continue
             answers += 1
             if own.tolist() != theirs:
-                return f"{name} has {len(own)} tokens by our count, {len(theirs)} by its own" + (
-                    " that differ" if len(own) == len(theirs) else ""
-                )
+                told = f"{name} has {len(own)} tokens by our count, {len(theirs)} by its own"
+                told += " that differ" if len(own) == len(theirs) else ""
+                return Difference(told, "tools" in body)
         if not answers:
             raise _NoAnswerError
         return None
@@ -168,13 +178,16 @@ class TokenProbe:
             yield name, {**fields, "add_generation_prompt": True}, own
 
     async def _tokenized(self, url: str, body: dict[str, Any]) -> list[int] | None:
-        """The worker's ids; None where it refuses, or answers what makes no sense."""
+        """The worker's ids; None where it refuses, or answers what makes no sense.
+
+        No ids make none: llama.cpp calls a text `content`, and finds none in what we send.
+        """
         timeout = aiohttp.ClientTimeout(total=self._terms().timeout_s)
         data = msgspec.json.encode(body)
         url = f"{url}/tokenize"
         try:
             reply = await ask(self._http, url, timeout, method="POST", data=data)
-            return decoded(reply.body, _Reply, url).tokens if reply.status == 200 else None
+            return decoded(reply.body, _Reply, url).tokens or None if reply.status == 200 else None
         except WireError:
             return None
 
@@ -192,20 +205,22 @@ class Tokenizing:
     def __init__(
         self,
         config: Callable[[], Config],
-        executor: Executor,
+        threads: tuple[Executor, Executor],
         fleet: FleetManager,
         http: aiohttp.ClientSession,
     ) -> None:
+        """`threads`: where prompts are tokenized, and where long bodies are read."""
         given = config()
         encoder = encoder_of(given)
         self.check = TokenCheck(time.monotonic, lambda: config().intervals.token_recheck_s)
         self.reader = PromptReader(
             encoder,
-            executor,
+            threads[0],
             time.time,
             given.limits.inflight_requests,
             self.check,
             drops_unused_tools=given.chat_drops_unused_tools,
+            long=threads[1],
         )
         self._probe: TokenProbe | None = None
         if encoder is not None:
@@ -241,4 +256,7 @@ def encoder_of(config: Config) -> MemoEncoder | None:
         tokenizer = HfTokenizer(Path(config.tokenizer), config.chat_content_format, defaults)
     except OSError as error:
         raise ValueError(f"tokenizer: {error}") from error
-    return MemoEncoder(tokenizer, tokenizer, config.limits.token_memo_bytes)
+    limits = config.limits
+    return MemoEncoder(
+        tokenizer, tokenizer, limits.token_memo_bytes, max_chars=limits.tokenized_chars
+    )

@@ -29,7 +29,7 @@ def added_by_hand(router: Router) -> tuple[str, ...]:
 
 def workers_of(router: Router) -> tuple[Worker, ...]:
     """All workers that stay."""
-    core = router.switchboard.core
+    core = router.dispatcher.core
     found = []
     for member in router.fleet.members.values():
         if not member.leaving:

@@ -282,8 +282,10 @@ class Successor:
             log.warning("SIGUSR2: process %d is about to follow already", self._process.pid)
             return
         command = [sys.executable, "-P", "-m", "router", *self._argv]
+        # systemd's watchdog is to be told by the follower, too, whose number is another one.
+        environment = {name: value for name, value in os.environ.items() if name != "WATCHDOG_PID"}
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         except OSError as error:
             log.error("SIGUSR2: no follower can be started: %s", error)
             return

@@ -1,4 +1,4 @@
-"""The client port's HTTP server: listening, one strict reading of requests, limits, refusals, TLS.
+"""The HTTP server of both ports: listening, one strict reading of requests, limits, refusals, TLS.
 
 Owns: both ports' sockets, limits of connections, slow clients, the parser, private headers.
 Gives: `server.HttpServer`, `listener`, `client_port.ClientPort`, `messages.Request`, `Response`.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from router.request.errors import ClientError
@@ -40,21 +42,12 @@ class ClientPort:
 
     async def answer(self, request: Request) -> Answer:
         """The answer, errors included. Raises OSError where the client left."""
-        try:
-            if request.method == "POST" and request.path in PATHS:
-                return await self._inference(request)
-            return await self._other(request)
-        except ClientError as error:
-            self.faulty(error.status)
-            return refused(error)
-        except OSError as error:
-            log.debug("client of %s left: %r", request.path, error)
-            raise
-        except Exception:
-            # Ours: it stays loud, and the client learns that it is not to blame.
-            log.exception("failed to answer %s %s", request.method, request.path)
-            self.faulty(500)
-            return error_response(500, "internal error of the router", "internal_error")
+        return await answered(self._handle, request, self.faulty)
+
+    async def _handle(self, request: Request) -> Answer:
+        if request.method == "POST" and request.path in PATHS:
+            return await self._inference(request)
+        return await self._other(request)
 
     async def _other(self, request: Request) -> Answer:
         method, path = request.method, request.path
@@ -74,7 +67,7 @@ class ClientPort:
     def _shown(self, request: Request) -> Response:
         path = request.path
         if path == "/health":
-            return json_response({"status": "ok", "ready_workers": self._service.ready_workers()})
+            return health(self._service)
         if path == "/ready":
             shown = readiness(self._service, request.query.get("model"))
             return json_response(shown, 200 if shown["ready"] else 503)
@@ -94,6 +87,32 @@ class ClientPort:
         answer = error_response(405, f"{request.path} takes {words}, not {request.method}")
         answer.headers["Allow"] = allowed
         return answer
+
+
+async def answered(handle: Handler, request: Request, faulty: Callable[[int], None]) -> Answer:
+    """What `handle` answers, errors included. Raises OSError where the client left."""
+    try:
+        return await handle(request)
+    except ClientError as error:
+        faulty(error.status)
+        return refused(error)
+    except OSError as error:
+        log.debug("client of %s left: %r", request.path, error)
+        raise
+    except Exception:
+        # Ours: it stays loud, and the client learns that it is not to blame.
+        log.exception("failed to answer %s %s", request.method, request.path)
+        faulty(500)
+        return error_response(500, "internal error of the router", "internal_error")
+
+
+def health(service: Service, more: Mapping[str, Any] = MappingProxyType({})) -> Response:
+    """What `/health` says: whether the router is alive, or must be started anew. That this is
+    answered shows that the event loop turns.
+    """
+    hangs = service.hangs()
+    shown = {"status": hangs or "ok", "ready_workers": service.ready_workers(), **more}
+    return json_response(shown, 503 if hangs else 200)
 
 
 def readiness(service: Service, model: str | None = None) -> dict[str, Any]:

@@ -7,47 +7,53 @@ import logging
 import socket
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from ipaddress import ip_network
-
-from aiohttp import web
 
 from router.config.schema import Config, Tls
 from router.restart.sockets import cannot_listen
-from router.server.messages import NO_SNIFFING
 from router.server.parser import RequestLimits
 from router.server.server import Application, HttpServer, ServerTerms
 from router.server.tls import TlsError, renew, server_tls
 
 log = logging.getLogger(__name__)
 
-_OTHER_FILES = 512  # logs, workers' events, what waits to be accepted
+_LEAST_FILES = 256
+# Of the files that may be open: those that no client's connection, nor one to a worker that a
+# client's request needs, is counted on to take; and those that clients never get, which the admin
+# port, workers' events and logs find free.
+_OTHER_FILES, _SPARE_FILES = 512, 128
+_ADMIN_CONNECTIONS = 128
 
 
-class ClientListener:
-    """The client port. Lifetime: process."""
+class PortListener(ABC):
+    """One of the two ports. Lifetime: process."""
 
-    def __init__(self, config: Callable[[], Config], files: int) -> None:
-        """`files`: how many the process may have open. Raises TlsError."""
+    def __init__(self, config: Callable[[], Config], tls: Callable[[], Tls]) -> None:
+        """Raises TlsError."""
         self._config = config
-        self._tls = PortTls(lambda: config().tls)
+        self._tls = PortTls(tls)
         first = config()
-        self._most = connections_for(first.server.connections, files)
-        self.server = HttpServer(
-            _request_limits(first),
-            _terms(first, self._most),
-            tuple(ip_network(peer) for peer in first.trusted_peers),
-            time.monotonic,
-        )
+        trusted = tuple(ip_network(peer) for peer in first.trusted_peers)
+        self.server = HttpServer(_request_limits(first), self.terms(first), trusted, time.monotonic)
+
+    @abstractmethod
+    def terms(self, config: Config) -> ServerTerms:
+        """The bounds of its connections."""
+
+    @abstractmethod
+    def place(self, config: Config) -> tuple[str, int, bool]:
+        """Host and port to listen at, and whether others may listen there, too."""
 
     async def listen(self, application: Application, sockets: Sequence[socket.socket] = ()) -> str:
         """Serve `application`; returns its URL, which matters for port 0. Raises OSError.
 
         `sockets`: those to listen with, instead of new ones of our own.
         """
-        config = self._config()
-        host, port = config.host, config.port
+        host, port, shared = self.place(self._config())
         try:
             bound = await self.server.listen(
                 application,
@@ -55,7 +61,7 @@ class ClientListener:
                 port,
                 tls=self._tls.context,
                 sockets=sockets,
-                reuse_port=config.reuse_port,
+                reuse_port=shared,
             )
         except OSError as error:
             raise cannot_listen(host, port, error) from error
@@ -84,67 +90,41 @@ class ClientListener:
 
     def settle(self) -> None:
         """Take over the limits of the configuration in force."""
-        self.server.terms = _terms(self._config(), self._most)
+        self.server.terms = self.terms(self._config())
 
 
-class AdminListener:
-    """The admin port, served by aiohttp: for operators, loopback by default. Lifetime: process."""
+class ClientListener(PortListener):
+    """The client port. Lifetime: process."""
+
+    def __init__(self, config: Callable[[], Config], files: int) -> None:
+        """`files`: how many the process may have open. Raises TlsError."""
+        self._files = files - min(_SPARE_FILES, files // 4)
+        self._most = connections_for(config().server.connections, files)
+        super().__init__(config, lambda: config().tls)
+
+    def terms(self, config: Config) -> ServerTerms:
+        """As configured, but for more connections than there are files for."""
+        return replace(_terms(config, self._most), files=self._files)
+
+    def place(self, config: Config) -> tuple[str, int, bool]:
+        """Where clients look."""
+        return config.host, config.port, config.reuse_port
+
+
+class AdminListener(PortListener):
+    """The admin port: for operators, loopback by default. Lifetime: process."""
 
     def __init__(self, config: Callable[[], Config]) -> None:
         """Raises TlsError."""
-        self._config = config
-        self._tls = PortTls(lambda: config().admin_tls)
-        self._runner: web.AppRunner | None = None
-        self._closing = False  # each answer is the last one of its connection
+        super().__init__(config, lambda: config().admin_tls)
 
-    async def listen(self, app: web.Application, sockets: Sequence[socket.socket] = ()) -> str:
-        """As `ClientListener.listen`."""
-        config = self._config()
-        host, port = config.admin_host, config.admin_port
-        app.on_response_prepare.append(self._headers)
-        self._runner = runner = web.AppRunner(
-            app,
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=config.timeouts.shutdown_s,
-            keepalive_timeout=config.timeouts.keep_alive_s,
-            max_line_size=config.server.head_bytes,
-            max_field_size=config.limits.header_bytes,
-        )
-        await runner.setup()
-        tls = self._tls.context
-        sites: list[web.BaseSite] = [web.SockSite(runner, one, ssl_context=tls) for one in sockets]
-        try:
-            for site in sites or [web.TCPSite(runner, host, port, ssl_context=tls)]:
-                await site.start()
-        except OSError as error:
-            raise cannot_listen(host, port, error) from error
-        return self._tls.url(runner.addresses[0])
+    def terms(self, config: Config) -> ServerTerms:
+        """Few connections, whoever they are from: a proxy's are all from one address."""
+        return replace(_terms(config, _ADMIN_CONNECTIONS), connections_per_address=0)
 
-    async def accept_no_more(self) -> None:
-        """As of `ClientListener`."""
-        self._closing = True
-        if self._runner is not None and self._runner.server is not None:
-            for site in tuple(self._runner.sites):
-                await site.stop()
-            self._runner.server.pre_shutdown()  # closes what is idle
-
-    async def aclose(self) -> None:
-        """As of `ClientListener`."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-
-    def renew(self) -> None:
-        """Read the files of TLS anew."""
-        self._tls.renew()
-
-    async def _headers(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Tell nobody what the port is made of."""
-        response.headers.popall("Server", None)
-        name, value = NO_SNIFFING
-        response.headers[name] = value
-        if self._closing:
-            response.force_close()
+    def place(self, config: Config) -> tuple[str, int, bool]:
+        """Where operators look."""
+        return config.admin_host, config.admin_port, False
 
 
 class PortTls:
@@ -171,9 +151,19 @@ class PortTls:
             log.error("TLS files not read anew, the old ones stay: %s", error)
 
 
+def enough(files: int) -> int:
+    """`files`, how many may be open. Raises OSError that says what to do where these are few."""
+    if files < _LEAST_FILES:
+        raise OSError(
+            f"only {files} files may be open, and the router needs at least {_LEAST_FILES}: raise "
+            "the limit (ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile of a container)"
+        )
+    return files
+
+
 def connections_for(wanted: int, files: int) -> int:
     """How many connections the process can serve: each may take another one to a worker."""
-    possible = max((files - _OTHER_FILES) // 2, 64)
+    possible = (files - min(_OTHER_FILES, files // 2)) // 2
     if wanted > possible:
         log.info(
             "at most %d connections instead of server.connections %d: %d files may be open",

@@ -182,6 +182,7 @@ _ALL = (
     Refusal("late_head", 408, "the head did not arrive in time"),
     Refusal("late_body", 408, "the body did not arrive in time"),
     Refusal("too_many_connections", 503, "too many connections; try again"),
+    Refusal("too_many_files", 503, "the router may open no more files; try again"),
     Refusal("too_many_of_address", 503, "too many connections from this address"),
 )
 REFUSALS: Mapping[str, Refusal] = MappingProxyType({each.reason: each for each in _ALL})

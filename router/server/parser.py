@@ -20,6 +20,7 @@ MAX_HEADERS = 128
 _CHUNK_LINE_BYTES = 256  # size and extension
 _TRAILER_BYTES = 4_096
 _FREE_FRAMING_BYTES = 65_536  # of chunk lines, before they are held against what they carry
+_PIECE_BYTES = 1 << 20  # of a body: copied as a whole, 16 MB would stop the event loop
 _SWALLOWED_BODIES = 8  # a refused body is read up to so many times the limit
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -272,7 +273,12 @@ class Whole:
     """A request, all of it, frozen by custom. Lifetime: request."""
 
     head: Head
-    body: bytes
+    pieces: tuple[bytes, ...]  # of the body; more than one where to join them takes milliseconds
+
+    @property
+    def body(self) -> bytes:
+        """All of the pieces."""
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
 class RequestReader:
@@ -284,8 +290,8 @@ class RequestReader:
     """
 
     __slots__ = (
-        *("_limits", "_trusted", "_begun", "_head", "_body", "_left", "_chunks", "_raw_bytes"),
-        *("_swallowed_bytes", "refused", "ended", "held_bytes", "requests"),
+        *("_limits", "_trusted", "_begun", "_head", "_pieces", "_body", "_left", "_chunks"),
+        *("_raw_bytes", "_swallowed_bytes", "refused", "ended", "held_bytes", "requests"),
     )
 
     def __init__(self, limits: RequestLimits, trusted: bool) -> None:
@@ -293,7 +299,8 @@ class RequestReader:
         self._trusted = trusted
         self._begun = b""  # of a head
         self._head: Head | None = None  # of the request whose body is arriving
-        self._body = bytearray()
+        self._pieces: list[bytes] = []  # of its body, but for the last
+        self._body = bytearray()  # the last one
         self._left = 0  # bytes of the body to come, where its length is known
         self._chunks: ChunkedBody | None = None
         self._raw_bytes = 0  # of the body, with its framing
@@ -369,13 +376,13 @@ class RequestReader:
         if len(head.text) > most and max(map(len, head.text.split(b"\r\n"))) > most:
             raise RefusedError("head_too_large")
         if head.length == 0:
-            whole.append(Whole(head, b""))
+            whole.append(Whole(head, (b"",)))
             self.ended = head.last
             return end
         stop = end + head.length
         limit = self._limits.body_bytes
         if head.length != CHUNKED and stop <= len(data) and head.length <= limit:
-            whole.append(Whole(head, data[end:stop]))
+            whole.append(Whole(head, (data[end:stop],)))
             self.ended = head.last
             return stop
         self._head = head
@@ -416,37 +423,46 @@ class RequestReader:
         assert self._head is not None
         self._keep(chunks.feed(data[at:] if at else data))
         self._raw_bytes += chunks.taken
-        come_bytes = max(len(self._body), self._swallowed_bytes)
+        come_bytes = max(self.held_bytes, self._swallowed_bytes)
         if self._raw_bytes > _FREE_FRAMING_BYTES + 5 * come_bytes // 4:
             raise RefusedError("tiny_chunks")
         if self._swallowed_bytes > _SWALLOWED_BODIES * self._limits.body_bytes:
             raise RefusedError("body_too_large")
         if chunks.done:
-            self._end(with_length(self._head, len(self._body)), whole)
+            self._end(with_length(self._head, self.held_bytes), whole)
         return at + chunks.taken
 
     def _keep(self, piece: bytes) -> None:
         """Bytes of the body; those of one that is too large are only counted."""
-        if self._swallowed_bytes < 0 and len(self._body) + len(piece) > self._limits.body_bytes:
-            self._swallowed_bytes = len(self._body)
-            self._body = bytearray()
+        if self._swallowed_bytes < 0 and self.held_bytes + len(piece) > self._limits.body_bytes:
+            self._swallowed_bytes = self.held_bytes
+            self._forget_body()
         if self._swallowed_bytes >= 0:
             self._swallowed_bytes += len(piece)
-        else:
-            self._body += piece
-        self.held_bytes = len(self._body)
+            return
+        self._body += piece
+        self.held_bytes += len(piece)
+        if len(self._body) >= _PIECE_BYTES:
+            self._pieces.append(bytes(self._body))
+            self._body.clear()
 
     def _end(self, head: Head, whole: list[Whole]) -> None:
         """The request is whole, or was not to be taken."""
         if self._swallowed_bytes >= 0:
             raise RefusedError("body_too_large")
         self.ended = head.last
-        whole.append(Whole(head, bytes(self._body)))
+        if self._body or not self._pieces:
+            self._pieces.append(bytes(self._body))
+        whole.append(Whole(head, tuple(self._pieces)))
         self._forget()
 
     def _forget(self) -> None:
         self._begun = b""
         self._head = None
         self._chunks = None
+        self._forget_body()
+
+    def _forget_body(self) -> None:
+        self._pieces = []
         self._body = bytearray()
         self.held_bytes = 0

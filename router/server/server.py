@@ -1,4 +1,4 @@
-"""The client port's HTTP server: connections, their limits, and the order of their answers."""
+"""The HTTP server of both ports: connections, their limits, and the order of their answers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import termios
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from fcntl import ioctl
@@ -28,6 +29,12 @@ Network = IPv4Network | IPv6Network
 LOOK_S = 0.5  # between two looks for who is late
 CLOSING_S = 30.0  # for a client to take the rest of the last answer
 LINGER_S = 2.0  # for a client that was refused to stop sending
+# An address counts as hostile while more than a fifth of its latest requests are refused. What a
+# connection of such a one sends first waits for others: one is read every few turns of the event
+# loop, more where many wait. Read as they come, a wave of them would go before everybody else.
+DEFER_TURNS, DEFERRED_AT_ONCE = 4, 64
+_FAULT, _MOST_FAULTS = 4, 64  # weight of one against right requests, and of all: half a minute
+_HOSTILE = 4096  # addresses that are remembered
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WAITING = 16  # requests that came before an earlier one was answered: no more are read
 _WAITING_BYTES = 1 << 20
@@ -54,6 +61,7 @@ class ServerTerms:
     body_s: float  # the same of a body
     client_s: float  # for a client to read what waits for it
     keep_alive_s: float = 75.0  # without a request
+    files: int = sys.maxsize  # open ones, of any kind, beyond which no client is let in
 
 
 class HttpServer:
@@ -73,10 +81,16 @@ class HttpServer:
         self.application: Application
         self.refusals: Counter[str] = Counter()  # by reason
         self.held_bytes = 0
-        self.closing = False  # each answer is the last one of its connection
+        self.deferred = 0  # connections, so far
+        # Each connection gets one answer more, which says `Connection: close`; one that asks for
+        # none is closed between half a second and a second later. Closed at once, most clients
+        # that send on a kept connection would get no answer.
+        self.closing = False
         self._trusted = trusted
         self._connections: set[Connection] = set()
         self._of_address: Counter[str] = Counter()
+        self._faults: dict[str, int] = {}  # by address; less with every right request and look
+        self._deferred: deque[Connection] = deque()
         self._listening: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()  # no connection was open at some moment
@@ -120,17 +134,17 @@ class HttpServer:
         self._listening.clear()
 
     async def aclose(self, within_s: float) -> None:
-        """Listen no more; close idle connections now, others once their request is answered, and
-        cut off what takes longer than `within_s`.
+        """Listen no more, let each connection end (`closing`), and cut off what takes longer than
+        `within_s`.
         """
+        self.closing = True
         self.accept_no_more()
-        tasks = [task for one in tuple(self._connections) if (task := one.leave()) is not None]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self.left()
+        tasks = [task for one in tuple(self._connections) if (task := one.give_up()) is not None]
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=within_s)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
+            await asyncio.wait(tasks)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -146,10 +160,12 @@ class HttpServer:
             await self._emptied.wait()
 
     def look(self) -> None:
-        """Give up who is late."""
+        """Give up who is late, and forgive."""
         now_s = self.clock()
         for connection in tuple(self._connections):
             connection.look(now_s)
+        if self._faults:
+            self._faults = {name: count - 1 for name, count in self._faults.items() if count > 1}
 
     def date(self) -> str:
         """The time as a header has it."""
@@ -164,14 +180,52 @@ class HttpServer:
         """Whether the peer may say what only routers say."""
         return trusts(self._trusted, host)
 
-    def enter(self, connection: Connection, host: str) -> str | None:
-        """A connection was made; the reason for which it is turned away, None: it may stay."""
+    def hostile(self, name: str) -> bool:
+        """Whether requests of this address wait for others'."""
+        return name in self._faults
+
+    def faulty(self, name: str) -> None:
+        """A request of this address was refused as none."""
+        count = self._faults.get(name, 0)
+        if count or len(self._faults) < _HOSTILE:
+            self._faults[name] = min(count + _FAULT, _MOST_FAULTS)
+
+    def right(self, name: str) -> None:
+        """A request of this hostile address is right."""
+        self._faults[name] -= 1
+        if self._faults[name] <= 0:
+            del self._faults[name]
+
+    def defer(self, connection: Connection) -> None:
+        """Let it go on once others had their turn."""
+        self.deferred += 1
+        self._deferred.append(connection)
+        if len(self._deferred) == 1:
+            asyncio.get_running_loop().call_soon(self._next_deferred, DEFER_TURNS)
+
+    def _next_deferred(self, turns: int) -> None:
+        loop = asyncio.get_running_loop()
+        if turns:
+            loop.call_soon(self._next_deferred, turns - 1)
+            return
+        for _ in range(1 + len(self._deferred) // DEFERRED_AT_ONCE):
+            self._deferred.popleft().go_on()
+        if self._deferred:
+            loop.call_soon(self._next_deferred, DEFER_TURNS)
+
+    def enter(self, connection: Connection, file: int) -> str | None:
+        """A connection was made; the reason for which it is turned away, None: it may stay.
+
+        `file`: its number, which was the lowest that is free: about so many are open.
+        """
         terms = self.terms
         self._connections.add(connection)
         reason = None
-        if len(self._connections) > terms.connections:
+        if file >= terms.files:
+            reason = "too_many_files"
+        elif len(self._connections) > terms.connections:
             reason = "too_many_connections"
-        name = counted_as(host)
+        name = connection.name
         self._of_address[name] += 1
         if 0 < terms.connections_per_address < self._of_address[name]:
             reason = reason or "too_many_of_address"
@@ -179,12 +233,12 @@ class HttpServer:
             self.count(reason)
         return reason
 
-    def leave(self, connection: Connection, host: str) -> None:
+    def leave(self, connection: Connection) -> None:
         """A connection ended."""
         self._connections.discard(connection)
         if not self._connections:
             self._emptied.set()
-        name = counted_as(host)
+        name = connection.name
         self._of_address[name] -= 1
         if self._of_address[name] <= 0:
             del self._of_address[name]
@@ -213,16 +267,20 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        *("host", "transport", "writing_paused", "_server", "_reader", "_task", "_refusal"),
-        *("_waiting", "_waiting_bytes", "_held_up", "_last", "_leaving", "_drained"),
+        *("host", "name", "transport", "writing_paused", "lent_to"),
+        *("_server", "_reader", "_task", "_refusal"),
+        *("_waiting", "_waiting_bytes", "_held_up", "_last", "_drained"),
         *("_held_bytes", "_part", "_overdue", "_read_by_s", "_write_by_s", "_idle_until_s"),
-        "_quiet_after",
+        *("_quiet_after", "_hostile", "_deferred"),
     )
 
     def __init__(self, server: HttpServer) -> None:
-        self.host = ""  # the peer's address
+        self.host = self.name = ""  # the peer's address, and what it is counted under
         self.transport: asyncio.Transport | None = None  # None: the client is gone
         self.writing_paused = False
+        # Asks for the socket back, while somebody else writes to it: once it is closed its number
+        # may be another client's.
+        self.lent_to: Callable[[], object] | None = None
         self._server = server
         self._reader: RequestReader
         self._task: asyncio.Task[None] | None = None  # of the request that is being answered
@@ -231,7 +289,6 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._held_up = False  # no more is read until these are dealt with
         self._last = False  # the request that is being answered is the connection's last one
-        self._leaving = False
         self._drained: asyncio.Future[None] | None = None
         self._held_bytes = 0  # of an unfinished request, as the server counts them
         self._part = (0, False)  # requests before the one that has begun; whether in its body
@@ -240,6 +297,8 @@ class Connection(asyncio.Protocol):
         self._write_by_s = math.inf  # when the client must have read
         self._idle_until_s = math.inf  # when a connection without a request is closed
         self._quiet_after = -1  # requests read when it was last found idle, the server closing
+        self._hostile = False  # nothing of it was read, and what comes waits for others
+        self._deferred = b""  # so long
 
     # What asyncio calls.
 
@@ -248,21 +307,32 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.host = peer[0] if isinstance(peer, tuple) else ""
-        reason = server.enter(self, self.host)
-        self._reader = RequestReader(server.limits, server.trusts(self.host))
+        sock = transport.get_extra_info("socket")
+        self.name = counted_as(self.host)
+        reason = server.enter(self, -1 if sock is None else sock.fileno())
+        trusted = server.trusts(self.host)
+        self._reader = RequestReader(server.limits, trusted)
+        self._hostile = not trusted and server.hostile(self.name)
         if reason is not None:
             self._reader.stop(reason)
             self.transport.write(REFUSALS[reason].response(0).text(server.date(), goes_on=False))
-            self.transport.close()
+            if reason == "too_many_files":  # its file is wanted back
+                self.transport.close()
+            else:
+                self._linger(self.transport)
             return
         terms, now_s = server.terms, server.clock()
         self._read_by_s = now_s + terms.head_s
         self._idle_until_s = now_s + terms.keep_alive_s
-        _keep_alive(self.transport)
+        if sock is not None:  # notice clients whose machine vanishes without a word
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
         if reader.refused is not None:
+            return
+        if self._hostile:
+            self._defer(data)
             return
         whole = reader.feed(data)
         if whole:
@@ -290,8 +360,11 @@ class Connection(asyncio.Protocol):
             self._drained.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.leave(self, self.host)
+        if self.lent_to is not None:
+            self.lent_to()
+        self._server.leave(self)
         self.transport = None
+        self._deferred = b""
         self._count(0)
         self._reader.stop("lost")
         self._waiting.clear()
@@ -318,19 +391,27 @@ class Connection(asyncio.Protocol):
         elif self._task is None and not self._begun and self._may_close(now_s):
             self.transport.close()
 
-    def leave(self) -> asyncio.Task[None] | None:
-        """Serve no more after the request that is being answered, whose task is returned."""
-        self._leaving = True
-        if self._task is None and self.transport is not None:
+    def give_up(self) -> asyncio.Task[None] | None:
+        """End now; the request that is being answered is cancelled, and its task returned."""
+        if self._task is not None:
+            self._task.cancel()
+        elif self.transport is not None:
             self.transport.close()
         return self._task
+
+    def go_on(self) -> None:
+        """Read what came first of a hostile address."""
+        data, self._deferred = self._deferred, b""
+        if data and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+            self.data_received(data)
 
     # What the request that is being answered calls.
 
     @property
     def goes_on(self) -> bool:
         """The connection outlives the request that is being answered."""
-        return self.transport is not None and not (self._last or self._leaving)
+        return self.transport is not None and not (self._last or self._server.closing)
 
     async def drain(self) -> None:
         """Wait until the client has read. Raises ConnectionError when it is gone."""
@@ -346,7 +427,17 @@ class Connection(asyncio.Protocol):
     @property
     def _begun(self) -> bool:
         """A part of a request has come."""
-        return self._reader.held_bytes > 0 or self._reader.in_body
+        reader = self._reader
+        return reader.held_bytes > 0 or reader.in_body or bool(self._deferred)
+
+    def _defer(self, data: bytes) -> None:
+        self._hostile = False
+        if self.transport is None or self.transport.is_closing():
+            return
+        self._deferred = data
+        self.transport.pause_reading()
+        self._server.defer(self)
+        self._count(len(data))
 
     def _wait(self) -> None:
         """A request has begun: it must be whole in time."""
@@ -382,6 +473,8 @@ class Connection(asyncio.Protocol):
         self._server.count(reason)
         self._read_by_s = math.inf
         refusal = REFUSALS[reason]
+        if refusal.status < 500:
+            self._server.faulty(self.name)
         self._server.application.faulty(refusal.status)
         self._refusal = refusal.response(self._server.limits.body_bytes)
         if self._task is None:
@@ -411,11 +504,13 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
+        if self._server.hostile(self.name):
+            self._server.right(self.name)
         self._waiting.extend(requests)
         if self._task is None:
             self._next()
         else:
-            self._waiting_bytes += sum(len(whole.body) for whole in requests)
+            self._waiting_bytes += sum(whole.head.length for whole in requests)
             full = len(self._waiting) > _WAITING or self._waiting_bytes > _WAITING_BYTES
             if full and not self._held_up:
                 self._held_up = True
@@ -427,8 +522,7 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             whole = self._waiting.popleft()
             self._last = whole.head.last or server.closing
-            request = Request(self, whole.head, whole.body)
-            self._task = asyncio.get_running_loop().create_task(self._answer(request))
+            self._task = asyncio.get_running_loop().create_task(self._answer(whole))
         elif self._refusal is not None:
             if self.transport is not None and not self.transport.is_closing():
                 self.transport.write(self._refusal.text(server.date(), goes_on=False))
@@ -449,16 +543,20 @@ class Connection(asyncio.Protocol):
         transport.resume_reading()
         self._idle_until_s = self._server.clock() + LINGER_S
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, asked: Whole) -> None:
         goes_on = whole = False
+        several = len(asked.pieces) > 1
+        request = Request(self, asked.head, b"" if several else asked.body)
         try:
+            if several:
+                request.body = await asyncio.to_thread(b"".join, asked.pieces)
             answer = await self._server.application.answer(request)
             if isinstance(answer, Response):
                 whole = not request.written_bytes  # else a relayed one had begun
                 goes_on = whole and self._write(request, answer)
             else:  # the relay has written it
                 whole = True
-                goes_on = answer.keep_alive and self.goes_on
+                goes_on = answer.keep_alive and self.transport is not None
         except OSError as error:
             log.debug("a client left: %r", error)
         except Exception:
@@ -545,13 +643,6 @@ def _counted(server: HttpServer) -> type[ssl.SSLObject]:
                 raise
 
     return Counted
-
-
-def _keep_alive(transport: asyncio.Transport) -> None:
-    """Notice clients whose machine vanishes without a word."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _unread_bytes(transport: asyncio.Transport | None) -> int:

@@ -23,7 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from router.core.actions import regret_s
-from router.record.access_log import AccessLine, line_of
+from router.record.access_log import AccessLine, line_of, unix_offset_s
 from router.record.request_record import Attempt, RequestRecord
 from router.request.explain import HELD_CODES, explanation
 from router.tracing.trace import Trace, span_id_of
@@ -39,16 +39,16 @@ Attributes = dict[str, str | bool | int | float]
 class SpanMaker:
     """Lifetime: process."""
 
-    def __init__(self, service_name: str, unix_offset_s: float) -> None:
-        """`unix_offset_s`: what the router's clock lacks to unix time."""
+    def __init__(self, service_name: str) -> None:
         self._resource = Resource.create({"service.name": service_name})
-        self._offset_s = unix_offset_s
+        self._offset_s = unix_offset_s()  # asked anew for each request
         self._draw = random.Random()
 
     def spans(self, record: RequestRecord) -> list[ReadableSpan]:
         """Of a traced request that is over, its own first."""
         trace = record.trace
         assert trace is not None, "only what is traced comes here"
+        self._offset_s = unix_offset_s()
         line = line_of(record, self._offset_s)
         left_out = max(len(record.attempts) + (record.asked_s is not None) - _MAX_TRIES, 0)
         spans = [self._request(trace, line, record, left_out)]
@@ -220,7 +220,7 @@ def _outcome(attempt: Attempt, outcome: Outcome) -> Attributes:
         "http.response.status_code": outcome.status,
         "warmroute.resumable": outcome.resumable or None,
         "warmroute.events": outcome.events or None,
-        "warmroute.relay": "python" if outcome.why_python else "native",
+        "warmroute.relay": "python" if outcome.fallback_reason else "native",
         "error.type": attempt.error,
         "gen_ai.usage.output_tokens": None if usage is None else usage.completion_tokens,
         "warmroute.cached_tokens": attempt.cached_tokens,

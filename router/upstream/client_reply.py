@@ -4,7 +4,7 @@ For the relay's thread a reply lends its client's socket. Where it cannot, a wor
 fallback relays: `off` (by the configuration), `worker_tls`, `client_tls`, `http_1_0`, `unsent`
 (bytes wait for the client), `client_gone`, `judged` (a path that not every engine has: its answer
 may have to be asked for elsewhere), `moved` (a stream goes on at another worker), `ids` (its client
-sees token ids), `files` (none is left), `worker_gone`.
+sees token ids), `worker_gone`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import asyncio
 import socket
 import struct
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import kvkernels
 from router.server.messages import Request
@@ -60,30 +61,13 @@ def upstream_request(
     return UpstreamRequest(request.method, target, headers, body, internal_headers)
 
 
-class Lent(NamedTuple):
+class ClientSocket(NamedTuple):
     """A client's socket for a while, and how to answer on it."""
 
-    fd: int  # to be duplicated, and only ever written to
+    fd: int  # to be only ever written to, and not at all once `lent_to`'s function was called
     extra_lines: bytes  # headers of the router's own, each with its CRLF
     keep_alive: bool  # the client asks for its connection to go on
     buffer_bytes: int
-
-
-class Given(Protocol):
-    """What a client was given while its socket was lent."""
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def reason(self) -> bytes: ...
-    @property
-    def persistent(self) -> bool: ...  # its connection outlives the reply
-    @property
-    def ends_with_connection(self) -> bool: ...  # as the body does
-    @property
-    def written(self) -> int: ...  # bytes, head and what is unsent included
-    @property
-    def unsent(self) -> bytes: ...  # to be written now
 
 
 class ClientReply:
@@ -177,9 +161,9 @@ class ClientReply:
         """The client has a part of the reply."""
         return self.body_length > 0
 
-    def lend(self) -> Lent | str:
-        """The socket, which nobody here writes to until `take_back` or `given`; where that cannot
-        be a word says why.
+    def lend(self) -> ClientSocket | str:
+        """The socket, which nobody here writes to until `take_back` or `note_written`; where that
+        cannot be a word says why.
         """
         transport = self._client.connection.transport
         if self._http_1_0:
@@ -195,23 +179,27 @@ class ClientReply:
         lines = b""
         for name, value in self._extra_headers:
             lines += name + b": " + value + b"\r\n"
-        return Lent(sock.fileno(), lines, self._client.keep_alive, self._buffer_bytes)
+        return ClientSocket(sock.fileno(), lines, self._client.keep_alive, self._buffer_bytes)
 
-    def take_back(self, given: Given, goes_on: bool = False) -> None:
+    def lent_to(self, give_back: Callable[[], object] | None) -> None:
+        """`give_back` is called before the client's socket is closed; None: nobody has it now."""
+        self._client.connection.lent_to = give_back
+
+    def take_back(self, end: kvkernels.RelayEnd, goes_on: bool = False) -> None:
         """The reply, or its beginning, was written by whom the socket was lent to.
 
         `goes_on`: more of it may be written here.
         """
-        self.status = given.status
-        self.keep_alive = given.persistent
-        unsent = given.unsent
-        self.given(given.written - len(unsent), given.ends_with_connection)
+        self.status = end.status
+        self.keep_alive = end.persistent
+        unsent = end.unsent
+        self.note_written(end.written - len(unsent), end.ends_with_connection)
         if unsent or goes_on:
             self._bound()
         if unsent:
             self._write(unsent)
 
-    def given(self, written_bytes: int, ends_with_connection: bool) -> None:
+    def note_written(self, written_bytes: int, ends_with_connection: bool) -> None:
         """So much of a reply was written, head included, and no more will be."""
         self._ends_with_connection = ends_with_connection
         self.body_length += written_bytes
@@ -248,7 +236,7 @@ class LendingSink(ABC):
         """The client's reply stands as `end` says, and is written to here from now on."""
 
 
-def lent_by(
+def reply_for_thread(
     sink: ReplySink,
 ) -> tuple[ClientReply | str, LendingSink | None, kvkernels.RelayJournalTerms | None]:
     """The reply that the thread may write to, or why there is none; of a stream the others."""

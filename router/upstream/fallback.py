@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from router.request.errors import ClientError, WorkerError
+from router.request.errors import ClientError, WorkerError, WorkerErrorKind, out_of_files
 from router.upstream.http1 import Body, follow, parse_head, request_head
 from router.upstream.meter import Meter
 from router.upstream.reply import (
@@ -518,7 +518,7 @@ class Upstream:
         name = b"[%s]" % host.encode() if ":" in host else host.encode("idna")
         default_port = 443 if tls is not None else 80
         self._host_header = name if port == default_port else b"%s:%d" % (name, port)
-        self._why_python = "off" if tls is None else "worker_tls"
+        self._fallback_reason = "off" if tls is None else "worker_tls"
         self._idle: deque[Connection] = deque()  # the one used last stands last
         self._open: set[Connection] = set()
         self._connecting = 0
@@ -568,7 +568,7 @@ class Upstream:
                 return Outcome(started_s=started_s, error=error)
             outcome = await self._exchange(connection, request, head, sink, terms)
             assert outcome is not None  # only a connection that was used before can be stale
-        outcome.why_python = self._why_python
+        outcome.fallback_reason = self._fallback_reason
         return outcome
 
     def abandon_silent(self) -> None:
@@ -630,7 +630,10 @@ class Upstream:
         self._idle.append(connection)
 
     async def _connect(self, connect_s: float) -> Connection:
-        """A fresh connection. Raises WorkerError: "busy", "connect" or "timeout_connect"."""
+        """A fresh connection.
+
+        Raises WorkerError: "busy", "out_of_files", "connect" or "timeout_connect".
+        """
         if self._closed:
             raise WorkerError("connect", "the worker was removed")
         if self.open_connections >= self._limits.max_connections and not self._close_an_idle():
@@ -650,7 +653,8 @@ class Upstream:
         except TimeoutError as error:
             raise WorkerError("timeout_connect", f"no connection within {connect_s:g} s") from error
         except (OSError, UnicodeError) as error:
-            raise WorkerError("connect", f"no connection: {error}") from error
+            kind: WorkerErrorKind = "out_of_files" if out_of_files(error) else "connect"
+            raise WorkerError(kind, f"no connection: {error}") from error
         finally:
             self._connecting -= 1
         # Counted from here on, and not when asyncio makes it: uvloop does not report the end of

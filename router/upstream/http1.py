@@ -32,6 +32,7 @@ HOP_BY_HOP = frozenset(
 # What the relay writes itself, or what the server in front has already answered.
 REPLACED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 INTERNAL_PREFIX = b"x-warmroute-internal-"
+OUR_PREFIX = b"x-warmroute-"
 BODYLESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
 MAX_LENGTH_DIGITS = 15  # a petabyte; longer numbers are an attack or a fault
 
@@ -47,6 +48,7 @@ _METHOD = re.compile(r"[A-Z]{1,20}")
 def parse_head(head: bytes, method: str) -> ReplyHead:
     """Read a reply's head: status line and fields, each with its CRLF, without the empty line.
 
+    What only the router says to clients (`x-warmroute-*`) is left out: a worker may not say it.
     Raises WorkerError("garbage") for anything that two readers could frame differently: bare LF,
     folded lines, a length beside chunks, lengths that differ, an unknown transfer coding.
     """
@@ -55,7 +57,9 @@ def parse_head(head: bytes, method: str) -> ReplyHead:
         raise WorkerError("garbage", "the worker's reply does not begin with an HTTP/1.x head")
     minor, code, reason = status_line.groups(b"")
     headers = tuple(
-        (name, value.strip(b" \t")) for name, value in _FIELD.findall(head, status_line.end())
+        (name, value.strip(b" \t"))
+        for name, value in _FIELD.findall(head, status_line.end())
+        if not name.lower().startswith(OUR_PREFIX)
     )
     status = int(code)
     if status == 101:

@@ -7,11 +7,12 @@ import ipaddress
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, cast
 
 import kvkernels
 from router.request.errors import ClientError, WorkerError, WorkerErrorKind
-from router.upstream.client_reply import Lent, lent_by
+from router.upstream.client_reply import ClientSocket, reply_for_thread
 from router.upstream.fallback import Upstream
 from router.upstream.http1 import parse_head, request_head
 from router.upstream.meter import usage_in
@@ -140,7 +141,7 @@ _CLIENTS_FAULT = {"slow_client": 408, "client_closed": 499}
 
 
 class NativeRelay:
-    """The thread, started when first needed, and the way of its marks to the event loop.
+    """The thread, started with the router, and the way of its marks to the event loop.
 
     Lifetime: process, within one event loop.
     """
@@ -149,6 +150,7 @@ class NativeRelay:
         self._thread: kvkernels.Relay | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, Waiting] = {}
+        self._nobodys = pool_of(RelayLimits())  # of no worker: it has no connections to close
 
     @classmethod
     def wanted(cls, how: Literal["auto", "python"]) -> NativeRelay | None:
@@ -171,6 +173,11 @@ class NativeRelay:
     async def until_closed(self, pool: kvkernels.RelayPool) -> None:
         """Close a worker's connections, and return once they are closed."""
         await self._begun(self.thread().close(pool), None, None).end
+
+    async def turn(self) -> None:
+        """Return once the thread has had a turn; one that hangs never has."""
+        if self._thread is not None:
+            await self.until_closed(self._nobodys)
 
     async def over(
         self,
@@ -292,10 +299,10 @@ class NativeUpstream(Upstream):
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
         """As `Upstream.send`."""
-        reply, stream, journal = lent_by(sink)
+        reply, stream, journal = reply_for_thread(sink)
         asked = (request, sink, timeouts, on_first_byte, on_progress)
         if isinstance(reply, str) or self._closed:
-            return await self._by_python("worker_gone" if self._closed else str(reply), *asked)
+            return await self._by_fallback("worker_gone" if self._closed else str(reply), *asked)
         head = request_head(request, self._host_header, self._base_path)
         started_s = self._clock()
         try:
@@ -305,20 +312,20 @@ class NativeUpstream(Upstream):
                 self._relay.thread().set_addresses(self._pool, fresh, self.port)
         except WorkerError as error:
             return Outcome(started_s=started_s, error=error)
-        lent = reply.lend()
-        if isinstance(lent, str):
-            return await self._by_python(lent, *asked)
+        client = reply.lend()
+        if isinstance(client, str):
+            return await self._by_fallback(client, *asked)
         observed = on_first_byte is not None or on_progress is not None
+        job = self._submit(request, head, client, timeouts, observed, journal)
+        reply.lent_to(partial(self._relay.thread().cancel, job))
         try:
-            job = self._submit(request, head, lent, timeouts, observed, journal)
-        except OSError:  # no file is left for the thread's copy of the socket
-            return await self._by_python("files", *asked)
-        try:
-            end = await self._relay.over(job, on_first_byte, on_progress, reply.given)
+            end = await self._relay.over(job, on_first_byte, on_progress, reply.note_written)
         except Exception:
             if reply.begun:
                 reply.abort()
             raise
+        finally:
+            reply.lent_to(None)
         if end.written:
             reply.take_back(end, goes_on=stream is not None and bool(end.fault))
         if stream is not None:
@@ -327,9 +334,9 @@ class NativeUpstream(Upstream):
             reply.abort()
         return _outcome(request, end)
 
-    async def _by_python(self, why: str, *asked: Any) -> Outcome:
+    async def _by_fallback(self, why: str, *asked: Any) -> Outcome:
         outcome = await super().send(*asked)
-        outcome.why_python = why
+        outcome.fallback_reason = why
         return outcome
 
     def abandon_silent(self) -> None:
@@ -347,7 +354,7 @@ class NativeUpstream(Upstream):
         self,
         request: UpstreamRequest,
         head: bytes,
-        lent: Lent,
+        client: ClientSocket,
         timeouts: Timeouts,
         observed: bool,
         journal: kvkernels.RelayJournalTerms | None,
@@ -359,10 +366,10 @@ class NativeUpstream(Upstream):
             head,
             request.body,
             request.method == "HEAD",
-            lent.fd,
-            lent.extra_lines,
-            lent.keep_alive,
-            lent.buffer_bytes,
+            client.fd,
+            client.extra_lines,
+            client.keep_alive,
+            client.buffer_bytes,
             self._times,
             observed,
             journal,

@@ -196,7 +196,7 @@ class Outcome:
     held: HeldReply | None = None  # the 5xx reply, when it came whole and within the bounds
     resumable: bool = False  # the client saw a part, and another worker can give it the rest
     first_token_s: float | None = None  # the first `mark`, in an event stream that has marks
-    why_python: str = ""  # why Python relayed it, docs/reference/server.md; "": the thread did
+    fallback_reason: str = ""  # why Python relayed it, docs/reference/server.md; "": the thread did
 
     @property
     def answers(self) -> bool:

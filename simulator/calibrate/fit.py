@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
-from scipy.optimize import least_squares
 
 from engine.profiles import Profile
 from engine.step_time import StepTime
@@ -158,13 +157,20 @@ class Fit:
 def fit(observations: Sequence[Observation]) -> Fit:
     """Least squares of relative errors, robust against outliers, all constants at least 0.
 
-    Raises `ObservationError` when there are fewer observations than constants to find.
+    Raises `ObservationError` when there are fewer observations than constants to find, or one took
+    no time.
     """
     names, undetermined = _determined(observations)
     if len(observations) < len(names):
         raise ObservationError(
             f"{len(observations)} measurements cannot fix {len(names)} constants: measure more"
         )
+    if any(observation.seconds <= 0 for observation in observations):
+        raise ObservationError(
+            "a measurement took no time: the engine answers faster than the clock can tell"
+        )
+    from scipy.optimize import least_squares  # of the extra `sim`; other commands do without
+
     chosen = observations[:: -(-len(observations) // MAX_FITTED)]
     table = _Table(chosen)
     starts = np.array([STARTS.get(name, ROUND_TRIP_START_S) for name in names])

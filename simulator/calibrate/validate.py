@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
-from scipy.optimize import linear_sum_assignment
 
 from simulator.live.load import OnOutcome, Workload
 from simulator.live.outcome import Outcome, ResultRow, Verdict
@@ -121,6 +120,8 @@ def matched(simulated: I64, live: I64, workers: int) -> I64:
 
     The assignment problem over how often each pair met (Kuhn, 1955), solved by SciPy.
     """
+    from scipy.optimize import linear_sum_assignment  # of the extra `sim`, as in `fit`
+
     met = np.zeros((workers, workers), dtype=np.int64)
     np.add.at(met, (simulated, live), 1)
     _, partner = linear_sum_assignment(met, maximize=True)

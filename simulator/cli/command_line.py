@@ -21,7 +21,6 @@ from simulator.calibrate.fit import ObservationError
 from simulator.cli import live_options as cli_live
 from simulator.cli import replay_options as cli_replay
 from simulator.cli import study_options as cli_study
-from simulator.cli import study_options as cli_truth
 from simulator.cli import usage
 from simulator.cli.usage import Command
 from simulator.limits.report import BoundError
@@ -35,9 +34,12 @@ from simulator.traces.job import TraceError
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 LOG_COLUMNS = 160
+OF_EXTRA_SIM = {"scipy", "matplotlib", "zstandard"}  # imported where they are used
+SIM_EXTRA = "pip install 'warmroute[sim]'"
 REMOVED = {
     "learn": "was removed; the policy `learned` takes its coefficients as learned?theta=..., and "
     "`sweep` compares several of them",
+    "sample": "was removed; a trace may be made up as well: gen:sessions, gen:agentic and others",
 }
 WRONG_INPUT = (
     TraceError, WorkloadError, ReplayError, SweepError, BoundError, ObservationError,
@@ -77,6 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WRONG_INPUT as error:
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in OF_EXTRA_SIM:
+            raise
+        print(f"warmroute-sim: {library} is not installed: {SIM_EXTRA}", file=sys.stderr)
+        return EXIT_FAILED
     except (StartError, ScrapeError) as error:
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -162,11 +170,10 @@ def build_parser() -> argparse.ArgumentParser:
     cli_study.add_hits(commands_of)
     cli_study.add_bound(commands_of)
     cli_replay.add_sources(commands_of)
-    cli_truth.add_validate(commands_of)
-    cli_truth.add_calibrate(commands_of)
-    cli_truth.add_check_facts(commands_of)
+    cli_study.add_validate(commands_of)
+    cli_study.add_calibrate(commands_of)
+    cli_study.add_check_facts(commands_of)
     cli_live.add_demo(commands_of)
     cli_live.add_load(commands_of)
     cli_live.add_stack(commands_of)
-    cli_live.add_sample(commands_of)
     return parser

@@ -1,25 +1,22 @@
-"""The commands `demo`, `load`, `stack` and `sample`; each returns whether all went well."""
+"""The commands `demo`, `load` and `stack`; each returns whether all went well."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import re
-from dataclasses import replace
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from simulator.cli import usage
 from simulator.live.client import Target, first_model
-from simulator.live.console import Board, print_rows, run_line
-from simulator.live.demo import DemoSettings, run_demo
-from simulator.live.load import MAX_REQUESTS, Workload, generated_shared_prefix, opened, run_load
+from simulator.live.console import LoadBoard, print_rows, run_line
+from simulator.live.demo import run_demo
+from simulator.live.load import MAX_REQUESTS, Workload, opened, run_load
 from simulator.live.outcome import Outcome, Verdict, as_report, summarize
 from simulator.live.page import render_page
 from simulator.live.processes import check_port
-from simulator.live.sample import SAMPLE_PATH, conversation_sample, write_sample
 from simulator.live.scrape import pool_samples
 from simulator.live.stack import MODEL, RunResult, StackSettings, run_scenario, running_stack
 from simulator.replay.setup import WorkloadSpec
@@ -30,12 +27,7 @@ EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and it
 async def demo(options: argparse.Namespace, console: Console) -> bool:
     """Runs the demo."""
     usage.check_folder("--out", options.out)
-    settings = DemoSettings(
-        out=options.out,
-        quick=options.quick,
-        trace=options.trace,
-    )
-    return (await run_demo(settings, console)).sound
+    return (await run_demo(options.out, console, options.quick, options.trace)).sound
 
 
 async def load(options: argparse.Namespace, console: Console) -> bool:
@@ -51,7 +43,7 @@ async def load(options: argparse.Namespace, console: Console) -> bool:
         timeout_s=options.timeout,
     )
     outcomes: list[Outcome] = []
-    with Board(console, 1) as board:
+    with LoadBoard(console, 1) as board:
         board.start_run(workload.name, len(workload.jobs))
 
         def note(outcome: Outcome) -> None:
@@ -115,7 +107,7 @@ async def _trace_on_stack(
     options: argparse.Namespace, settings: StackSettings, console: Console
 ) -> bool:
     workload = _trace_workload(options)
-    with Board(console, 1) as board:
+    with LoadBoard(console, 1) as board:
         board.start_run(f"{workload.name} / {settings.policy}", len(workload.jobs))
         result = await run_scenario(workload, settings, options.out / "logs", board.note)
         board.end_run(run_line(result.row))
@@ -130,34 +122,24 @@ async def _trace_on_stack(
     return result.row.failed == 0 and not result.leftovers
 
 
-async def sample(options: argparse.Namespace, console: Console) -> bool:
-    """Writes the conversation sample."""
-    path: Path = options.out or SAMPLE_PATH
-    count = write_sample(path, conversation_sample(options.seconds, seed=options.seed))
-    console.print(f"{path}: {count} requests", highlight=False)
-    return True
-
-
 def _workload(options: argparse.Namespace) -> Workload:
     if options.trace is not None:
         return _trace_workload(options)
-    match = re.fullmatch(r"(\d+)\+(\d+)", options.shared_prefix)
+    match = re.fullmatch(r"([1-9]\d*)\+([1-9]\d*)", options.shared_prefix)
     if match is None:
         raise usage.UsageError(
-            f"--shared-prefix {options.shared_prefix!r}: expected tokens as 6000+700"
+            f"--shared-prefix {options.shared_prefix!r}: expected tokens above 0, as 6000+700"
         )
     requests = options.requests or usage.REQUESTS
-    groups = options.groups or usage.GROUPS
-    workload = generated_shared_prefix(
-        groups,
-        -(-requests // groups),
-        int(match[1]),
-        int(match[2]),
-        options.output_tokens or usage.OUTPUT_TOKENS,
-        options.rate or usage.RATE_PER_S,
-        usage.SEED if options.seed is None else options.seed,
+    groups = min(options.groups or usage.GROUPS, requests)
+    source = (
+        f"gen:sglang?groups={groups}&prompts={-(-requests // groups)}&system={match[1]}"
+        f"&question={match[2]}&output={options.output_tokens or usage.OUTPUT_TOKENS}"
+        f"&rate={options.rate or usage.RATE_PER_S}"
     )
-    return replace(workload, jobs=workload.jobs[:requests])
+    name = "shared_prompt" if groups == 1 else "shared_prompts"
+    seed = usage.SEED if options.seed is None else options.seed
+    return opened(WorkloadSpec(source, requests=requests), name, source, seed)
 
 
 def _trace_workload(options: argparse.Namespace) -> Workload:

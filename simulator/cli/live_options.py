@@ -1,4 +1,4 @@
-"""The options of the commands that run real programs: `demo`, `load`, `stack`, `sample`."""
+"""The options of the commands that run real programs: `demo`, `load`, `stack`."""
 
 from __future__ import annotations
 
@@ -133,21 +133,3 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
         help="prompt tokens that an id stands for; default: as the format says, Mooncake's "
         f"{usage.BLOCK_TOKENS}",
     )  # fmt: skip
-
-
-def add_sample(parsers: Any) -> None:
-    """`warmroute-sim sample`."""
-    sample = add_command(
-        parsers,
-        "sample",
-        "[option]...",
-        "write the small conversation sample that ships with the project",
-        "Generates chat sessions with growing prompts in the trace schema. Without "
-        "options it writes, byte for byte, simulator/data/conversation_sample.jsonl.gz.",
-    )
-    sample.add_argument("--out", type=Path, metavar="FILE", help="default: the one that ships")
-    sample.add_argument(
-        "--seconds", type=positive, default=300.0, metavar="S", help="default %(default)s"
-    )
-    sample.add_argument("--seed", type=whole, default=1, metavar="N", help="default %(default)s")
-    sample.set_defaults(command=from_module(COMMANDS, "sample"))

@@ -18,7 +18,8 @@ from simulator.live.processes import StartError
 from simulator.replay.observer import Observer
 from simulator.replay.run import ReplayProgress, replay
 from simulator.replay.setup import Setup
-from simulator.report.console import ProgressDisplay, print_report
+from simulator.report.board import Board
+from simulator.report.console import replay_tables, show_replay
 from simulator.report.files import RequestsCsv, write_json
 from simulator.report.replay_page import render_page
 from simulator.report.row import ReplayRow, summarize
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace, console: Console) -> bool:
         views = [one.seen for one in kept if one.seen is not None]
         name = Path(options.trace).name
         options.html.write_text(render_page(rows, views, title=f"Replay of {name}"))
-    print_report(console, rows)
+    console.print(replay_tables(rows, console.width))
     for note in dict.fromkeys(note for one in kept for note in one.notes):
         console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
     return any(row.completed for row in rows)
@@ -73,10 +74,12 @@ def _check_reports(options: argparse.Namespace, setups: Sequence[Setup]) -> None
 def _one_by_one(
     options: argparse.Namespace, setups: Sequence[Setup], console: Console, done: Done
 ) -> None:
-    with ProgressDisplay(console) as board:
+    with Board(console) as board:
         for setup in setups:
             board.start(_label(setup))
-            done(setup, _replayed(setup, options.html is not None, options.csv, board.note))
+            note = partial(show_replay, board, _label(setup))
+            done(setup, _replayed(setup, options.html is not None, options.csv, note))
+            board.end(_label(setup))
 
 
 def _side_by_side(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 
 import msgspec
 from rich.console import Console
-from rich.progress import Progress
 
 from policies.load import PolicyError
 from router.record.facts import Player
@@ -18,15 +16,16 @@ from simulator.cli.usage import UsageError, check_files, check_folder, check_pol
 from simulator.limits.hits import RULES
 from simulator.limits.hits import hits as hit_rows
 from simulator.limits.report import bound as bounded
-from simulator.limits.show import print_bounds, print_hits
+from simulator.limits.show import bound_tables, hits_table
 from simulator.replay.setup import WorkloadSpec
+from simulator.report.board import Board
 from simulator.report.figures import counted
-from simulator.runs.compare import CompareCommand, run_compare
+from simulator.runs.compare import run_compare
 from simulator.runs.plan import PlanRequest, Targets, check_request
 from simulator.runs.runs import RunOptions
 from simulator.runs.sheet import read_sheet
-from simulator.runs.study import Asked, StudyCommand, run_study
-from simulator.runs.sweep import SweepCommand, run_plan, run_sweep
+from simulator.runs.study import Asked, run_study
+from simulator.runs.sweep import run_plan, run_sweep
 from simulator.traces.open import help_lines, open_jobs
 
 
@@ -57,7 +56,7 @@ def study(options: argparse.Namespace, console: Console) -> bool:
         alone=options.alone,
         quick=options.quick,
     )
-    return run_study(StudyCommand(asked, options.out, options.base, options.jobs), console)
+    return run_study(asked, options.out, options.base, console, options.jobs)
 
 
 DIFFERENCES_SHOWN = 20
@@ -91,31 +90,18 @@ def sweep(options: argparse.Namespace, console: Console) -> bool:
     setups = read_sheet(options.file)
     for workload in dict.fromkeys(_source(setup.workload) for setup in setups):
         _look_over(console, workload)
-    command = SweepCommand(
-        file=options.file,
-        results=options.results,
-        jobs=options.jobs,
-        dask=options.dask,
-        csv=options.csv,
-        json=options.json,
-        html=options.html,
-    )
-    return run_sweep(command, console)
+    runs = RunOptions(options.results, options.jobs, options.dask)
+    files = {name: getattr(options, name) for name in ("csv", "json", "html")}
+    return run_sweep(options.file, runs, console, **files)
 
 
 def compare(options: argparse.Namespace, console: Console) -> bool:
     """Rules side by side."""
     read = list(map(str, options.results))
     check_files(options, ("json", "html", "markdown"), read)
-    command = CompareCommand(
-        results=tuple(dict.fromkeys(options.results)),
-        base=options.base,
-        policies=tuple(options.policy or ()),
-        json=options.json,
-        html=options.html,
-        markdown=options.markdown,
-    )
-    return run_compare(command, console)
+    files = {name: getattr(options, name) for name in ("json", "html", "markdown")}
+    results = tuple(dict.fromkeys(options.results))
+    return run_compare(results, options.base, console, tuple(options.policy or ()), **files)
 
 
 def hits(options: argparse.Namespace, console: Console) -> bool:
@@ -132,7 +118,7 @@ def hits(options: argparse.Namespace, console: Console) -> bool:
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    print_hits(console, rows)
+    console.print(hits_table(rows))
     say_trace_errors(console, stream.errors.total, stream.errors)
     if options.json is not None:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
@@ -150,14 +136,11 @@ def bound(options: argparse.Namespace, console: Console) -> bool:
         raise UsageError("--seed: bounds are for one seed; run it once for each")
     setup = setup_of(options, policies[0], seeds[0])
     _look_over(console, setup.workload)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Board(console) as board:
         report = bounded(
-            setup,
-            policies,
-            waterfall=not options.no_waterfall,
-            on_progress=_shown(progress),
+            setup, policies, waterfall=not options.no_waterfall, on_progress=board.count
         )
-    print_bounds(console, report)
+    console.print(bound_tables(report))
     if options.json is not None:
         text = msgspec.json.format(msgspec.json.encode(report), indent=1)
         options.json.write_bytes(text + b"\n")
@@ -224,15 +207,3 @@ def _targets(options: argparse.Namespace) -> Targets:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in TARGETS)
         raise UsageError(f"no target; give at least one of {named}")
     return Targets(**given, max_lost_share=options.max_lost_share)
-
-
-def _shown(progress: Progress) -> Callable[[str, int, int], None]:
-    tasks = {}
-
-    def note(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = progress.add_task(what, total=total)
-        with suppress(KeyError):
-            progress.update(tasks[what], completed=done, total=total)
-
-    return note

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import msgspec
 from rich.console import Console
-from rich.progress import Progress
 
 from engine.profiles import SUFFIX, write_profile
 from engine.wire.events import WireError
@@ -30,10 +30,11 @@ from simulator.cli.usage import (
     check_profile,
 )
 from simulator.live.client import first_model
-from simulator.live.console import Board
+from simulator.live.console import LoadBoard
 from simulator.live.load import opened
 from simulator.live.scrape import ScrapeError, fetch_text
 from simulator.live.stack import StackSettings
+from simulator.report.board import Board
 
 METRICS_TIMEOUT_S = 10.0
 
@@ -57,7 +58,7 @@ async def validate(options: argparse.Namespace, console: Console) -> bool:
         options.block_size,
         options.kv_tokens,
     )
-    with Board(console, len(policies)) as board:
+    with LoadBoard(console, len(policies)) as board:
         found = await validated(
             workload,
             spec,
@@ -114,13 +115,8 @@ async def _measured(
         max_prompt_tokens=options.max_prompt_tokens,
         vocabulary=options.vocabulary,
     )
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(f"measuring {url}", total=None)
-        found = await probe(
-            endpoint,
-            options.seed,
-            lambda done, of: progress.update(task, completed=done, total=of),
-        )
+    with Board(console) as board:
+        found = await probe(endpoint, options.seed, partial(board.count, f"measuring {url}"))
     return found, options.kv_tokens or await _kv_tokens(url)
 
 

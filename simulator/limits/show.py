@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -51,16 +51,6 @@ LEGEND = (
     "routing: hits lost by sending requests away from what they share; eviction: by forgetting it.",
     "losses add up, effect after effect switched off, from the policy's time to the bound.",
 )
-
-
-def print_hits(console: Console, rows: Sequence[HitRow]) -> None:
-    """The table of `hits`."""
-    console.print(hits_table(rows))
-
-
-def print_bounds(console: Console, report: BoundReport) -> None:
-    """Everything about a report of `bound`."""
-    console.print(bound_tables(report))
 
 
 def _bounds_table(bounds: Bounds) -> Table:

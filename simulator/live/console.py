@@ -3,63 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from simulator.live.outcome import Outcome, ResultRow, Verdict
+from simulator.report.board import Board
 from simulator.report.figures import live_table, percent, ratio, whole
 from simulator.report.page import Claim
 
-# Drawing takes milliseconds of a core that the measured programs need.
-REFRESHES_PER_S = 2
 
-
-class Board:
-    """A progress bar for the runs and one for the requests of this run. Lifetime: process."""
+class LoadBoard(Board):
+    """How far live runs and the requests of this one are. Lifetime: process."""
 
     def __init__(self, console: Console, runs: int) -> None:
-        self.console = console
-        self._progress = Progress(
-            TextColumn("{task.description:<32}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-            refresh_per_second=REFRESHES_PER_S,
-        )
-        self._runs = self._progress.add_task("runs", total=runs, note="")
-        self._requests = self._progress.add_task("starting", total=None, note="")
-        self._failed = 0
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        super().__init__(console)
+        self._runs = runs
+        self._run = ""
+        self._ended = self._sent = self._failed = 0
+        self._requests: int | None = None
 
     def start_run(self, label: str, requests: int | None) -> None:
-        """Begins the requests' bar anew; None: nobody knows how many they will be."""
-        self._failed = 0
-        self._progress.reset(self._requests, total=requests, description=label, note="")
+        """Begins to count anew; None: nobody knows how many requests they will be."""
+        self.end(self._run)
+        self._run, self._requests, self._sent, self._failed = label, requests, 0, 0
+        self.start(label)
 
     def note(self, outcome: Outcome) -> None:
-        """Counts one request; a lost one is shown at once, and its error the first time."""
+        """Counts one request; the error of the first that is lost is shown at once."""
+        self._sent += 1
         if outcome.verdict is Verdict.FAILED:
             self._failed += 1
             if self._failed == 1:
                 self.console.print(f"[bold red]lost[/] request {outcome.serial}: {outcome.error}")
-            self._progress.update(self._requests, note=f"[bold red]{self._failed} lost[/]")
-        self._progress.advance(self._requests)
+        lost = f", {self._failed} lost" if self._failed else ""
+        self.count(self._run, self._sent, self._requests, lost)
 
     def end_run(self, line: str) -> None:
         """Counts one run and leaves a line about it."""
         self.console.print(line)
-        self._progress.advance(self._runs)
+        self._ended += 1
+        self.count("runs", self._ended, self._runs)
 
 
 def run_line(row: ResultRow) -> str:

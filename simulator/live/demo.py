@@ -13,11 +13,11 @@ from time import perf_counter, process_time
 
 from rich.console import Console
 
-from simulator.live.console import Board, claim_lines, print_rows, run_line
+from simulator import DATA
+from simulator.live.console import LoadBoard, claim_lines, print_rows, run_line
 from simulator.live.load import opened
 from simulator.live.outcome import Outcome, ResultRow, Verdict, as_report, hot_share, summarize
 from simulator.live.page import render_page
-from simulator.live.sample import SAMPLE_PATH
 from simulator.live.scrape import WorkerCounters
 from simulator.live.stack import RunResult, StackSettings, run_scenario
 from simulator.replay.result import NEVER, ReplayResult, RequestTable
@@ -27,6 +27,7 @@ from simulator.report.figures import NOTHING, seconds
 from simulator.report.page import Claim
 from simulator.report.row import new_ones
 
+SAMPLE_PATH = DATA / "conversation_sample.jsonl.gz"
 PROFILE = "qwen3-32b-h100-tp2"
 BLOCK_SIZE = 64
 POPULAR = "gen:sglang?groups=1&prompts={requests}&system=6000&question=700&output=24&rate=60"
@@ -79,15 +80,6 @@ class Act:
         return Setup(self.spec, policy, pool, BLOCK_SIZE, seed=SEED, closed_loop=self.closed_loop)
 
 
-@dataclass(frozen=True, slots=True)
-class DemoSettings:
-    """What the demo runs. Lifetime: process."""
-
-    out: Path = Path("build/demo")
-    quick: bool = False  # as much as a busy machine does
-    trace: Path | None = None  # conversations; None: the sample that ships
-
-
 @dataclass(slots=True)
 class Demo:
     """All runs so far and what there is to say of them. Lifetime: process."""
@@ -135,37 +127,41 @@ def acts(trace: Path | None = None) -> tuple[Act, ...]:
     )
 
 
-async def run_demo(settings: DemoSettings, console: Console) -> Demo:
-    """Runs both parts, writes report.json and report.html below `settings.out`, prints the table.
+async def run_demo(
+    out: Path, console: Console, quick: bool = False, trace: Path | None = None
+) -> Demo:
+    """Runs both parts, writes report.json and report.html below `out`, prints the table.
+
+    `quick`: as much as a busy machine does. `trace`: conversations; None: the sample that ships.
 
     Raises `TraceError` for an unreadable trace, `StartError` or `ScrapeError` when a program
     fails; all programs have ended then.
     """
     started_s = perf_counter()
-    parts, demo = acts(settings.trace), Demo()
+    parts, demo = acts(trace), Demo()
     count = sum(len(part.policies) for part in parts) + len(LIVE_POLICIES)
-    with Board(console, count) as board:
+    with LoadBoard(console, count) as board:
         core_share = await _virtual(parts, demo, board, started_s)
         workers, requests = FULL
-        if settings.quick or core_share < BUSY_SHARE:
+        if quick or core_share < BUSY_SHARE:
             workers, requests = LESS
-            if not settings.quick:
+            if not quick:
                 _say(demo, board, (
                     f"This machine is busy (the replays got {core_share:.0%} of a core): live, "
                     f"{requests} requests on {workers} workers instead of {FULL[1]} on {FULL[0]}."
                 ))  # fmt: skip
         try:
             async with asyncio.timeout(LIMIT_S - (perf_counter() - started_s)):
-                await _live(settings.out, workers, requests, demo, board)
+                await _live(out, workers, requests, demo, board)
         except TimeoutError:
             _say(demo, board, "This machine is too busy: the live part was ended early.")
     told = [f"{part.name}: {part.told}; {part.workers} workers." for part in parts]
     told.append(f"{LIVE}: as shared_prompt, {requests} requests on {workers} workers.")
-    _report(settings.out, demo, told, console, perf_counter() - started_s)
+    _report(out, demo, told, console, perf_counter() - started_s)
     return demo
 
 
-async def _virtual(parts: Sequence[Act], demo: Demo, board: Board, started_s: float) -> float:
+async def _virtual(parts: Sequence[Act], demo: Demo, board: LoadBoard, started_s: float) -> float:
     """Replays each part; the share of a core that this got."""
     cpu_s, wall_s = process_time(), perf_counter()
     for part in parts:
@@ -180,7 +176,7 @@ async def _virtual(parts: Sequence[Act], demo: Demo, board: Board, started_s: fl
     return (process_time() - cpu_s) / (perf_counter() - wall_s)
 
 
-async def _live(out: Path, workers: int, requests: int, demo: Demo, board: Board) -> None:
+async def _live(out: Path, workers: int, requests: int, demo: Demo, board: LoadBoard) -> None:
     """The popular prompt on programs of their own, started afresh for each policy."""
     spec = WorkloadSpec(POPULAR.format(requests=requests))
     workload = opened(spec, LIVE, f"{requests} requests for one popular prompt", SEED)
@@ -200,7 +196,7 @@ async def _live(out: Path, workers: int, requests: int, demo: Demo, board: Board
             board.console.print(f"[bold red]not back to zero:[/] {line}")
 
 
-def _say(demo: Demo, board: Board, text: str) -> None:
+def _say(demo: Demo, board: LoadBoard, text: str) -> None:
     demo.notes.append(text)
     board.console.print(f"[yellow]{text}[/]")
 

@@ -7,16 +7,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
-from random import Random
 from time import perf_counter
-from typing import Literal
 
 from simulator.live.client import Sender, Target
 from simulator.live.outcome import Outcome
 from simulator.replay.setup import WorkloadSpec
-from simulator.traces.generators.prefixes import shared_then_own
 from simulator.traces.job import Job
-from simulator.traces.mooncake import MAX_PROMPT_TOKENS
 from simulator.traces.open import open_jobs, sessions
 from simulator.traces.timing import NS
 
@@ -53,47 +49,6 @@ class Workload:
     def span_s(self) -> float:
         """Seconds from the start to the last arrival, or to the end of a closed loop."""
         return self.jobs[-1].at_ns / NS if self.ends_s is None else self.ends_s
-
-
-def generated_shared_prefix(
-    groups: int,
-    prompts_per_group: int,
-    system_tokens: int,
-    question_tokens: int,
-    output_tokens: int,
-    rate_per_s: float,
-    seed: int,
-    arrivals: Literal["poisson", "even"] = "poisson",
-) -> Workload:
-    """`groups` system prompts, each asked `prompts_per_group` distinct questions, shuffled.
-
-    The shape of `generated-shared-prefix` in SGLang's bench_serving (2024), with arrivals. Ids
-    stand for blocks of gcd(system, question) tokens, so that the border falls between two ids.
-    Raises `WorkloadError` for sizes that are not positive.
-    """
-    sizes = (groups, prompts_per_group, system_tokens, question_tokens, output_tokens)
-    if min(sizes) < 1 or rate_per_s <= 0:
-        raise WorkloadError("groups, prompts, tokens and rate must all be above 0")
-    if system_tokens + question_tokens > MAX_PROMPT_TOKENS:
-        raise WorkloadError(f"a prompt of more than {MAX_PROMPT_TOKENS} tokens")
-    if groups * prompts_per_group > MAX_REQUESTS:
-        raise WorkloadError(f"more than {MAX_REQUESTS} requests")
-    random = Random(seed)
-    order = [group for group in range(groups) for _ in range(prompts_per_group)]
-    random.shuffle(order)
-    block = math.gcd(system_tokens, question_tokens)
-    jobs: list[Job] = []
-    arrival_s, tokens = 0.0, system_tokens + question_tokens
-    for serial, group in enumerate(order):
-        at_ns, own = round(arrival_s * NS), groups + serial
-        jobs.append(shared_then_own(at_ns, group, system_tokens, own, tokens, output_tokens, block))
-        arrival_s += random.expovariate(rate_per_s) if arrivals == "poisson" else 1 / rate_per_s
-    origin = (
-        f"{groups} x {prompts_per_group} prompts, {system_tokens} shared + {question_tokens} own "
-        f"tokens, {output_tokens} output tokens, {arrivals} arrivals at {rate_per_s:g} per second"
-    )
-    name = "shared_prompt" if groups == 1 else "shared_prompts"
-    return Workload(name, tuple(jobs), block, origin)
 
 
 def opened(

@@ -199,7 +199,7 @@ class Relay:
             tenant=job.tenant,
             priority=job.priority,
         )
-        self.carry_out(now_ns, self.core.on_arrival(arrival))
+        self.carry_out(now_ns, self.core.tell(arrival))
 
     def _tell_progress(self, now_ns: int) -> None:
         """Answers of each worker grow for the router at most every `progress_ns`, and not after
@@ -217,7 +217,7 @@ class Relay:
                 continue
             rows, tokens = station.engine.progress(now_ns - station.offset_ns)
             if len(rows):
-                now_s, tell = now_ns / 1e9, self.core.on_progress
+                now_s, tell = now_ns / 1e9, self.core.tell
                 for row, count in zip(rows.tolist(), tokens.tolist(), strict=True):
                     tell(Progress(now_s, row, count))
 
@@ -268,7 +268,7 @@ class Relay:
         station, well = what
         if not station.gone:
             fact = Probed(now_ns / 1e9, station.worker_id, well)
-            self.carry_out(now_ns, self.core.on_probed(fact))
+            self.carry_out(now_ns, self.core.tell(fact))
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class Relay:
                 live[row].begun = True
                 book.first_token_ns[row] = now_ns
                 book.hit_tokens[row] = hits
-                self.core.on_first_token(FirstToken(now_s, row))
+                self.core.tell(FirstToken(now_s, row))
         for row in finished:
             if self._answers(row, station):
                 job = live[row].turn.job
@@ -288,7 +288,7 @@ class Relay:
                 book.finish_ns[row] = now_ns
                 book.output_tokens[row] = given
                 fact = Finish(now_s, row, job.prompt_tokens, book.hit_tokens[row], given)
-                actions = self.core.on_finish(fact)
+                actions = self.core.tell(fact)
                 self._end(now_ns, row, Verdict.COMPLETED)
                 self.carry_out(now_ns, actions)
 
@@ -300,7 +300,7 @@ class Relay:
     def _refused(self, now_ns: int, what: tuple[int, str]) -> None:
         """The worker's 400 goes to the client like any other reply, but is no first token."""
         row, code = what
-        actions = self.core.on_finish(Finish(now_ns / 1e9, row, refused=True))
+        actions = self.core.tell(Finish(now_ns / 1e9, row, refused=True))
         self.book.turned_away(row, code)
         self._end(now_ns, row, Verdict.REJECTED)
         self.carry_out(now_ns, actions)
@@ -312,7 +312,7 @@ class Relay:
         live.station = None
         retry = not live.begun
         blame: Literal["worker", "busy"] = "busy" if reason == BUSY else "worker"
-        actions = self.core.on_failure(Failure(now_ns / 1e9, row, blame, retry, reason))
+        actions = self.core.tell(Failure(now_ns / 1e9, row, blame, retry, reason))
         if not retry:
             # A preempted one has no place in `progress`: all that is sure is its first token.
             self.book.output_tokens[row] = max(output_tokens, 1)

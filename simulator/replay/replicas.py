@@ -17,6 +17,7 @@ from router.replicas.sharing import Sharing
 from simulator.replay.agenda import Agenda, Rank
 
 CarryOut = Callable[[int, list[Action]], None]
+OF_A_REQUEST = (facts.Arrival, facts.FirstToken, facts.Progress, facts.Finish, facts.Failure)
 
 
 class Replicas:
@@ -41,55 +42,16 @@ class Replicas:
         for number in range(len(self._cores)):
             self._speak(0, number)
 
-    # --- of one request: to the router that has it ------------------------------------------
-
-    def on_arrival(self, fact: facts.Arrival) -> list[Action]:
-        """Clients, or what balances them, take any router."""
-        number = self._random.randrange(len(self._cores))
-        self._owners[fact.request_id] = number
+    def tell(self, fact: facts.Fact) -> list[Action]:
+        """A request's facts go to the router that has it; those of workers and time to all."""
+        if not isinstance(fact, OF_A_REQUEST):
+            return [action for n in range(len(self._cores)) for action in self._told(n, fact)]
+        if isinstance(fact, facts.Arrival):  # clients, or what balances them, take any router
+            self._owners[fact.request_id] = self._random.randrange(len(self._cores))
+        number = self._owners[fact.request_id]
+        if isinstance(fact, facts.Finish):
+            del self._owners[fact.request_id]
         return self._told(number, fact)
-
-    def on_first_token(self, fact: facts.FirstToken) -> list[Action]:
-        """See `RouterCore.on_first_token`, and so on."""
-        return self._told(self._owners[fact.request_id], fact)
-
-    def on_progress(self, fact: facts.Progress) -> list[Action]:
-        """Its answer grew."""
-        return self._told(self._owners[fact.request_id], fact)
-
-    def on_finish(self, fact: facts.Finish) -> list[Action]:
-        """Its answer is complete."""
-        return self._told(self._owners.pop(fact.request_id), fact)
-
-    def on_failure(self, fact: facts.Failure) -> list[Action]:
-        """A dispatch came to nothing."""
-        return self._told(self._owners[fact.request_id], fact)
-
-    # --- of workers: to all of them ---------------------------------------------------------
-
-    def on_worker(self, fact: facts.WorkerChange) -> list[Action]:
-        """A worker joined, changed or left."""
-        return self._all_told(fact)
-
-    def on_probed(self, fact: facts.Probed) -> list[Action]:
-        """Whether it is well."""
-        return self._all_told(fact)
-
-    def on_load_report(self, fact: facts.LoadReport) -> list[Action]:
-        """Its own account of its load."""
-        return self._all_told(fact)
-
-    def on_kv_events(self, fact: facts.KvEvents) -> list[Action]:
-        """Its cache changed."""
-        return self._all_told(fact)
-
-    def on_replay_end(self, fact: facts.ReplayEnd) -> list[Action]:
-        """A replay of what was missed is over."""
-        return self._all_told(fact)
-
-    def on_tick(self, fact: facts.Tick) -> list[Action]:
-        """Time passed."""
-        return self._all_told(fact)
 
     # --- what they say to each other --------------------------------------------------------
 
@@ -100,9 +62,6 @@ class Replicas:
             due_ns = self._agenda.now_ns + self._lag_ns
             self._agenda.at(due_ns, Rank.ANSWER, self._speak, number)
         return actions
-
-    def _all_told(self, fact: facts.Fact) -> list[Action]:
-        return [action for n in range(len(self._cores)) for action in self._told(n, fact)]
 
     def _speak(self, now_ns: int, number: int) -> None:
         self._said[number] = False

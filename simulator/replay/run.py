@@ -140,7 +140,7 @@ class _Run:
         """From the first arrival to the last end."""
         for station in self._stations:
             fact = WorkerChange(0.0, station.worker_id, "ready", station.facts)
-            self._relay.carry_out(0, self._core.on_worker(fact))
+            self._relay.carry_out(0, self._core.tell(fact))
             self._feed.start(station)
         self._relay.start()
         self._health.start()

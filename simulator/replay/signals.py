@@ -66,7 +66,7 @@ class Feed:
         station, stream, seq, events = what
         if station.stream == stream and station.followed:
             fact = KvEvents(now_ns / 1e9, station.worker_id, seq, events)
-            self._relay.carry_out(now_ns, self._core.on_kv_events(fact))
+            self._relay.carry_out(now_ns, self._core.tell(fact))
 
     # --- what was missed --------------------------------------------------------------------
 
@@ -81,8 +81,8 @@ class Feed:
     def start(self, station: Station) -> None:
         """As `subscribe`, of an engine that has published nothing yet: answered at once."""
         if station.facts.has_events:
-            self._core.on_kv_events(KvEvents(0.0, station.worker_id, -1, (), "snapshot"))
-            self._core.on_replay_end(ReplayEnd(0.0, station.worker_id, True))
+            self._core.tell(KvEvents(0.0, station.worker_id, -1, (), "snapshot"))
+            self._core.tell(ReplayEnd(0.0, station.worker_id, True))
 
     def _ask(self, now_ns: int, station: Station, from_seq: int) -> None:
         """One request at a time; one more waits, and any further one is said by it."""
@@ -104,10 +104,10 @@ class Feed:
         if answered:
             for seq, events, source in self._answer(now_ns, station, from_seq):
                 fact = KvEvents(now_ns / 1e9, station.worker_id, seq, events, source)
-                self._relay.carry_out(now_ns, self._core.on_kv_events(fact))
+                self._relay.carry_out(now_ns, self._core.tell(fact))
         if station.wanted_seq < 0:  # else the next one speaks for the gap that is open now
             fact_end = ReplayEnd(now_ns / 1e9, station.worker_id, answered)
-            self._relay.carry_out(now_ns, self._core.on_replay_end(fact_end))
+            self._relay.carry_out(now_ns, self._core.tell(fact_end))
         if not answered and station.wanted_seq < 0:
             station.wanted_seq = 0  # its whole cache mends what no replay can
         pause_ns = _BETWEEN_SYNCS_NS if answered else _ASK_AGAIN_NS
@@ -177,7 +177,7 @@ class Health:
 
     def _tick(self, now_ns: int, _: None) -> None:
         self._agenda.at(now_ns + self._tick_ns, Rank.TICK, self._tick, None)
-        self._relay.carry_out(now_ns, self._core.on_tick(Tick(now_ns / 1e9)))
+        self._relay.carry_out(now_ns, self._core.tell(Tick(now_ns / 1e9)))
         if self._leaving:
             self._remove_idle(now_ns)
 
@@ -213,7 +213,7 @@ class Health:
         station, stream, running, waiting, used_tokens = what
         if station.followed and station.stream == stream:
             fact = LoadReport(now_ns / 1e9, station.worker_id, running, waiting, used_tokens)
-            self._relay.carry_out(now_ns, self._core.on_load_report(fact))
+            self._relay.carry_out(now_ns, self._core.tell(fact))
 
     # --- down and back ----------------------------------------------------------------------
 
@@ -287,4 +287,4 @@ class Health:
     def _tell(self, now_ns: int, station: Station, state: str) -> None:
         facts = None if state in ("down", "gone") else station.facts
         fact = WorkerChange(now_ns / 1e9, station.worker_id, state, facts)  # type: ignore[arg-type]
-        self._relay.carry_out(now_ns, self._core.on_worker(fact))
+        self._relay.carry_out(now_ns, self._core.tell(fact))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +31,6 @@ from simulator.runs.scenes import (
     ladder_of_scenes,
     read_scenes,
 )
-from simulator.runs.sweep import writable
 from simulator.runs.task import SweepError
 
 Cell = Callable[[RuleFigures], str]
@@ -234,28 +232,26 @@ class CompareReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failed: tuple[str, ...]  # runs without figures
 
 
-@dataclass(frozen=True, slots=True)
-class CompareCommand:
-    """What the command line asks. Lifetime: process."""
-
-    results: tuple[Path, ...]
-    base: str  # a specification as it was run, or a name that one rule has
-    policies: tuple[str, ...] = ()  # these only, and the base; empty: all
-    json: Path | None = None
-    html: Path | None = None
-    markdown: Path | None = None
-
-
-def run_compare(command: CompareCommand, console: Console) -> bool:
+def run_compare(
+    results: Sequence[Path],
+    base: str,
+    console: Console,
+    policies: Sequence[str] = (),
+    *,
+    json: Path | None = None,
+    html: Path | None = None,
+    markdown: Path | None = None,
+) -> bool:
     """Prints the tables and writes what is asked; whether every run had figures.
 
-    Raises `SweepError` for files that cannot be read or written, and for an unknown rule.
+    `base`: a specification as it was run, or a name that one rule has; `policies`: these only, and
+    the base; empty: all. Raises `SweepError` for files that cannot be read, and for an unknown
+    rule.
     """
-    writable(command.json, command.html, command.markdown)
-    scenes = read_scenes(command.results)
-    base = _chosen(command.base, scenes)
-    kept = {base, *(_chosen(one, scenes) for one in command.policies)}
-    if command.policies:
+    scenes = read_scenes(results)
+    base = _chosen(base, scenes)
+    kept = {base, *(_chosen(one, scenes) for one in policies)}
+    if policies:
         for scene in scenes:
             scene.rows = {policy: rows for policy, rows in scene.rows.items() if policy in kept}
     found = [compare_scene(scene, base) for scene in scenes if scene.rows]
@@ -265,12 +261,12 @@ def run_compare(command: CompareCommand, console: Console) -> bool:
     for line in failed:
         console.print(f"failed: {line}", markup=False, highlight=False)
     report = CompareReport(FORMAT, VERSION, base, tuple(found), tuple(steps), tuple(failed))
-    if command.json is not None:
-        command.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
-    if command.markdown is not None:
-        command.markdown.write_text(as_markdown(found, steps))
-    if command.html is not None:
-        command.html.write_text(render_page(found, steps, f"Rules beside {base}", failed))
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    if markdown is not None:
+        markdown.write_text(as_markdown(found, steps))
+    if html is not None:
+        html.write_text(render_page(found, steps, f"Rules beside {base}", failed))
     return not failed
 
 

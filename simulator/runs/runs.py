@@ -11,9 +11,9 @@ from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from simulator.replay.setup import Setup
+from simulator.report.board import Board, span
 from simulator.report.row import ReplayRow, summarize
 from simulator.runs.executor import DaskCluster, LocalProcesses
 from simulator.runs.store import Store
@@ -26,72 +26,6 @@ def evaluate(setup: Setup) -> ReplayRow:
     from simulator.replay.run import replay
 
     return summarize(replay(setup))
-
-
-LINE_EVERY_S = 10.0
-REFRESHES_PER_S = 2
-
-
-class RunsBoard:
-    """Counts runs, and shows each that failed. Lifetime: one sweep."""
-
-    def __init__(self, console: Console, clock_s: Callable[[], float]) -> None:
-        self.console = console
-        self.failed = 0
-        self._clock_s = clock_s
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            refresh_per_second=REFRESHES_PER_S,
-            disable=not console.is_terminal,
-            transient=True,
-        )
-        self._task = self._bar.add_task("runs", total=None)
-        self._total: int | None = None
-        self._done = 0
-        self._began_s = self._told_s = clock_s()
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def expect(self, runs: int) -> None:
-        """So many runs are to come in all: only then can anybody say how long they take."""
-        self._total = runs
-        self._bar.update(self._task, total=runs)
-
-    def note(self, outcome: Outcome) -> None:
-        """Counts one run."""
-        self._done += 1
-        self._bar.advance(self._task)
-        if outcome.error is not None:
-            self.failed += 1
-            setup = outcome.task.setup
-            where = escape(f"{setup.policy}, seed {setup.seed}: {outcome.error}")
-            self.console.print(f"[bold red]failed[/] {where}", highlight=False)
-        now_s = self._clock_s()
-        if not self.console.is_terminal and now_s - self._told_s >= LINE_EVERY_S:
-            self._told_s = now_s
-            self.console.print(self._line(now_s - self._began_s), highlight=False)
-
-    def _line(self, spent_s: float) -> str:
-        if self._total is None:
-            return f"{self._done} runs done"
-        left_s = spent_s / self._done * (self._total - self._done)
-        return f"{self._done} of {self._total} runs, about {duration(left_s)} left"
-
-
-def duration(seconds: float) -> str:
-    """A length of time as one says it."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 # Requests that one core replays in a second, where no run has told yet: on the slow side.
@@ -126,6 +60,8 @@ class Runs:
         self._done: dict[str, Outcome] = {}
         self._block = ExitStack()
         self._store: Store | None = None
+        self._ended = 0
+        self._expected: int | None = None  # runs, where it was announced
 
     def __enter__(self) -> Self:
         options = self._options
@@ -134,7 +70,7 @@ class Runs:
                 self._store = block.enter_context(Store(options.results))
             self._runner = self._new_runner()
             block.enter_context(self._runner)
-            self._board = block.enter_context(RunsBoard(self._console, self._clock_s))
+            self._board = block.enter_context(Board(self._console, self._clock_s))
             self._block = block.pop_all()
         return self
 
@@ -156,9 +92,18 @@ class Runs:
         for outcome in self._runner.run(missing):
             if self._store is not None:
                 self._store.add(outcome)
-            self._board.note(outcome)
+            self._note(outcome)
             self._done[outcome.task.key] = outcome
         return [self._done[task.key] for task in tasks]
+
+    def _note(self, outcome: Outcome) -> None:
+        """Counts a run, and says at once where one failed."""
+        self._ended += 1
+        if outcome.error is not None:
+            setup = outcome.task.setup
+            where = escape(f"{setup.policy}, seed {setup.seed}: {outcome.error}")
+            self._console.print(f"[bold red]failed[/] {where}", highlight=False)
+        self._board.count("runs", self._ended, self._expected)
 
     def missing(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks that have no outcome yet, each once."""
@@ -173,10 +118,10 @@ class Runs:
         """Says how many runs `setups` take, which are all there will be, and about how long."""
         tasks = [self._keys.task(setup) for setup in setups]
         missing = self.missing(tasks)
-        self._board.expect(len(missing))
+        self._expected = len(missing)
         jobs = self._runner.jobs
         about_s = estimate_s(missing, list(self._done.values()), jobs)
-        about = "" if about_s is None or not missing else f", about {duration(about_s)}"
+        about = "" if about_s is None or not missing else f", about {span(max(1.0, about_s))}"
         there = len({task.key for task in tasks}) - len(missing)
         kept = f"; {there} more are there already" if there else ""
         line = f"{len(missing)} runs, {jobs} at a time{about}{kept}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
@@ -13,45 +13,6 @@ import msgspec
 from simulator.replay.setup import Setup
 from simulator.report.row import ReplayRow
 from simulator.runs.task import Outcome, SweepError, Task
-
-
-class LockedFile:
-    """Lifetime: the `with` block, during which nobody else may write it."""
-
-    def __init__(self, path: Path, writer: str, read: Callable[[], None]) -> None:
-        """Opens and locks `path`, then has it `read`; `writer` names who else may hold it.
-
-        Raises `SweepError` for a file that cannot be written or that another run writes.
-        """
-        self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = cast(BinaryIO, path.open("a+b", buffering=0))
-        except OSError as error:
-            raise SweepError([f"{path}: cannot be written: {error.strerror}"]) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            read()
-        except BlockingIOError as error:
-            self._file.close()
-            told = f"{path}: another {writer} writes to it; wait for its end or name another file"
-            raise SweepError([told]) from error
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def _write(self, line: bytes) -> None:
-        left = memoryview(line)
-        while left:
-            left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
-
 
 HEADER = b'{"format":"warmroute-sweep","version":1}\n'
 
@@ -96,7 +57,7 @@ def _decoded(decoder: msgspec.json.Decoder[Record], path: Path, line: bytes, num
         ) from error
 
 
-class Store(LockedFile):
+class Store:
     """Results by key, kept in a file. Lifetime: the `with` block, during which nobody else may.
 
     A line is on the disk before `add` returns. A last line without its end was torn by a crash:
@@ -104,8 +65,33 @@ class Store(LockedFile):
     """
 
     def __init__(self, path: Path) -> None:
+        """Opens, locks and reads `path`.
+
+        Raises `SweepError` for a file that cannot be written or that another run writes.
+        """
+        self.path = path
         self.rows: dict[str, ReplayRow] = {}
-        super().__init__(path, "sweep", self._read)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = cast(BinaryIO, path.open("a+b", buffering=0))
+        except OSError as error:
+            raise SweepError([f"{path}: cannot be written: {error.strerror}"]) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read()
+        except BlockingIOError as error:
+            self._file.close()
+            told = f"{path}: another sweep writes to it; wait for its end or name another file"
+            raise SweepError([told]) from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def done(self, task: Task) -> Outcome | None:
         """The outcome of a run that has a row."""
@@ -146,3 +132,9 @@ class Store(LockedFile):
         record = _decoded(decoder, self.path, line, number)
         if record.row is not None:
             self.rows[record.key] = record.row
+
+    def _write(self, line: bytes) -> None:
+        left = memoryview(line)
+        while left:
+            left = left[self._file.write(left) :]
+        os.fsync(self._file.fileno())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from csv import DictWriter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +39,7 @@ from simulator.runs.points import flat_setup as flat
 from simulator.runs.runs import RunOptions, Runs, sweep
 from simulator.runs.runs import evaluate as evaluate_replay
 from simulator.runs.sheet import read_sheet
-from simulator.runs.task import Evaluate, Outcome, SweepError
+from simulator.runs.task import Evaluate, Outcome
 
 TARGETS = (
     figure("ttft_ms.p90"), figure("ttft_ms.p99"), figure("tpot_ms.mean"), figure("goodput.share"),
@@ -230,7 +229,7 @@ def as_csv(outcomes: Sequence[Outcome]) -> str:
     lines = [_line(outcome, varied) for outcome in done]
     names = dict.fromkeys(name for line in lines for name in line)
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, names, lineterminator="\n", restval="")
+    writer = DictWriter(buffer, names, lineterminator="\n", restval="")
     writer.writeheader()
     writer.writerows(lines)
     return buffer.getvalue()
@@ -464,32 +463,25 @@ def _failures(outcomes: Sequence[Outcome]) -> Section:
 RESULTS_SUFFIX = ".results.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class SweepCommand:
-    """What the command line asks of a sweep. Lifetime: process."""
-
-    file: Path
-    results: Path | None = None  # None: beside the file, with `RESULTS_SUFFIX`
-    jobs: int | None = None
-    dask: str | None = None
-    csv: Path | None = None
-    json: Path | None = None
-    html: Path | None = None
-
-
 def run_sweep(
-    command: SweepCommand, console: Console, evaluate: Evaluate = evaluate_replay
+    file: Path,
+    options: RunOptions,
+    console: Console,
+    *,
+    csv: Path | None = None,
+    json: Path | None = None,
+    html: Path | None = None,
+    evaluate: Evaluate = evaluate_replay,
 ) -> bool:
     """Runs the sweep, prints its tables, writes what is asked; whether no run failed.
 
-    Raises `SweepError` before anything runs for what cannot be read, run or written. Ctrl-C
+    Results are kept beside the file, with `RESULTS_SUFFIX`, unless `options` name another.
+    Raises `SweepError` before anything runs for what cannot be read or run. Ctrl-C
     (`KeyboardInterrupt`) ends all processes; the same command goes on from there.
     """
-    writable(command.csv, command.json, command.html)
-    setups = read_sheet(command.file)
-    results = command.results or command.file.with_name(command.file.name + RESULTS_SUFFIX)
-    options = RunOptions(results, command.jobs, command.dask)
-    outcomes = sweep(setups, options, console, evaluate)
+    setups = read_sheet(file)
+    results = options.results or file.with_name(file.name + RESULTS_SUFFIX)
+    outcomes = sweep(setups, replace(options, results=results), console, evaluate)
     points = points_of(outcomes)
     console.print(*best_tables(points))
     left_out = len(by_scene(points)) - MAX_TABLES
@@ -497,18 +489,18 @@ def run_sweep(
         console.print(f"{left_out} more loads and worlds are in --csv, --json and --html")
     if points:
         console.print(front_table(points))
-    if command.csv is not None:
-        command.csv.write_text(as_csv(outcomes))
-    if command.json is not None:
-        command.json.write_bytes(as_json(outcomes, points))
-    if command.html is not None:
+    if csv is not None:
+        csv.write_text(as_csv(outcomes))
+    if json is not None:
+        json.write_bytes(as_json(outcomes, points))
+    if html is not None:
         notes = [
-            f"Sweep file {command.file.name}. Workload: {setups[0].workload.source}.",
+            f"Sweep file {file.name}. Workload: {setups[0].workload.source}.",
             "Replays of the real decision core and scheduler on virtual time; all seeds of a "
             "choice see the same workload as the same seeds of the others.",
         ]
-        page = render_page(outcomes, points, f"Sweep {command.file.name}", notes)
-        command.html.write_text(page)
+        page = render_page(outcomes, points, f"Sweep {file.name}", notes)
+        html.write_text(page)
     return all(outcome.error is None for outcome in outcomes)
 
 
@@ -523,7 +515,6 @@ def run_plan(
 
     Raises `SweepError` and `KeyboardInterrupt` as `run_sweep` does.
     """
-    writable(json)
     with Runs(options, console, evaluate) as runs:
         answer = plan(request, runs)
     console.print(plan_table(answer))
@@ -532,21 +523,3 @@ def run_plan(
     if json is not None:
         json.write_bytes(plan_as_json(answer))
     return answer.best is not None
-
-
-def writable(*paths: Path | None) -> None:
-    """Raises `SweepError` for files that could not be written when all is done."""
-    problems: Sequence[str] = [
-        f"{path}: {why}" for path in paths if path is not None and (why := _refusal(path))
-    ]
-    if problems:
-        raise SweepError(problems)
-
-
-def _refusal(path: Path) -> str:
-    if path.is_dir():
-        return "is a folder; name a file"
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}; create it or name another"
-    place = path if path.exists() else path.parent
-    return "" if os.access(place, os.W_OK) else "may not be written; name another file"

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 import zstandard
 
@@ -88,7 +88,7 @@ class TraceFile:
             raise TraceError(f"{path}: is not a regular file")
         self._bytes = status.st_size
         try:
-            self._stream = io.BufferedReader(cast(Any, _unpacked(self._raw, path)), BUFFER_BYTES)
+            self._stream = io.BufferedReader(cast(Any, _unpacked(self._raw)), BUFFER_BYTES)
         except BaseException:
             self._raw.close()
             raise
@@ -135,37 +135,18 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _unpacked(raw: BinaryIO, path: Path) -> Any:
+def _unpacked(raw: BinaryIO) -> Any:
     magic = raw.read(4)
     raw.seek(0)
     if magic.startswith(GZIP_MAGIC):
         return gzip.GzipFile(fileobj=raw, mode="rb")
     if magic == ZSTD_MAGIC:
-        return _zstd(raw, path)
+        return ZstdReader(raw)
     return raw
-
-
-def _zstd(raw: BinaryIO, path: Path) -> Any:
-    try:
-        from simulator.traces.files import ZstdReader
-    except ModuleNotFoundError as error:
-        raise TraceError(
-            f"{path}: is packed with zstd; install warmroute[sim], or unpack it"
-        ) from error
-    return ZstdReader(raw)
 
 
 PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")  # what of a folder counts as a part
 _PACKINGS = (".gz", ".zst")
-
-
-class Lines(Protocol):
-    """What a format is read from."""
-
-    @property
-    def path(self) -> Path: ...
-    def lines(self, errors: ErrorLog) -> Iterator[tuple[int, bytes]]:
-        """As `TraceFile.lines`."""
 
 
 class TraceParts:
@@ -209,13 +190,12 @@ class TraceParts:
             self._done_bytes += size
 
 
-def opened(path: Path) -> TraceFile | TraceParts:
+def opened(path: Path) -> TraceParts:
     """The file at `path`, or the parts in that folder or of that pattern, by name.
 
-    Raises `TraceError` where there is none, or it cannot be opened.
+    Raises `TraceError` where there is none, or it cannot be read.
     """
-    parts = parts_of(path)
-    return TraceFile(path) if parts is None else TraceParts(path, parts)
+    return TraceParts(path, parts_of(path) or [path])
 
 
 def parts_of(path: Path) -> list[Path] | None:

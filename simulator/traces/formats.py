@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from simulator.traces import mooncake, qwen, request_log, session_file, tables
-from simulator.traces.files import Lines, opened
+from simulator.traces import mooncake, request_log, session_file, tables
+from simulator.traces.files import TraceParts, opened
 from simulator.traces.job import MIN_LINES_JUDGED, ErrorLog, Job, LineError, TraceError
 from simulator.traces.options import name_of, parse_options
 from simulator.traces.timing import NS
@@ -93,7 +93,7 @@ class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Reading:
     """One reading of one file, or of its parts. Lifetime: stream."""
 
-    file: Lines
+    file: TraceParts
     block_tokens: int
     errors: ErrorLog
     options: Any  # of the format's own kind
@@ -226,9 +226,9 @@ FORMATS = (
     Format(
         "qwen",
         "JSON lines: chat_id, parent_chat_id, timestamp (s), the rest as Mooncake",
-        qwen.BLOCK_TOKENS,
+        mooncake.QWEN_BLOCK_TOKENS,
         _has("chat_id", "timestamp", "input_length"),
-        _by_line(qwen.parser),
+        _by_line(mooncake.qwen_parser),
     ),
     Format(
         "mooncake",

@@ -26,12 +26,12 @@ from router.core.core import RouterCore
 from router.core.settings import CoreSettings
 from router.fleet.manager import FleetManager
 from router.metrics.registry import RouterMetrics
+from router.request.dispatcher import Dispatcher
 from router.request.paths import PATHS
 from router.request.prompts import PromptReader, TokenCheck
 from router.request.request import InferenceRequest
 from router.request.scan import ScanLimits
 from router.request.service import Service
-from router.request.switchboard import Switchboard
 from router.server.messages import Request
 from router.upstream.http1 import request_head
 from router.upstream.reply import Outcome, UpstreamRequest, Usage
@@ -78,7 +78,7 @@ class Pool:
         carrier = SimpleNamespace(upstream=None, rank=None, kind=None)
         fleet = cast(FleetManager, SimpleNamespace(members=dict.fromkeys(range(workers), carrier)))
         metrics = RouterMetrics(core, fleet, self.reader)
-        self.service = Service(Switchboard(core, time.monotonic), fleet, metrics, None, check)
+        self.service = Service(Dispatcher(core, time.monotonic), fleet, metrics, None, check)
 
     def read(self, body: bytes) -> InferenceRequest:
         """What `Inference` makes of a body."""

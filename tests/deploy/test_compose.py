@@ -47,6 +47,7 @@ def test_routers_start_know_the_engines_and_share() -> None:
         assert {urlsplit(url).port for url in config.workers} == {8000}
         assert urlsplit(config.state).hostname in SERVICES
         assert (config.host, config.admin_host, config.admin_open) == ("0.0.0.0", "0.0.0.0", True)
+        assert set(config.admin_allowed_hosts) == set(ROUTERS), "Prometheus asks by these"
         assert {port.rsplit(":", 1)[1] for port in router["ports"]} == {
             str(config.port),
             str(config.admin_port),

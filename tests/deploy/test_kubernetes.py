@@ -203,9 +203,11 @@ async def test_probes_and_pre_stop_do_what_they_are_for(tmp_path) -> None:
     async with running(tmp_path, workers=1) as stack:
 
         async def asked(kind: str) -> int:
-            async with stack.http.get(stack.url + router[kind]["httpGet"]["path"]) as reply:
+            asks = router[kind]["httpGet"]
+            async with stack.http.get(ports[asks["port"]] + asks["path"]) as reply:
                 return reply.status
 
+        ports = {"http": stack.url, "admin": stack.admin}
         probes = ("startupProbe", "readinessProbe", "livenessProbe")
         assert [await asked(kind) for kind in probes] == [200, 200, 200]
         command = router["lifecycle"]["preStop"]["exec"]["command"]

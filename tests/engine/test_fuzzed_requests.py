@@ -20,6 +20,7 @@ from tests.effort import EFFORT
 from tests.engine.harness import Running, eventually, running
 from tests.engine.hostile_bodies import Asked, broken, requests
 from tests.engine.real import computing, loaded
+from tests.oracles.block_pool import check_pool
 
 SLICE = 1_000
 LONG = 2_000 * EFFORT
@@ -75,7 +76,7 @@ async def settled(worker: Running) -> None:
     for pin in scheduler.pins.all:
         scheduler.pins.unpin(pin.name)
     await eventually(lambda: scheduler.kv_used_blocks == 0, "all blocks are given back")
-    worker.worker.pool.check()
+    check_pool(worker.worker.pool)
     status, answer = await worker.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 3})
     assert (status, answer["usage"]["prompt_tokens"]) == (200, 3)
 

@@ -28,6 +28,7 @@ from tests.engine import real
 from tests.engine.real import Reference, computing
 from tests.engine.tiny_models import loaded, some_ids, written
 from tests.frozen import freeze
+from tests.oracles.block_pool import check_pool
 
 BLOCKS, BLOCK_SIZE = 12, 8
 IDS = some_ids(40)
@@ -169,7 +170,7 @@ async def test_a_worker_of_two_stages_serves_the_models_tokens(tmp_path: Path) -
             sizes = [one["decode_tokens"] for one in steps if not one["prefill_tokens"]]
             scheduler = worker.worker.runner.scheduler
             assert scheduler.kv_used_blocks == 0
-            scheduler.pool.check()
+            check_pool(scheduler.pool)
         assert said == [reference.greedy(prompt, 12) for prompt in prompts]
         assert max(sizes) <= 4, "half of them a step"
     finally:

@@ -23,7 +23,7 @@ from engine.model.tiny import TinySettings
 from engine.runner.needs import StepSettings
 from engine.sampling.params import SamplingParams
 from kvkernels.cuda.library import LIBRARY_VARIABLE
-from kvkernels.ops.decode import workspace_of
+from kvkernels.ops.shared_decode import workspace_of
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, Reference, computing, greedy, loaded
 from tests.engine.test_overlap import BLOCKS, Arrival, served
 from tests.engine.tiny_models import written

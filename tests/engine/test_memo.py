@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.wire import hf
+from engine.wire import memo as memo_module
 from engine.wire.hf import HfTokenizer
 from engine.wire.memo import MIN_PIECE_CHARS, Cuts, MemoEncoder, any_of, cuts_of
 from engine.wire.tokens import Chat, PromptError, WordTokenizer
@@ -125,6 +128,54 @@ def test_without_bytes_or_cuts_it_is_the_bare_tokenizer() -> None:
         assert memo.encode_chat(chat, NOW_S).tolist() == plain.encode_chat(chat, NOW_S)
         assert memo.bytes == 0
     assert MemoEncoder(tokenizer, tokenizer, LARGE).encode("", False).tolist() == []
+
+
+@given(st.lists(st.sampled_from(["<|im_end|>", "<|im_end", "x", "ab<"]), max_size=60).map("".join))
+def test_windows_of_a_long_text_change_no_cut(text: str) -> None:
+    cuts = Cuts([token("<|im_end|>"), token("<|im_end|>x<|im_end|>")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memo_module, "MIN_PIECE_CHARS", 3)
+        whole = cuts.of(text)
+        patch.setattr(memo_module, "_WINDOW_CHARS", 5)
+        patch.setattr(memo_module, "_WINDOW_IDS", 2)
+        assert cuts.of(text) == whole
+        tokenizer = tokenizer_of("bytes")
+        memo = MemoEncoder(tokenizer, tokenizer, LARGE)
+        assert memo.encode(text).tolist() == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_a_long_prompt_are_its_ids(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf, "_PART_IDS", 7)
+    in_parts, whole = HfTokenizer(write_model(tmp_path, kind)), tokenizer_of(kind)
+    for text in ("The dog", "", "The dog  <|im_end|> \nBrown fox, 東京 and the lazy dog " * 9):
+        for special in (False, True):
+            assert in_parts.encode(text, special) == whole.encode(text, special)
+
+
+def test_a_text_that_is_too_long_is_refused() -> None:
+    tokenizer = tokenizer_of("bytes")
+    memo = MemoEncoder(tokenizer, tokenizer, 0, max_chars=20)
+    assert memo.encode("x" * 20).tolist() == tokenizer.encode("x" * 20)
+    with pytest.raises(PromptError, match="more than 20 characters"):
+        memo.encode("x" * 21)
+    with pytest.raises(PromptError, match="more than 20 characters"):
+        memo.encode_chat(Chat(messages=[{"role": "user", "content": "x" * 21}]), NOW_S)
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+    """At least one look in ten; with Python's lock held there would be none."""
+    tokenizer = tokenizer_of("bytes")
+    with ThreadPoolExecutor(1) as executor:
+        encoding = executor.submit(tokenizer.encode, "The quick brown fox " * 20_000)
+        began_s, looks = time.monotonic(), 0
+        while not encoding.done():
+            looks += 1
+            time.sleep(0.001)
+        took_s = time.monotonic() - began_s
+    assert looks > took_s / 0.01
 
 
 def test_text_that_is_no_unicode_is_refused_as_ever() -> None:

@@ -21,6 +21,7 @@ from engine.scheduler.types import Output, Step
 from tests.effort import examples
 from tests.engine.harness import eventually
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, ids_of, loaded
+from tests.oracles.block_pool import check_pool
 
 BLOCKS = 14
 VOCAB = 264
@@ -86,7 +87,7 @@ class Clients:
             if finished:
                 self.ended[number] = finished
         self._steps += 1
-        self.runner.scheduler.pool.check()
+        check_pool(self.runner.scheduler.pool)
         self._turn()
 
     def on_failed(self, requests: Sequence[Request], why: str) -> None:
@@ -188,4 +189,4 @@ async def test_stop_strings_and_leaving_clients_over_http(model: Loaded) -> None
         assert choice["token_ids"] == ids[: len(choice["token_ids"])]
         scheduler = worker.worker.runner.scheduler
         await eventually(lambda: scheduler.kv_used_blocks == 0, "its blocks are free")
-        scheduler.pool.check()
+        check_pool(scheduler.pool)

@@ -11,6 +11,7 @@ from engine.pins import MAX_PINS, PinRefused
 from engine.scheduler.scheduler import Reason, Refused, Scheduler
 from tests.engine.scheduling import SIZE, Driver, make, request
 from tests.engine.test_block_pool import chain_of, prompt
+from tests.oracles.block_pool import check_pool
 
 
 def pinned(driver: Driver, blocks: int, until_s: float = inf) -> list[int]:
@@ -24,7 +25,7 @@ def flood(driver: Driver, first: int = 100) -> None:
     for number in range(first, first + 10):
         driver.scheduler.add(request(number, prompt(number, 8)), driver.now_s)
         driver.run()
-        driver.scheduler.pool.check()
+        check_pool(driver.scheduler.pool)
 
 
 def refused(scheduler: Scheduler, chain: list[int]) -> str:

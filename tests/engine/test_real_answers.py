@@ -15,6 +15,7 @@ from engine.runner.load import Loaded
 from tests.effort import examples
 from tests.engine.harness import Running, eventually
 from tests.engine.real import Reference, computing, loaded
+from tests.oracles.block_pool import check_pool
 
 KV_TOKENS = 160
 DEADLINE_S = 60.0
@@ -85,7 +86,7 @@ def test_each_is_answered_once_and_blocks_come_back(
             scheduler = worker.worker.runner.scheduler
             await eventually(lambda: not scheduler.requests, "all have left")
             assert (scheduler.kv_used_blocks, worker.worker.unfinished) == (0, 0)
-            scheduler.pool.check()
+            check_pool(scheduler.pool)
             finished = worker.worker.counters.finished
             assert sum(finished.values()) == sum(one.choices for one in visits)
             return answers

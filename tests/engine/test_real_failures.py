@@ -14,6 +14,7 @@ import torch
 from engine.runner.load import Computing, Loaded
 from engine.runner.runner import MAX_FAILED_STEPS, EngineFailed
 from tests.engine.real import COMPLETIONS, Reference, computing, greedy, ids_of, loaded
+from tests.oracles.block_pool import check_pool
 
 PROMPT = list(range(30, 60))
 
@@ -49,7 +50,7 @@ async def test_a_failed_step_answers_its_clients_and_the_engine_goes_on(
         assert await ids_of(worker, greedy(PROMPT, 9)) == reference.greedy(PROMPT, 9)
         scheduler = worker.worker.runner.scheduler
         assert (scheduler.kv_used_blocks, worker.worker.unfinished) == (0, 0)
-        scheduler.pool.check()
+        check_pool(scheduler.pool)
 
 
 async def test_a_stream_whose_step_fails_says_so_and_does_not_look_complete(folder: Path) -> None:

@@ -17,6 +17,7 @@ from engine.block_pool import (
 )
 from tests.engine.scheduling import SIZE, Driver, array, make, request
 from tests.engine.test_block_pool import chain_of, prompt
+from tests.oracles.block_pool import check_pool
 
 
 def said(*ranges: tuple[int, int | None, int, float | None], **more: float) -> Retention:
@@ -39,7 +40,7 @@ def removed(pool: BlockPool, count: int) -> list[int]:
     pool.drain_events()
     ids = pool.allocate(count)
     assert ids is not None
-    pool.check()
+    check_pool(pool)
     gone = [one for one in pool.drain_events() if isinstance(one, Removed)]
     pool.release(ids)
     return [block_hash for event in gone for block_hash in event.block_hashes]
@@ -143,7 +144,7 @@ def test_old_entries_do_not_pile_up():
         pool.release(hold(pool, prompt(1, 2), [Worth(80, 1e6), Worth(70, 1e6)]))
     idle = pool._idle
     assert len(idle._leaves) + len(idle._ends) < 300
-    pool.check()
+    check_pool(pool)
 
 
 def test_a_block_has_the_priority_of_the_range_of_its_first_token():
@@ -194,7 +195,7 @@ def test_a_requests_trunk_outlives_a_flood_of_others_in_the_scheduler():
         for number in range(1, 9):
             driver.scheduler.add(request(number, prompt(number + 1, 8)), driver.now_s)
             driver.run()
-        driver.scheduler.pool.check()
+        check_pool(driver.scheduler.pool)
         return driver.scheduler.pool.hit(chain_of(prompt(1, 8)))
 
     assert trunk_left(None) == 0

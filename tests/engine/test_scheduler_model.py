@@ -13,6 +13,7 @@ from engine.block_pool import Removed, Stored
 from engine.scheduler.scheduler import Reason, Request, SchedulerSettings, State, Step
 from tests.effort import examples
 from tests.engine.scheduling import SIZE, Driver, make, next_token, request
+from tests.oracles.block_pool import check_pool
 
 LIMITS = {
     "max_num_tokens": 24,
@@ -127,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         scheduler, pool = self.scheduler, self.scheduler.pool
-        pool.check()
+        check_pool(pool)
         running = [one for one in scheduler.requests.values() if one.state is State.RUNNING]
         assert scheduler.running == len(running)
         assert scheduler.running + scheduler.waiting == len(scheduler.requests)

@@ -6,6 +6,7 @@ import pytest
 
 from engine.scheduler.scheduler import Reason, State
 from tests.engine.scheduling import Driver, alone, make, request
+from tests.oracles.block_pool import check_pool
 
 
 def test_preemption_recomputes_and_changes_no_answer():
@@ -21,7 +22,7 @@ def test_preemption_recomputes_and_changes_no_answer():
     assert requests[0].preemptions == 0, "the first in order is never a victim"
     for request_id, prompt in prompts.items():
         assert driver.outputs[request_id] == alone(prompt, 20)
-    driver.scheduler.pool.check()
+    check_pool(driver.scheduler.pool)
 
 
 def test_the_victim_is_the_last_in_order_and_returns_to_the_front():
@@ -66,7 +67,7 @@ def test_cancel_at_every_stage_frees_everything():
         assert not scheduler.cancel(1)
         assert (scheduler.running, scheduler.waiting, scheduler.kv_used_blocks) == (0, 0, 0)
         assert scheduler.schedule(driver.now_s) is None
-        scheduler.pool.check()
+        check_pool(scheduler.pool)
 
 
 def test_cancel_while_its_step_is_in_flight():
@@ -80,7 +81,7 @@ def test_cancel_while_its_step_is_in_flight():
     outputs = scheduler.complete(step, {2: 5}, 0.1)
     assert [(o.request.request_id, o.token, o.finished) for o in outputs] == [(2, 5, "length")]
     assert scheduler.requests[1].state is State.WAITING
-    scheduler.pool.check()
+    check_pool(scheduler.pool)
 
 
 def test_one_step_is_in_flight_at_a_time():
@@ -106,4 +107,4 @@ def test_what_was_computed_before_a_clear_is_never_published():
     assert scheduler.pool.drain_events() == []
     assert scheduler.pool.cached_blocks == 0
     assert driver.outputs[1] == alone(list(range(40)), 20)
-    scheduler.pool.check()
+    check_pool(scheduler.pool)

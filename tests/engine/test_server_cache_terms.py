@@ -9,10 +9,10 @@ import pytest
 
 from engine.pins import Pins
 from engine.scheduler.types import SchedulerSettings
-from kvkernels import chain_hashes
-from kvkernels.seeds import chain_seed
+from kvkernels import chain_hashes, chain_seed
 from tests.engine.harness import Running, running
 from tests.engine.scheduling import array
+from tests.oracles.block_pool import check_pool
 
 COMPLETIONS = "/v1/completions"
 TRUNK = list(range(100, 164))  # 4 blocks
@@ -30,7 +30,7 @@ async def flood(worker: Running) -> None:
         prompt = [first + at for at in range(0, 256 * 20, 20)]
         status, _ = await worker.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
         assert status == 200
-    worker.worker.pool.check()
+    check_pool(worker.worker.pool)
 
 
 async def cached(worker: Running, **more: Any) -> int:

@@ -21,8 +21,7 @@ from engine.wire.events import (
     decode_snapshot,
     replay_request,
 )
-from kvkernels import chain_hashes
-from kvkernels.seeds import chain_seed
+from kvkernels import chain_hashes, chain_seed
 from tests.engine.harness import DEADLINE_S, Running, drain_live, replay, running, subscriber
 
 PROMPT = list(range(100, 150))

@@ -130,6 +130,9 @@ def test_tool_arguments_are_parsed() -> None:
         broken = Chat(messages=[{"role": "assistant", "tool_calls": calls}])
         with pytest.raises(PromptError, match="tool"):
             ChatTemplate(source, {}).render(broken, NOW_S)
+    call["function"]["arguments"] = '{"a": [' + "[]," * 100_000 + "[]]}"
+    with pytest.raises(PromptError, match="too many parts"):
+        ChatTemplate(source, {}).render(chat, NOW_S)
 
 
 def test_continuing_the_final_message() -> None:

@@ -26,8 +26,7 @@ from engine.wire.events import (
     replay_frames,
     replay_request,
 )
-from kvkernels import chain_hashes
-from kvkernels.seeds import chain_seed
+from kvkernels import chain_hashes, chain_seed
 from router.events import trtllm
 from router.fleet.engines import adapter as cards
 from router.fleet.engines import adapter as interview

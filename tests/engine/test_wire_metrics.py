@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.wire.events import WireError
 from engine.wire.metrics import EngineLoad, parse_load, parse_loads
-from kvkernels.seeds import chain_seed
+from kvkernels import chain_seed
 
 TWO_RANKS = """\
 # HELP vllm:num_requests_running x

@@ -23,6 +23,10 @@ NOT_SHOWN = {
     "warmroute_kv_state_saves_total": f"{_OFF}; an alert tells of trouble",
     "warmroute_kv_state_bytes": _OFF,
     "warmroute_kv_state_age_seconds": _OFF,
+    "warmroute_refused_ranks": "of an engine with more ranks than workers; it is logged",
+    "warmroute_server_deferred_total": "what it comes of, refusals, is shown by reason",
+    "warmroute_legs_total": "of pools whose workers have roles; they get a row of their own",
+    "warmroute_kv_transfer_tokens_per_second": "likewise",
     "warmroute_session_blocks": "a full table is no trouble; what it forgets is shown",
 }
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from grafana.drawing import BY_DIGIT, BY_NAME
+from grafana.drawing import COOL, WARM, colors_of
 from grafana.make_dashboards import DASHBOARDS, file_of, pretty, written
 from router.metrics.requests import _GAP_SECONDS, _SECONDS
 from tests.grafana.shown import FILES, PANELS, targets
@@ -103,4 +103,10 @@ def test_names_in_one_panel_have_different_colours() -> None:
         rules = panel["fieldConfig"]["overrides"]
         colors = [rule["properties"][0]["value"]["fixedColor"] for rule in rules]
         assert len(set(colors)) == len(colors), panel["title"]
-    assert set(BY_NAME.values()) <= set(BY_DIGIT)
+
+
+def test_trouble_is_warm_and_all_else_is_not_while_there_are_other_colours() -> None:
+    colors = colors_of(("ready", "down", "draining", "ejected"))
+    assert [color in WARM for color in colors.values()] == [False, True, False, True]
+    many = colors_of(tuple(f"name {number}" for number in range(len(COOL) + 1)))
+    assert [color in WARM for color in many.values()] == [False] * len(COOL) + [True]

@@ -20,13 +20,15 @@ KINDS = {
 class Pool:
     """An index of two workers, the second one's blocks, and how to change them."""
 
-    def __init__(self, kind: str, max_parked: int = 65536) -> None:
+    def __init__(self, kind: str, max_parked: int = 65536, counts_copies: bool = False) -> None:
         make_index, make_blocks, self.decode = KINDS[kind]
         self.index: Any = make_index(2)
-        self.blocks: Any = make_blocks(self.index, 1, BLOCK_SIZE, "m", max_parked)
+        self.blocks: Any = make_blocks(self.index, 1, BLOCK_SIZE, "m", max_parked, counts_copies)
 
-    def apply(self, payload: bytes) -> None:
-        self.blocks.apply(self.decode(payload))
+    def apply(self, payload: bytes) -> np.ndarray | None:
+        """The chain hashes that left the GPU."""
+        left: np.ndarray | None = self.blocks.apply(self.decode(payload))
+        return left
 
     def hits(self, chain: np.ndarray) -> list[int]:
         """Leading blocks that the worker has in the first tier, in the first two, in all."""

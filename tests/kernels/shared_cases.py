@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvkernels.ops.decode import workspace_of
 from kvkernels.ops.shared_costs import AttentionShape, Costs
-from kvkernels.ops.shared_decode import Step, plan_shared
+from kvkernels.ops.shared_decode import Step, plan_shared, workspace_of
 from tests.kernels.emulated import poisoned, pool_of
 from tests.kernels.quantized import as_numbers, quantized_pages
 

@@ -11,16 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
-from kvkernels.ops.decode import (
-    LARGEST_CHUNK,
-    LEAST_CHUNK,
-    DecodePlan,
-    plan_decode,
-    unsupported,
-    workspace_of,
-)
+from kvkernels.ops.shared_decode import unsupported, workspace_of
+from kvkernels.ops.shared_runs import LARGEST_CHUNK, LEAST_CHUNK
 from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler, poisoned, pool_of, relative_error
+from tests.oracles.decode import DecodePlan, plan_decode
 
 pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}

@@ -9,15 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvkernels.ops.decode import (
-    CHUNK_STEP,
-    LARGEST_CHUNK,
-    LEAST_CHUNK,
-    chunk_tokens,
-    most_items,
-    plan_decode,
-    words,
-)
+from kvkernels.ops.shared_decode import most_items
+from kvkernels.ops.shared_runs import CHUNK_STEP, LARGEST_CHUNK, LEAST_CHUNK
+from tests.oracles.decode import chunk_tokens, plan_decode, words
 
 LENGTHS = st.lists(st.integers(0, 20_000), max_size=20)
 

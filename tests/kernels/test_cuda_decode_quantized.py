@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
-from kvkernels.ops.decode import LEAST_CHUNK
+from kvkernels.ops.shared_runs import LEAST_CHUNK
 from tests.effort import examples
 from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
 from tests.kernels.quantized import LOSS, STORED, as_numbers, quantized_pages

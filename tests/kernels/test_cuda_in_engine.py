@@ -14,9 +14,10 @@ from engine.model.kv_cache import KvCache, LayerKv, dequantize
 from engine.model.layers import rms_norm
 from engine.model.rope import Rotary, rotate
 from engine.model.tiny import TinySettings, make_tiny
-from kvkernels.ops.decode import plan_decode, workspace_of
 from kvkernels.ops.prefill import plan_prefill
+from kvkernels.ops.shared_decode import workspace_of
 from tests.kernels.emulated import emulate, needs_compiler, relative_error
+from tests.oracles.decode import plan_decode
 
 pytestmark = needs_compiler
 BF16, WHOLE = torch.bfloat16, torch.float64

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
-from kvkernels.ops.decode import plan_decode, workspace_of
 from kvkernels.ops.shared_costs import Costs
-from kvkernels.ops.shared_decode import shared_decode
+from kvkernels.ops.shared_decode import shared_decode, workspace_of
 from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler, poisoned, relative_error
 from tests.kernels.shared_cases import ALWAYS, NEVER, Case, Request, arguments, case, exact
+from tests.oracles.decode import plan_decode
 
 pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}

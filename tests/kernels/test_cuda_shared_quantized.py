@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
-from kvkernels.ops.decode import plan_decode, workspace_of
 from kvkernels.ops.shared_costs import Costs
-from kvkernels.ops.shared_decode import shared_decode
+from kvkernels.ops.shared_decode import shared_decode, workspace_of
 from tests.effort import examples
 from tests.kernels.emulated import NAN, emulate, needs_compiler, poisoned, relative_error
 from tests.kernels.quantized import LOSS, STORED
@@ -27,6 +26,7 @@ from tests.kernels.shared_cases import (
     exact,
     quantized,
 )
+from tests.oracles.decode import plan_decode
 
 pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}

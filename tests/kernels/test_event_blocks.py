@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+
 import msgspec
 import numpy as np
 import pytest
 
-from kvkernels import PrefixIndex, WorkerBlocks
-from kvkernels.seeds import chain_seed
+from kvkernels import PrefixIndex, WorkerBlocks, chain_seed
 from tests.kernels.event_pool import BLOCK_SIZE, KINDS, Pool, array, tokens
 from tests.oracles import index as twins
 
@@ -130,3 +132,72 @@ def test_memory_of_names() -> None:
         blocks.remove(everything[start : start + 1000])
         assert blocks.memory_bytes - empty <= 32 * len(blocks) + 80_000
     assert len(blocks) == 0
+
+
+def test_a_block_with_copies_is_there_until_the_last_is_removed(kind: str) -> None:
+    pool = Pool(kind, counts_copies=True)
+    run, chain = array([7]), array([107])
+    for _ in range(3):
+        pool.blocks.store(run, None, chain)
+    pool.blocks.remove(run)
+    other = Pool(kind, counts_copies=True)
+    other.blocks.load(pool.blocks.dump())  # how often is kept, too
+    for each in (pool, other):
+        each.blocks.remove(run)
+        assert each.hits(chain)[0] == 1
+        each.blocks.remove(run)
+        assert each.hits(chain)[0] == 0
+        assert len(each.blocks) == 0
+    assert pool.blocks.stored_blocks == pool.blocks.removed_blocks == 3
+
+
+def test_a_block_told_twice_is_one_where_copies_do_not_count(kind: str) -> None:
+    pool = Pool(kind)
+    for _ in range(3):
+        pool.blocks.store(array([7]), None, array([107]))
+    pool.blocks.remove(array([7]))
+    assert pool.hits(array([107]))[0] == 0
+
+
+class Heard:
+    """An engine's blocks, each at most `copies` times, heard from the middle on. Lifetime: test."""
+
+    def __init__(self, kind: str, copies: int, draw: Random) -> None:
+        self.pool = Pool(kind, counts_copies=True)
+        self.held: Counter[int] = Counter()
+        self._copies, self._draw = copies, draw
+        self._heard = False
+
+    def go_on(self, calls: int) -> None:
+        """Store and remove at random; a block's parent is half its number."""
+        for _ in range(calls):
+            name = self._draw.randrange(1, 16)
+            if self._draw.random() < 0.5 and self.held[name]:
+                self.held[name] -= 1
+                if self._heard:
+                    self.pool.blocks.remove(array([name]))
+            elif self.held[name] < self._copies and (name == 1 or self.held[name // 2]):
+                self.held[name] += 1
+                if self._heard:
+                    parent = name // 2 or None
+                    self.pool.blocks.store(array([name]), parent, array([name]))
+
+    def begin(self) -> None:
+        self._heard = True
+
+    def believed_in_vain(self) -> set[int]:
+        """Blocks that are not there."""
+        return set(self.pool.blocks.chains().tolist()) - set(+self.held)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_who_hears_an_engine_from_the_middle_on_believes_in_nothing_that_is_not_there(
+    kind: str, copies: int
+) -> None:
+    for seed in range(60):
+        engine = Heard(kind, copies, Random(seed))
+        engine.go_on(60)
+        engine.begin()
+        for _ in range(60):
+            engine.go_on(5)
+            assert not engine.believed_in_vain(), seed

@@ -31,13 +31,14 @@ def token_ids(run: list[int], parent: int | None) -> list[int]:
 class SameHistory(RuleBasedStateMachine):
     """Every answer, of the blocks and of the index, is the twin's."""
 
-    @initialize(max_parked=st.sampled_from([0, 3, 6, 65536]))
-    def start(self, max_parked: int) -> None:
-        self.max_parked = max_parked
+    @initialize(max_parked=st.sampled_from([0, 3, 6, 65536]), counts_copies=st.booleans())
+    def start(self, max_parked: int, counts_copies: bool) -> None:
+        self.max_parked, self.counts_copies = max_parked, counts_copies
         self.pools = self.made()
 
     def made(self) -> tuple[Pool, Pool]:
-        return Pool("native", self.max_parked), Pool("twin", self.max_parked)
+        given = (self.max_parked, self.counts_copies)
+        return Pool("native", *given), Pool("twin", *given)
 
     @rule(
         batch=st.lists(
@@ -60,8 +61,8 @@ class SameHistory(RuleBasedStateMachine):
     )
     def apply(self, batch: list[dict[str, Any]]) -> None:
         payload = msgspec.msgpack.encode([0, [wire(event) for event in batch], 0])
-        for pool in self.pools:
-            pool.apply(payload)
+        left = [pool.apply(payload) for pool in self.pools]
+        np.testing.assert_array_equal(*left)
 
     @rule(run=runs, parent=parents, tier=tiers, by_name=st.booleans())
     def store(self, run: list[int], parent: int | None, tier: int, by_name: bool) -> None:
@@ -78,8 +79,8 @@ class SameHistory(RuleBasedStateMachine):
 
     @rule(run=runs, tier=tiers)
     def remove(self, run: list[int], tier: int) -> None:
-        for pool in self.pools:
-            pool.blocks.remove(array(run), tier)
+        left = [pool.blocks.remove(array(run), tier) for pool in self.pools]
+        np.testing.assert_array_equal(*left)
 
     @rule(chance=st.integers(0, 5))
     def clear(self, chance: int) -> None:

@@ -20,7 +20,10 @@ STUB = ast.parse((FOLDER / "_native.pyi").read_text())
 RELAY = ast.parse((FOLDER / "_native_relay.pyi").read_text())  # its twin is the router's relay
 
 # `router.request.scan` and `router.server.parser` are the judges of these: they have no twin here.
-NO_TWIN = {"plain_head", "scan_request", "PlainHead", "PromptText"}
+NO_TWIN = {
+    *("plain_head", "scan_request", "PlainHead", "PromptText"),
+    *("body_fields", "json_items", "json_text", "token_ids"),
+}
 
 Scope = ast.Module | ast.ClassDef
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.served_app import served_by
+
 WORDS = ("Good", " day", ", you", " two", ".")
 PROMPT_TOKENS, CACHED_TOKENS = 31, 16
 
@@ -245,14 +247,8 @@ async def api_engine(model: str, *serves: str) -> AsyncIterator[ApiEngine]:
     """An engine of `model` with these paths."""
     engine = ApiEngine(model, frozenset(serves))
     engine.computed.set()
-    app = web.Application(client_max_size=1 << 24)
-    app.router.add_route("*", "/{path:.*}", engine.answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield engine
-    finally:
-        engine.computed.set()
-        await runner.cleanup()
+    async with served_by(engine.answer, client_max_size=1 << 24) as engine.url:
+        try:
+            yield engine
+        finally:
+            engine.computed.set()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import ssl
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from engine.server.settings import DEFAULT_VOCAB
 from engine.timed import continuation
@@ -37,6 +39,11 @@ class Crowd:
     streams: int
     rate: float
     stream_tokens: int
+    fields: str = ""  # further lines of each head, each with its CRLF
+    tls: ssl.SSLContext | None = None
+    stays: int = 1 << 30  # requests of one connection, then another one is made
+    reconnects: bool = False  # as HTTP clients do where an idle connection was closed: told
+    again: int = 0  # requests asked once more for that
     served: Counter[str] = field(default_factory=Counter)  # "stream" and "whole"
     lost: list[str] = field(default_factory=list)  # answers that were not right, and why
     waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=100_000))
@@ -67,6 +74,7 @@ class Crowd:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": count, "stream": stream}
         sent = json.dumps(body).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += self.fields
         return f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
 
     def told(self) -> str:
@@ -75,8 +83,9 @@ class Crowd:
         p50, p99 = (waits[int(len(waits) * share)] if waits else 0.0 for share in (0.5, 0.99))
         return (
             f"{self.served['stream']} streams and {self.served['whole']} other answers right, "
-            f"{len(self.lost)} not {self.lost[:SHOWN]}; {self.begun_per_s():.0f} of {self.rate:g} "
-            f"begun a second, answers after {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms"
+            f"{len(self.lost)} not {self.lost[:SHOWN]}, {self.again} asked again; "
+            f"{self.begun_per_s():.0f} of {self.rate:g} begun a second, "
+            f"answers after {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms"
         )
 
     def begun_per_s(self) -> float:
@@ -85,19 +94,29 @@ class Crowd:
 
     async def stream_on(self, stop: asyncio.Event) -> None:
         """One client with one stream after another."""
-        async with talking(self.url) as client:
+        async with self._talking() as client:
             while not stop.is_set():
                 await self._ask(client, True)
 
     async def at_the_rate(self, stop: asyncio.Event) -> None:
         """One client of those that begin requests when they are due."""
-        async with talking(self.url) as client:
+        async with self._talking() as client:
             while not stop.is_set():
                 due_s = self.began_s + self.begun / self.rate
                 self.begun += 1
                 if (early_s := due_s - time.monotonic()) > 0:
                     await asyncio.sleep(early_s)
                 await self._ask(client, False)
+
+    @asynccontextmanager
+    async def _talking(self) -> AsyncIterator[Client]:
+        """A client, whose connection is closed at the end."""
+        client = Client(self.url, self.tls, self.stays, self.reconnects)
+        try:
+            yield client
+        finally:
+            self.again += client.again
+            await client.close()
 
     async def _ask(self, client: Client, stream: bool) -> None:
         number = self._rng.randrange(len(self._prompts))
@@ -122,8 +141,14 @@ class Crowd:
 class Client:
     """One connection, and another one after it was lost: a tenth of what aiohttp's costs."""
 
-    def __init__(self, url: str) -> None:
-        self._at = url.removeprefix("http://").split(":")
+    def __init__(self, url: str, tls: ssl.SSLContext | None, stays: int, reconnects: bool) -> None:
+        self.again = 0
+        parts = urlsplit(url)
+        self._at = parts.hostname, parts.port
+        self._tls = tls
+        self._stays = stays
+        self._reconnects = reconnects
+        self._asked = 0  # on this connection
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -131,10 +156,18 @@ class Client:
         """The text of an answer. Raises ValueError where it is none, or not whole, OSError and
         EOFError where the connection ends before it.
         """
-        if self._reader is None or self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection(*self._at)
-        self._writer.write(request)
-        head = await self._reader.readuntil(b"\r\n\r\n")
+        idle = self._writer is not None
+        try:
+            head = await self._head(request)
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            nothing = not getattr(error, "partial", b"")
+            if not (self._reconnects and idle and nothing):
+                raise
+            # It may be closed while the request is on its way (RFC 9112, section 9.3.1).
+            self.again += 1
+            await self.close()
+            head = await self._head(request)
+        assert self._reader is not None
         fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:-2])
         if b"content-length" in fields:
             data = await self._reader.readexactly(int(fields[b"content-length"]))
@@ -142,9 +175,19 @@ class Client:
             data = await _chunks(self._reader)
         if not head.startswith(b"HTTP/1.1 200 "):
             raise ValueError(f"{head[:40]!r}: {data[:300]!r}")
-        if fields.get(b"connection") == b"close":
+        if fields.get(b"connection") == b"close" or self._asked >= self._stays:
             await self.close()
-        return _text(data) if stream else json.loads(data)["choices"][0]["text"]
+        return _text(data) if stream else _whole_text(data)
+
+    async def _head(self, request: bytes) -> bytes:
+        if self._reconnects and self._reader is not None and self._reader.at_eof():
+            await self.close()  # it was idle, and its end was heard before anything is sent
+        if self._reader is None or self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(*self._at, ssl=self._tls)
+            self._asked = 0
+        self._asked += 1
+        self._writer.write(request)
+        return await self._reader.readuntil(b"\r\n\r\n")
 
     async def close(self) -> None:
         if self._writer is not None:
@@ -160,22 +203,21 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
     return b"".join(parts)
 
 
+def _whole_text(data: bytes) -> str:
+    answer = json.loads(data)
+    (choice,) = answer["choices"]
+    if (answer["usage"]["completion_tokens"], choice["finish_reason"]) != (WHOLE_TOKENS, "length"):
+        raise ValueError(f"another answer than was asked for: {data[:300]!r}")
+    text: str = choice["text"]
+    return text
+
+
 def _text(data: bytes) -> str:
     *events, done, rest = data.split(b"\n\n")
     if (done, rest) != (b"data: [DONE]", b""):
         raise ValueError(f"a stream without its end: {data[-300:]!r}")
     said = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events]
     return "".join(said)
-
-
-@asynccontextmanager
-async def talking(url: str) -> AsyncIterator[Client]:
-    """A client, whose connection is closed at the end."""
-    client = Client(url)
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 @asynccontextmanager

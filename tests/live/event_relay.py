@@ -61,11 +61,8 @@ class EventRelay:
 
     def __post_init__(self) -> None:
         self._to_lose = 0
-        self._sub = self.context.socket(zmq.SUB)
-        self._sub.setsockopt(zmq.SUBSCRIBE, b"")
-        # A restarted engine is to be heard at once, as a router on the same machine would.
-        self._sub.setsockopt(zmq.RECONNECT_IVL, 10)
-        self._sub.connect(self.upstream_live)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._pub = self.context.socket(zmq.PUB)
         self.live = _bound(self._pub)
         self._router = self.context.socket(zmq.ROUTER)
@@ -76,27 +73,38 @@ class EventRelay:
         """Connect anew to an engine that began anew.
 
         While nobody listens at a port, a connection to it may reach its own or another socket
-        that got the same number; ZMQ takes a wrong kind of peer for final.
+        that got the same number; ZMQ takes a wrong kind of peer for final. It takes another socket:
+        libzmq 4.3.5 ends the process where a message is half read as its peer is disconnected.
         """
-        with suppress(zmq.ZMQError):
-            self._sub.disconnect(self.upstream_live)
-        self._sub.connect(self.upstream_live)
+        assert self._tasks is not None
+        assert self._listening is not None
+        self._listening.cancel()
+        self._listening = self._tasks.create_task(self._relay_live())
 
     async def run(self) -> None:
         """Relay until cancelled."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._relay_live())
+            async with asyncio.TaskGroup() as self._tasks:
+                self._listening = self._tasks.create_task(self._relay_live())
                 while True:
                     identity, _, start = await self._router.recv_multipart()
-                    tasks.create_task(self._answer(identity, start))
+                    self._tasks.create_task(self._answer(identity, start))
         finally:
-            for socket in (self._sub, self._pub, self._router):
+            for socket in (self._pub, self._router):
                 socket.close(linger=0)
 
     async def _relay_live(self) -> None:
+        with self.context.socket(zmq.SUB) as sub:
+            sub.setsockopt(zmq.LINGER, 0)
+            sub.setsockopt(zmq.SUBSCRIBE, b"")
+            # A restarted engine is to be heard at once, as a router on the same machine would.
+            sub.setsockopt(zmq.RECONNECT_IVL, 10)
+            sub.connect(self.upstream_live)
+            await self._relay_batches(sub)
+
+    async def _relay_batches(self, sub: zmq.asyncio.Socket) -> None:
         while True:
-            topic, seq, payload = await self._sub.recv_multipart()
+            topic, seq, payload = await sub.recv_multipart()
             self.counted["live"] += 1
             faults, draw = self.faults, self.rng.random
             if self._to_lose and faults.burst:  # a calm ends what is left of a burst

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from tests.live.stack import MODEL
 from tests.router.trtllm_serve import CREATED, SIZE, Engine, block, chain_of, removed, stored
+from tests.served_app import served_app
 
 OPTIONS = f"kind=trtllm,events=poll,block_size={SIZE},kv_tokens=1e6"
 
@@ -54,14 +55,8 @@ async def polled_engine() -> AsyncIterator[Cache]:
     app.router.add_post("/kv_cache_events", cache.engine.answer)
     for path, content in (("/v1/models", models), ("/health", {}), ("/metrics", [])):
         app.router.add_get(path, partial(_json, content))
-    runner = web.AppRunner(app, shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    cache.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with served_app(app, shutdown_timeout=0) as cache.url:
         yield cache
-    finally:
-        await runner.cleanup()
 
 
 async def _json(content: object, _: web.Request) -> web.Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -161,6 +162,26 @@ async def running(
         for worker_id in range(workers):
             await stack.until_state(worker_id, "ready")
         yield stack
+
+
+async def exchanged(url: str, request: bytes | str, *fields: str) -> tuple[int, bytes]:
+    """(status, body) of the first answer to a request that no client library would send.
+
+    `request`: all its bytes, or method and path, where `fields` are the head's.
+    """
+    if isinstance(request, str):
+        lines = (f"{request} HTTP/1.1", *fields, "Connection: close", "", "")
+        request = "\r\n".join(lines).encode()
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    async with asyncio.timeout(WAIT_S):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+            return int(head.split()[1]), await reader.readexactly(int(length[1]) if length else 0)
+        finally:
+            writer.close()
 
 
 @asynccontextmanager

@@ -11,7 +11,8 @@ import zmq
 import zmq.asyncio
 
 from tests.live.conftest import BODY_LIMIT
-from tests.live.stack import MODEL, Stack, misbehaving, until
+from tests.live.hostile.corpus import refused
+from tests.live.stack import MODEL, Stack, exchanged, misbehaving, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -261,6 +262,68 @@ async def test_the_admin_port_refuses_what_a_browser_could_send_across_origins(s
         assert reply.status == 415
     async with stack.http.delete(f"{stack.admin}/workers/999") as reply:
         assert reply.status == 404
+
+
+@pytest.mark.parametrize("path", ["/explain", "/ui", "/ui/state", "/workers", "/metrics", "/kv"])
+async def test_a_page_whose_name_was_rebound_reads_nothing_of_the_admin_port(stack, path) -> None:
+    """Its Host is the page's own name, whatever address that means by now."""
+    for host in ("evil.example:8081", "localhost.evil.example", "127.0.0.1.evil.example", "[x]"):
+        status, body = await exchanged(stack.admin, f"GET {path}", f"Host: {host}")
+        assert status == 421, (host, body)
+        error = json.loads(body)["error"]
+        assert error["code"] == "unknown_host"
+        assert "admin_allowed_hosts" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LocalHost.:8081", "127.0.0.1:8081", "[::1]:8081", "10.1.2.3", "[fe80::1]"],
+)
+async def test_the_admin_port_may_be_asked_by_any_address_and_as_localhost(stack, host) -> None:
+    """Prometheus and Kubernetes ask by a pod's address, a forwarded port is localhost's."""
+    for path in ("/workers", "/metrics", "/ui"):
+        assert (await exchanged(stack.admin, f"GET {path}", f"Host: {host}"))[0] == 200
+
+
+async def test_probes_may_ask_the_admin_port_by_any_name(stack) -> None:
+    for path in ("/health", "/ready"):
+        assert (await exchanged(stack.admin, f"GET {path}", "Host: router.example"))[0] == 200
+    request = b"GET /workers HTTP/1.0\r\n\r\n"  # as balancers ask, which are no browsers
+    assert (await exchanged(stack.admin, request))[0] == 200
+
+
+@pytest.mark.parametrize("field", ["Origin: http://localhost", "Sec-Fetch-Site: same-origin"])
+async def test_no_page_can_change_anything_at_the_admin_port(stack, field) -> None:
+    for line in ("POST /workers/0/drain", "POST /drain", "DELETE /workers/0?force=true"):
+        assert (await exchanged(stack.admin, line, "Host: localhost", field))[0] == 403, line
+    assert (await stack.row(0))["state"] == "ready"
+
+
+async def test_the_admin_port_refuses_what_can_be_read_in_two_ways(stack) -> None:
+    for name, status, request in refused():
+        got, body = await exchanged(stack.admin, request)
+        assert got == (421 if status == 404 else status), (name, body)  # they ask by the name x
+        json.loads(body)
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request", b"500 Oh"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_router_says_to_clients_no_engine_says_in_its_place(
+    stack, status, stream
+) -> None:
+    lies = b"x-warmroute-worker: 77\r\nX-WarmRoute-Explain: {}\r\nx-warmroute-migratable: 1\r\n"
+    answer = b"HTTP/1.1 %s\r\n%sX-Own: 1\r\nContent-Length: 2\r\n\r\n{}" % (status, lies)
+    async with misbehaving(answer, "lies") as (url, _):
+        worker_id = await stack.add(url)
+        body = {"model": "lies", "prompt": [1], "stream": stream}
+        async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+            assert reply.status == int(status.split()[0])
+        await stack.remove(worker_id)
+    assert reply.headers["X-Own"] == "1"
+    said = [(k, v) for k, v in reply.headers.items() if k.lower().startswith("x-warmroute-")]
+    # What is passed on for want of a better answer names no worker.
+    ours = [("x-warmroute-worker", str(worker_id))]
+    assert said == ([] if status.startswith(b"500") else ours)
 
 
 async def test_headers_pass_but_those_the_router_says_to_itself(stack) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.frozen import freeze
+from tests.live.ports import lasting_port
+from tests.live.slow_line import SlowLine
 from tests.live.stack import MODEL, PROFILE, Stack, engine_arguments, running, until
 
 PROMPT = list(range(1000, 1640))  # 40 blocks of 16
@@ -205,3 +210,72 @@ async def test_a_frozen_worker_that_nobody_can_replace_is_waited_for(tmp_path: P
             stack.workers[0].process.send_signal(signal.SIGCONT)
         assert (await asking)[0] == 200
         await stack.assert_idle()
+
+
+async def hit_tokens(stack: Stack, prompt: list[int], model: str = MODEL) -> dict[int, int]:
+    """By worker: what it is believed to hold of a prompt."""
+    body = {"model": model, "prompt": prompt, "max_tokens": 1}
+    async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        return {best["worker"]: best["hit_tokens"] for best in (await reply.json())["best"]}
+
+
+async def test_a_request_that_an_engine_refuses_is_expected_nowhere(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        status, answer = await stack.complete([*PROMPT, 1], best_of=3)
+        assert (status, answer["error"]["param"]) == (400, "best_of")
+        assert await hit_tokens(stack, [*PROMPT, 2]) == {0: 0}
+
+
+@asynccontextmanager
+async def cut_line(port: int) -> AsyncIterator[tuple[int, Callable[[bool], Awaitable[None]]]]:
+    """A line to `port`: where it begins, and what cuts it (False) or mends it (True)."""
+    line = SlowLine(port, 0.0)
+    begin = lasting_port()
+    server = await asyncio.start_server(line.serve, "127.0.0.1", begin)
+
+    async def set_up(up: bool) -> None:
+        nonlocal server
+        server.close()
+        await line.aclose()
+        if up:
+            server = await asyncio.start_server(line.serve, "127.0.0.1", begin)
+
+    try:
+        yield begin, set_up
+    finally:
+        await set_up(False)
+
+
+async def test_while_an_engine_cannot_be_heard_its_cache_is_not_known(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=0) as stack:
+        engine = await stack.programs.start("engine", "engine", engine_arguments())
+        async with stack.http.get(f"{engine.url}/kv_event_sources") as reply:
+            source = (await reply.json())["0"]
+        replay = f"tcp://127.0.0.1:{port_of(source['replay_endpoint'])}"
+        async with cut_line(port_of(source["endpoint"])) as (port, set_up):
+            await stack.add(f"{engine.url},events=tcp://127.0.0.1:{port},replay={replay}")
+            await explained(stack, [*PROMPT, 1])
+            await until_resident(stack, 0, 40)
+
+            async def seen(known: bool, events_from: str) -> None:
+                async def shown() -> bool:
+                    row = await stack.row(0)
+                    return (row["kv_known"], row["events_from"]) == (known, events_from)
+
+                await until(shown, f"known {known}, events from {events_from}")
+
+            await seen(True, "read here")
+            await set_up(False)
+            await seen(False, "connection lost")
+            body = {"model": MODEL, "prompt": [5000 + n for n in PROMPT], "max_tokens": 1}
+            async with stack.http.post(f"{engine.url}/v1/completions", json=body) as reply:
+                assert reply.status == 200
+            assert (await stack.row(0))["resident_blocks"] == 40
+            assert (await hit_tokens(stack, [*PROMPT, 2]))[0] == len(PROMPT)  # as of the loss
+            await set_up(True)
+            await seen(True, "read here")
+            assert (await stack.row(0))["resident_blocks"] == 80
+        async with stack.http.get(f"{stack.admin}/metrics") as reply:
+            lost = re.findall(r'kv_events_total{kind="disconnects",.*} (\S+)', await reply.text())
+        assert [float(count) >= 1 for count in lost] == [True]

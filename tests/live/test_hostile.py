@@ -6,14 +6,18 @@ import asyncio
 import json
 import os
 import resource
+import signal
+import socket
+import struct
 import sys
 import time
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 import pytest_asyncio
 
+from tests.frozen import freeze
 from tests.live.hostile.attackers import attack
 from tests.live.hostile.corpus import refused, served
 from tests.live.stack import running, until
@@ -22,8 +26,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SPARE_FILES = 8  # probes and scrapes under way
 GOOD_EVERY_S = 0.05
+NO_HTTP = b"GET / HTTP/9.9\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+SO_TIMESTAMPNS = 35  # socket(7); Python has no name for it
 CALM_S = 3.0  # how long good clients are alone, for comparison
 SLICES, SLICE = 20, 50_000  # a million requests, each slice to be run by itself, too
+ROUNDS = 4  # of attacks on the router and elsewhere, for comparison
 FLAGS = (
     # Longer than a good client waits for a core on a machine with other work.
     *("--server-head-s", "3", "--server-body-s", "3", "--timeouts-keep-alive-s", "1"),
@@ -47,8 +55,11 @@ def open_files(stack) -> int:
 
 
 @asynccontextmanager
-async def good_clients(stack, what: str, clients: int = 2):
-    """Clients whose every answer must be right meanwhile; tells what they waited, and before."""
+async def good_clients(stack, what: str, clients: int = 2, calm_s: float = CALM_S):
+    """Clients whose every answer must be right meanwhile; tells what they waited, and before.
+
+    Yields what they waited, to be read afterwards.
+    """
     waits_s: list[float] = []
     # Each on a connection of its own: idle ones are closed after a second here.
     once = {"Connection": "close"}
@@ -65,17 +76,18 @@ async def good_clients(stack, what: str, clients: int = 2):
 
     asking = [asyncio.create_task(ask()) for _ in range(clients)]
     try:
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(calm_s)
         alone_s = tuple(waits_s)
         waits_s.clear()
-        yield
+        yield waits_s
     finally:
         for task in asking:
             task.cancel()
         ended = await asyncio.gather(*asking, return_exceptions=True)
     assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
     assert waits_s
-    print(f"good clients beside {what}: {told(waits_s)}; alone: {told(alone_s)}")
+    alone = f"; alone: {told(alone_s)}" if alone_s else ""
+    print(f"good clients beside {what}: {told(waits_s)}{alone}")
 
 
 def told(waits_s) -> str:
@@ -111,9 +123,11 @@ def port_of(stack) -> int:
     return int(stack.url.rpartition(":")[2])
 
 
-async def attacked(stack, kind: str, count: int, seed: int) -> Counter[str]:
-    """What the attackers counted; fails with what they say where they do."""
-    asked = [str(port_of(stack)), str(count), str(seed)]
+async def attacked(
+    stack, kind: str, count: int, seed: int, port: int | None = None
+) -> Counter[str]:
+    """What the attackers counted; fails with what they say where they do. `port`: another's."""
+    asked = [str(port or port_of(stack)), str(count), str(seed)]
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.live.hostile.attackers", kind, *asked),
         stdout=asyncio.subprocess.PIPE,
@@ -166,6 +180,81 @@ async def test_the_corpus_reaches_no_worker(stack) -> None:
         await answered(right)
         assert await asked() == before + len(right)
     assert counted["200"] == len(right)
+
+
+def connected(port: int, request: bytes, address: str = "127.0.0.1") -> socket.socket:
+    """A connection from an address, its request sent; it blocks."""
+    client = socket.create_connection(("127.0.0.1", port), 10.0, (address, 0))
+    client.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    client.sendall(request)
+    return client
+
+
+def answer_of(client: socket.socket) -> tuple[bytes, float]:
+    """The answer, and when it came: by the kernel, as this process may have waited for a core."""
+    answer, told, *_ = client.recvmsg(1 << 16, 64)
+    if not told:  # by the first sockets that ask for it the kernel is told a little late
+        return answer, time.time()
+    ((_, kind, at),) = told
+    assert kind == SO_TIMESTAMPNS
+    seconds, nanoseconds = struct.unpack("qq", at)
+    return answer, seconds + nanoseconds / 1e9
+
+
+def served_before(stack, addresses: list[str]) -> int:
+    """How many hostile connections that came while the router stood still it answers before a good
+    client who came after them.
+    """
+    port, pid = port_of(stack), stack.router.process.pid
+    freeze(pid)
+    with ExitStack() as clients:
+        hostile = [clients.enter_context(connected(port, NO_HTTP, at)) for at in addresses]
+        good = clients.enter_context(connected(port, HEALTH))
+        os.kill(pid, signal.SIGCONT)
+        answer, good_at_s = answer_of(good)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        answers = [answer_of(client) for client in hostile]
+    assert all(answer.startswith(b"HTTP/1.1 400 ") for answer, _ in answers)
+    return sum(at_s < good_at_s for _, at_s in answers)
+
+
+async def test_who_sends_no_http_waits_for_others(tmp_path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        addresses = [f"127.0.2.{number}" for number in range(1, 97)]
+        for address in addresses:  # this makes them known
+            with connected(port_of(stack), NO_HTTP, address) as client:
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+        served = served_before(stack, addresses)
+        assert served < len(addresses) / 2, f"{served} of {len(addresses)} were served before"
+        assert await stack.metric("warmroute_server_deferred_total") >= len(addresses)
+
+
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+async def test_what_attackers_cost_good_clients_is_mostly_what_they_cost_the_machine(
+    tmp_path,
+) -> None:
+    """By turns they are at the router, and at a server beside it that only refuses."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.live.hostile.null_server"), stdout=asyncio.subprocess.PIPE
+    )
+    waits_s: dict[str, list[float]] = {"router": [], "null server": []}
+    try:
+        assert program.stdout is not None
+        null_port = int(await program.stdout.readline())
+        async with running(tmp_path, workers=2, router=FLAGS) as stack:
+            for seed in range(ROUNDS):
+                for who, port in (("router", port_of(stack)), ("null server", null_port)):
+                    async with good_clients(stack, who, 4, calm_s=0.0) as waited_s:
+                        await attacked(stack, "mutated", SLICE // 2, seed, port)
+                    waits_s[who] += waited_s
+    finally:
+        program.kill()
+        await program.wait()
+    told_of = {who: told(waited_s) for who, waited_s in waits_s.items()}
+    p99_s = {who: sorted(s)[int(len(s) * 0.99)] for who, s in waits_s.items()}
+    assert p99_s["router"] <= 2 * p99_s["null server"], told_of
 
 
 @pytest.mark.parametrize(

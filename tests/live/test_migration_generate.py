@@ -17,6 +17,7 @@ from engine.timed import continuation
 from tests.live.stack import running
 from tests.router.migration_engines import VOCAB, texts
 from tests.router.test_migration_generate import PROMPT, said, stream
+from tests.served_app import served_by
 
 TOTAL = 12
 BODY = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": TOTAL}, "stream": True}
@@ -60,16 +61,9 @@ class Worker:
 
 @asynccontextmanager
 async def served(worker: Worker) -> AsyncIterator[Worker]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", worker.answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    worker.url = f"http://127.0.0.1:{runner.addresses[0][1]},kind=sglang"
-    try:
+    async with served_by(worker.answer) as url:
+        worker.url = f"{url},kind=sglang"
         yield worker
-    finally:
-        await runner.cleanup()
 
 
 async def test_an_answer_goes_on_at_another_worker(tmp_path: Path) -> None:

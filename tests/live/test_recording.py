@@ -36,11 +36,14 @@ def lines_of(folder: Path) -> list[RequestLine]:
 
 
 async def converse(stack: Stack, number: int) -> None:
-    """A conversation that grows by what it is told, behind a trunk that a third of them share."""
+    """A conversation that grows by what it is told, behind a trunk that a third of them share.
+
+    Each turn is long beside the few milliseconds by which a replay's loads are not the live ones.
+    """
     tokens = random.Random(number)
-    prompt = [30_000 + number % 3] * 256
+    prompt = [30_000 + number % 3] * 1_024
     for turn in range(TURNS):
-        prompt += tokens.choices(range(1_000, 20_000), k=160)
+        prompt += tokens.choices(range(1_000, 20_000), k=640)
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 24}
         if turn % 2:  # streams tell what was cached where they are asked to
             body |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -88,6 +88,9 @@ async def test_what_is_no_entry_is_refused_by_name_and_costs_nobody_else(server)
         "not-a-url": encode_announcement(Announcement("not-a-url")),
         "http://ranked": encode_announcement(Announcement("http://ranked", options={"rank": 1})),
         "http://option": encode_announcement(Announcement("http://option", options={"wieght": 1})),
+        "http://events": encode_announcement(
+            Announcement("http://events", options={"events": "tcp://10.9.9.9:5557"})
+        ),
         "http://huge": b"x" * 100_000,
     }
     for name, entry in bad.items():
@@ -103,6 +106,7 @@ async def test_what_is_no_entry_is_refused_by_name_and_costs_nobody_else(server)
         assert f"'{name}'" in said
     assert "names another url" in said
     assert "did you mean weight?" in said
+    assert "events is 'tcp://10.9.9.9:5557', not at its own host (event_hosts)" in said
     assert "larger than 8192" in said
     assert "1 names longer than 2048 bytes" in said
     assert "http://expired" not in said

@@ -70,7 +70,11 @@ async def until_known(stack: Stack, truth: list[int], worker_id: int = 0) -> Non
         seen = await view(stack, worker_id)
         return seen.known and seen.index_agrees and seen.chains().tolist() == truth
 
-    await until(known, f"{len(truth)} blocks to be known")
+    try:
+        await until(known, f"{len(truth)} blocks to be known")
+    except AssertionError as error:
+        seen = await view(stack, worker_id), await stack.row(worker_id)
+        raise AssertionError(f"{error}: {seen}") from error
 
 
 async def reader_of(*stacks: Stack) -> Stack:

@@ -76,6 +76,7 @@ async def test_a_goodbye_is_heard_at_once_and_leaves_nothing(server):
         await b.link.aclose()
         await until(a.sees())
         assert a.hears(b"last")()
+        assert b.notes.leaves == 1
         client = server.client()
         assert client.hkeys("warmroute:{default}:replicas") == [a.identity.encode()]
         assert 0 < client.pttl(f"warmroute:{{default}}:stream:{b.identity}") <= 1_500

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from simulator.live.load import generated_shared_prefix
 from simulator.live.outcome import Outcome
 from simulator.live.stack import StackSettings, run_scenario
 from tests.bench.replicas_live import LOADS, compared, differences, table
 from tests.live.redis_server import needs_redis, redis_server
+from tests.simulator.made_up import shared_prompt
 
 TIMEOUT_S = 120.0
 
 
 @needs_redis
 async def test_two_routers_take_requests_in_turn_and_leave_nothing(tmp_path: Path) -> None:
-    work = generated_shared_prefix(1, 24, 600, 70, 6, 20.0, seed=1)
+    work = shared_prompt(24, 600, 70, 6, 20.0)
     seen: list[Outcome] = []
     with redis_server(tmp_path / "redis") as server:
         settings = StackSettings("round_robin", workers=2, routers=2, state=server.url)

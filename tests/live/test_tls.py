@@ -13,7 +13,8 @@ import pytest
 
 from router.server.tls import server_tls
 from simulator.live.processes import Programs
-from tests.live.stack import until
+from tests.live.crowd import Crowd, crowding
+from tests.live.stack import engine_arguments, until
 from tests.server.certs import Authority
 
 MODELS = b'{"object":"list","data":[{"id":"tiny"}]}'
@@ -146,6 +147,52 @@ async def test_new_certificates_are_shown_after_a_signal_and_bad_ones_never(
 
         await until(told, "the refusal in the log")
         assert await asyncio.to_thread(shown_at, router.url) == second
+
+
+@pytest.mark.parametrize(
+    ("renewals", "rate"),
+    [(8, 40.0), pytest.param(300, 80.0, marks=[pytest.mark.full, pytest.mark.timeout(1_200)])],
+)
+async def test_certificates_that_change_under_load_fail_nobody(
+    authority, tmp_path, renewals, rate
+) -> None:
+    """Each client makes a connection for every third request, and streams go on meanwhile."""
+    pair = authority.signed("busy")
+    flags = ["--tls-cert", pair.cert, "--tls-key", pair.key]
+    flags += ["--admin-tls-cert", pair.cert, "--admin-tls-key", pair.key]
+    async with routing(tmp_path, *flags) as router, aiohttp.ClientSession() as http:
+        tls, admin = authority.client(), router.facts["admin"]
+
+        async def scraped() -> None:
+            async with http.get(f"{admin}/metrics", ssl=tls) as reply:
+                assert reply.status == 200
+
+        async with Programs(tmp_path / "engines") as programs:
+            for number in range(2):
+                worker = await programs.start(f"{number}", "engine", engine_arguments())
+                async with http.post(f"{admin}/workers", json=worker.url, ssl=tls) as reply:
+                    assert reply.status == 201
+
+            async def ready() -> bool:
+                async with http.get(f"{router.url}/ready", ssl=tls) as reply:
+                    return reply.status == 200
+
+            await until(ready, "the workers to be ready")
+            seen = set()
+            load = Crowd(router.url, 6, rate, 40, tls=tls, stays=3)
+            async with crowding(load) as crowd:
+                for _ in range(renewals):
+                    await asyncio.to_thread(authority.signed, "busy")
+                    router.process.send_signal(signal.SIGHUP)
+                    host, port = router.url.removeprefix("https://").split(":")
+                    shown = asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
+                    seen.add(await shown)
+                    await scraped()
+                    assert not crowd.lost, crowd.told()
+            print(f"{len(seen)} certificates were shown; {crowd.told()}")
+            assert crowd.lost == []
+            assert len(seen) > renewals / 2
+        assert "TLS files not read anew" not in (tmp_path / "router.log").read_text()
 
 
 @pytest.mark.parametrize(

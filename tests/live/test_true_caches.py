@@ -9,8 +9,9 @@ killed and started again. Whenever the load pauses, this holds of each engine, b
 - One that answers with its snapshot, however late and seldom, is exact: no block is missing. If
   not at once, then with the next batches, of which it takes `TOUCHES_EXACT` at most.
 - So is one whose replays are whole, unless nobody answered while it was killed or frozen.
-- Any other one is known within one turnover of its cache. What hits kept alive all that while
-  may be missing then.
+- Any other one is known within one turnover of its cache, once the question that followed its
+  latest connection was answered or given up. What hits kept alive all that while may be missing
+  then.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ async def settled(pool: Pool, number: int) -> str:
     """
     engine = pool.engines[number]
     touches = 0
+    deadline_s = time.monotonic() + EXACT_S
     while True:
         due = engine.exact_due
         patience_s = EXACT_S if due and touches else HEARD_S
@@ -86,7 +88,7 @@ async def settled(pool: Pool, number: int) -> str:
         if touches >= (TOUCHES_EXACT if due else TOUCHES_TURNOVER):
             what = f"not {'exact' if due else 'known'} after {touches} batches"
             return f"{what}, the engine's last being {seq}: {shown(view)}"
-        touches += 1
+        touches += view.heard or time.monotonic() > deadline_s
         await pool.touch(number)
 
 

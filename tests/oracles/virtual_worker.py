@@ -24,6 +24,7 @@ from engine.step_time import StepTime
 from kvkernels.virtual_stats import WorkerStats
 from simulator.limits import losses
 from simulator.replay import fleet
+from tests.oracles.block_pool import check_pool
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -326,7 +327,7 @@ class VirtualWorker:
 
     def check(self) -> None:
         """AssertionError when an invariant is broken."""
-        self._pool.check()
+        check_pool(self._pool)
         held = {block for one in self._running() for block in one.block_ids}
         assert len(held) == self._pool.used_blocks, "blocks are held by nobody"
         assert (self._step is not None) or not self._scheduler.requests, "requests, but no step"

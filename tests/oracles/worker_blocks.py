@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvkernels.seeds import chain_seed
+from kvkernels import chain_seed
 from tests.oracles.event_batch import MAX_BLOCK_SIZE, MAX_RANK, EventBatch
 from tests.oracles.index import (
     _buffer,
@@ -152,7 +152,7 @@ class ParkedBlocks:
 
 
 _MAGIC = b"kvwb"
-_VERSION = 1
+_VERSION = 2
 TIERS = 3
 
 
@@ -164,6 +164,7 @@ class Contents(NamedTuple):
     names: npt.NDArray[np.uint64]
     chains: npt.NDArray[np.uint64]
     tiers: npt.NDArray[np.uint8]
+    copies: dict[int, int]  # how often more than once tier 0 holds a name
     parked: ParkedBlocks
 
 
@@ -171,13 +172,16 @@ def contents_of(
     group: int,
     full_attention: bool,
     known: Mapping[int, tuple[int, int]],
+    copies: Mapping[int, int],
     parked: ParkedBlocks,
 ) -> Contents:
-    """A copy of what is known: chain hash and tiers by name, and what is parked."""
+    """A copy of what is known: chain hash and tiers by name, copies, and what is parked."""
     rows = sorted((name, chain, tiers) for name, (chain, tiers) in known.items())
     columns = np.array(rows, dtype=np.uint64).reshape(-1, 3).T
     tiers = columns[2].astype(np.uint8)
-    return Contents(group, full_attention, columns[0], columns[1], tiers, deepcopy(parked))
+    return Contents(
+        group, full_attention, columns[0], columns[1], tiers, dict(copies), deepcopy(parked)
+    )
 
 
 class FrozenBlocks(NamedTuple):
@@ -200,6 +204,8 @@ def _written(block_size: int, model: str, contents: Contents) -> bytes:
     )
     parts = [_MAGIC, head]
     parts += [contents.names.tobytes(), contents.chains.tobytes(), contents.tiers.tobytes()]
+    parts.append(struct.pack("<Q", len(contents.copies)))
+    parts += [struct.pack("<QI", *copy) for copy in sorted(contents.copies.items())]
     runs = [run for _, waiting in sorted(contents.parked.runs.items()) for run in waiting]
     parts.append(struct.pack("<I", len(runs)))
     for run in runs:
@@ -232,10 +238,17 @@ def read(data: bytes, block_size: int, model: str, max_parked: int) -> Contents:
     legal = ((tiers >= 1) & (tiers < 1 << TIERS)).all() and (names[1:] > names[:-1]).all()
     if group > MAX_RANK or full_attention > 1 or not legal:
         raise ValueError("dump of blocks: its names are malformed")
+    in_gpu = set(names[tiers & 1 > 0].tolist())
+    copies = dict[int, int]()
+    for _ in range(parts.unpack("<Q")[0]):
+        name, more = parts.unpack("<QI")
+        if name not in in_gpu or name in copies or not more:
+            raise ValueError("dump of blocks: its copies are malformed")
+        copies[name] = more
     parked = _read_parked(parts, block_size, max_parked)
     if parts.at != len(body):
         raise ValueError("dump of blocks: more bytes follow it")
-    return Contents(group, bool(full_attention), names, chains, tiers, parked)
+    return Contents(group, bool(full_attention), names, chains, tiers, copies, parked)
 
 
 def _run_parts(run: Run) -> list[bytes]:
@@ -320,6 +333,11 @@ class WorkerBlocks:
     life. A name that is stored again with another chain leaves the old one. Each tier has its own
     stores and removals; a name is known while any tier holds it.
 
+    Where `counts_copies`, a block that tier 0 has and that is stored again under its name is there
+    once more, and stays until it was removed as often: vLLM keeps copies of equal blocks. Else a
+    store that repeats another changes nothing. Blocks that were parked are no copies: nobody knows
+    how many of their stores and removals belong together.
+
     The counters only grow. `stored_blocks` and `removed_blocks` are those of tier 0, whose
     capacity says when a cache has turned over. `orphans`: blocks that were parked. `clears`: clear
     events in batches. `skipped_events`: events of other cache groups or block sizes, names without
@@ -336,6 +354,7 @@ class WorkerBlocks:
         block_size: int,
         model: str,
         max_parked: int = 65536,
+        counts_copies: bool = False,
     ) -> None:
         self._worker = _integer(worker, "worker")
         if not 0 <= self._worker < index.workers:
@@ -345,6 +364,8 @@ class WorkerBlocks:
         self._model = model
         self._parked = ParkedBlocks(in_range(max_parked, "max_parked", 0, 2**31 - 1))
         self._known: dict[int, Known] = {}
+        self._counts_copies = counts_copies
+        self._copies: Counter[int] = Counter()
         self._group = 0
         self._full_attention = False  # somebody told of such a group: it is `_group`
         self.stored_blocks = 0
@@ -352,9 +373,14 @@ class WorkerBlocks:
         self.clears = 0
         self.orphans = 0
         self.skipped_events = 0
+        self._left: list[int] = []  # chain hashes that left tier 0 in this call
 
-    def apply(self, batch: EventBatch) -> None:
-        """All events of a batch, in order."""
+    def apply(self, batch: EventBatch) -> npt.NDArray[np.uint64] | None:
+        """All events of a batch, in order.
+
+        Returns the chain hashes that left tier 0 by it, in order; None: there are none.
+        """
+        self._left = []
         for event in batch.listed():
             if event[0] == "stored":
                 self._take_stored(*event[1:])
@@ -363,6 +389,7 @@ class WorkerBlocks:
             else:
                 self.clears += 1
                 self.clear()
+        return self._told_left()
 
     def store(self, names: Buffer, parent: int | None, chain: Buffer, tier: int = 0) -> None:
         """Blocks whose chain hashes are known (replays, recordings), in order."""
@@ -397,14 +424,20 @@ class WorkerBlocks:
         run = Run(blocks, parent_of(parent), tier, tokens=ids, extras=tuple(extras))
         self._store_told(run, seed)
 
-    def remove(self, names: Buffer, tier: int = 0) -> None:
-        """These blocks left a tier; those that are not known there change nothing."""
+    def remove(self, names: Buffer, tier: int = 0) -> npt.NDArray[np.uint64] | None:
+        """These blocks left a tier; those that are not known there change nothing.
+
+        Returns as `apply`.
+        """
+        self._left = []
         self._remove(names_of(names), in_range(tier, "tier", 0, TIERS - 1))
+        return self._told_left()
 
     def clear(self) -> None:
         """Forget all, in the index too. Counts nothing."""
         self._index.clear_worker(self._worker)
         self._known.clear()
+        self._copies.clear()
         self._parked.clear()
 
     def chains(self, tier: int = 0) -> npt.NDArray[np.uint64]:
@@ -419,7 +452,9 @@ class WorkerBlocks:
 
     def frozen(self) -> FrozenBlocks:
         """All of it as it is now, for a thread to dump: a copy, made at once."""
-        contents = contents_of(self._group, self._full_attention, self._known, self._parked)
+        contents = contents_of(
+            self._group, self._full_attention, self._known, self._copies, self._parked
+        )
         return FrozenBlocks(self._block_size, self._model, contents)
 
     def load(self, data: Buffer) -> None:
@@ -431,7 +466,7 @@ class WorkerBlocks:
         contents = read(data_bytes(data, "data"), self._block_size, self._model, self._parked.limit)
         self.clear()
         self._group, self._full_attention = contents.group, contents.full_attention
-        self._parked = contents.parked
+        self._parked, self._copies = contents.parked, Counter(contents.copies)
         columns = (column.tolist() for column in contents[2:5])
         self._known = {name: Known(c, t) for name, c, t in zip(*columns, strict=True)}
         for tier in range(TIERS):
@@ -487,13 +522,14 @@ class WorkerBlocks:
         known = [name for name in run.names if name in self._known]
         if len(known) < len(run.names):
             self.skipped_events += 1
-        self._hold(known, [self._known[name].chain for name in known], run.tier)
+        chains = [self._known[name].chain for name in known]
+        self._hold(known, chains, run.tier, self._counts_copies)
 
     def _store(self, run: Run, seed: int) -> None:
         if not run.names:
             return
         self._parked.revive(run.names, run.tier)
-        queue = [run]
+        queue, held, counts = [run], list[Run](), self._counts_copies
         while queue:  # a parent that arrives late brings its parked descendants along
             run = queue.pop()
             if run.parent is not None:
@@ -502,8 +538,11 @@ class WorkerBlocks:
                     self._park(run)
                     continue
                 seed = parent.chain
-            self._hold(run.names, _chain(run, self._block_size, seed), run.tier)
+            self._hold(run.names, _chain(run, self._block_size, seed), run.tier, counts)
+            counts = False
+            held.append(run)
             queue += self._parked.wake(run.names)
+        for run in held:  # last: a block may be in several of them, and its removal holds for all
             self._drop(self._parked.take_dead(run.names, run.tier), run.tier)
 
     def _park(self, run: Run) -> None:
@@ -512,7 +551,9 @@ class WorkerBlocks:
         else:
             self.skipped_events += 1
 
-    def _hold(self, names: Sequence[int], chain: Iterable[int], tier: int) -> None:
+    def _hold(
+        self, names: Sequence[int], chain: Iterable[int], tier: int, counts_copies: bool
+    ) -> None:
         """One block after another: store it, having dropped what its name stood for before."""
         pending: list[int] = []
         for name, block in zip(names, chain, strict=True):
@@ -521,7 +562,10 @@ class WorkerBlocks:
                 self._tell_stored(pending, tier)
                 pending = []
                 self._leave(known)
+                self._copies.pop(name, None)
                 known = Known(block, 0)
+            elif counts_copies and tier == 0 and known.tiers & 1:
+                self._copies[name] += 1
             self._known[name] = Known(block, known.tiers | 1 << tier)
             pending.append(block)
         self._tell_stored(pending, tier)
@@ -542,6 +586,10 @@ class WorkerBlocks:
             known = self._known.get(name)
             if known is None or not known.tiers >> tier & 1:
                 continue
+            if tier == 0 and name in self._copies:
+                self._copies -= Counter([name])
+                self.removed_blocks += 1
+                continue
             gone.append(known.chain)
             left = known.tiers & ~(1 << tier)
             self._known[name] = Known(known.chain, left)
@@ -558,6 +606,10 @@ class WorkerBlocks:
             self._index.remove(self._worker, array("Q", chain), tier)
         if tier == 0:
             self.removed_blocks += len(chain)
+            self._left += chain
+
+    def _told_left(self) -> npt.NDArray[np.uint64] | None:
+        return np.array(self._left, dtype=np.uint64) if self._left else None
 
 
 def _chain(run: Run, block_size: int, seed: int) -> list[int]:

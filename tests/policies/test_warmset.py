@@ -92,6 +92,12 @@ def test_the_gate_opens_where_running_cold_is_affordable() -> None:
     assert np.isfinite(WARMSET.costs(request_of(standing="new"), cheap, None)).all()
 
 
+def test_the_gate_is_open_while_nobody_has_come_back() -> None:
+    """As behind a router that has just begun, before caches full of what it does not know."""
+    full = fleet_of(worker_id=[0, 1], cycle_s=0.0, **FULL)
+    assert np.isfinite(WARMSET.costs(request_of(standing="new"), full, None)).all()
+
+
 def test_a_wider_gate_lets_more_in() -> None:
     full = fleet_of(worker_id=[0, 1], cycle_s=10.0, **FULL)
     request = request_of(standing="new")
@@ -116,6 +122,28 @@ def test_a_trunk_that_is_there_need_not_fit_again() -> None:
     fleet = fleet_of(worker_id=[0, 1], cycle_s=10.0, **columns)
     request = request_of(standing="new", trunk_tokens=800)
     assert np.isfinite(WARMSET.costs(request, fleet, None)).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("standing", ["new", "cold"])
+def test_what_mostly_lies_in_a_cache_goes_there_however_full_that_is(standing: str) -> None:
+    """As a question about a long document does that somebody asked about before."""
+    there = fleet_of(worker_id=[0, 1, 2], hit_tokens=[600, 500, 0], cycle_s=10.0, **FULL)
+    request = request_of(standing=standing, prompt_tokens=1_000)
+    assert np.isfinite(WARMSET.costs(request, there, None)).tolist() == [True, False, False]
+    shared = fleet_of(worker_id=[0, 1], hit_tokens=[600, 850], cycle_s=10.0, **FULL)
+    request = request_of(standing=standing, prompt_tokens=1_000, trunk_tokens=600)
+    assert np.isfinite(WARMSET.costs(request, shared, None)).tolist() == [False, True]
+
+
+def test_an_idle_pool_fills_its_empty_caches() -> None:
+    """A head that all prompts share does not keep them at the worker that had the first."""
+    columns = {"kv_capacity_tokens": 10_000.0, "hit_tokens": [64, 0]}
+    request = request_of(standing="new")
+    full = fleet_of(worker_id=[0, 1], cached_tokens=[10_000.0, 9_000.0], **columns)
+    both = fleet_of(worker_id=[0, 1], cached_tokens=10_000.0, **columns)
+    unknown = fleet_of(worker_id=[0, 1], **columns)
+    for fleet, best in ((full, 1), (both, 0), (unknown, 0)):
+        assert int(np.argmin(WARMSET.costs(request, fleet, None))) == best
 
 
 def test_unknown_hits_count_as_what_is_known_of_them() -> None:

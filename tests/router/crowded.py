@@ -11,7 +11,6 @@ from typing import Any, cast
 import aiohttp
 import msgspec
 import numpy as np
-from aiohttp import web
 
 from policies.facts import Arrival, LoadReport, WorkerChange, WorkerFacts
 from router.assembly import Router
@@ -24,6 +23,7 @@ from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
 from router.server.messages import Request
 from router.upstream.reply import Outcome, Usage
+from tests.router.fleet_support import admin_port
 
 BLOCK = 16
 HEADS = (20, 26, 40)  # blocks of the system prompts that sessions share
@@ -56,16 +56,18 @@ class Crowd:
         router.fleet.members[worker_id].recognized = Recognized("vllm", facts, None)
         self.state(worker_id, "ready", facts)
         used = KV_TOKENS * self.draws.random()
-        report = LoadReport(router.switchboard.clock(), worker_id, 0, 0, used)
-        router.switchboard.tell(report)
+        report = LoadReport(router.dispatcher.clock(), worker_id, 0, 0, used)
+        router.dispatcher.tell(report)
         return worker_id
 
     def state(self, worker_id: int, state: Any, facts: WorkerFacts | None = None) -> None:
         """What its shell would tell of it."""
-        now_s = self.router.switchboard.clock()
-        self.router.switchboard.tell(WorkerChange(now_s, worker_id, state, facts))
+        now_s = self.router.dispatcher.clock()
+        self.router.dispatcher.tell(WorkerChange(now_s, worker_id, state, facts))
 
-    async def send(self, session: str = "s", tenant: str | None = None, model: str = "m") -> None:
+    async def send(
+        self, session: str = "s", tenant: str | None = None, model: str = "m", body: bytes = b""
+    ) -> None:
         """A request that was dispatched and has no answer yet."""
         service, draws = self.router.service, self.draws
         own = np.frombuffer(draws.randbytes(8 * draws.randrange(5, 60)), dtype=np.uint64)
@@ -81,7 +83,7 @@ class Crowd:
         )
         request = InferenceRequest(service, cast(Request, None))
         prompt = Prompt(tokens, tokens, {BLOCK: chain}, False)
-        request.understood(b"", arrival, prompt, "short" if draws.random() < 0.5 else "no")
+        request.understood(body, arrival, prompt, "short" if draws.random() < 0.5 else "no")
         request.ask()
         attempt = await request.next_attempt()
         assert not isinstance(attempt, Reject), attempt
@@ -90,7 +92,7 @@ class Crowd:
     def answer(self, share: float = 1.0, fails: float = 0.0) -> None:
         """The oldest requests are over; some of them fail for good."""
         for request in self.requests[: int(len(self.requests) * share)]:
-            now_s = self.router.switchboard.clock()
+            now_s = self.router.dispatcher.clock()
             request.first_token(now_s)
             error = WorkerError("garbage", "x") if self.draws.random() < fails else None
             usage = Usage(prompt_tokens=1000, cached_tokens=self.draws.randrange(1000))
@@ -116,15 +118,14 @@ async def crowd(workers: int, **config: Any) -> AsyncIterator[Crowd]:
     async with aiohttp.ClientSession() as http:
         limits = Limits(workers=max(workers + 8, 16))
         router = Router(Config(limits=limits, intervals=Intervals(health_s=600.0), **config), http)
-        runner = web.AppRunner(router.admin_app())
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
-            one = Crowd(router, f"http://127.0.0.1:{runner.addresses[0][1]}", http)
-            for _ in range(workers):
-                one.join()
-            yield one
+            async with admin_port(router) as url:
+                one = Crowd(router, url, http)
+                for _ in range(workers):
+                    one.join()
+                try:
+                    yield one
+                finally:
+                    one.answer()
         finally:
-            one.answer()
-            await runner.cleanup()
             await router.aclose()

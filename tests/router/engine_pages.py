@@ -13,6 +13,7 @@ from aiohttp import web
 from router.config.worker_spec import parse_worker_spec
 from router.fleet.engines.adapter import RankLoad
 from router.fleet.recognize import Recognized, recognize
+from tests.served_app import served_by
 
 MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 8192}]}
 HANGS = object()  # a page that never comes
@@ -46,16 +47,11 @@ async def engine(pages: Pages, asked: list[str] | None = None) -> AsyncIterator[
             return web.Response(body=page)
         return web.json_response(page)
 
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        over.set()
-        await runner.cleanup()
+    async with served_by(answer) as url:
+        try:
+            yield url
+        finally:
+            over.set()
 
 
 async def _cut(request: web.Request) -> web.StreamResponse:

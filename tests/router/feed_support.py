@@ -24,7 +24,8 @@ from engine.wire.events import (
 )
 from policies.facts import KvEvents, ReplayEnd
 from router.core.actions import Resync
-from router.events.delivery import FeedContext, SharedReaders
+from router.core.core import take
+from router.events.delivery import FeedContext, FeedFact, SharedReaders
 from router.events.feed import Feed, open_feed
 from router.events.sources import ZmqSource
 from tests.router.core_world import BLOCK, World, stored
@@ -118,7 +119,7 @@ class Line:
     publisher: Publisher
     world: World
     feed: Feed
-    told: list[KvEvents | ReplayEnd]
+    told: list[FeedFact]
 
     @property
     def kv(self):
@@ -175,14 +176,13 @@ async def line(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     world = World(workers=1)
-    told: list[KvEvents | ReplayEnd] = []
+    told: list[FeedFact] = []
 
-    def tell(fact: KvEvents | ReplayEnd) -> None:
+    def tell(fact: FeedFact) -> None:
         told.append(fact)
-        if isinstance(fact, ReplayEnd):
-            world.core.on_replay_end(fact)
-            return
-        for action in world.core.on_kv_events(fact):
+        for action in take(world.core, fact):
+            if isinstance(fact, ReplayEnd):
+                return
             assert isinstance(action, Resync)
             feed.resync(action.from_seq)
 

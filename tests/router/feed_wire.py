@@ -21,9 +21,10 @@ import xxhash
 import zmq
 import zmq.asyncio
 
-from policies.facts import KvEvents, ReplayEnd
+from policies.facts import KvEvents
 from router.core.actions import Resync
-from router.events.delivery import FeedContext, SharedReaders
+from router.core.core import take
+from router.events.delivery import FeedContext, FeedFact, SharedReaders
 from router.events.feed import Feed, open_feed
 from router.events.sources import EventSource, ZmqSource
 from tests.router.core_world import World
@@ -118,7 +119,7 @@ class Rig:
     http: aiohttp.ClientSession
     readers: SharedReaders
     world: World
-    told: list[KvEvents | ReplayEnd] = field(default_factory=list)
+    told: list[FeedFact] = field(default_factory=list)
     feeds: dict[int, Feed] = field(default_factory=dict)
     backlog_batches: int = 1_000
     subscribed_s: float = 60.0
@@ -127,11 +128,9 @@ class Rig:
     def kv(self, worker_id: int = 0) -> Any:
         return self.world.core.workers.get(worker_id).kv
 
-    def tell(self, fact: KvEvents | ReplayEnd) -> None:
+    def tell(self, fact: FeedFact) -> None:
         self.told.append(fact)
-        core = self.world.core
-        ended = isinstance(fact, ReplayEnd)
-        for action in core.on_replay_end(fact) if ended else core.on_kv_events(fact):
+        for action in take(self.world.core, fact):
             assert isinstance(action, Resync)
             self.feeds[action.worker_id].resync(action.from_seq)
 

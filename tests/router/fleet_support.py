@@ -1,4 +1,4 @@
-"""A fleet manager by itself: no router, no core; what its members tell is kept."""
+"""Parts of a router by themselves: a fleet manager without a core, an admin port."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+import msgspec
 import zmq.asyncio
 
+from router.assembly import Router
 from router.fleet.context import FleetContext, FleetTerms, WorkerFact
 from router.fleet.manager import FleetManager
+from router.server.listener import AdminListener
 from router.upstream.reply import RelayLimits
 
 
@@ -30,3 +33,14 @@ async def fleet_of(max_workers: int) -> AsyncIterator[tuple[FleetManager, list[W
     context.destroy(linger=0)
     left = asyncio.all_tasks() - others
     assert [task for task in left if task.get_name().startswith("worker")] == []
+
+
+@asynccontextmanager
+async def admin_port(router: Router) -> AsyncIterator[str]:
+    """The admin port of a router without others, on a free port; yields its URL."""
+    config = msgspec.structs.replace(router.config, admin_port=0)
+    listener = AdminListener(lambda: config)
+    try:
+        yield await listener.listen(router.admin)
+    finally:
+        await listener.server.aclose(0.0)  # who is still connected has all that it asked for

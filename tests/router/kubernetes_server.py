@@ -12,6 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.served_app import served_app
+
 PATH = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
 
 
@@ -136,17 +138,12 @@ async def api_server() -> AsyncIterator[ApiServer]:
     server = ApiServer()
     app = web.Application()
     app.router.add_get(PATH, server.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield server
-    finally:
-        for watch in server.watches:
-            watch.ends()
-        await runner.cleanup()
+    async with served_app(app) as server.url:
+        try:
+            yield server
+        finally:
+            for watch in server.watches:
+                watch.ends()
 
 
 def hosts(urls: Iterable[str]) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from policies.facts import Arrival
+from router.metrics.requests import MigrationMetrics
 from router.server.messages import Answer, Request, Response
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
@@ -33,33 +33,12 @@ class Desk:
         return [{"id": "m", "max_model_len": 100}]
 
 
-class Told:
-    """What was counted. Lifetime: test."""
-
-    def __init__(self) -> None:
-        self.ends: Counter[tuple[str, str]] = Counter()
-        self.reasons: Counter[str] = Counter()
-        self.gaps_s: list[float] = []
-
-    def watch(self, kept_tokens: Callable[[], int]) -> None:
-        self.kept_tokens = kept_tokens
-
-    def stays(self, reason: str) -> None:
-        self.reasons[reason] += 1
-
-    def moved(self, gap_s: float) -> None:
-        self.gaps_s.append(gap_s)
-
-    def ended(self, result: str, reason: str) -> None:
-        self.ends[result, reason] += 1
-
-
 class Chain:
     """Workers that are tried in turn. Lifetime: test."""
 
     def __init__(self, upstreams: list[Upstream], terms: MigrationTerms, buffer_bytes: int) -> None:
-        self.told = Told()
-        self.migrations = Migrations(Desk(), self.told, terms)  # type: ignore[arg-type]
+        self.metrics = MigrationMetrics()
+        self.migrations = Migrations(Desk(), self.metrics, terms)  # type: ignore[arg-type]
         self.outcomes: list[Outcome] = []
         self.rests: list[Arrival | None] = []
         self.sending: asyncio.Future[Outcome]  # the latest
@@ -100,4 +79,4 @@ async def chain(
         it = Chain(upstreams, MigrationTerms(**{"moves": 3, **terms}), buffer_bytes)
         async with served(it.handle) as it.port:
             yield it
-        assert it.told.kept_tokens() == 0
+        assert it.metrics.kept_tokens() == 0

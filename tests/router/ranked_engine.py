@@ -13,6 +13,7 @@ import zmq.asyncio
 from aiohttp import web
 
 from engine.wire.events import BlockStored, encode_batch, live_frames
+from tests.served_app import served_by
 
 BLOCK_TOKENS, BLOCKS = 16, 1_000
 _FIGURES = """\
@@ -82,14 +83,8 @@ async def ranked_engine(ranks: int = 2, most: int = 3) -> AsyncIterator[RankedEn
     publishers = [context.socket(zmq.PUB) for _ in range(most)]
     ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in publishers]
     one = RankedEngine(publishers, ports, ranks)
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", one.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        yield one
+        async with served_by(one.answer) as one.url:
+            yield one
     finally:
-        await runner.cleanup()
         context.destroy(linger=0)

@@ -98,7 +98,7 @@ def lines_reach(log: RequestLog, lines: int, lost: int = 0) -> None:
     """Wait for the thread."""
     done = threading.Event()
     for _ in range(400):
-        if (log.lines, log.lost) == (lines, lost):
+        if (log.written, log.lost) == (lines, lost):
             return
         done.wait(0.025)
-    raise AssertionError(f"{log.lines} written, {log.lost} lost; expected {lines}, {lost}")
+    raise AssertionError(f"{log.written} written, {log.lost} lost; expected {lines}, {lost}")

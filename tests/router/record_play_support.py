@@ -28,7 +28,7 @@ from router.core.core import RouterCore
 from router.core.settings import CoreSettings
 from router.record.facts import Player, records
 from router.record.recorder import FactRecorder
-from router.request.switchboard import Switchboard
+from router.request.dispatcher import Dispatcher
 from tests.router.core_world import BLOCK, chain_of, removed, stored
 
 BOUNDS = CoreSettings(max_workers=4, hold_requests=3, inflight_requests=12, parked_blocks=12)
@@ -42,13 +42,13 @@ class Desk:
         self.path = path
         self.now_s = 1000.0
         self.core = RouterCore(load(policy), BOUNDS, seed=5, report=lambda error: None)
-        self.board = Switchboard(self.core, lambda: self.now_s)
+        self.dispatcher = Dispatcher(self.core, lambda: self.now_s)
         self.recorder = FactRecorder(path, limit_bytes, self.core, seed=5)
-        self.board.recorder = self.recorder
-        self.board._do = lambda action: None  # type: ignore[method-assign]
+        self.dispatcher.recorder = self.recorder
+        self.dispatcher._do = lambda action: None  # type: ignore[method-assign]
 
     def tell(self, fact: Fact) -> None:
-        self.board.tell(fact)
+        self.dispatcher.tell(fact)
 
     def join(self, worker_id: int, **fields: Any) -> None:
         known = {"name": f"w{worker_id}", "models": ("m",), "block_size": BLOCK} | fields
@@ -166,13 +166,13 @@ class Story:
         self.desk.tell(LoadReport(self.desk.now_s, worker_id, running, 1, float("nan")))
 
     def ask(self, blocks: list[int]) -> None:
-        self.desk.board.explain(arrival(self.desk.now_s, 10_000, blocks, session="ann"))
+        self.desk.dispatcher.explain(arrival(self.desk.now_s, 10_000, blocks, session="ann"))
 
     def look(self) -> None:
-        self.desk.board.advance()
+        self.desk.dispatcher.advance()
 
     def policy(self, spec: str) -> None:
-        self.desk.board.set_policy(load(spec))
+        self.desk.dispatcher.set_policy(load(spec))
 
     def wait(self, seconds: float) -> None:
         self.desk.now_s += seconds

@@ -10,8 +10,10 @@ from typing import Any, cast
 
 from engine.wire.events import AllBlocksCleared, BlockRemoved, encode_batch
 from kvkernels import EventBatch
-from policies.facts import CacheSnapshot, KvEvents, ReplayEnd, WorkerChange, WorkerFacts
-from router.events.delivery import Delivery, FeedContext, SharedReaders
+from policies.facts import CacheSnapshot, WorkerChange, WorkerFacts
+from router.core.actions import Resync as RouterResync
+from router.core.core import take
+from router.events.delivery import Delivery, FeedContext, FeedFact, SharedReaders
 from router.events.resync import Replayed, Resync
 from tests.router.core_world import BLOCK, World, removed, stored
 from tests.router.feed_support import wire
@@ -102,10 +104,9 @@ class Recovery:
         self._missed.ask(roster.first_question(0))
         self._task = asyncio.create_task(self._missed.run())
 
-    def _tell(self, fact: KvEvents | ReplayEnd) -> None:
-        core = self.world.core
-        ended = isinstance(fact, ReplayEnd)
-        for action in core.on_replay_end(fact) if ended else core.on_kv_events(fact):
+    def _tell(self, fact: FeedFact) -> None:
+        for action in take(self.world.core, fact):
+            assert isinstance(action, RouterResync)
             self._missed.ask(action.from_seq)
 
     async def stop(self) -> None:

@@ -27,13 +27,16 @@ class Notes:
         self.peers: frozenset[str] = frozenset()
         self.told_present: list[frozenset[str]] = []
         self.on_news: Callable[[], None] = lambda: None  # the link has its own put there
-        self.joins = self.parts = 0
+        self.joins = self.parts = self.leaves = 0
 
     def joined(self, now_s: float) -> None:
         self.joins += 1
 
     def parted(self, now_s: float) -> None:
         self.parts += 1
+
+    def leave(self) -> None:
+        self.leaves += 1
 
     def outgoing(self, now_s: float) -> bytes | None:
         return self.to_say.popleft() if self.to_say else None

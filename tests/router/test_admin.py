@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from policies.facts import WorkerChange, WorkerFacts
 from router.assembly import Router
 from router.config.schema import Config, Limits
 from tests.router.core_world import BLOCK
+from tests.router.fleet_support import admin_port
 
 URL = "http://127.0.0.1:9"
 BODY_BYTES = 4096
@@ -41,7 +41,7 @@ class Admin:
         status, row = await self.ask("POST", "/workers", spec)
         assert status == 201, row
         facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=False)
-        self.router.switchboard.tell(WorkerChange(0.0, row["id"], "ready", facts))
+        self.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))
         return int(row["id"])
 
 
@@ -49,13 +49,10 @@ class Admin:
 async def admin() -> AsyncIterator[Admin]:
     async with aiohttp.ClientSession() as http:
         router = Router(Config(limits=Limits(workers=2, body_bytes=BODY_BYTES)), http)
-        runner = web.AppRunner(router.admin_app())
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
-            yield Admin(router, f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+            async with admin_port(router) as url:
+                yield Admin(router, url, http)
         finally:
-            await runner.cleanup()
             await router.aclose()
 
 
@@ -172,7 +169,7 @@ async def test_explaining_charges_nothing_and_remembers_nothing() -> None:
             assert (status, answer["worker"], answer["expected_hit_tokens"]) == (200, 0, 0)
         _, latest = await one.ask("GET", "/explain")
         assert latest["decisions"] == []
-        core = one.router.switchboard.core
+        core = one.router.dispatcher.core
         assert core.inflight_requests == len(core.ledger) == 0
         _, health = await one.ask("GET", "/health")
         assert health == {"status": "ok", "ready_workers": 1, "workers": 1}

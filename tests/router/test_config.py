@@ -168,6 +168,7 @@ def test_an_empty_file_is_the_defaults(text, tmp_path):
         ("session_header: x-warmroute-internal-a", "the router's own"),
         ("trusted_peers: [10.0.0.1/8]", "trusted_peers[0]: "),
         ("trusted_peers: [here]", "trusted_peers[0]: "),
+        ("event_hosts: [ipc, 10.0.0.1/8]", "event_hosts[1]: '10.0.0.1/8' is no host; allowed: "),
         ("tokenizer: /no/such/folder", "tokenizer.json"),
         ("api_keys_file: /no/such/file", "is not a file"),
         ("admin_host: 0.0.0.0", "give admin_keys_file, or admin_open: true"),

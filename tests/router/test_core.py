@@ -70,7 +70,7 @@ def test_first_token_and_finish_move_and_release_the_charge() -> None:
     columns = world.core.columns
     assert (columns.requests[0], columns.waiting[0]) == (1, 1)
     world.core.on_first_token(FirstToken(0.1, arrival.request_id))
-    assert (columns.waiting[0], columns.context_tokens[0]) == (0, 3 * BLOCK)
+    assert (columns.waiting[0], columns.context_tokens[0]) == (0, 3 * BLOCK + 1)
     world.core.on_progress(Progress(0.2, arrival.request_id, 5))
     assert columns.context_tokens[0] == 3 * BLOCK + 5
     world.core.on_finish(Finish(0.3, arrival.request_id, output_tokens=6))

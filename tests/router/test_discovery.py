@@ -26,7 +26,7 @@ def down(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Every URL is a worker, and answers probes unless it is among these."""
     down: set[str] = set()
 
-    async def known(http: object, spec: WorkerSpec, timeout_s: float) -> Recognized:
+    async def known(http: object, spec: WorkerSpec, *_: object) -> Recognized:
         await asyncio.sleep(0)
         if spec.url in down:
             raise UnrecognizedError("it is down")

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import pytest
+import zmq.asyncio
 
 from router.assembly import Router
 from router.config.schema import Config, Intervals, Timeouts
 from router.config.worker_spec import parse_worker_spec
+from router.core.kv_state import KvState
 from router.fleet.member import Member
-from tests.router.engine_pages import engine
+from tests.router.engine_pages import HANGS, MODELS, engine
+from tests.router.feed_wire import Publisher, pack, publisher
 from tests.router.test_engines_sglang import SGLANG
 from tests.router.test_engines_triton import BACKEND, FRESH_BACKEND, TRITON
 from tests.router.test_recognize import METRICS, VLLM
 from tests.router.waiting import until
 
 PROBE_S, HEALTH_S = 0.1, 0.05
+GROWN = 'vllm:prefix_cache_queries_total{engine="0",model_name="m"} %d\n'
 SLEEP = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} 1\n'
 
 
@@ -68,6 +73,20 @@ async def test_another_engine_that_takes_so_long_is_down(
         await until(lambda: "is down: GET /health: " in caplog.text, "it to be down")
 
 
+async def test_an_engine_that_began_anew_and_then_hangs_is_down() -> None:
+    """It serves while it is looked at anew, but not if that fails as its probes would."""
+    asked: list[str] = []
+    pages = {**VLLM, "/health": "ok", "/metrics": METRICS + GROWN % 9}
+    async with followed(pages, asked) as member:
+        seen = asked.count("/metrics")
+        await until(lambda: asked.count("/metrics") > seen + 1, "its figures to be read")
+        pages |= {"/v1/models": HANGS, "/health": HANGS, "/metrics": METRICS + GROWN % 3}
+        await until(lambda: not member.ready, "it to be down")
+        assert member.trouble
+        pages |= {"/v1/models": MODELS, "/health": "ok"}
+        await until(lambda: member.ready, "it to be back")
+
+
 async def test_an_engine_put_to_sleep_is_down_until_it_wakes() -> None:
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + SLEEP % "awake"}
     async with followed(pages, []) as member:
@@ -76,6 +95,187 @@ async def test_an_engine_put_to_sleep_is_down_until_it_wakes() -> None:
         assert not member.ready
         pages["/metrics"] = METRICS + SLEEP % "awake"
         await until(lambda: member.ready, "it to wake")
+
+
+async def test_a_paused_engine_gets_nothing_until_it_is_resumed() -> None:
+    """Its health probes are answered all the while, and its metrics say nothing of it."""
+    pages = {**VLLM, "/health": "ok", "/is_paused": {"is_paused": False}}
+    async with followed(pages, []) as member:
+        pages["/is_paused"] = {"is_paused": True}
+        await until(lambda: "is paused; POST /resume" in member.trouble, "it to be paused")
+        assert not member.ready
+        pages["/is_paused"] = {"is_paused": False}
+        await until(lambda: member.ready, "it to be resumed")
+        assert member.trouble == ""
+
+
+async def test_an_engine_that_is_too_busy_to_say_whether_it_is_paused_is_not() -> None:
+    pages = {**VLLM, "/health": "ok", "/is_paused": HANGS}
+    asked: list[str] = []
+    async with followed(pages, asked) as member:
+        await until(lambda: asked.count("/is_paused") > 3, "it to be asked")
+        for nonsense in (500, "no JSON", {"is_paused": "yes"}, [True]):
+            pages["/is_paused"] = nonsense
+            asked.clear()
+            await until(lambda: asked.count("/is_paused") > 2, "it to be asked")
+            assert member.ready
+        pages["/is_paused"] = {"is_paused": True}
+        await until(lambda: not member.ready, "it to be paused")
+
+
+async def test_an_engine_that_sleeps_at_level_0_is_down_until_it_wakes() -> None:
+    """It has put nothing away: none of its states is 1."""
+    level_0 = (SLEEP % "awake").replace(" 1", " 0") + (SLEEP % "discard_all").replace(" 1", " 0")
+    pages = {**VLLM, "/health": "ok"}
+    async with followed(pages, []) as member:
+        pages["/metrics"] = METRICS + level_0
+        await until(lambda: "sleeps; POST /wake_up" in member.trouble, "it to sleep")
+        pages["/metrics"] = METRICS + SLEEP % "awake"
+        await until(lambda: member.ready, "it to wake")
+
+
+RESET = 'http_requests_total{handler="/reset_prefix_cache",method="POST",status="2xx"} %d.0\n'
+IDLE = METRICS.replace('"} 2.0', '"} 0.0').replace('"m"} 1.0', '"m"} 0.0').replace('"32"', '"2"')
+CLEARED = ["AllBlocksCleared"]
+
+
+def holding(*blocks: int) -> list[Any]:
+    """Events of blocks as `payload` has them."""
+    return [["BlockStored", [n], None, [n, n], 2, None, "GPU", None, None, 0] for n in blocks]
+
+
+@dataclass
+class Engine:
+    """A vLLM with events. As the real one does, it tells with its next step only that its cache
+    was emptied. Lifetime: test.
+    """
+
+    pages: dict[str, Any]
+    events: Publisher
+    member: Member
+    kv: Callable[[], KvState]
+
+    async def step(self, *events: Any) -> None:
+        await self.events.send(len(self.events.kept), pack(*events))
+
+    async def until_known(self, blocks: int) -> None:
+        await until(
+            lambda: self.kv().known and self.kv().resident_blocks == blocks, f"{blocks} blocks"
+        )
+
+
+@asynccontextmanager
+async def publishing() -> AsyncIterator[Engine]:
+    """An idle engine with four blocks, known."""
+    context = zmq.asyncio.Context()
+    config = Config(
+        intervals=Intervals(load_report_s=0.05, health_s=HEALTH_S),
+        timeouts=Timeouts(probe_s=1.0),
+    )
+    async with publisher(context) as events, aiohttp.ClientSession() as http:
+        source = {"endpoint": events.live, "replay_endpoint": events.replay, "topic": ""}
+        pages = {**VLLM, "/health": "ok", "/metrics": IDLE, "/kv_event_sources": {"0": source}}
+        pages["/is_paused"] = {"is_paused": False}
+        router = Router(config, http)
+
+        def kv() -> KvState:
+            worker = router.dispatcher.core.workers.get(member.worker_id)
+            assert worker is not None
+            return worker.kv
+
+        async with engine(pages) as url:
+            try:
+                member = router.fleet.add(parse_worker_spec(url))
+                one = Engine(pages, events, member, kv)
+                await until(lambda: member.ready, "it to be ready")
+                await events.heard()
+                for n in range(4):
+                    await one.step(*holding(n))
+                await one.until_known(4)
+                yield one
+            finally:
+                await router.aclose()
+    context.destroy(linger=0)
+
+
+async def test_what_slept_comes_back_empty() -> None:
+    async with publishing() as one:
+        one.pages["/metrics"] = IDLE + SLEEP % "weights_offloaded"
+        await until(lambda: not one.member.ready, "it to sleep")
+        assert one.kv().resident_blocks == 0
+        one.pages["/metrics"] = IDLE + SLEEP % "awake"
+        await until(lambda: one.member.ready, "it to wake")
+        await one.until_known(0)  # though the replay tells of four blocks, and of no clear
+        await one.step(CLEARED, *holding(5))
+        await one.until_known(1)
+        assert one.kv().counters.restarts == 0
+
+
+async def test_another_engine_in_the_place_of_one_that_slept_has_what_it_says() -> None:
+    async with publishing() as one:
+        one.pages["/metrics"] = IDLE + SLEEP % "weights_offloaded"
+        await until(lambda: not one.member.ready, "it to sleep")
+        one.events.kept = {n: pack(*holding(10 + n)) for n in range(6)}
+        one.pages["/metrics"] = IDLE + SLEEP % "awake"
+        await one.until_known(6)
+
+
+@pytest.mark.parametrize("cleared", [True, False], ids=["cleared", "kept"])
+async def test_what_was_paused_may_have_been_emptied(cleared: bool) -> None:
+    """POST /pause empties the cache unless it was told not to: nobody can see which."""
+    async with publishing() as one:
+        one.pages["/is_paused"] = {"is_paused": True}
+        await until(lambda: not one.member.ready, "it to be paused")
+        one.pages["/is_paused"] = {"is_paused": False}
+        await until(lambda: one.member.ready, "it to be resumed")
+        await until(lambda: one.kv().settled, "its stream to go on")
+        assert (one.kv().known, one.kv().resident_blocks) == (False, 0)
+        await one.step(*([CLEARED] if cleared else []), *holding(5))
+        await until(lambda: one.kv().resident_blocks == 1, "what it stored since")
+        assert one.kv().known is cleared
+
+
+async def test_an_idle_reset_is_seen_by_the_count_of_its_requests() -> None:
+    async with publishing() as one:
+        one.pages["/metrics"] = IDLE + RESET % 3  # it was not counted before
+        await until(lambda: one.kv().resident_blocks == 0, "the reset to be seen")
+        assert not one.kv().known  # it may have refused, which its events will show
+        await one.step(CLEARED, *holding(5))
+        await one.until_known(1)
+        await reported(one, IDLE + RESET % 3)
+        assert (one.kv().known, one.kv().resident_blocks) == (True, 1)
+
+
+async def reported(one: Engine, metrics: str) -> None:
+    """Wait until three load reports of such a page were made."""
+    pages: list[str] = []
+
+    async def page() -> str:
+        pages.append(metrics)
+        return metrics
+
+    one.pages["/metrics"] = page
+    await until(lambda: len(pages) > 3, "load reports")
+
+
+async def test_a_reset_of_a_busy_engine_is_left_to_its_next_step() -> None:
+    busy = METRICS.replace('"32"', '"2"')
+    async with publishing() as one:
+        await reported(one, busy)
+        await reported(one, busy + RESET % 1)
+        assert (one.kv().known, one.kv().resident_blocks) == (True, 4)
+
+
+async def test_figures_of_no_use_are_named_once_until_they_are_good(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    named = "its load figures are of no use: KV usage is 7.5"
+    async with publishing() as one:
+        for times in (1, 2):
+            await reported(one, METRICS.replace("0.5", "7.5"))
+            assert caplog.text.count(named) == times
+            assert one.member.ready
+            await reported(one, METRICS)
 
 
 async def test_triton_says_by_400_that_it_is_not_ready() -> None:

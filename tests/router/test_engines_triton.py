@@ -10,6 +10,7 @@ import pytest
 from engine.wire.events import WireError
 from router.fleet.engines.adapter import LoadReader
 from router.fleet.engines.triton import loads_in
+from router.request.attempts import says_unreadable
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
 
 CORE = """\
@@ -106,3 +107,33 @@ async def test_impossible_figures_are_refused(old: str, new: str) -> None:
         reader = LoadReader(f"{url}/metrics", loads_in)
         with pytest.raises(WireError):
             await reader.read(http, aiohttp.ClientTimeout(total=5.0))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "failed to parse the request JSON buffer: Missing a name for object member. at 1",
+        "failed to get request params.: attempt to get members for non-object",
+        "Unable to parse 'inputs': attempt to access JSON non-array as array",
+        "attempt to get members for non-object",
+    ],
+)
+def test_a_500_of_its_parser_blames_the_request(error: str) -> None:
+    body = b'{"error":"%b"}' % error.encode()
+    assert says_unreadable("triton", 500, body)
+    assert not says_unreadable("triton", 503, body)
+    assert not says_unreadable("vllm", 500, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":"Stub process \'tiny_0_0\' is not healthy."}',
+        b'{"error":{"message":"Unable to parse it","type":"InternalServerError"}}',
+        b'{"error":null}',
+        b"Unable to parse 'inputs'",
+        b"",
+    ],
+)
+def test_any_other_500_blames_it(body: bytes) -> None:
+    assert not says_unreadable("triton", 500, body)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from router.events.sources import PollSource, ZmqSource, at_rank, reachable, usable
+from router.events.sources import (
+    NO_OTHERS,
+    PollSource,
+    ZmqSource,
+    at_rank,
+    event_hosts,
+    reachable,
+    usable,
+)
 
 
 def test_rank_0_is_the_source_itself() -> None:
@@ -74,3 +82,40 @@ def test_a_wildcard_is_seen_at_the_workers_host(bound: str) -> None:
 @pytest.mark.parametrize("endpoint", ["tcp://10.0.0.9:5557", "ipc:///run/kv", "tcp://[::1]:5557"])
 def test_other_endpoints_stay_as_they_are(endpoint: str) -> None:
     assert reachable(endpoint, "10.0.0.5") == endpoint
+
+
+@pytest.mark.parametrize(
+    ("allowed", "endpoint", "whether"),
+    [
+        ((), "tcp://10.0.0.5:5557", True),
+        ((), "tcp://ENGINE:5557", True),
+        ((), "tcp://[fd00::5]:5557", True),
+        ((), "tcp://10.0.0.6:5557", False),
+        ((), "tcp://other:5557", False),
+        ((), "ipc:///run/docker.sock", False),
+        (("10.0.0.0/24",), "tcp://10.0.0.6:5557", True),
+        (("10.0.0.0/24",), "tcp://10.0.1.6:5557", False),
+        (("fd00::/16",), "tcp://[fd00::6]:5557", True),
+        (("10.0.0.6",), "tcp://10.0.0.6:5557", True),
+        (("Other.local", "10.0.0.0/8"), "tcp://other.LOCAL:5557", True),
+        (("engine-2",), "tcp://engine-2:5557", True),
+        (("other.local",), "tcp://another.local:5557", False),
+        (("ipc",), "ipc:///run/kv", True),
+        (("ipc",), "tcp://10.0.0.6:5557", False),
+        (("*",), "tcp://10.0.0.6:5557", True),
+        (("*",), "ipc:///run/kv", False),
+        (("*", "ipc"), "bind:tcp://*:5557", False),
+    ],
+)
+def test_an_engine_may_name_its_own_host_and_those_that_are_allowed(
+    allowed: tuple[str, ...], endpoint: str, whether: bool
+) -> None:
+    own = {"10.0.0.5", "engine", "fd00::5"}
+    assert event_hosts(allowed).allow(endpoint, own) == whether
+    assert NO_OTHERS.allow(endpoint, own) <= whether
+
+
+@pytest.mark.parametrize("host", ["", "a b", "tcp://h:1", "h:5557", "10.0.0.1/8", "1.2.3", "-h"])
+def test_what_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="is no host; allowed: NAME, ADDRESS, CIDR, ipc"):
+        event_hosts((host,))

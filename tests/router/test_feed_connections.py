@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import zmq
+import zmq.asyncio
 
+from policies.facts import KvHeard
 from router.events import zmq_feed as zmq_feed_module
+from router.events.delivery import FeedContext, LoopYield
 from router.events.sources import ZmqSource
+from router.events.zmq_sockets import opened
 from tests.router.feed_wire import Publisher, Rig, followed, publisher, rig, until
 from tests.router.test_feed_bound import bound, connecting, free_endpoint
 from tests.router.test_feed_loss import holds, payload, until_known
@@ -85,6 +92,91 @@ async def test_the_same_one_tells_what_it_published_meanwhile() -> None:
         await gone_and_back(one, engine)
         await until_known(one, 7)
         assert one.kv().counters.restarts == 0
+
+
+def test_a_publisher_whose_machine_is_gone_is_noticed_by_tcp() -> None:
+    """Nothing here can cut a line without a word: only that TCP is told to ask is tested."""
+    with zmq.asyncio.Context() as context:
+        feed = cast(FeedContext, SimpleNamespace(zmq=context))
+        options = (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL, zmq.TCP_KEEPALIVE_CNT)
+        with opened(feed, zmq.SUB, 8) as socket:
+            assert socket.getsockopt(zmq.TCP_KEEPALIVE) == 1
+            idle_s, between_s, tries = (socket.getsockopt(option) for option in options)
+        assert 0 < idle_s + between_s * tries <= 30
+
+
+async def test_while_the_connection_is_lost_the_cache_is_not_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with following_four() as (one, engine):
+        feed = one.feeds[0]
+        engine.pub.close(linger=0)
+        await until(lambda: not one.kv().known, lambda: "the loss to be noticed")
+        assert holds(one, range(4))  # as of then: hits go on to count
+        assert (feed.counters.disconnects, feed.counters.heard) == (1, False)
+        assert f"the connection to its KV events at {engine.live} is lost" in caplog.text
+        feed.resync(3)  # the replay answers all the while, and says nothing of what follows
+        replays = feed.counters.replays
+        await until(lambda: feed.counters.replays > replays, lambda: "the replay")
+        await until(lambda: isinstance(one.told[-1], KvHeard), lambda: "its end")
+        assert not one.kv().known
+        engine.kept |= {4: payload(4)}
+        await gone_and_back(one, engine)
+        await until_known(one, 5)
+        assert feed.counters.heard
+
+
+async def test_what_waited_here_when_the_connection_was_lost_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told after the loss is seen, and goes on with the next number."""
+    async with following_four() as (one, engine):
+        slowly = asyncio.Event()
+
+        async def waits(_: LoopYield) -> None:
+            await slowly.wait()
+
+        monkeypatch.setattr(LoopYield, "over", waits)
+        await engine.send(4, payload(4))
+        await engine.send(5, payload(5))
+        engine.pub.close(linger=1000)  # what was sent arrives
+        await until(lambda: not one.kv().known, lambda: "the loss to be noticed")
+        slowly.set()
+        await one.until_seq(5)
+        assert holds(one, range(6))
+        assert not one.kv().known
+
+
+async def test_without_a_replay_the_next_batch_tells_whether_any_was_missed() -> None:
+    for missed in (False, True):
+        async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
+            await engine.send(0, payload(0))
+            await until(lambda one=one: one.kv().known, lambda: "its first batch")
+            engine.pub.close(linger=0)
+            await until(lambda one=one: not one.kv().known, lambda: "the loss")
+            await gone_and_back(one, engine)
+            await until(lambda feed=feed: feed.counters.heard, lambda: "it to be back")
+            assert not one.kv().known
+            await engine.send(1 + missed, payload(1))
+            await one.until_seq(1 + missed)
+            await until(lambda one=one: not one.kv().resyncing, lambda: "what is missing")
+            assert one.kv().known is not missed
+
+
+async def test_at_an_endpoint_that_we_bind_a_loss_is_anybodys_until_each_was_asked() -> None:
+    live = free_endpoint()
+    async with rig(subscribed_s=0.01) as one, publisher(one.context, b"a") as replaying:
+        source = bound(live, "a", replaying.replay)
+        async with one.following(source) as feed, connecting(one, live, b"a") as engine:
+            for seq in range(4):
+                replaying.kept[seq] = payload(seq)
+                await engine.send(seq, payload(seq))
+            await until_known(one, 4)
+            async with connecting(one, live, b"b") as another:
+                await another.send(0, payload(0))
+            await until(lambda: feed.counters.disconnects == 1, lambda: "the loss")
+            await until_known(one, 4)
+            assert holds(one, range(4))
 
 
 async def test_without_a_replay_nothing_is_asked_and_nothing_forgotten() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -225,6 +226,21 @@ async def test_an_answer_that_is_lost_is_a_gap(
         await one.until_hit(chain_of([7] * 4, SIZE), 1)
         assert not one.kv().known
         assert one.hit(CHAIN) == 0
+
+
+async def test_a_poll_under_way_is_told_to_the_end_and_no_other_begins() -> None:
+    async with polled() as (one, engine, _):
+        engine.emit(CREATED, stored(None, block(1, TOKENS[:4])))
+        await one.until_hit(CHAIN, 1)
+        polls = engine.polls
+        await until(lambda: engine.polls > polls, lambda: "another poll")
+        finishing = asyncio.create_task(one.readers.finish(30))
+        engine.emit(stored(1, block(2, TOKENS[4:8])))
+        await finishing
+        await one.until_hit(CHAIN, 2)
+        polls = engine.polls
+        await one.readers.finish(30)
+        assert engine.polls == polls
 
 
 async def test_an_event_that_cannot_be_read_costs_only_itself() -> None:

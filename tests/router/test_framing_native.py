@@ -55,6 +55,7 @@ FIELD = st.sampled_from(
             b"no colon",
             b"A:b\rc",
         ),
+        *(b"X-WarmRoute-Worker: 9", b"x-warmroute-: 1", b"x-warmroute: 1"),
         *(b"Keep-Alive: 5", b"Trailer: X-T", b"TE: x", b"Proxy-Connection: x", b"Content-Length: "),
     ]
 )

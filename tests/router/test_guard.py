@@ -70,7 +70,7 @@ class GuardedWorld(World):
         (action,) = self.core.on_arrival(self.arrival([1], now_s=now_s))
         assert isinstance(action, Dispatch)
         guard = self.core.guard
-        if guard.overdue_s:  # as the switchboard does
+        if guard.overdue_s:  # as the dispatcher does
             guard.settle_slow(now_s, guard.overdue_s)
         return action
 

@@ -1,17 +1,45 @@
-"""What a router's start brings in: nothing that only some routers need."""
+"""What a program's start brings in: nothing that only some who run it need."""
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+from pathlib import Path
 
-OPTIONAL = ("redis", "hiredis", "opentelemetry", "kubernetes_asyncio", "tokenizers", "jinja2")
-NEVER = ("torch", "scipy", "matplotlib")
+import pytest
+
+from simulator.calibrate.fit import COLUMNS
+
+OPTIONAL = {"redis", "hiredis", "opentelemetry", "kubernetes_asyncio", "tokenizers", "jinja2"}
+NEVER = {"torch", "scipy", "matplotlib"}
 
 
-def test_a_router_starts_without_what_it_was_not_asked_for() -> None:
-    code = "import sys, router.cli.serve; print(*sys.modules)"
-    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = set(asked.stdout.split())
-    assert "router.cli.serve" in imported
-    assert imported.isdisjoint({*OPTIONAL, *NEVER})
+def run_python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "left_out"), [("router.cli.serve", OPTIONAL | NEVER), ("simulator.cli", NEVER)]
+)
+def test_a_program_starts_without_what_it_was_not_asked_for(
+    module: str, left_out: set[str]
+) -> None:
+    imported = set(run_python(f"import sys, {module}; print(*sys.modules)").stdout.split())
+    assert module in imported
+    assert imported.isdisjoint(left_out)
+
+
+def test_a_command_whose_library_is_missing_names_the_extra(tmp_path: Path) -> None:
+    """`make demo` installs no scipy, which `calibrate` computes with."""
+    draw, log = random.Random(0), tmp_path / "steps.csv"
+    rows = [[draw.randrange(1, 999) for _ in COLUMNS[:-1]] + [0.01] for _ in range(50)]
+    lines = [COLUMNS, *rows]
+    log.write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
+    code = (
+        "import sys; sys.modules.update({'scipy': None, 'scipy.optimize': None})\n"
+        "from simulator.cli import main; sys.exit(main(['calibrate', *sys.argv[1:]]))"
+    )
+    ended = run_python(code, log, "--kv-tokens", "269k")
+    assert ended.returncode == 1
+    assert ended.stderr == ("warmroute-sim: scipy is not installed: pip install 'warmroute[sim]'\n")

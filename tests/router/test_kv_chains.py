@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, encode_batch
+from kvkernels import EventBatch, PrefixIndex, WorkerBlocks, chain_hashes, chain_seed
 from policies.facts import Cleared, Removed, ReplayEnd, Stored
 from router.core.actions import Resync
+from router.core.kv_events import Applied, WireEvents, apply_events, block_names
+from router.core.kv_events import chain_of as chain_of_event
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World, chain_of, removed, stored
 
@@ -120,3 +124,49 @@ def test_a_gap_in_a_stream_of_chains_is_filled_by_its_replay() -> None:
     world.events(0, 1, by_chain(stored([0, 1], after=1)), source="replay")
     assert world.core.workers.get(0).kv.known
     assert world.hits([0, 1, 2]) == [3]
+
+
+def test_facts_of_a_batch_are_what_the_engine_published() -> None:
+    names, tokens = (7, b"\x01" * 31 + b"\x08"), (1, 2, 3, 4)
+    batch = [
+        BlockStored(names, 6, tokens, 2, lora_name="tuned"),
+        BlockRemoved((7,)),
+        AllBlocksCleared(),
+    ]
+    events = WireEvents(EventBatch(encode_batch(0.0, batch)), "m")
+    assert repr(events) == "WireEvents(3 events, 2 blocks, model 'm')"
+    one, gone, cleared = events
+    assert isinstance(one, Stored)
+    assert block_names(one.hashes).tolist() == [7, int.from_bytes(b"\x01" * 7 + b"\x08", "big")]
+    assert (one.parent, list(one.tokens), one.block_size, one.tier) == (6, list(tokens), 2, "gpu")
+    assert one.seed == chain_seed("m", "tuned")
+    assert isinstance(gone, Removed)
+    assert (block_names(gone.hashes).tolist(), gone.tier) == ([7], "gpu")
+    assert cleared == events[-1] == Cleared()
+    assert list(events[:2]) == [one, gone]
+
+
+@pytest.mark.parametrize("extras", [(), (b"", b"image", b"")])
+def test_a_chain_of_tokens_is_that_of_the_native_record(extras: tuple[bytes, ...]) -> None:
+    event = Stored((1, 2, 3), None, tuple(range(6)), 2, extras=extras)
+    blocks = WorkerBlocks(PrefixIndex(1), 0, 2, "m")
+    assert apply_events([event], blocks, 2) == Applied()
+    chain = chain_of_event(event, 0)
+    assert sorted(blocks.chains().tolist()) == sorted(chain.tolist())
+    plain = chain_hashes(np.arange(6, dtype=np.int32), 2, 0)
+    assert (chain == plain).tolist() == [True, not extras, not extras]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Stored((1, 2), None, (), 2, chain=np.zeros(1, dtype=np.uint64)),
+        Stored((1,), None, (1, 2, 3), 2),
+        Stored((1,), None, (1, 2), 3),
+        Stored((1, 2), None, (1, 2, 3, 4), 2, extras=(b"x",)),
+    ],
+)
+def test_what_tells_too_little_is_skipped_and_counted(event: Stored) -> None:
+    blocks = WorkerBlocks(PrefixIndex(1), 0, 2, "m")
+    assert apply_events([event, Removed((9,)), Cleared()], blocks, 2) == Applied(1, 1)
+    assert not len(blocks.chains())

@@ -87,6 +87,15 @@ def test_cut_off_from_redis_it_reads_on_until_its_first_hole() -> None:
     assert sum(one.claim.reads for one in (reader, other)) == 1
 
 
+def test_one_that_ends_reads_no_more_also_without_its_link() -> None:
+    replicas, reader, (other,) = fleet(2)
+    reader.replica.sharing.kv.leave()
+    replicas.part(reader.replica)
+    assert not reader.claim.reads, "it takes the closed link for Redis being away"
+    replicas.settle()
+    assert other.claim.reads
+
+
 def test_a_reader_stops_as_soon_as_it_hears_of_a_greater_token() -> None:
     _, reader, _ = fleet(2)
     token = reader.claim.election.token

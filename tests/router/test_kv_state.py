@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.facts import Cleared, KvEvents, ReplayEnd, WorkerChange
+from policies.facts import Cleared, KvEvents, LoadReport, ReplayEnd, WorkerChange
 from router.core import kv_state as backlog_module
 from router.core.actions import Resync
 from router.core.kv_events import WireEvents
@@ -276,3 +278,69 @@ def test_new_thresholds_leave_what_is_known_alone() -> None:
     assert world.core.columns.max_requests[world.core.workers.get(0).slot] == 3.0
     world.join(0, max_requests=3.0, kv_capacity_tokens=1600.0)  # another engine
     assert world.hits([1, 2, 3]) == [0]
+
+
+def emptied(world: World, times: int, running: int = 0) -> None:
+    world.core.on_load_report(LoadReport(world.now_s, 0, running, 0, math.nan, times))
+
+
+def test_a_cache_is_taken_for_empty_where_its_engine_emptied_it_and_no_event_says_so() -> None:
+    world = World(workers=1)
+    world.events(0, 0, stored([1, 2]))
+    emptied(world, 5)  # before we came
+    assert world.hits([1, 2]) == [2]
+    emptied(world, 5)
+    assert world.hits([1, 2]) == [2]
+    world.core.on_arrival(world.arrival([1, 2]))
+    emptied(world, 6)
+    kv = world.core.workers.get(0).kv
+    assert (world.hits([1, 2]), kv.known, len(world.core.roster.speculative)) == ([0], False, 0)
+    world.events(0, 1, Cleared(), stored([3]))
+    assert (world.hits([3]), kv.known) == ([1], True)
+    emptied(world, 6)
+    assert (world.hits([3]), kv.known) == ([1], True)
+
+
+def test_an_emptied_cache_that_an_event_told_of_is_left_as_it_is() -> None:
+    for reports in (0, 1):  # between the event and the report that counts it
+        world = World(workers=1)
+        for _ in range(3):
+            emptied(world, 5)
+        world.events(0, 0, stored([1, 2]))
+        world.events(0, 1, Cleared(), stored([3]))
+        for _ in range(reports):
+            emptied(world, 5)
+        emptied(world, 6)
+        assert (world.hits([3]), world.core.workers.get(0).kv.known) == ([1], True)
+        for _ in range(2):
+            emptied(world, 6)
+        emptied(world, 7)
+        assert world.hits([3]) == [0]
+
+
+def test_a_busy_engine_tells_by_itself_what_it_emptied() -> None:
+    world = World(workers=1)
+    world.events(0, 0, stored([1, 2]))
+    emptied(world, 5)
+    emptied(world, 6, running=1)
+    emptied(world, 6)
+    assert world.hits([1, 2]) == [2]
+
+
+def test_counts_that_begin_anew_empty_nothing() -> None:
+    world = World(workers=1)
+    world.events(0, 0, stored([1, 2]))
+    emptied(world, 5)
+    emptied(world, 0)
+    assert world.hits([1, 2]) == [2]
+    emptied(world, 1)
+    assert world.hits([1, 2]) == [0]
+
+
+def test_a_mirrored_cache_that_was_emptied_is_empty() -> None:
+    world = World(workers=0)
+    world.join(0, has_events=False)
+    world.core.on_arrival(world.arrival([1, 2]))
+    emptied(world, 0)
+    emptied(world, 1)
+    assert len(world.core.roster.mirrors) == 0

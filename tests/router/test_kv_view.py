@@ -22,7 +22,7 @@ async def joined(one: Admin) -> int:
     """A worker whose events are told by the test."""
     _, row = await one.ask("POST", "/workers", URL)
     facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=True)
-    one.router.switchboard.tell(WorkerChange(0.0, row["id"], "ready", facts))
+    one.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))
     return int(row["id"])
 
 
@@ -31,10 +31,10 @@ async def test_all_blocks_of_a_worker_are_told_with_how_well_they_are_known() ->
         worker_id = await joined(one)
         assert not decode_kv_view(await view_of(one, worker_id)).known
         events = tuple(stored([n]) for n in range(3))
-        one.router.switchboard.tell(KvEvents(0.0, worker_id, 0, events))
-        one.router.switchboard.tell(KvEvents(0.0, worker_id, 5, (stored([9]),)))
+        one.router.dispatcher.tell(KvEvents(0.0, worker_id, 0, events))
+        one.router.dispatcher.tell(KvEvents(0.0, worker_id, 5, (stored([9]),)))
         view = decode_kv_view(await view_of(one, worker_id))
-        worker = one.router.switchboard.core.workers.get(worker_id)
+        worker = one.router.dispatcher.core.workers.get(worker_id)
         assert worker is not None
         expected = np.sort(worker.kv.chains())
         assert np.array_equal(view.chains(), expected)
@@ -43,7 +43,7 @@ async def test_all_blocks_of_a_worker_are_told_with_how_well_they_are_known() ->
         assert (view.known, view.block_size, view.url) == (False, BLOCK, URL)
         assert view.counters["gaps"] == 1
         assert view.index_agrees
-        one.router.switchboard.core.roster.index.remove(worker.slot, expected[:1])
+        one.router.dispatcher.core.roster.index.remove(worker.slot, expected[:1])
         assert not decode_kv_view(await view_of(one, worker_id)).index_agrees
         assert len(view.chains("disk")) == 0
 
@@ -74,7 +74,7 @@ async def test_bytes_that_are_no_view_are_refused() -> None:
         b"",
         body[:-1],
         b"\x81" * 5_000,
-        msgspec.msgpack.encode(fields | {"version": 2}),
+        msgspec.msgpack.encode(fields | {"version": 1}),
         msgspec.msgpack.encode(fields | {"tiers": [odd]}),
         msgspec.msgpack.encode(fields | {"known": "yes"}),
     ):

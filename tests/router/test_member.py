@@ -72,7 +72,7 @@ async def silence(*_: object) -> str:
 def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every URL is a worker with events, without asking it."""
 
-    async def known(http: object, spec: WorkerSpec, timeout_s: float) -> Recognized:
+    async def known(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
         await asyncio.sleep(0)
         facts = WorkerFacts(name=spec.url, models=("m",), block_size=16)
         source = ZmqSource("tcp://127.0.0.1:9")
@@ -109,12 +109,12 @@ async def test_what_recognition_refuses_is_shown_and_tried_again(
     real = member_module.recognize
     tries = 0
 
-    async def at_last(http: object, spec: WorkerSpec, timeout_s: float) -> Recognized:
+    async def at_last(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
         nonlocal tries
         tries += 1
         if tries < 3:
             raise UnrecognizedError("it is a toaster")
-        return await real(http, spec, timeout_s)  # type: ignore[arg-type]
+        return await real(http, spec, *terms)  # type: ignore[arg-type]
 
     monkeypatch.setattr(member_module, "recognize", at_last)
     async with fleet() as one:
@@ -282,10 +282,10 @@ async def test_an_engine_that_began_anew_is_forgotten_without_a_moment_out_of_se
         async def read(self, http: object, timeout: object) -> dict[int, RankLoad]:
             return {0: RankLoad(running=0, waiting=0, grown=next(counters, 3))}
 
-    async def known(http: object, spec: WorkerSpec, timeout_s: float) -> Recognized:
+    async def known(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
         nonlocal recognitions
         recognitions += 1
-        one = await real(http, spec, timeout_s)  # type: ignore[arg-type]
+        one = await real(http, spec, *terms)  # type: ignore[arg-type]
         return Recognized(one.kind, one.facts, None, loads=Reader())
 
     monkeypatch.setattr(member_module, "recognize", known)

@@ -39,7 +39,7 @@ async def routing(workers: int = 1) -> AsyncIterator[Router]:
 def join(router: Router, port: int = 9) -> int:
     member = router.fleet.add(parse_worker_spec(f"http://127.0.0.1:{port}"))
     facts = WorkerFacts(name="w", models=("m",), block_size=BLOCK, has_events=False)
-    router.switchboard.tell(WorkerChange(0.0, member.worker_id, "ready", facts))
+    router.dispatcher.tell(WorkerChange(0.0, member.worker_id, "ready", facts))
     return member.worker_id
 
 
@@ -57,14 +57,14 @@ def samples(router: Router) -> dict[str, dict[tuple[tuple[str, str], ...], float
 
 def served(router: Router, outcome: Outcome, stream: bool = True) -> None:
     """One request, from its arrival to its outcome."""
-    request_id = router.switchboard.next_request_id()
+    request_id = router.dispatcher.next_request_id()
     now_s = time.monotonic()
     chains = {BLOCK: chain_of([1, 2, 3])}
     arrival = Arrival(now_s, request_id, "m", 12, chains, stream=stream)
-    (action,) = router.switchboard.core.on_arrival(arrival)
+    (action,) = router.dispatcher.core.on_arrival(arrival)
     assert isinstance(action, Dispatch)
     router.metrics.requests.ended(arrival, action.worker_id, outcome, now_s + 0.5)
-    router.switchboard.core.on_finish(Finish(now_s, request_id))
+    router.dispatcher.core.on_finish(Finish(now_s, request_id))
 
 
 def good(**fields: Any) -> Outcome:
@@ -95,7 +95,7 @@ async def test_every_figure_can_be_read_back() -> None:
         assert replies[("error", ""), ("status", "200"), ("worker", "0")] == 2
         assert replies[("error", "connect"), ("status", ""), ("worker", "0")] == 1
         assert replies[("error", "client"), ("status", "200"), ("worker", "0")] == 1
-        served(router, good(why_python="http_1_0"))
+        served(router, good(fallback_reason="http_1_0"))
         assert samples(router)["warmroute_relayed_requests_total"] == {
             (("path", "native"), ("why", "")): 4.0,  # where nobody answered nothing was relayed
             (("path", "python"), ("why", "http_1_0")): 1.0,
@@ -111,7 +111,7 @@ async def test_every_figure_can_be_read_back() -> None:
 
 async def test_waits_at_the_router_are_told_by_standing() -> None:
     async with routing() as router:
-        held = router.switchboard.core.counters.held
+        held = router.dispatcher.core.counters.held
         for wait_s in (3.0, 40.0, 2_000.0):
             held["new"].add(wait_s)
         held["cold"].add(0.2)
@@ -143,7 +143,7 @@ async def test_a_worker_that_leaves_takes_its_series_along() -> None:
 
 async def test_kv_events_are_counted_by_kind() -> None:
     async with routing() as router:
-        router.switchboard.tell(KvEvents(0.0, 0, 0, (stored([1, 2]),)))
+        router.dispatcher.tell(KvEvents(0.0, 0, 0, (stored([1, 2]),)))
         events = samples(router)["warmroute_kv_events_total"]
         assert events[("kind", "stored_blocks"), ("worker", "0")] == 2
         assert events[("kind", "skipped_events"), ("worker", "0")] == 0

@@ -83,8 +83,8 @@ async def test_the_rest_is_told_and_counted_as_one_answer() -> None:
         reply = await ask(it.port, asked())
         assert body_of(reply) == WHOLE
         assert header(reply, b"x-warmroute-migratable") == b"1"
-        assert it.told.ends == {("moved", "early_close"): 1}
-        assert len(it.told.gaps_s) == 1
+        assert it.metrics.ended == {("moved", "early_close"): 1}
+        assert sum(it.metrics.gap.totals()[0]) == 1
         first, last = it.outcomes
         assert (kind(first.error), first.resumable, first.events) == ("early_close", True, 2)
         assert (last.error, last.events, last.first_byte_s) == (None, TOTAL + 1, None)
@@ -130,7 +130,7 @@ async def test_a_5xx_in_the_middle_of_the_chain_is_one_more_failure() -> None:
 
     async with chain(fails, dies, fails, serves) as it:
         assert body_of(await ask(it.port, asked())) == WHOLE
-        assert it.told.ends == {("moved", "status_5xx"): 1}
+        assert it.metrics.ended == {("moved", "status_5xx"): 1}
 
 
 async def test_a_compressed_stream_passes_and_breaks_off_as_it_came() -> None:
@@ -157,7 +157,7 @@ async def test_what_a_dead_worker_still_owed_of_a_finished_answer_is_written_her
 
     async with chain(owes) as it:
         assert body_of(await ask(it.port, asked())) == WHOLE
-        assert sum(it.told.ends.values()) == it.told.ends["closed", "early_close"] == 1
+        assert sum(it.metrics.ended.values()) == it.metrics.ended["closed", "early_close"] == 1
 
 
 async def test_an_error_event_is_not_for_the_client_while_another_worker_is() -> None:
@@ -167,7 +167,7 @@ async def test_an_error_event_is_not_for_the_client_while_another_worker_is() ->
 
     async with chain(ails, serves) as it:
         assert body_of(await ask(it.port, asked())) == WHOLE
-        assert it.told.ends == {("moved", "status_5xx"): 1}
+        assert it.metrics.ended == {("moved", "status_5xx"): 1}
 
 
 async def test_beyond_a_bound_the_stream_breaks_off() -> None:
@@ -175,14 +175,14 @@ async def test_beyond_a_bound_the_stream_breaks_off() -> None:
     for name, bound, why in bounds:
         async with chain(dies, dies, serves, **{name: bound}) as it:
             assert broke_off(await ask(it.port, asked()))
-            assert it.told.reasons == {why: 1}
-            assert it.told.ends["unfit", "early_close"] == 1
+            assert it.metrics.unfit == {why: 1}
+            assert it.metrics.ended["unfit", "early_close"] == 1
 
 
 async def test_nobody_left() -> None:
     async with chain(dies, dies) as it:
         assert broke_off(await ask(it.port, asked()))
-        assert it.told.ends["refused", "early_close"] == 1
+        assert it.metrics.ended["refused", "early_close"] == 1
 
 
 async def test_a_model_whose_ids_are_missing_is_not_trusted_again() -> None:
@@ -195,7 +195,7 @@ async def test_a_model_whose_ids_are_missing_is_not_trusted_again() -> None:
         arrival = Arrival(0.0, 2, "m", 3, {})
         with it.migrations.stream(json.dumps(BODY).encode(), "/v1/completions", arrival) as stream:
             assert stream is None
-        assert it.told.reasons == {"miscounted": 1}
+        assert it.metrics.unfit == {"miscounted": 1}
 
 
 async def test_a_defect_of_ours_ends_the_clients_connection(

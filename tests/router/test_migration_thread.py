@@ -77,7 +77,7 @@ async def test_a_death_at_every_byte() -> None:
         for where in range(1, length, 3):
             reply = await ask(it.port, asked())
             assert body_of(reply) == WHOLE, f"died after {where} bytes"
-        assert it.told.reasons == {}
+        assert it.metrics.unfit == {}
 
 
 @pytest.mark.parametrize("framing", [b"Connection: close\r\n", b"Content-Length: %d\r\n"])
@@ -143,10 +143,10 @@ async def test_a_worker_that_hangs_loses_its_begun_streams() -> None:
 
     async with chain(hangs, serves) as it:
         asking = asyncio.create_task(ask(it.port, asked()))
-        await until(lambda: it.told.kept_tokens() == len(PROMPT) + 2, "two tokens were said")
+        await until(lambda: it.metrics.kept_tokens() == len(PROMPT) + 2, "two tokens were said")
         it.upstreams[0].abandon_silent()
         assert body_of(await asking) == WHOLE
-        assert it.told.ends == {("moved", "early_close"): 1}
+        assert it.metrics.ended == {("moved", "early_close"): 1}
 
 
 async def test_a_stream_that_may_not_move_stays_with_a_worker_that_hangs() -> None:
@@ -181,13 +181,13 @@ async def test_nothing_is_kept_of_a_stream_that_is_given_up(leaves: bool) -> Non
     async with chain(hangs, serves) as it:
         reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
         writer.write(asked())
-        await until(lambda: it.told.kept_tokens() > 0, "the stream has begun")
+        await until(lambda: it.metrics.kept_tokens() > 0, "the stream has begun")
         if leaves:
             writer.close()
         else:
             it.sending.cancel()
             assert broke_off(await reader.read())
-        await until(lambda: it.told.kept_tokens() == 0, "the ids are forgotten")
+        await until(lambda: it.metrics.kept_tokens() == 0, "the ids are forgotten")
         writer.close()
         assert len(it.outcomes) == 0
 
@@ -202,4 +202,4 @@ async def test_an_event_of_another_kind_ends_what_could_move() -> None:
         reply = await ask(it.port, asked())
         assert broke_off(reply)
         assert b'{"t\\u0065xt":"y"}' in reply
-        assert it.told.reasons == {"unreadable": 1}
+        assert it.metrics.unfit == {"unreadable": 1}

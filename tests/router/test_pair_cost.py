@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.columns import WorkerColumns
-from router.core.ledger import Charge
+from router.core.ledger import Charge, PrefillPeriod
 from router.estimators.pair_cost import PairCost
 from router.estimators.speed import SpeedEstimator
 from tests.router.property_support import patient
@@ -38,7 +38,8 @@ def learned(
         if rng.random() < wrong:  # mostly hits that nobody told of
             took_s *= rng.choice((0.02, 0.05, 0.1, 0.3, 5.0, 20.0))
         took_s += 0.5e-4
-        charge = Charge(0, slot, slot, tokens + cached, tokens, work, work, 0.0, alone=True)
+        period = PrefillPeriod(0.0, 1, 1, tokens, work)
+        charge = Charge(0, slot, slot, tokens + cached, tokens, work, work, 0.0, True, period)
         speed.first_token(charge, took_s)
     return columns
 

@@ -46,7 +46,7 @@ def test_a_recording_holds_all_of_them() -> None:
     for name in ("requests", "waiting", "context_tokens", "charged_work", "drained_work"):
         ours, theirs = (getattr(world.core.columns, name) for world in (told, played))
         assert np.array_equal(ours, theirs), name
-    assert told.core.columns.context_tokens[1] == 8
+    assert told.core.columns.context_tokens[1] == 9
 
 
 def test_its_blocks_are_expected_and_its_worker_s_going_ends_it() -> None:

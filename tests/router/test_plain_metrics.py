@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from router.metrics.requests import PlainCounter, PlainHistogram
+from router.metrics.requests import PlainHistogram
 from tests.router.property_support import patient
 
 BOUNDS = (0.005, 0.01, 1, 2.5, 250)
@@ -28,17 +28,4 @@ def test_a_histogram_is_scraped_alike(values: list[float]) -> None:
     for value in values:
         plain.observe(value)
         usual.observe(value)
-    assert lines(ours) == lines(theirs)
-
-
-@patient
-@given(st.lists(st.integers(0, 10**9), max_size=9))
-def test_a_counter_is_scraped_alike(values: list[int]) -> None:
-    ours, theirs = CollectorRegistry(), CollectorRegistry()
-    plain = PlainCounter("tokens", "Some tokens")
-    ours.register(plain)
-    usual = Counter("tokens", "Some tokens", registry=theirs)
-    for value in values:
-        plain.inc(value)
-        usual.inc(value)
     assert lines(ours) == lines(theirs)

@@ -191,9 +191,9 @@ async def test_a_tokenizer_sees_the_text_itself() -> None:
     with ThreadPoolExecutor(1) as executor:
         body = body_of(prompt="four")
         path = paths.PATHS[COMPLETIONS]
-        scanned = reader_of(Counting(), executor).scan(body, path, LIMITS)
+        scanned = await reader_of(Counting(), executor).scan(body, path, LIMITS)
         assert not isinstance(scanned, Plain)
-        assert isinstance(reader_of(None, executor).scan(body, path, LIMITS), Plain)
+        assert isinstance(await reader_of(None, executor).scan(body, path, LIMITS), Plain)
         prompt = await read(scanned, executor, Counting())
     assert not prompt.approximate
 

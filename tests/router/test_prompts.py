@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from engine.wire.events import BlockStored, encode_batch
 from engine.wire.tokens import Chat, PromptError, WordTokenizer
-from kvkernels import EventBatch, chain_hashes
-from kvkernels.seeds import chain_seed
+from kvkernels import EventBatch, chain_hashes, chain_seed
 from policies.facts import Stored
 from router.core.kv_events import WireEvents
 from router.request.errors import ClientError

@@ -13,7 +13,6 @@ import aiohttp
 import msgspec
 import numpy as np
 import pytest
-from aiohttp import web
 
 from router.assembly import Router
 from router.config.keys import keys_of
@@ -26,6 +25,7 @@ from router.fleet.manager import DuplicateWorkerError, reconcile
 from router.fleet.member import Member
 from router.fleet.wanted import WantedWorker
 from router.server.listener import ClientListener
+from tests.router.fleet_support import admin_port
 from tests.router.ranked_engine import BLOCK_TOKENS, BLOCKS, RankedEngine, ranked_engine
 from tests.router.waiting import DEADLINE_S, until
 
@@ -54,7 +54,7 @@ class Front:
         return sorted(m.spec.name for m in taking)
 
     def known(self, member: Member) -> Worker:
-        worker = self.router.switchboard.core.workers.get(member.worker_id)
+        worker = self.router.dispatcher.core.workers.get(member.worker_id)
         assert worker is not None
         return worker
 
@@ -62,7 +62,7 @@ class Front:
         """These and no others are, and each has told its load."""
         await until(lambda: self.ready == sorted(names), f"{names} to be ready")
         slots = [self.known(member).slot for member in self.members]
-        at_s = self.router.switchboard.core.columns.report_s
+        at_s = self.router.dispatcher.core.columns.report_s
         await until(lambda: bool(np.isfinite(at_s[slots]).all()), "their loads")
 
     async def complete(self, **headers: str) -> int:
@@ -85,15 +85,11 @@ async def front(workers: int = 8) -> AsyncIterator[Front]:
         router = Router(Config(limits=Limits(workers=workers), intervals=times), http)
         config = msgspec.structs.replace(router.config, port=0, trusted_peers=("127.0.0.0/8",))
         client = ClientListener(lambda: config, 1_024)
-        runner = web.AppRunner(router.admin_app())
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        admin_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
-            yield Front(router, await client.listen(router.client_port()), admin_url, http)
+            async with admin_port(router) as url:
+                yield Front(router, await client.listen(router.client_port()), url, http)
         finally:
             await client.aclose()
-            await runner.cleanup()
             await router.aclose()
 
 
@@ -124,7 +120,7 @@ async def test_a_rank_reports_its_own_load_and_their_url_is_asked_once_for_all()
     async with ranked(ranks=3) as (one, engine):
         names = [f"{engine.url}#{rank}" for rank in range(3)]
         await one.until_ready(*names)
-        core = one.router.switchboard.core
+        core = one.router.dispatcher.core
         slots = {}
         for member in one.members:
             worker = one.known(member)

@@ -45,9 +45,24 @@ async def test_a_vllm_without_event_sources_is_served_without_events() -> None:
     assert (one.kind, one.source, one.ranks, one.address) == ("vllm", None, (0,), None)
     assert one.loads is not None
     assert one.loads.loads_in is loads_in
+    assert "--kv-events-config" in one.advice
     facts = one.facts
     assert (facts.models, facts.block_size, facts.has_events) == (("m",), 64, False)
     assert (facts.kv_capacity_tokens, facts.max_model_tokens) == (32_000, 8192)
+
+
+async def test_a_vllm_with_event_sources_or_a_word_of_its_operator_is_advised_nothing() -> None:
+    assert (await recognized({**VLLM, "/kv_event_sources": SOURCES})).advice == ""
+    for option in (",events=none", ",events=tcp://127.0.0.1:5557"):
+        assert (await recognized(VLLM, option)).advice == ""
+
+
+async def test_a_vllm_is_not_used_for_a_model_that_it_does_not_list() -> None:
+    """It would answer 404; other servers may know more names than they list."""
+    assert (await recognized(VLLM, ",model=m")).facts.models == ("m",)
+    with pytest.raises(UnrecognizedError, match="it serves no model 'x', but 'm'"):
+        await recognized(VLLM, ",model=x")
+    assert (await recognized({"/v1/models": MODELS}, ",model=x")).facts.models == ("x",)
 
 
 async def test_caches_that_are_guessed_are_guessed_in_larger_blocks() -> None:
@@ -68,7 +83,8 @@ async def test_a_block_size_that_is_not_what_it_says_is_told() -> None:
     assert (
         "block_size=16 was given, it says 32" in (await recognized(VLLM, ",block_size=16")).advice
     )
-    assert (await recognized(VLLM, ",block_size=32")).advice == ""
+    sized = await recognized({**VLLM, "/kv_event_sources": SOURCES}, ",block_size=32")
+    assert sized.advice == ""
     assert (await recognized({"/v1/models": MODELS}, ",block_size=64")).advice == ""
 
 
@@ -119,7 +135,9 @@ async def test_what_the_operator_wrote_wins() -> None:
         ",role=decode,kv_tokens=5000,max_requests=7,max_queued_tokens=9000"
         ",max_kv_fraction=0.9,weight=2"
     )
-    one = await recognized({**VLLM, "/kv_event_sources": SOURCES}, options)
+    models = {"data": [*MODELS["data"], {"id": "only"}]}
+    pages = {**VLLM, "/v1/models": models, "/kv_event_sources": SOURCES}
+    one = await recognized(pages, options)
     facts = one.facts
     assert one.source == ZmqSource("tcp://h:1", "tcp://h:2", topic="kv", bind=True)
     assert (facts.models, facts.block_size, facts.role) == (("only",), 64, "decode")

@@ -117,7 +117,7 @@ for lost in (1, 2):
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 served(log)
 log.close()
-assert (log.lines, log.lost) == (2, 2)
+assert (log.written, log.lost) == (2, 2)
 """
 
 
@@ -157,7 +157,7 @@ def test_a_pipe_whose_reader_is_slow_loses_nothing(tmp_path: Path) -> None:
         got += os.read(reader, 1000)
     log.close()
     os.close(reader)
-    assert (log.lines, log.lost) == (64, 0)
+    assert (log.written, log.lost) == (64, 0)
 
 
 def test_what_keeps_a_file_from_being_turned_over_is_named(tmp_path: Path, caplog) -> None:
@@ -167,5 +167,5 @@ def test_what_keeps_a_file_from_being_turned_over_is_named(tmp_path: Path, caplo
     lines_reach(log, 1)  # an empty file takes whatever comes
     served(log)
     log.close()
-    assert (log.lines, log.lost) == (1, 1)
+    assert (log.written, log.lost) == (1, 1)
     assert f"{tmp_path}/log.1" in caplog.text

@@ -94,7 +94,7 @@ def test_a_model_that_nobody_serves_is_not_in_the_file_and_is_refused_alike(tmp_
     for request_id in range(2):
         fact = replace(arrival(1.0, request_id, [1]), model='it\'s a "secret"')
         desk.tell(fact)
-        desk.board.explain(fact)
+        desk.dispatcher.explain(fact)
         desk.join(0)
     desk.played()
     assert b"secret" not in desk.path.read_bytes()

@@ -268,14 +268,14 @@ async def test_after_giving_up_nothing_more_is_written() -> None:
         assert written == [len(got)]
 
 
-async def test_what_goes_by_python_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_goes_by_fallback_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     async with worker(good) as w, relay(w.port) as r:
         await ask(r.port, post())
         await ask(r.port, post(version=b"1.0"))
         await until(lambda: len(r.outcomes) == 2, "both are answered")
-        assert [outcome.why_python for outcome in r.outcomes] == ["", "http_1_0"]
+        assert [outcome.fallback_reason for outcome in r.outcomes] == ["", "http_1_0"]
     monkeypatch.setattr(relay_support, "PATH", "python")
     async with worker(good) as w, relay(w.port) as r:
         await ask(r.port, post())
         await until(lambda: bool(r.outcomes), "it is answered")
-        assert [outcome.why_python for outcome in r.outcomes] == ["off"]
+        assert [outcome.fallback_reason for outcome in r.outcomes] == ["off"]

@@ -62,6 +62,14 @@ async def test_body_and_headers_pass_unchanged_both_ways() -> None:
     )
 
 
+async def test_a_worker_says_nothing_that_only_the_router_says() -> None:
+    lies = b"X-Warmroute-Worker: other\r\nx-warmroute-explain: {}\r\nX-Warmroute: 1\r\n"
+    head = b"HTTP/1.1 200 OK\r\n" + lies
+    got, _, _ = await once(head + b"Content-Length: 2\r\n\r\nok", post())
+    ours = b"HTTP/1.1 200 OK\r\nX-Warmroute: 1\r\nContent-Length: 2\r\nX-Warmroute-Worker: w\r\n"
+    assert got == ours + b"Connection: close\r\n\r\nok"
+
+
 async def test_a_stream_is_relayed_raw_and_accounted_for() -> None:
     raw = chunked(
         b'data: {"a":1}\n\n',

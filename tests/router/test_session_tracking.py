@@ -61,7 +61,12 @@ def check(world: RandomWorld) -> None:
 @pytest.mark.parametrize("policy", [WATCHING, "warmset?gate=0.01"])
 def test_every_charge_and_visit_ends_once_in_a_random_world(policy: str, seed: int) -> None:
     world = RandomWorld(policy, seed)
+    tracked = world.core.session_tracking.sessions
+    assert tracked is not None
+    tracked.cycle.returned(1.0)
+    tracked.cycle.answered(10)
     for _ in range(400):
+        world.core.columns.prefill_tokens_per_s[:] = 10.0  # who has no room had better wait
         world.step()
         if world.open and world.rng.random() < 0.05:
             world.leave(world.rng.choice(list(world.open)))

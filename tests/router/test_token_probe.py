@@ -17,10 +17,12 @@ from aiohttp import web
 
 from engine.wire.hf import HfTokenizer
 from engine.wire.memo import MemoEncoder
+from engine.wire.tokens import Chat
 from router.request.prompts import TokenCheck
 from router.request.tokenizing import CHATS, ProbeTerms, TokenProbe
 from tests.engine.harness import running
 from tests.engine.model_dirs import write_model
+from tests.served_app import served_app
 
 MODEL = "warmroute-timed"
 RECHECK_S = 300.0
@@ -68,14 +70,8 @@ async def answering(handler: Any) -> AsyncIterator[str]:
     """A server whose /tokenize is `handler`; gives its URL."""
     app = web.Application()
     app.add_routes([web.post("/tokenize", handler)])
-    runner = web.AppRunner(app, shutdown_timeout=0.01)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with served_app(app, shutdown_timeout=0.01) as url:
+        yield url
 
 
 @pytest.mark.parametrize("kind", ["bytes", "metaspace-first", "unigram"])
@@ -115,6 +111,36 @@ async def test_workers_that_differ_put_the_model_aside_and_are_asked_again(
             assert check.trusts(MODEL)
 
 
+async def test_a_worker_that_renders_tools_in_its_own_form_is_trusted_with_other_chats(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = HfTokenizer(write_model(tmp_path))
+    mended = False
+
+    async def handler(request: web.Request) -> web.Response:
+        body = await request.json()
+        if "messages" in body:
+            chat = Chat(messages=body["messages"], tools=body.get("tools"))
+            ids = list(ours.encode_chat(chat, 1_700_000_000.0))
+        else:
+            ids = list(ours.encode(body["prompt"], body["add_special_tokens"]))
+        if "tools" in body and not mended:
+            ids.append(ids[-1])  # SGLang 0.5.23 adds a field to each tool
+        return web.json_response({"tokens": list(map(int, ids))})
+
+    async with answering(handler) as url, probing(ours) as (fleet, check, probe):
+        fleet.join(0, url)
+        with caplog.at_level(logging.WARNING):
+            await probe.look()
+        assert check.trusts(MODEL)
+        assert not check.trusts(MODEL, tools=True)
+        assert "its chats with tools are placed by text" in caplog.text
+        mended = True
+        fleet.now_s += RECHECK_S
+        await probe.look()
+        assert check.trusts(MODEL, tools=True)
+
+
 async def test_each_worker_is_asked_once_until_it_is_recognized_anew(tmp_path: Path) -> None:
     tokenizer = HfTokenizer(write_model(tmp_path))
     asked: list[Any] = []
@@ -150,6 +176,7 @@ async def test_each_worker_is_asked_once_until_it_is_recognized_anew(tmp_path: P
         web.json_response({"error": "no"}, status=400),
         web.Response(text="tokens"),
         web.json_response({"tokens": "many"}),
+        web.json_response({"tokens": []}),  # llama.cpp, which calls a text `content`
         web.json_response({"tokens": [1] * 600_000}),
         web.json_response([]),
     ],

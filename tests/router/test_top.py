@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cli.top import SORTS, Look, View, frame, of_workers, rate, samples_of
+from engine.wire.events import WireError
+from router.cli.top import SORTS, Look, View, counted, frame, of_workers, rate
 
 ADMIN = "http://127.0.0.1:8081"
 
@@ -22,14 +23,14 @@ def decision(worker: int, **more: Any) -> dict[str, Any]:
     return known | {"reason": "policy", "policy": "hybrid", "best": [], **more}
 
 
-def counted(at_s: float, count: float) -> Look:
-    return Look(at_s, [row(0)], {"warmroute_decisions_total": {(): count}}, [])
+def decided(at_s: float, count: float) -> Look:
+    return Look(at_s, [row(0)], {"warmroute_decisions": count})
 
 
 def test_sources_in_trouble_and_workers_that_start_slowly_are_shown() -> None:
     sources = [{"source": "file:x", "trouble": "torn"}, {"source": "redis", "trouble": None}]
     rows = [row(0) | {"slow_start_share": 0.25}, row(1) | {"slow_start_share": 1.0}]
-    lines = frame(ADMIN, None, Look(0.0, rows, {}, [], sources), View(120, 24))
+    lines = frame(ADMIN, None, Look(0.0, rows, sources=sources), View(120, 24))
     assert "! file:x: torn" in lines
     assert not any("redis" in line for line in lines)
     of_fleet = [line for line in lines if ":8000" in line]
@@ -37,28 +38,33 @@ def test_sources_in_trouble_and_workers_that_start_slowly_are_shown() -> None:
 
 
 def test_metrics_are_read_as_prometheus_writes_them() -> None:
-    text = '# HELP a b\na 1\nb{x="1",y="2 {}"} 2.5\nb{x="2",y="\\"q\\""} +Inf\nnonsense\nc d\n'
-    found = samples_of(text)
-    assert found["a"] == {(): 1.0}
-    assert found["b"][("x", "1"), ("y", "2 {}")] == 2.5
-    assert len(found["b"]) == 2
-    assert "c" not in found
+    text = (
+        "# HELP warmroute_holds_total a b\nwarmroute_holds_total 1.0\nwarmroute_holds_created 9\n"
+        'warmroute_decisions_total{policy="x",reason="{} \\"q\\""} 2.0\n'
+        'warmroute_decisions_total{policy="y",reason="r"} 3.0\nnonsense\n'
+        'warmroute_held_by_tenant{tenant="acme"} 2.0\nwarmroute_held_by_tenant{tenant=""} 1.0\n'
+    )
+    totals, held = counted(text)
+    known = {"warmroute_holds": 1.0, "warmroute_decisions": 5.0, "warmroute_held_by_tenant": 3.0}
+    assert (totals, held) == (known, {"acme": 2.0, "": 1.0})
+    with pytest.raises(WireError, match="line 1: no number"):
+        counted("warmroute_holds_total many\n")
 
 
 def test_rates_are_per_second_and_unknown_over_a_restart() -> None:
-    name = "warmroute_decisions_total"
-    assert rate(counted(10, 100), counted(12, 150), name) == 25
-    assert rate(None, counted(12, 150), name) is None
-    assert rate(counted(10, 100), counted(12, 3), name) is None
+    name = "decisions"
+    assert rate(decided(10, 100), decided(12, 150), name) == 25
+    assert rate(None, decided(12, 150), name) is None
+    assert rate(decided(10, 100), decided(12, 3), name) is None
     assert "requests/s 25 " in "\n".join(
-        frame(ADMIN, counted(10, 100), counted(12, 150), View(80, 24))
+        frame(ADMIN, decided(10, 100), decided(12, 150), View(80, 24))
     )
 
 
 def test_the_number_of_a_decision_is_one_that_can_be_asked_for() -> None:
     numbers = [7, 1 << 36 | 3]  # a large one, too
     decisions = [decision(0, request=number) for number in numbers]
-    lines = frame(ADMIN, None, Look(0.0, [row(0)], {}, decisions), View(100, 24))
+    lines = frame(ADMIN, None, Look(0.0, [row(0)], decisions=decisions), View(100, 24))
     shown = lines[next(i for i, line in enumerate(lines) if "request worker" in line) + 1 :]
     assert [line.split()[0] for line in shown[:2]] == [str(number) for number in numbers]
 
@@ -77,7 +83,7 @@ def test_a_worker_shows_what_its_decisions_came_to() -> None:
         row(2, "down", trouble="GET /health: refused"),
     ]
     decisions = [decision(1, cached_tokens=80, first_token_s=0.25)]
-    lines = frame(ADMIN, None, Look(0.0, rows, {}, decisions), View(100, 24))
+    lines = frame(ADMIN, None, Look(0.0, rows, decisions=decisions), View(100, 24))
     text = "\n".join(lines)
     assert "50%" in text
     assert "80%" in text
@@ -90,8 +96,8 @@ def test_a_worker_shows_what_its_decisions_came_to() -> None:
 
 
 def test_held_tenants_and_trouble_are_told() -> None:
-    held = {"warmroute_held_by_tenant": {(("tenant", "acme"),): 3.0, (("tenant", "x"),): 0.0}}
-    text = "\n".join(frame(ADMIN, None, Look(0.0, [row(0)], held, []), View(80, 24)))
+    held = Look(0.0, [row(0)], held={"acme": 3.0, "x": 0.0})
+    text = "\n".join(frame(ADMIN, None, held, View(80, 24)))
     assert "held 3" in text
     assert "acme 3" in text
     away = frame(ADMIN, None, None, View(80, 24, trouble="connection refused"))
@@ -109,7 +115,7 @@ def test_no_frame_is_larger_than_its_terminal_or_says_what_steers_it(
     workers: int, columns: int, lines: int, sort: str, said: str
 ) -> None:
     rows = [row(n, "down" if n % 7 == 0 else "ready", trouble=said) for n in range(workers)]
-    now = Look(1.0, rows, {}, [decision(n % 9) for n in range(50)])
+    now = Look(1.0, rows, decisions=[decision(n % 9) for n in range(50)])
     shown = frame(ADMIN, None, now, View(columns, lines, sort))
     assert len(shown) <= lines
     assert all(len(line) <= columns and line.isprintable() for line in shown)
@@ -118,7 +124,7 @@ def test_no_frame_is_larger_than_its_terminal_or_says_what_steers_it(
 def test_a_thousand_workers_show_the_worst_and_say_how_many_more() -> None:
     rows = [row(n, inflight_requests=n) for n in range(1_000)]
     rows[500]["state"] = "ejected"
-    text = "\n".join(frame(ADMIN, None, Look(0.0, rows, {}, []), View(80, 24)))
+    text = "\n".join(frame(ADMIN, None, Look(0.0, rows), View(80, 24)))
     assert " 500 ejected" in text
     assert " 999 ready" in text
     assert "more" in text

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import aiohttp
 import numpy as np
 import pytest
-from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from policies.contract import FleetView, Floats, RequestView
@@ -19,6 +18,7 @@ from router.core.actions import Dispatch
 from router.core.core import RouterCore
 from tests.policies.pool import Job, Pool, shared_prompt
 from tests.router.core_world import BLOCK, World, chain_of
+from tests.router.fleet_support import admin_port
 
 TRUNK, OWN = list(range(1, 101)), 25  # blocks of 4 tokens
 WATCHING = "tests.router.test_trunk_copies:Watching"
@@ -109,20 +109,16 @@ async def test_trunks_are_shown_and_counted() -> None:
     async with aiohttp.ClientSession() as http:
         router = Router(Config(policy=WATCHING), http)
         facts = WorkerFacts(name="w", models=("m",), block_size=BLOCK, has_events=False)
-        router.switchboard.tell(WorkerChange(0.0, 0, "ready", facts))
-        served(router.switchboard.core, 5)
-        runner = web.AppRunner(router.admin_app())
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/trunks"
+        router.dispatcher.tell(WorkerChange(0.0, 0, "ready", facts))
+        served(router.dispatcher.core, 5)
         try:
-            async with http.get(url) as reply:
-                shown = await reply.json()
-            async with http.get(url + "?most=0") as reply:
-                assert reply.status == 400
-                assert "`most` must be 1..1000" in await reply.text()
+            async with admin_port(router) as url:
+                async with http.get(f"{url}/trunks") as reply:
+                    shown = await reply.json()
+                async with http.get(f"{url}/trunks?most=0") as reply:
+                    assert reply.status == 400
+                    assert "`most` must be 1..1000" in await reply.text()
         finally:
-            await runner.cleanup()
             text = router.metrics.exposition().decode()
             await router.aclose()
     (row,) = shown.pop("trunks")

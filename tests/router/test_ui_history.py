@@ -60,8 +60,8 @@ async def test_a_second_of_traffic_is_told_as_it_was() -> None:
             await one.send()
         one.answer(0.5)
         for status in (400, 404, 413, 500):
-            one.router.metrics.requests.faults.faulty(status)
-        counters = one.router.switchboard.core.counters
+            one.router.metrics.requests.faulty(status)
+        counters = one.router.dispatcher.core.counters
         counters.rejected("model_not_found")
         counters.rejected("hold_queue_full")
         one.router.metrics.requests.worker_errors += 2
@@ -72,7 +72,7 @@ async def test_a_second_of_traffic_is_told_as_it_was() -> None:
         assert row["worker_errors_per_s"] * second_s == pytest.approx(2, rel=1e-3)
         assert row["router_errors_per_s"] * second_s == pytest.approx(2, rel=1e-3)
         assert (row["inflight"], row["held"]) == (6, 0)
-        busiest = max(one.router.switchboard.core.columns.requests)
+        busiest = max(one.router.dispatcher.core.columns.requests)
         assert row["imbalance"] == pytest.approx(busiest * 4 / 6, rel=1e-3)
         assert 0 <= row["hit_share"] < 1
         assert row["ttft_mean_s"] > 0
@@ -84,7 +84,7 @@ async def test_a_second_of_traffic_is_told_as_it_was() -> None:
 
 async def test_hits_are_a_workers_own_and_fade() -> None:
     async with crowd(2, policy="round_robin") as one:
-        ui, core = one.router.admin.ui, one.router.switchboard.core
+        ui, core = one.router.admin.ui, one.router.dispatcher.core
         for _ in range(20):
             await one.send()
         ui.sample()

@@ -60,7 +60,7 @@ async def test_the_columns_say_what_the_workers_own_pages_say() -> None:
         for _ in range(60):
             await one.send()
         for request in one.requests[::2]:
-            request.first_token(one.router.switchboard.clock())
+            request.first_token(one.router.dispatcher.clock())
         one.state(4, "down")
         one.state(5, "draining")
         one.router.fleet.add(parse_worker_spec("http://127.9.0.1:9"))
@@ -112,13 +112,13 @@ async def test_a_trunks_holders_are_the_rows_that_hold_it() -> None:
         await one.second()
         told = (await one.told())["frame"]["trunks"]
         assert told["followed"]
-        roster = one.router.switchboard.core.roster
+        roster = one.router.dispatcher.core.roster
         assert told["rows"]
         for row in told["rows"]:
             bits = bin(int("1" + row["holders"], 16))[3:]
             held = {n for n, bit in enumerate(bits) if bit == "1"}
             slots = roster.holders(int(row["hash"], 16))
-            workers = one.router.switchboard.core.workers
+            workers = one.router.dispatcher.core.workers
             assert held == {w.worker_id for w in workers if slots[w.slot]}
             assert row["copies"] == len(held) > 0
 

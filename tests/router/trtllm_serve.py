@@ -18,6 +18,7 @@ from aiohttp import web
 from router.events.feed import Feed
 from router.events.sources import PollSource
 from tests.router.feed_wire import Rig, chain_of, rig
+from tests.served_app import served_app
 
 SIZE = 4
 TOKENS = list(range(10, 22))
@@ -96,14 +97,9 @@ async def serving() -> AsyncIterator[Engine]:
     engine = Engine()
     app = web.Application()
     app.router.add_post("/kv_cache_events", engine.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}/kv_cache_events"
-    try:
+    async with served_app(app, shutdown_timeout=0) as url:
+        engine.url = f"{url}/kv_cache_events"
         yield engine
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager

@@ -41,6 +41,9 @@ class NoWorkers:
     def ready_workers(self) -> int:
         return 0
 
+    def hangs(self) -> str:
+        return ""
+
     def reasons(self) -> list[str]:
         return []
 

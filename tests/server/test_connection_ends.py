@@ -46,12 +46,30 @@ async def draining(use: Callable[[Behind, Gated], Awaitable[None]]) -> Gated:
     return gated
 
 
-async def test_what_is_idle_ends_at_once() -> None:
+async def test_what_is_idle_ends_soon() -> None:
     async def use(it: Behind, gated: Gated) -> None:
         reader, writer = await opened(it.port)
         await only(it)
-        await it.server.aclose(30.0)
+        async with asyncio.timeout(10.0):
+            await it.server.aclose(30.0)
         assert await reader.read() == b""
+        writer.close()
+
+    await draining(use)
+
+
+async def test_what_is_asked_on_a_kept_connection_meanwhile_is_answered() -> None:
+    async def use(it: Behind, gated: Gated) -> None:
+        gated.gate.set()
+        reader, writer = await opened(it.port)
+        await only(it)
+        ending = asyncio.create_task(it.server.aclose(30.0))
+        await asyncio.sleep(0)
+        writer.write(sized())
+        got = await reader.read()
+        await ending
+        assert statuses(got) == [b"200"]
+        assert b"Connection: close\r\n" in got
         writer.close()
 
     await draining(use)
@@ -147,3 +165,25 @@ async def test_a_request_that_came_and_was_not_read_yet_keeps_its_connection() -
         it.server.look()
         assert not connection.transport.is_closing()
         assert statuses(await reader.read()) == [b"200"]
+
+
+async def test_who_has_the_socket_gives_it_back_before_it_is_closed() -> None:
+    """Later its number could be another client's."""
+    open_then: list[bool] = []
+
+    async def lend(request: Request) -> Answer:
+        connection = request.connection
+        assert connection.transport is not None
+        file = connection.transport.get_extra_info("socket").fileno()
+        lent = os.fstat(file).st_ino
+        connection.lent_to = lambda: open_then.append(os.fstat(file).st_ino == lent)
+        return await asyncio.get_running_loop().create_future()
+
+    async with behind(lend) as it:
+        _, writer = await opened(it.port)
+        writer.write(sized())
+        connection = await only(it)
+        await until(lambda: connection.lent_to is not None, "the socket to be lent")
+        writer.transport.abort()
+        await until(lambda: it.server.connections == 0, "the connection ends")
+    assert open_then == [True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import replace
+from ipaddress import ip_network
 
 import pytest
 
@@ -281,3 +282,68 @@ async def test_a_refusal_waits_for_the_answers_before_it() -> None:
         got = await reader.read()
         assert [part[:3] for part in got.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
         writer.close()
+
+
+WRONG = b"GET / HTTP/9.9\r\n\r\n"
+
+
+async def wrong(port: int, count: int) -> None:
+    for _ in range(count):
+        assert b" 400 " in await pieces(port, WRONG)
+
+
+async def test_a_hostile_address_is_answered_after_others_until_its_requests_are_right() -> None:
+    async with behind(good) as it:
+        await wrong(it.port, 3)
+        assert it.server.deferred == 2  # nobody knew of the first
+        for deferred in range(3, 3 + 3 * 4):  # each refusal weighs as much as four right ones
+            assert b" 200 " in await pieces(it.port, sized(b"Connection: close"))
+            assert it.server.deferred == deferred
+        assert b" 200 " in await pieces(it.port, sized(b"Connection: close"))
+        assert it.server.deferred == 14
+        assert it.server.held_bytes == 0
+
+
+async def test_an_address_that_is_mostly_right_does_not_wait() -> None:
+    async with behind(good) as it:
+        for _ in range(3):
+            await wrong(it.port, 1)
+            reader, writer = await opened(it.port)
+            for _ in range(4):
+                writer.write(sized())
+                await reader.readuntil(BODY)
+            writer.close()
+        assert it.server.deferred == 3  # those after a refusal
+
+
+async def test_hostile_addresses_are_forgotten() -> None:
+    async with behind(good) as it:
+        await wrong(it.port, 100)
+        for _ in range(64):
+            it.server.look()
+        deferred = it.server.deferred
+        await wrong(it.port, 1)
+        assert it.server.deferred == deferred
+
+
+async def test_peers_who_are_trusted_never_wait() -> None:
+    async with behind(good, trusted=(ip_network("127.0.0.0/8"),)) as it:
+        await wrong(it.port, 3)
+        assert it.server.deferred == 0
+
+
+async def test_who_waits_behind_others_may_leave_or_send_on() -> None:
+    async with behind(good) as it:
+        await wrong(it.port, 1)
+        reader, writer = await opened(it.port)
+        _, leaving = await opened(it.port)
+        half = len(sized()) // 2
+        leaving.write(sized()[:half])
+        writer.write(sized()[:half])
+        await until(lambda: it.server.deferred == 2, "both to wait")
+        leaving.transport.abort()
+        writer.write(sized()[half:])
+        await reader.readuntil(BODY)
+        writer.close()
+        await until(lambda: it.server.connections == 0, "both to end")
+        assert it.server.held_bytes == 0

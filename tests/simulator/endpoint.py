@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.served_app import served_app
+
 DEADLINE_S = 20.0
 POLL_S = 0.005
 Behaviour = Callable[[int], str]
@@ -89,15 +91,8 @@ async def serve(endpoint: Endpoint) -> AsyncIterator[Endpoint]:
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/v1/completions", endpoint.completions)
     app.router.add_get("/v1/models", endpoint.models)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        endpoint.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with served_app(app, handler_cancellation=True) as endpoint.url:
         yield endpoint
-    finally:
-        await runner.cleanup()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -6,11 +6,22 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from simulator.live.load import Workload, opened
 from simulator.live.outcome import Outcome, Verdict, summarize
 from simulator.live.scrape import Sample, WorkerCounters, pool_samples
 from simulator.live.stack import RunResult
+from simulator.replay.setup import WorkloadSpec
 
+SHARED = "gen:sglang?groups=1&prompts={}&system={}&question={}&output={}&rate={}&burstiness={}"
 WORKERS = tuple(f"worker {number}" for number in range(8))
+
+
+def shared_prompt(
+    requests: int, system: int, question: int, output: int, rate: float, shape: str = "1"
+) -> Workload:
+    """Requests for one popular prompt; `shape` inf: evenly spaced."""
+    source = SHARED.format(requests, system, question, output, rate, shape)
+    return opened(WorkloadSpec(source), "shared_prompt", source, seed=1)
 
 
 def outcome(serial: int = 0, **values: Any) -> Outcome:

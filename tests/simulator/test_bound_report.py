@@ -20,7 +20,7 @@ from simulator.limits.hits import hits
 from simulator.limits.losses import NAMES, Task, new_worker, serve, warm
 from simulator.limits.partition import groups, partition, placed_spec
 from simulator.limits.report import BoundError, BoundReport, bound, gap_percent, regret_percent
-from simulator.limits.show import print_bounds, print_hits
+from simulator.limits.show import bound_tables, hits_table
 from simulator.limits.work import Known, know, machine
 from simulator.replay.setup import Setup, WorkerGroup, World
 from simulator.traces.chain import Chainer
@@ -235,8 +235,8 @@ def test_tables_show_the_figures() -> None:
     jobs = burst(30)
     report = report_of(jobs, setup_of(world=ASIDE), ["hybrid"])
     console = Console(width=160, record=True, file=io.StringIO())
-    print_bounds(console, report)
-    print_hits(console, hits(jobs, block_tokens=BLOCK, workers=2, kv_tokens=None))
+    console.print(bound_tables(report))
+    console.print(hits_table(hits(jobs, block_tokens=BLOCK, workers=2, kv_tokens=None)))
     text = console.export_text()
     for expected in ("round_robin", "hybrid", "partition by session", "imbalance", "no limit"):
         assert expected in text

@@ -179,3 +179,9 @@ async def test_a_live_engine_is_measured(tmp_path: Path) -> None:
 async def test_an_endpoint_that_is_not_there_is_named() -> None:
     with pytest.raises(ObservationError, match=r"127\.0\.0\.1:9"):
         await probe(Endpoint("http://127.0.0.1:9", "m"), 1)
+
+
+def test_a_measurement_that_took_no_time_is_refused() -> None:
+    observations = observed(profile("llama-3.1-8b-h100").step_time, noise=0.0, steps=50)
+    with pytest.raises(ObservationError, match="took no time"):
+        fit([*observations, Observation(observations[0].loads, 0.0)])

@@ -108,7 +108,7 @@ def test_sources_lists_every_format_and_generator(run: Run) -> None:
     "command",
     [
         *("replay", "plan", "sweep", "hits", "bound", "sources", "validate", "calibrate"),
-        *("check-facts", "demo", "load", "stack", "sample"),
+        *("check-facts", "demo", "load", "stack"),
     ],
 )
 def test_every_command_has_help_that_fits(run: Run, command: str) -> None:

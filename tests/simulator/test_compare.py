@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from simulator.replay.setup import Setup, WorkloadSpec
 from simulator.report.row import GoodputShare, ReplayRow, Spread
-from simulator.runs.compare import CompareCommand, run_compare
+from simulator.runs.compare import run_compare
 from simulator.runs.scenes import (
     compare_scene,
     keeps_up,
@@ -166,9 +167,9 @@ def test_a_file_of_sessions_has_a_rate_too() -> None:
     assert found[0].unit == "begun per second"
 
 
-def compared(command: CompareCommand) -> tuple[bool, str]:
+def compared(results: Sequence[Path], base: str, *policies: str, **files: Path) -> tuple[bool, str]:
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
-    return run_compare(command, console), console.export_text()
+    return run_compare(results, base, console, policies, **files), console.export_text()
 
 
 def test_everything_is_shown_and_written(tmp_path: Path) -> None:
@@ -178,8 +179,8 @@ def test_everything_is_shown_and_written(tmp_path: Path) -> None:
     with file.open("ab") as torn:
         torn.write(b'{"key": "torn')
     json, html, markdown = (tmp_path / f"out.{kind}" for kind in ("json", "html", "md"))
-    command = CompareCommand((file,), "least_requests", (), json, html, markdown)
-    sound, text = compared(command)
+    files = {"json": json, "html": html, "markdown": markdown}
+    sound, text = compared((file,), "least_requests", **files)
     assert not sound
     assert "failed: W4b rate_per_s=10: random, seed 7: ValueError: no room" in text
     assert "W4b rate_per_s=20: 2-3 seeds; ratios to least_requests" in text
@@ -191,7 +192,7 @@ def test_everything_is_shown_and_written(tmp_path: Path) -> None:
     page = html.read_text()
     assert page.count("<figure>") == 3
     assert "http" not in page.replace("http://www.w3.org", "")
-    _, text = compared(CompareCommand((file,), "least_requests", ("hybrid",)))
+    _, text = compared((file,), "least_requests", "hybrid")
     assert "hybrid" in text
     assert "random  " not in text
 
@@ -220,7 +221,7 @@ def test_wrong_input_is_told(tmp_path: Path) -> None:
         ((file,), "hybird", r"no result is of it \(did you mean hybrid\?\); there are least_requ"),
     ):
         with pytest.raises(SweepError, match=said):
-            compared(CompareCommand(results, base))
+            compared(results, base)
 
 
 def test_names_of_files() -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from simulator.live import demo
-from simulator.live.demo import DemoSettings, acts, as_run, claims, run_demo
+from simulator.live.demo import acts, as_run, claims, run_demo
 from simulator.live.load import OnOutcome, Workload
 from simulator.live.stack import RunResult, StackSettings
 from simulator.replay.run import replay
@@ -52,9 +52,8 @@ def test_a_replay_as_a_run_has_the_figures_of_the_replay() -> None:
 
 
 async def test_a_missing_trace_is_named(tmp_path: Path) -> None:
-    settings = DemoSettings(out=tmp_path, trace=tmp_path / "none.jsonl")
     with pytest.raises(TraceError, match=r"none\.jsonl"):
-        await run_demo(settings, Console(file=io.StringIO()))
+        await run_demo(tmp_path, Console(file=io.StringIO()), trace=tmp_path / "none.jsonl")
 
 
 @pytest.fixture
@@ -77,16 +76,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return seen
 
 
-async def demonstrated(settings: DemoSettings) -> tuple[demo.Demo, str]:
+async def demonstrated(out: Path, quick: bool = False) -> tuple[demo.Demo, str]:
     text = io.StringIO()
-    return await run_demo(settings, Console(file=text, width=300)), text.getvalue()
+    return await run_demo(out, Console(file=text, width=300), quick), text.getvalue()
 
 
 async def test_it_reports_every_run_and_what_they_show(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "BUSY_SHARE", 0.0)
-    found, text = await demonstrated(DemoSettings(out=tmp_path))
+    found, text = await demonstrated(tmp_path)
     assert found.sound
     assert not found.notes
     assert calls == [("live", policy, 8, 500) for policy in ("kv_prefix", "hybrid")]
@@ -109,7 +108,7 @@ async def test_a_busy_machine_does_less_and_says_so(
 ) -> None:
     monkeypatch.setattr(demo, "BUSY_SHARE", float("inf"))
     monkeypatch.setattr(demo, "LAST_REPLAY_S", -1.0)
-    _, text = await demonstrated(DemoSettings(out=tmp_path))
+    _, text = await demonstrated(tmp_path)
     assert calls == [("live", policy, 4, 240) for policy in ("kv_prefix", "hybrid")]
     assert text.count("was left out") == 8
     assert "live, 240 requests on 4 workers instead of 500 on 8" in text
@@ -120,7 +119,7 @@ async def test_it_ends_in_time_whatever_the_machine_does(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "LIMIT_S", -1.0)
-    found, text = await demonstrated(DemoSettings(out=tmp_path, quick=True))
+    found, text = await demonstrated(tmp_path, quick=True)
     assert "the live part was ended early" in text
     assert len(found.runs) == 8
     assert len(json.loads((tmp_path / "report.json").read_bytes())["results"]) == 8
@@ -136,6 +135,6 @@ async def test_what_did_not_return_to_zero_is_shown_and_not_sound(
         return replace(result, leftovers=("router: worker 0 inflight_requests = 1",))
 
     monkeypatch.setattr(demo, "run_scenario", leaking)
-    found, text = await demonstrated(DemoSettings(out=tmp_path))
+    found, text = await demonstrated(tmp_path)
     assert not found.sound
     assert "worker 0 inflight_requests = 1" in text

@@ -12,19 +12,18 @@ import pytest
 import uvloop
 
 from simulator.live.client import Target
-from simulator.live.load import Workload, WorkloadError, generated_shared_prefix, run_load
+from simulator.live.load import Workload, WorkloadError, run_load
 from simulator.live.outcome import Outcome, Verdict
 from simulator.traces.job import Job
 from simulator.traces.timing import NS
 from tests.simulator.endpoint import Endpoint, serve, until
+from tests.simulator.made_up import shared_prompt
 
 DEADLINE_S = 20.0
 
 
 def workload(requests: int, rate_per_s: float = 1000.0, output_tokens: int = 3) -> Workload:
-    return generated_shared_prefix(
-        1, requests, 64, 32, output_tokens, rate_per_s, seed=1, arrivals="even"
-    )
+    return shared_prompt(requests, 64, 32, output_tokens, rate_per_s, "inf")
 
 
 async def loaded(

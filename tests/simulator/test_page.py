@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.live.console import Board, claim_lines, print_rows, run_line
+from simulator.live.console import LoadBoard, claim_lines, print_rows, run_line
 from simulator.live.demo import claims
 from simulator.live.outcome import Outcome, Verdict, summarize
 from simulator.live.page import render_page, waits_over_time, worker_counts
@@ -189,7 +189,7 @@ def test_pictures_of_nothing_are_still_pictures() -> None:
 def test_the_console_shows_every_run_and_every_loss() -> None:
     console = Console(record=True, width=80, force_terminal=False)
     rows = [run.row for run in demo_runs()]
-    with Board(console, 1) as board:
+    with LoadBoard(console, 1) as board:
         board.start_run("shared_prompt / hybrid", 2)
         board.note(outcome(0))
         board.note(outcome(1, verdict=Verdict.FAILED, error="HTTP 500: oops"))

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from simulator.replay.run import ReplayProgress
-from simulator.report.console import ProgressDisplay, print_report, progress_text, span
+from simulator.report.board import Board, span
+from simulator.report.console import replay_tables, show_replay
 from simulator.report.figures import FIGURES
 from simulator.report.page import MARK
 from simulator.report.row import ReplayRow, summarize
@@ -18,7 +19,7 @@ from tests.simulator.replayed import busy_result, rejected, result, setup
 
 def printed(rows: list[ReplayRow], width: int) -> str:
     console = Console(file=StringIO(), record=True, width=width, force_terminal=False)
-    print_report(console, rows)
+    console.print(replay_tables(rows, console.width))
     return console.export_text()
 
 
@@ -87,13 +88,13 @@ class Clock:
 def test_short_replays_show_nothing_and_long_ones_a_line_now_and_then() -> None:
     clock = Clock()
     console = Console(file=StringIO(), record=True, width=120, force_terminal=False)
-    with ProgressDisplay(console, clock) as progress:
+    with Board(console, clock) as board:
         for label in ("round_robin", "hybrid, seed 1"):
-            progress.start(label)
+            board.start(label)
             for tenth in range(10 if label == "round_robin" else 200):
                 clock.now_s += 0.125
                 share = min(1.0, (tenth + 1) / 200)
-                progress.note(ReplayProgress(tenth * 1_000, None, share, tenth * 10**9))
+                show_replay(board, label, ReplayProgress(tenth * 1_000, None, share, tenth * 10**9))
     lines = console.export_text().splitlines()
     assert len(lines) == 3
     # After two seconds, then every ten: the replay took 25.
@@ -104,18 +105,34 @@ def test_short_replays_show_nothing_and_long_ones_a_line_now_and_then() -> None:
 def test_a_terminal_gets_a_bar() -> None:
     clock = Clock()
     console = Console(file=StringIO(), record=True, width=120, force_terminal=True)
-    with ProgressDisplay(console, clock) as progress:
-        progress.start("hybrid")
-        progress.note(ReplayProgress(1_600, 16_000, 0.9, 0))
+    with Board(console, clock) as board:
+        board.start("hybrid")
+        show_replay(board, "hybrid", ReplayProgress(1_600, 16_000, 0.9, 0))
         clock.now_s += 4
-        progress.note(ReplayProgress(8_000, 16_000, 0.9, 90 * 10**9))
+        show_replay(board, "hybrid", ReplayProgress(8_000, 16_000, 0.9, 90 * 10**9))
     text = console.export_text()
     assert "hybrid" in text
     assert "50%" in text
     assert "2,000 requests/s, virtual 1:30 min, 4 s left" in text
 
 
-def test_progress_without_a_pace_has_no_end() -> None:
-    assert progress_text(0.0, 0, 0, 0.0) == "0 requests/s, virtual 0 s"
-    assert progress_text(1.0, 10, 10**9, 2.0) == "5 requests/s, virtual 1 s"
+def test_what_has_no_pace_has_no_end() -> None:
+    clock = Clock()
+    console = Console(file=StringIO(), record=True, width=120, force_terminal=False)
+    with Board(console, clock) as board:
+        board.start("none")
+        show_replay(board, "none", ReplayProgress(0, None, 0.0, 0))
+        clock.now_s += 2
+        show_replay(board, "none", ReplayProgress(0, None, 0.0, 0))
+        board.count("any", 1, None)
+        clock.now_s += 2
+        board.count("any", 2, None)
+        show_replay(board, "none", ReplayProgress(10, None, 1.0, 10**9))
+        clock.now_s += 8
+        show_replay(board, "none", ReplayProgress(60, None, 1.0, 10**9))
+    assert console.export_text().splitlines() == [
+        "none: 0%, 0 requests/s, virtual 0 s",
+        "any: 2",
+        "none: 100%, 5 requests/s, virtual 1 s",
+    ]
     assert [span(s) for s in (59.4, 187, 7215)] == ["59 s", "3:07 min", "2:00:15 h"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
-from simulator.report.console import print_report
+from simulator.report.console import replay_tables
 from simulator.report.files import Report, encode
 from simulator.report.replay_page import ladder_plot, render_page
 from simulator.report.row import Ladders, ladders, rates, summarize, summarize_stages
@@ -101,7 +101,7 @@ def test_a_ladder_is_the_mean_of_its_seeds_and_longest_where_one_was_cut_short()
 def test_the_terminal_shows_each_figure_by_rate(width: int) -> None:
     rows = [summarize(laddered()), summarize(laddered(50.0, "round_robin"))]
     console = Console(file=StringIO(), record=True, width=width, force_terminal=False)
-    print_report(console, rows)
+    console.print(replay_tables(rows, console.width))
     text = console.export_text()
     lines = text.split("by stage: TTFT p90, ms")[1].split("by stage: output tokens/s")[0]
     words = lines.split()
@@ -109,7 +109,7 @@ def test_the_terminal_shows_each_figure_by_rate(width: int) -> None:
     assert {"280", "140", "7.0"} <= set(words)
     assert text.count("by stage") == 3
     console = Console(file=StringIO(), record=True, width=80)
-    print_report(console, [summarize(busy_result())])
+    console.print(replay_tables([summarize(busy_result())], console.width))
     assert "by stage" not in console.export_text()
 
 

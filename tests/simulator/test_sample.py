@@ -6,9 +6,10 @@ import gzip
 from itertools import pairwise
 from pathlib import Path
 
-from simulator.live.sample import SAMPLE_PATH, conversation_sample, write_sample
+from simulator.live.demo import SAMPLE_PATH
 from simulator.replay.setup import WorkloadSpec
 from simulator.traces.open import open_jobs, sessions
+from tests.simulator.sample import conversation_sample, write_sample
 
 
 def test_the_shipped_sample_is_what_its_command_writes(tmp_path: Path) -> None:

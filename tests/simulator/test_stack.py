@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 
 from simulator.live import processes
-from simulator.live.load import generated_shared_prefix
 from simulator.live.outcome import Outcome
 from simulator.live.processes import StartError
 from simulator.live.stack import StackSettings, run_scenario
 from tests.forks.starting import really_start
+from tests.simulator.made_up import shared_prompt
 
 TIMEOUT_S = 60.0
 HELPERS = re.compile(rb"multiprocessing|tests\.forks")
@@ -31,7 +31,7 @@ def children_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_run_counts_everything_once_and_leaves_nothing(tmp_path: Path) -> None:
-    work = generated_shared_prefix(1, 24, 600, 70, 6, 40.0, seed=1)
+    work = shared_prompt(24, 600, 70, 6, 40.0)
     settings = StackSettings("round_robin", workers=2, speed=2.0)
     seen: list[Outcome] = []
     async with asyncio.timeout(TIMEOUT_S):
@@ -51,7 +51,7 @@ async def test_a_run_counts_everything_once_and_leaves_nothing(tmp_path: Path) -
 
 
 async def test_a_worker_that_dies_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    work = generated_shared_prefix(1, 60, 600, 70, 6, 10.0, seed=1)
+    work = shared_prompt(60, 600, 70, 6, 10.0)
     settings = StackSettings("round_robin", workers=2)
     killed: list[int] = []
 
@@ -85,7 +85,7 @@ def command_line(pid: int) -> bytes:
 
 
 async def test_a_stack_that_cannot_start_says_why(tmp_path: Path) -> None:
-    work = generated_shared_prefix(1, 2, 60, 7, 2, 10.0, seed=1)
+    work = shared_prompt(2, 60, 7, 2, 10.0)
     settings = StackSettings("round_robin", workers=1, profile="abacus")
     with pytest.raises(StartError, match="abacus"):
         async with asyncio.timeout(TIMEOUT_S):

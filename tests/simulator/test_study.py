@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from policies import POLICIES
-from simulator.runs.study import HERE, Asked, StudyCommand, read_steps, run_study
+from simulator.runs.study import HERE, Asked, read_steps, run_study
 from simulator.runs.task import SweepError
 from simulator.traces.generators.table import PREFIX, find_generator
 from tests.simulator.synthetic import evaluate
@@ -75,10 +75,9 @@ def test_what_is_missing_or_unknown_is_told(tmp_path: Path) -> None:
 def test_it_is_run_resumed_and_compared(tmp_path: Path) -> None:
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
     asked = Asked(only=("w1", "w4b"), policies=("lmetric", "hybrid"), alone=True)
-    command = StudyCommand(asked, tmp_path, "lmetric", jobs=1)
-    assert run_study(command, console, evaluate)
+    assert run_study(asked, tmp_path, "lmetric", console, 1, evaluate)
     assert "6 runs" in console.export_text()
-    assert run_study(command, console, evaluate)
+    assert run_study(asked, tmp_path, "lmetric", console, 1, evaluate)
     text = console.export_text()
     assert "0 runs, 1 at a time; 6 more are there already" in text
     assert "w4b: 3 seeds; ratios to lmetric" in text
@@ -91,7 +90,7 @@ def test_it_is_run_resumed_and_compared(tmp_path: Path) -> None:
 def test_quick_really_replays(tmp_path: Path) -> None:
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
     asked = Asked(only=("w3",), quick=True)
-    assert run_study(StudyCommand(asked, tmp_path, "lmetric", jobs=1), console)
+    assert run_study(asked, tmp_path, "lmetric", console, 1)
     report = msgspec.json.decode((tmp_path / "quick" / "study.json").read_bytes())
     rules = {rule["policy"]: rule for rule in report["scenes"][0]["rules"]}
     assert set(rules) == {"warmset", "round_robin"}

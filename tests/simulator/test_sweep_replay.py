@@ -16,8 +16,7 @@ from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
 from simulator.runs.plan import PlanRequest, Targets
 from simulator.runs.runs import RunOptions, sweep
 from simulator.runs.sheet import read_sheet
-from simulator.runs.sweep import SweepCommand, SweepReport, run_plan, run_sweep
-from simulator.runs.task import SweepError
+from simulator.runs.sweep import SweepReport, run_plan, run_sweep
 from simulator.traces.open import open_jobs
 
 PROFILE = "qwen3-32b-h100-tp2"
@@ -72,10 +71,8 @@ def test_hashes_do_not_depend_on_the_number_of_processes(tmp_path: Path, sheet: 
 
 def test_the_command_prints_and_writes_everything(tmp_path: Path, sheet: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
-    command = SweepCommand(
-        sheet, None, 2, None, tmp_path / "s.csv", tmp_path / "s.json", tmp_path / "s.html"
-    )
-    assert run_sweep(command, console)
+    files = {kind: tmp_path / f"s.{kind}" for kind in ("csv", "json", "html")}
+    assert run_sweep(sheet, RunOptions(jobs=2), console, **files)
     first = console.file.getvalue()  # type: ignore[attr-defined]
     assert "12 runs, 2 at a time" in first
     assert "hits" in first
@@ -83,7 +80,7 @@ def test_the_command_prints_and_writes_everything(tmp_path: Path, sheet: Path) -
     report = msgspec.json.decode((tmp_path / "s.json").read_bytes(), type=SweepReport)
     assert len(report.points) == 6
     assert (tmp_path / "s.html").read_text().count("<img") == 3
-    assert run_sweep(command, console)
+    assert run_sweep(sheet, RunOptions(jobs=2), console, **files)
     again = console.file.getvalue()[len(first) :]  # type: ignore[attr-defined]
     assert "0 runs, 2 at a time; 12 more are there already" in again
     assert msgspec.json.decode((tmp_path / "s.json").read_bytes(), type=SweepReport) == report
@@ -92,20 +89,9 @@ def test_the_command_prints_and_writes_everything(tmp_path: Path, sheet: Path) -
 def test_what_cannot_run_is_a_failed_run_with_its_reason(tmp_path: Path, sheet: Path) -> None:
     sheet.write_text(sheet.read_text().replace("workers: [2, 3]", "kv_tokens: [1024]"))
     console = Console(file=io.StringIO(), width=200)
-    assert not run_sweep(SweepCommand(sheet, jobs=1), console)
+    assert not run_sweep(sheet, RunOptions(jobs=1), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "failed round_robin, seed 1: ReplayError: no request can run: the shortest" in text
-
-
-def test_files_that_cannot_be_written_are_refused_before_anything_runs(
-    tmp_path: Path, sheet: Path
-) -> None:
-    command = SweepCommand(sheet, csv=tmp_path, html=tmp_path / "none" / "x.html")
-    with pytest.raises(SweepError) as caught:
-        run_sweep(command, Console(file=io.StringIO()))
-    assert "is a folder; name a file" in caught.value.problems[0]
-    assert "there is no folder" in caught.value.problems[1]
-    assert not (tmp_path / "sweep.yaml.results.jsonl").exists()
 
 
 def test_a_plan_of_real_replays_finds_a_border(tmp_path: Path, trace: Path) -> None:

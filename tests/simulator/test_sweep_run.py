@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from simulator.replay.setup import Setup
 from simulator.runs.points import points_of
-from simulator.runs.runs import RunOptions, RunsBoard, estimate_s, sweep
+from simulator.runs.runs import RunOptions, Runs, estimate_s, sweep
 from simulator.runs.store import HEADER, Store
 from simulator.runs.sweep import SweepReport, as_csv, as_json
 from simulator.runs.task import Keys, Outcome, SweepError
@@ -166,7 +167,6 @@ import signal
 import sys
 from pathlib import Path
 from rich.console import Console
-from simulator.runs.runs import RunsBoard
 from simulator.runs.runs import sweep
 from simulator.runs.runs import RunOptions
 from tests.simulator import synthetic
@@ -258,22 +258,20 @@ def test_what_is_to_come_is_said_before_and_while_it_runs(tmp_path: Path) -> Non
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2 runs, 2 at a time\n" in text
     assert "2 runs, 1 at a time, about 1 s; 2 more are there already\n" in text
-    clock = iter([0.0, 5.0, 11.0, 12.0, 30.0])
-    with RunsBoard(console, lambda: next(clock)) as board:
-        board.expect(10)
-        for outcome in outcomes(4):
-            board.note(outcome)
-    assert console.file.getvalue()[len(text) :].splitlines() == [  # type: ignore[attr-defined]
-        "2 of 10 runs, about 44 s left",
-        "4 of 10 runs, about 45 s left",
-    ]
+    clock, other = count(0.0, 4.0), RunOptions(tmp_path / "other", 1)
+    with Runs(other, console, synthetic.evaluate, lambda: next(clock)) as runs:
+        runs.announce(setups(8))
+        runs.outcomes(setups(8))
+    lines = console.file.getvalue()[len(text) :].splitlines()  # type: ignore[attr-defined]
+    assert lines[1:] == [
+        "runs: 1 of 8, 28 s left", "runs: 4 of 8, 16 s left", "runs: 7 of 8, 4 s left",
+    ]  # fmt: skip
 
 
-def test_failed_runs_are_told_at_once() -> None:
+def test_failed_runs_are_told_at_once(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
-    with RunsBoard(console, lambda: 0.0) as board:
+    with Runs(options(tmp_path), console, synthetic.evaluate) as runs:
         task = Keys().task(synthetic.setup("hybrid", 3))
-        board.note(Outcome(task, None, "ValueError: [0] is none"))
+        runs._note(Outcome(task, None, "ValueError: [0] is none"))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text == "failed hybrid, seed 3: ValueError: [0] is none\n"
-    assert board.failed == 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
 from tests import tiers
-from tests.tidy.test_tidy import tree
+from tests.tidy.test_tidy import ROOT, tree
 
 FILES = [path.removeprefix("tests/") for path in tree() if path.startswith("tests/")]
-PATTERNS = {*tiers.NATIVE, *tiers.NOT_NATIVE, *tiers.LIVE, *tiers.NOT_LIVE}
+PATTERNS = {*tiers.NATIVE, *tiers.NOT_NATIVE, *tiers.LIVE, *tiers.NOT_LIVE, *tiers.ENGINES}
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
@@ -22,6 +24,7 @@ def test_a_pattern_matches_a_file(pattern: str) -> None:
     ("path", "tier"),
     [
         ("live/test_chaos.py", "live"),
+        ("engines/test_vllm.py", "engines"),
         ("live/test_first_light.py", None),
         ("kernels/test_cuda_decode.py", "native"),
         ("kernels/test_cuda_decode_plan.py", None),
@@ -32,3 +35,24 @@ def test_a_pattern_matches_a_file(pattern: str) -> None:
 )
 def test_a_path_tells_the_tier(path: str, tier: str | None) -> None:
     assert tiers.tier_of(path) == tier
+
+
+def test_ci_installs_what_its_tests_may_not_lack() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    asked_for = set(re.findall(r"command -v (\S+)", script)) - {"apt-get"}
+    assert asked_for | {"prometheus"} == set(tiers.INSTALLED_BY_CI)  # which comes with promtool
+
+
+def test_a_skip_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert tiers.lacks_of_ci("clang++ is not installed: no fuzzer can be built") == ["clang++"]
+    both = tiers.lacks_of_ci("ip (Debian package: iproute2) or redis-server is not on this machine")
+    assert both == ["ip", "redis-server"]
+    assert tiers.lacks_of_ci("nvcc is not installed, nor is a chip") == []
+
+
+def test_nobody_lacks_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ip").write_text("#!/bin/sh\n")
+    (tmp_path / "ip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert tiers.lacks_of_ci("needs root and the program ip") == []

@@ -1,19 +1,32 @@
 """Shared decode: decode whose requests read equal pages once. Kernel: `cuda/shared_decode.cuh`.
 
 `torch.ops.warmroute.shared_decode(q, k_pages, v_pages, page_table, item_count, items, members,
-merge_starts, merge_slots, scale, out, partial, partial_lse, k_scales, v_scales)`: arguments and
-what CUDA takes are those of `decode.py`, but for the plan, which is that of `plan_shared`.
+merge_starts, merge_slots, scale, out, partial, partial_lse, k_scales, v_scales)`:
+
+    q, out              [requests, heads, head_dim]
+    k_pages, v_pages    [page, token, kv_heads, head_dim] of q's dtype, int8 or float8_e4m3fn,
+                        with equal strides
+    page_table          int32[requests, pages]
+    item_count ... merge_slots   the plan of `plan_shared`, made for this step
+    scale               of scores, > 0; usually head_dim**-0.5
+    partial             float32[slots, heads, head_dim], workspace: a slot for each of merge_slots
+    partial_lse         float32[slots, heads], workspace: base-2 log-sum-exp of scaled scores
+    k_scales, v_scales  float32[page, token, kv_heads] where pages are quantized, else None; with
+                        equal strides, a page's tokens of one head side by side
+
+On CUDA: bfloat16 and float16, head_dim 64 and 128, 1 to 16 query heads a KV head, pages of
+multiples of 16 tokens (`unsupported` says what does not fit). What the plan and the table say is
+not checked there: the planner has.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from kvkernels.ops.decode import CHUNKS, LARGEST_CHUNK
-from kvkernels.ops.operator import check_table, define, tokens_of
+from kvkernels.ops.operator import check_table, define, tokens_of, unsupported_shape
 from kvkernels.ops.shared_costs import (
     AttentionShape,
     Costs,
@@ -22,6 +35,8 @@ from kvkernels.ops.shared_costs import (
     partial_bytes_of_slot,
 )
 from kvkernels.ops.shared_runs import (
+    CHUNKS,
+    LARGEST_CHUNK,
     Chooser,
     Ints,
     KeptTree,
@@ -123,8 +138,9 @@ class SharedPlan(NamedTuple):
     """Views of one int32 tensor, `all`, so that one copy brings a plan to the device.
 
     `items` has (first of `members`, requests, first token, end, first slot, 0, 0, 0) of each piece
-    of work, most expensive first; slot -1 is the only item of its one request. `merge_starts` and
-    `merge_slots` are those of `DecodePlan`. What lies beyond the counts is not read.
+    of work, most expensive first; slot -1 is the only item of its one request. The slots of request
+    r are merge_slots[merge_starts[r] : merge_starts[r + 1]]. What lies beyond the counts is not
+    read.
     """
 
     all: torch.Tensor
@@ -302,6 +318,39 @@ def _distinct_tokens(tree: PrefixTree, lengths: Ints, page_tokens: int) -> int:
     return int(lengths.sum() - page_tokens * twice.sum())
 
 
+MAX_GROUP = 16
+
+
+def unsupported(
+    heads: int, kv_heads: int, head_dim: int, page_tokens: int, dtype: torch.dtype
+) -> str:
+    """Why the CUDA kernel cannot take this shape, by name; empty where it can."""
+    return unsupported_shape(heads, kv_heads, head_dim, page_tokens, dtype, MAX_GROUP)
+
+
+class Splits(Protocol):
+    """A plan, of decode or shared decode."""
+
+    @property
+    def merge_slots(self) -> torch.Tensor: ...
+
+
+def workspace_of(
+    plan: Splits, heads: int, head_dim: int, device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(partial, partial_lse) with room for all that a plan of this size can split."""
+    slots = len(plan.merge_slots)
+    return (
+        torch.empty(slots, heads, head_dim, dtype=torch.float32, device=device),
+        torch.empty(slots, heads, dtype=torch.float32, device=device),
+    )
+
+
+def workspace_bytes(slots: int, heads: int, head_dim: int) -> int:
+    """What `workspace_of` takes for a plan with room for `slots`."""
+    return slots * heads * (head_dim + 1) * torch.float32.itemsize
+
+
 def shared_decode(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -313,8 +362,7 @@ def shared_decode(
     workspace: tuple[torch.Tensor, torch.Tensor],
     scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> None:
-    """`torch.ops.warmroute.shared_decode` with a plan, (partial, partial_lse), which
-    `decode.workspace_of` makes for this plan, too, and scales of K and V."""
+    """`torch.ops.warmroute.shared_decode` with a plan, `workspace_of` it and scales of K and V."""
     torch.ops.warmroute.shared_decode(
         *(q, k_pages, v_pages, page_table, *plan[1:], float(scale), out, *workspace, *scales)
     )

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvkernels.ops.decode import CHUNK_STEP, CHUNKS, LARGEST_CHUNK, LEAST_CHUNK
 from kvkernels.ops.shared_costs import AttentionShape, Costs, run_cost
 
 Ints = NDArray[np.int64]
 LEVELS = 8  # of the tree: what is nested deeper is not looked at
+LEAST_CHUNK, LARGEST_CHUNK, CHUNK_STEP, CHUNKS = 256, 1024, 64, 8
 
 
 class PrefixTree(NamedTuple):
@@ -159,13 +159,17 @@ class Runs(NamedTuple):
 
 
 def pieces_of(tokens: Ints) -> Ints:
-    """Items in which a run of `tokens` is computed: cut as decode cuts a request of that length."""
+    """Items in which a run of `tokens` is computed."""
     cut: Ints = -(-tokens // chunks_of(tokens))
     return cut
 
 
 def chunks_of(tokens: Ints) -> Ints:
-    """`decode_plan.chunk_tokens`, for numpy."""
+    """Tokens of an item of runs of `tokens`; multiples of 64.
+
+    An eighth of the run, within [256, 1024]: shorter ones cost more in partial results than they
+    gain in parallelism, longer ones leave a run alone on too few SMs.
+    """
     eighth: Ints = -(-tokens // (CHUNKS * CHUNK_STEP)) * CHUNK_STEP
     return np.clip(eighth, LEAST_CHUNK, LARGEST_CHUNK)
 

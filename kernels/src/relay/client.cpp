@@ -2,7 +2,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <cerrno>
 
@@ -45,12 +44,9 @@ void Relay::give(Job& job, std::string_view head, std::string_view data) {
     const std::size_t of_data = size > head.size() ? size - head.size() : 0;
     if (!gone && of_data < data.size()) job.unsent.append(data.substr(of_data));
     job.whole = !gone && job.reply->done() && !job.reply->failure();
+    if (!gone && !job.whole && job.waiting() != 0) watch_client(job, true);
   }
-  if (gone) {
-    end(job, {Fault::client_closed, "the client closed its connection"});
-  } else if (job.waiting() != 0) {
-    watch_client(job, true);
-  }
+  if (gone) end(job, {Fault::client_closed, "the client closed its connection"});
 }
 
 // The client takes more.
@@ -61,6 +57,7 @@ void Relay::on_client(Job& job) {
     if (job.cancelled) return;
     const char* unsent = job.unsent.data() + job.unsent_at;
     job.unsent_at += took(::send(job.order.client_fd, unsent, job.waiting(), kFlags), gone);
+    if (!gone && job.waiting() == 0) watch_client(job, false);
   }
   if (gone) {
     end(job, {Fault::client_closed, "the client closed its connection"});
@@ -69,7 +66,6 @@ void Relay::on_client(Job& job) {
   if (job.waiting() == 0) {
     job.unsent = std::string();
     job.unsent_at = 0;
-    watch_client(job, false);
   } else if (job.unsent_at > job.unsent.size() / 2) {
     job.unsent.erase(0, job.unsent_at);
     job.unsent_at = 0;
@@ -89,6 +85,7 @@ void Relay::pause_where_behind(Job& job) {
   watch(*job.connection, job.connection->watched & ~static_cast<std::uint32_t>(EPOLLIN));
 }
 
+// With the job's gate held.
 void Relay::watch_client(Job& job, bool wanted) {
   if (job.client_watched == wanted) return;
   job.client_watched = wanted;
@@ -98,10 +95,10 @@ void Relay::watch_client(Job& job, bool wanted) {
   ::epoll_ctl(epoll_, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, job.order.client_fd, &event);
 }
 
-// Closing a duplicate does not end epoll's interest in the socket: that has to be told first.
-void Relay::close_client(Job& job) {
+// The socket is Python's, which may close it from now on.
+void Relay::give_back_client(Job& job) {
+  const std::scoped_lock lock(job.gate);
   watch_client(job, false);
-  ::close(job.order.client_fd);
 }
 
 }  // namespace kv::relay

@@ -16,7 +16,12 @@ namespace kv::relay {
 
 namespace {
 
-std::string why(int error) { return std::string("no connection: ") + std::strerror(error); }
+// The worker is not to blame where the process, or the system, may open no more files.
+Failure failure_of(int error) {
+  const bool ours = error == EMFILE || error == ENFILE;
+  return {ours ? Fault::out_of_files : Fault::connect,
+          std::string("no connection: ") + std::strerror(error)};
+}
 
 }  // namespace
 
@@ -85,7 +90,11 @@ void Relay::connect(Job& job) {
   timers_.start(&job, job.deadline, now_s_ + job.order.timeouts.connect_s);
   while (!try_address(job)) {
     if (++job.address < pool.addresses.size()) continue;
-    end(job, {Fault::connect, pool.addresses.empty() ? "no connection: no address" : why(errno)});
+    if (pool.addresses.empty()) {
+      end(job, {Fault::connect, "no connection: no address"});
+    } else {
+      end(job, failure_of(errno));
+    }
     return;
   }
 }
@@ -95,8 +104,7 @@ bool Relay::try_address(Job& job) {
   Pool& pool = *job.order.pool;
   if (job.address >= pool.addresses.size()) return false;
   const Address& address = pool.addresses[job.address];
-  const int fd =
-      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  const int fd = open_socket(address.storage.ss_family);
   if (fd < 0) return false;
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -122,6 +130,35 @@ bool Relay::try_address(Job& job) {
   return true;
 }
 
+// A socket, or -1 with errno. Its number is the lowest that is free: it tells how many files are
+// open. Where they run short, connections that lie idle make room, whichever worker they lead to.
+int Relay::open_socket(int family) {
+  for (;;) {
+    const int fd = ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && fd < idle_files_) return fd;
+    const int error = fd < 0 ? errno : EMFILE;
+    const bool short_of = error == EMFILE || error == ENFILE;
+    const bool again = short_of && drop_longest_idle();
+    if (!again && fd >= 0 && fd < most_files_) return fd;
+    if (fd >= 0) ::close(fd);
+    if (again) continue;
+    errno = error;
+    return -1;
+  }
+}
+
+// False where none is idle.
+bool Relay::drop_longest_idle() {
+  Connection* longest = nullptr;
+  for (const auto& pool : pools_) {
+    if (pool->idle.empty()) continue;
+    Connection* first = pool->idle.front();
+    if (longest == nullptr || first->idle_since_s < longest->idle_since_s) longest = first;
+  }
+  if (longest != nullptr) drop(*longest);
+  return longest != nullptr;
+}
+
 void Relay::on_connecting(Connection& connection) {
   Job& job = *connection.job;
   int error = 0;
@@ -138,7 +175,7 @@ void Relay::on_connecting(Connection& connection) {
     if (try_address(job)) return;
     error = errno;
   }
-  end(job, {Fault::connect, why(error)});
+  end(job, failure_of(error));
 }
 
 void Relay::keep(Connection& connection) {

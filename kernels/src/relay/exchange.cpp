@@ -209,7 +209,7 @@ void Relay::end(Job& job, Failure failure) {
 
 // Tells of the end, once nothing of the job is left in the thread's hands.
 void Relay::finish(Job& job, Failure failure, bool held_whole) {
-  close_client(job);
+  give_back_client(job);
   auto end = std::make_unique<End>();
   end->failure = std::move(failure);
   end->bytes_to_client = job.bytes_to_client;

@@ -27,6 +27,12 @@ bool same_letters(std::string_view a, std::string_view b) {
          });
 }
 
+// What the router alone says to clients: an engine that said it would be believed in its place.
+bool is_ours(std::string_view name) {
+  constexpr std::string_view kOurs = "x-warmroute-";
+  return name.size() >= kOurs.size() && same(name.substr(0, kOurs.size()), kOurs);
+}
+
 std::string_view stripped(std::string_view text) {
   const std::size_t first = text.find_first_not_of(" \t");
   if (first == std::string_view::npos) return {};
@@ -183,7 +189,7 @@ std::string client_head(const ReplyHead& head, const ClientTerms& client, bool p
     for (const std::string_view hop : named) {
       if (same_letters(field.name, hop)) return false;
     }
-    if (rechunked && same(field.name, "trailer")) return false;
+    if (is_ours(field.name) || (rechunked && same(field.name, "trailer"))) return false;
     return (head.status != 204 && !rechunked) || !same(field.name, "content-length");
   };
   std::string text = "HTTP/1.1 " + std::to_string(head.status) + " ";

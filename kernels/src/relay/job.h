@@ -22,7 +22,7 @@ struct Order {
   std::string head;        // of the request, with the empty line
   std::string_view body;   // borrowed until the end is told
   bool head_request = false;
-  int client_fd = -1;      // a duplicate of the client's socket, owned; aiohttp reads the original
+  int client_fd = -1;      // lent by the event loop, which closes it after the end or `cancel`
   ClientTerms client;
   std::size_t client_buffer_bytes = 262'144;
   Timeouts timeouts;
@@ -41,7 +41,7 @@ struct Job {
 
   const Order order;
 
-  // Held while the client is written to: whoever cancels knows that nothing is written after it.
+  // Held while the client's socket is used: whoever cancels knows that nobody uses it after that.
   std::mutex gate;
   bool cancelled = false;
   std::uint64_t written = 0;  // to the client or kept for it, head included

@@ -2,6 +2,7 @@
 // `router/upstream/migration/journal.py`, which goes on from here when the worker is lost.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,9 +11,33 @@
 
 #include "relay/chunk.h"
 #include "relay/terms.h"
-#include "relay/token_room.h"
 
 namespace kv::relay {
+
+// How many token ids are kept to go on with, of one stream and of all. For any thread; the bounds
+// may be changed while streams hold some. Lifetime: process.
+class TokenRoom {
+ public:
+  TokenRoom(std::int64_t of_stream, std::int64_t of_all)
+      : stream_tokens(of_stream), tokens(of_all) {}
+
+  std::atomic<std::int64_t> stream_tokens, tokens;
+
+  std::int64_t taken() const { return taken_; }
+
+  // Keeps `more` tokens of a stream, `of_stream` in all; beyond a bound false, and none.
+  bool take(std::int64_t more, std::int64_t of_stream) {
+    if (of_stream > stream_tokens) return false;
+    if (taken_.fetch_add(more) + more <= tokens) return true;
+    taken_.fetch_sub(more);
+    return false;
+  }
+
+  void give(std::int64_t count) { taken_.fetch_sub(count); }
+
+ private:
+  std::atomic<std::int64_t> taken_{0};
+};
 
 // How a stream is read. Lifetime: request.
 struct JournalTerms {

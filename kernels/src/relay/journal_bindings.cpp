@@ -1,4 +1,4 @@
-#include "relay/journal_bindings.h"
+#include "bindings.h"
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>

@@ -5,10 +5,12 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
@@ -39,6 +41,7 @@ const char* name_of(Fault fault) {
   switch (fault) {
     case Fault::none: return "";
     case Fault::busy: return "busy";
+    case Fault::out_of_files: return "out_of_files";
     case Fault::connect: return "connect";
     case Fault::timeout_connect: return "timeout_connect";
     case Fault::early_close: return "early_close";
@@ -55,6 +58,12 @@ const char* name_of(Fault fault) {
 }
 
 Relay::Relay() : buffer_(new char[kReadBytes]) {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    const int all = static_cast<int>(std::min<rlim_t>(files.rlim_cur, INT_MAX));
+    idle_files_ = all - std::min(256, all / 2);
+    most_files_ = all - std::min(64, all / 8);
+  }
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   if (epoll_ < 0) throw system_error("epoll_create1");
   wake_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -77,10 +86,7 @@ Relay::Relay() : buffer_(new char[kReadBytes]) {
 
 std::shared_ptr<Job> Relay::submit(Order order) {
   auto job = std::make_shared<Job>(std::move(order));
-  if (stopped_) {
-    ::close(job->order.client_fd);
-    throw std::runtime_error("the relay was stopped");
-  }
+  if (stopped_) throw std::runtime_error("the relay was stopped");
   tell({Command::Kind::submit, job, nullptr, {}, 0});
   return job;
 }
@@ -90,6 +96,7 @@ Relay::Had Relay::cancel(const std::shared_ptr<Job>& job) {
   {
     const std::scoped_lock lock(job->gate);
     had = {job->written, job->ends_with_connection, job->whole};
+    watch_client(*job, false);
     if (had.whole) return had;
     job->cancelled = true;
   }
@@ -114,10 +121,6 @@ void Relay::stop() {
   tell({Command::Kind::stop, nullptr, nullptr, {}, 0});
   thread_.join();
   stopped_ = true;
-  // What was told after the thread had looked last: its sockets are still ours.
-  for (Command& command : commands_) {
-    if (command.kind == Command::Kind::submit) close_client(*command.job);
-  }
   commands_.clear();
   ::close(wake_);
   ::close(epoll_);
@@ -136,6 +139,7 @@ void Relay::tell(Command command) {
 }
 
 void Relay::run() {
+  ::pthread_setname_np(::pthread_self(), "warmroute-relay");  // as `top -H` shows it
   // Where Python is on the same core, to be woken is not to cut in: it wakes us for every request,
   // and two switches of each cost a third of its CPU. A turn that lasts still ends for us. Where
   // it is not allowed all goes on as it was.

@@ -1,6 +1,7 @@
 // A thread that carries requests to workers and their replies to clients, apart from Python.
 #pragma once
 
+#include <climits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,8 +24,9 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Takes an order; each gets one end among the marks, whatever happens to it. Throws
-  // std::runtime_error once stopped.
+  // Takes an order; each gets one end among the marks, whatever happens to it. The client's socket
+  // must stay open until that end was taken, or `cancel` called. Throws std::runtime_error once
+  // stopped.
   std::shared_ptr<Job> submit(Order order);
 
   // What a client has of a reply when its request is given up.
@@ -34,7 +36,7 @@ class Relay {
     bool whole = false;
   };
 
-  // Gives a request up. When it returns nothing more is written to the client. A reply that is
+  // Gives a request up. When it returns the client's socket is used no more. A reply that is
   // whole by then stays so: its end is told as if nobody had given it up.
   Had cancel(const std::shared_ptr<Job>& job);
 
@@ -78,6 +80,8 @@ class Relay {
   Connection* take_idle(Pool& pool);
   void connect(Job& job);
   bool try_address(Job& job);
+  int open_socket(int family);
+  bool drop_longest_idle();
   void on_connecting(Connection& connection);
   void keep(Connection& connection);
   void drop(Connection& connection);
@@ -100,9 +104,12 @@ class Relay {
   void give(Job& job, std::string_view head, std::string_view data);
   void on_client(Job& job);
   void pause_where_behind(Job& job);
-  void close_client(Job& job);
+  void give_back_client(Job& job);
   void watch_client(Job& job, bool wanted);
 
+  // Beyond so many open files idle connections are closed; beyond so many none is made: the others
+  // are for the process' logs, events, admin port.
+  int idle_files_ = INT_MAX, most_files_ = INT_MAX;
   int epoll_ = -1;
   int wake_ = -1;
   Source wake_source_{Source::Kind::wake};

@@ -1,18 +1,14 @@
 // Python's side of the relay: orders in, marks out. The thread never needs the GIL; what Python
 // lends it (a request's body) is kept here until the end of the request was taken.
-#include "relay/relay_bindings.h"
+#include "bindings.h"
 
-#include <fcntl.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <unordered_map>
 #include <utility>
 
-#include "relay/journal_bindings.h"
 #include "relay/relay.h"
 
 namespace nb = nanobind;
@@ -51,11 +47,7 @@ class Borrower {
     order.timeouts = timeouts;
     order.tells = tells;
     order.journal = std::move(journal);
-    order.client_fd = ::fcntl(client_fd, F_DUPFD_CLOEXEC, 0);
-    if (order.client_fd < 0) {
-      PyErr_SetFromErrno(PyExc_OSError);
-      throw nb::python_error();
-    }
+    order.client_fd = client_fd;
     const std::uint64_t id = order.id;
     lent_.emplace(id, Lent{relay_.submit(std::move(order)), body});
     return id;

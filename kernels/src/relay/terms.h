@@ -33,6 +33,7 @@ struct Timeouts {
 enum class Fault : std::uint8_t {
   none,
   busy,
+  out_of_files,
   connect,
   timeout_connect,
   early_close,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import Floats, Ints
+from router.admin.views import trunk_shown
 from router.core.core import RouterCore
 from router.core.health import SlowStart
 from router.core.workers import Worker
@@ -149,18 +150,8 @@ def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:
     shown = []
     for trunk in sessions.trunks.table()[:_TRUNKS]:
         held = core.roster.holders(trunk.last_hash)[slots] & (slots >= 0)
-        shown.append(
-            {
-                "hash": f"{trunk.last_hash:016x}",
-                "tokens": trunk.tokens,
-                "share": round(trunk.share, 4),
-                "requests_per_s": round(trunk.rate_per_s, 3),
-                "demand": round(trunk.demand, 3),
-                "copies": int(np.count_nonzero(held)),
-                "wanted_copies": trunk.wanted_copies,
-                "holders": np.packbits(held).tobytes().hex(),
-            }
-        )
+        holders = np.packbits(held).tobytes().hex()
+        shown.append(trunk_shown(trunk, int(np.count_nonzero(held))) | {"holders": holders})
     return {"followed": True, "kept": len(sessions.trunks), "rows": shown}
 
 

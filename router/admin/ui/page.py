@@ -10,10 +10,9 @@ import base64
 import hashlib
 from pathlib import Path
 
-from aiohttp import web
-
 from router.admin.ui.state import UiState
 from router.request.errors import ClientError
+from router.server.messages import Request, Response
 
 _SCRIPTS = ("values", "sparks", "cells", "fleet", "detail", "trunks", "decisions", "app")
 _STYLES = ("look", "parts")
@@ -31,7 +30,6 @@ def page() -> tuple[bytes, dict[str, str]]:
     return shown.encode(), {
         "Content-Type": "text/html; charset=utf-8",
         "Content-Security-Policy": _policy(style, script),
-        "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Cross-Origin-Resource-Policy": "same-origin",
@@ -67,11 +65,7 @@ def _text(name: str) -> str:
 
 PAGE = "/ui"  # without a key: there is no data in it, and a browser has none to send yet
 STATE = "/ui/state"
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
+_HEADERS = {"Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
 class UiPages:
@@ -80,17 +74,13 @@ class UiPages:
     def __init__(self, state: UiState) -> None:
         self._state = state
         self._body, self._headers = page()
+        self._type = self._headers.pop("Content-Type")
 
-    def add_to(self, app: web.Application) -> None:
-        """Serve both paths."""
-        app.router.add_get(PAGE, self.show)
-        app.router.add_get(STATE, self.state)
-
-    async def show(self, request: web.Request) -> web.StreamResponse:
+    async def show(self, request: Request) -> Response:
         """The page."""
-        return web.Response(body=self._body, headers=self._headers)
+        return Response(200, self._body, dict(self._headers), self._type)
 
-    async def state(self, request: web.Request) -> web.StreamResponse:
+    async def state(self, request: Request) -> Response:
         """All there is to show; with `?boot=B&since=N&names=V`, as it was told last, what is new.
 
         204: nothing is.
@@ -98,11 +88,11 @@ class UiPages:
         since, version = _number(request, "since"), _number(request, "names")
         told = self._state.told(request.query.get("boot", ""), since, version)
         if told is None:
-            return web.Response(status=204, headers=_HEADERS)
-        return web.Response(body=told, content_type="application/json", headers=_HEADERS)
+            return Response(204, headers=dict(_HEADERS))
+        return Response(200, told, dict(_HEADERS))
 
 
-def _number(request: web.Request, name: str) -> int:
+def _number(request: Request, name: str) -> int:
     """Raises ClientError (400)."""
     text = request.query.get(name, "0")
     if not (text.isascii() and text.isdecimal() and len(text) <= 15):

@@ -55,8 +55,8 @@ class _Counts(NamedTuple):
     dispatched: int
     prompt_tokens: int
     expected_tokens: int
-    reported_prompt_tokens: float
-    reported_hit_tokens: float
+    reported_prompt_tokens: int
+    reported_hit_tokens: int
     ttft_counts: tuple[int, ...]
     ttft_sum_s: float
     client_errors: int
@@ -108,12 +108,12 @@ class Sampler:
             counters.decisions.total(),
             counters.prompt_tokens,
             counters.expected_hit_tokens,
-            metrics.reported_prompt_tokens.value,
-            metrics.reported_hit_tokens.value,
+            metrics.reported_prompt_tokens,
+            metrics.reported_hit_tokens,
             *metrics.ttft.totals(),
-            metrics.faults.clients + theirs,
+            metrics.client_errors.total() + theirs,
             metrics.worker_errors,
-            counters.rejections.total() - theirs + metrics.faults.ours,
+            counters.rejections.total() - theirs + metrics.internal_errors,
         )
 
     def _imbalance(self) -> float:

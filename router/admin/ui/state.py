@@ -20,8 +20,8 @@ from router.fleet.manager import FleetManager
 from router.metrics.registry import RouterMetrics
 from router.record.request_record import LatestAttempts
 from router.replicas.replica import Replica
+from router.request.dispatcher import Dispatcher
 from router.request.service import Service
-from router.request.switchboard import Switchboard
 from router.server.client_port import readiness
 
 
@@ -74,20 +74,20 @@ class UiState:
 
     def __init__(
         self,
-        switchboard: Switchboard,
+        dispatcher: Dispatcher,
         service: Service,
         fleet: FleetManager,
         decisions: LatestAttempts,
         metrics: RouterMetrics,
     ) -> None:
-        core: RouterCore = switchboard.core
+        core: RouterCore = dispatcher.core
         self.boot = secrets.token_hex(8)  # tells a page that another router answers now
         self.replicas: Replicas = list
-        self._switchboard = switchboard
+        self._dispatcher = dispatcher
         self._service = service
         self._fleet = fleet
         self._decisions = decisions
-        self.sampler = Sampler(core, metrics, switchboard.clock)
+        self.sampler = Sampler(core, metrics, dispatcher.clock)
         self._hits = RecentHits(core, decisions)
         self._made: int | None = None  # the sample that `_frame` goes with
         self._frame = b""
@@ -137,14 +137,14 @@ class UiState:
         taken = self.sampler.history.taken
         if taken == self._made:
             return
-        core = self._switchboard.core
-        self._switchboard.advance()
+        core = self._dispatcher.core
+        self._dispatcher.advance()
         fleet = frame.rows(core, list(self._fleet.members.values()))
         roots = frame.roots(fleet)
         if roots != self._roots or not self.version:
             self._roots, self._named = roots, msgspec.json.encode(frame.names(fleet))
             self.version += 1
-        now_s = self._switchboard.clock()
+        now_s = self._dispatcher.clock()
         self._frame = msgspec.json.encode(
             {
                 "sample": taken,

@@ -131,7 +131,9 @@ class RankLoad:
     kv_used_tokens: float = math.nan  # NaN: it does not say
     kv_usage: float = math.nan  # 0..1 of its KV cache, where it says no tokens
     grown: int = 0  # of what only grows while the engine lives: less means that it began anew
-    asleep: bool = False  # it answers probes and no requests
+    asleep: bool = False  # it answers probes and no requests, and has an empty cache
+    paused: bool = False  # the same, but for the cache: nobody knows
+    emptied: int = 0  # how often it was asked to empty its cache since it began, and did
     block_size: int = 0  # tokens of a KV block, where the figures say it; 0: they do not yet
 
 
@@ -146,6 +148,8 @@ def total(loads: Collection[RankLoad]) -> RankLoad:
         kv_usage=math.fsum(load.kv_usage for load in loads) / len(loads),
         grown=sum(load.grown for load in loads),
         asleep=all(load.asleep for load in loads),
+        paused=all(load.paused or load.asleep for load in loads),
+        emptied=sum(load.emptied for load in loads),
         block_size=max(load.block_size for load in loads),
     )
 
@@ -183,6 +187,18 @@ class HealthCheck:
 HEALTH = HealthCheck()  # of nearly everybody
 
 
+class _Paused(msgspec.Struct):
+    is_paused: bool = False
+
+
+def is_paused(body: bytes) -> bool:
+    """Whether an engine's answer says that it takes no requests for now."""
+    try:
+        return msgspec.json.decode(body, type=_Paused).is_paused
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """What an engine says of itself. None or empty: it does not say."""
@@ -192,10 +208,14 @@ class Profile:
     kv_tokens: Mapping[int, int] = field(default_factory=dict)  # whole KV cache, by rank
     ranks: tuple[int, ...] = (0,)  # those behind this URL
     sources: Mapping[int, EventSource] = field(default_factory=dict)  # of KV events, by rank
+    keeps_copies: bool = False  # of equal blocks, each with events of its own
+    version: str = ""
+    transfers: bool = False  # it may take KV from others of its version, by `router.request.legs`
     snapshot: str | None = None  # URL of its whole cache
     loads: LoadReader | None = None
     health: HealthCheck = HEALTH
     advice: str = ""  # to its operator: what it could be started with for better
+    pause_url: str | None = None  # tells by JSON whether it `is_paused`; None: it cannot be
 
 
 @dataclass(frozen=True, slots=True)

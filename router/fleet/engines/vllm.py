@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
+
 from engine.wire.events import WireError
 from engine.wire.metrics import EngineLoad, parse_loads
 from router.events.sources import RankedSources, kv_event_sources
@@ -20,8 +22,20 @@ from router.fleet.engines.adapter import (
     RankLoad,
     UnrecognizedError,
     cards,
+    is_paused,
     share,
 )
+
+_IS_PAUSED = "/is_paused"
+_SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 500
+_NO_EVENTS = (
+    "it names no KV events, so its cache is guessed: start it with --kv-events-config, or, before "
+    "0.31, give the worker events=..."
+)
+
+
+class _Version(msgspec.Struct):
+    version: str = ""
 
 
 def loads_in(text: str) -> Mapping[int, RankLoad]:
@@ -39,6 +53,8 @@ def _load_of(load: EngineLoad) -> RankLoad:
         kv_usage=usage,
         grown=load.prefix_query_tokens or 0,
         asleep=load.asleep,
+        paused=load.paused,
+        emptied=load.emptied,
     )
 
 
@@ -50,8 +66,10 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
     except WireError:
         if not named:
             return None
-    if loads and all(load.asleep for load in loads.values()):
+    await _check_model(talk)
+    if loads and all(load.asleep or load.paused for load in loads.values()):
         raise UnrecognizedError("its engine sleeps; POST /wake_up wakes it")
+    pause_url = await _pause_url(talk)
     ranked = await _sources(talk)
     known = [load for load in loads.values() if load.block_size is not None]
     capacity = {rank: load.kv_capacity_tokens for rank, load in loads.items()}
@@ -61,7 +79,48 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
         ranks=tuple(sorted(loads)) or tuple(range(ranked.ranks)),
         sources=ranked.by_rank,
         loads=LoadReader(talk.metrics_url, loads_in) if loads else None,
+        advice=_NO_EVENTS if talk.spec.events is None and not ranked.by_rank else "",
+        pause_url=pause_url,
+        keeps_copies=True,
+        version=await _version(talk) if talk.spec.role != "both" else "",
+        transfers=True,
     )
+
+
+async def _check_model(talk: Interview) -> None:
+    """Raises UnrecognizedError where it would answer 404: vLLM goes by the names that it lists."""
+    given, served = talk.spec.model, [card.id for card in await cards(talk)]
+    if given is not None and given not in served:
+        listed = ", ".join(map(repr, served[:_SHOWN_MODELS]))
+        raise UnrecognizedError(f"it serves no model {given!r}, but {listed}"[:_SHOWN_CHARACTERS])
+
+
+async def _pause_url(talk: Interview) -> str | None:
+    """Where it tells whether it is paused, as vLLM does with VLLM_SERVER_DEV_MODE.
+
+    An engine that is in the middle of a long step takes its time to answer. Raises
+    UnrecognizedError where it is paused.
+    """
+    try:
+        status, body = await talk.get(_IS_PAUSED)
+    except TimeoutError:
+        status, body = 200, b""
+    if status != 200:
+        return None
+    if is_paused(body):
+        raise UnrecognizedError("its engine is paused; POST /resume resumes it")
+    return f"{talk.spec.url}{_IS_PAUSED}"
+
+
+async def _version(talk: Interview) -> str:
+    """As it says; "" where it does not."""
+    status, body = await talk.get("/version")
+    if status != 200:
+        return ""
+    try:
+        return msgspec.json.decode(body, type=_Version).version[:_SHOWN_CHARACTERS]
+    except msgspec.DecodeError:
+        return ""
 
 
 async def _sources(talk: Interview) -> RankedSources:
@@ -78,7 +137,10 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     if not named and (await cards(talk))[0].owned_by != "warmroute":
         return None
     profile = await profile_of(talk, named=True)
-    return profile and replace(profile, snapshot=f"{talk.spec.url}/kv_snapshot")
+    snapshot = f"{talk.spec.url}/kv_snapshot"
+    return profile and replace(
+        profile, snapshot=snapshot, keeps_copies=False, advice="", transfers=False
+    )
 
 
 WARMROUTE = Adapter("warmroute", _recognize)

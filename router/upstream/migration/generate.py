@@ -66,10 +66,10 @@ class _Event(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_Event)
 
 
-class _Told:
+class _WorkerOutput:
     """What one worker has said. Lifetime: its part of the stream."""
 
-    def __init__(self, first: _Told | None = None) -> None:
+    def __init__(self, first: _WorkerOutput | None = None) -> None:
         """`first`: of the first worker, whose way of writing this one must have, too."""
         self.ids = array("i")
         self.text = ""
@@ -133,21 +133,21 @@ class GenerateJournal(Journal):
 
     def __init__(self, plan: Plan, room: AnyRoom) -> None:
         super().__init__(plan, room)
-        self._told = _Told()  # by the present worker
-        self._first: _Told | None = None  # by the first one, once it is lost
+        self._output = _WorkerOutput()  # by the present worker
+        self._first: _WorkerOutput | None = None  # by the first one, once it is lost
         self._before = array("i")  # said by workers that are lost
         self._before_text = ""
         self._id = msgspec.Raw(b"null")
 
     def seam(self) -> None:
-        told, begun = self._told, bool(self.said)
+        output, begun = self._output, bool(self.said)
         super().seam()
         if begun and self._first is None:
-            self._first = told
-            if told.whole_text is None:
+            self._first = output
+            if output.whole_text is None:
                 self._spoil("mode")
-        self._before, self._before_text = self.said[:], self._before_text + told.text
-        self._told = _Told(self._first)
+        self._before, self._before_text = self.said[:], self._before_text + output.text
+        self._output = _WorkerOutput(self._first)
 
     def _take(self, event: bytes) -> bytes:
         if event[:1] in SAYS_NOTHING:
@@ -195,7 +195,7 @@ class GenerateJournal(Journal):
             self.prompt_tokens = len(self.prompt)
             if read.meta_info.prompt_tokens != self.prompt_tokens:
                 self._spoil("prompt_count")
-        found = self._told.take(read)
+        found = self._output.take(read)
         if found is None:
             if self._first is None:
                 self._spoil("unclear")
@@ -215,17 +215,17 @@ class GenerateJournal(Journal):
         return found
 
     def _rewritten(
-        self, first: _Told, data: bytes, read: _Event, new: list[int], grown: str
+        self, first: _WorkerOutput, data: bytes, read: _Event, new: list[int], grown: str
     ) -> bytes:
         """An event of a later worker as the first one would have written it."""
-        told, before = self._told, self._before
+        output, before = self._output, self._before
         fields: dict[str, Any] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         meta: dict[str, Any] = msgspec.json.decode(fields["meta_info"], type=dict[str, msgspec.Raw])
         if read.text is not None:
-            fields["text"] = self._before_text + told.text if first.whole_text else grown
-        fields["output_ids"] = [*before, *told.ids] if first.whole_ids else new
+            fields["text"] = self._before_text + output.text if first.whole_text else grown
+        fields["output_ids"] = [*before, *output.ids] if first.whole_ids else new
         meta["id"], meta["prompt_tokens"] = self._id, self.prompt_tokens
-        meta["completion_tokens"] = len(before) + len(told.ids)
+        meta["completion_tokens"] = len(before) + len(output.ids)
         if read.meta_info.cached_tokens is not None:
             meta["cached_tokens"] = min(read.meta_info.cached_tokens, self.prompt_tokens)
         return b"data: " + msgspec.json.encode(fields | {"meta_info": meta}) + b"\n\n"

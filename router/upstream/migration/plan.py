@@ -117,6 +117,7 @@ _ONLY_GENERATE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "custom_params": ({},),
     }
 )
+_HARMLESS_BYTES = 256  # no value that is in these tables is longer, blanks included
 GENERATE = "/generate"
 MOVABLE = (None, GENERATE)  # of what is only some engines' (`policies.facts.Arrival.needs`)
 # Types of content parts that are text, and of tool calls in earlier turns.
@@ -161,6 +162,8 @@ def plan_of(
         return "path"
     fields = _FIELDS.decode(body)
     for name, harmless in _ONLY.items():
+        if name in fields and len(memoryview(fields[name])) > _HARMLESS_BYTES:
+            return name
         if name in fields and (value := value_of(fields[name])) is not None:
             if name == "logprobs" and not chat:  # a number there: 0 asks for the token's own
                 return name

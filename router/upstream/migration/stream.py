@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
-from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes
-from kvkernels.seeds import chain_seed
+from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes, chain_seed
 from policies.facts import Arrival
+from router.metrics.requests import MigrationMetrics
 from router.request.errors import WorkerError
 from router.request.scan import Tokens
 from router.request.service import Service
@@ -31,23 +30,6 @@ from router.upstream.migration.plan import (
 )
 from router.upstream.reply import Framing, Outcome, ReplyHead, UpstreamRequest, Usage
 
-
-class Told(Protocol):
-    """Who counts what becomes of streams."""
-
-    def watch(self, kept_tokens: Callable[[], int]) -> None:
-        """Ask how many token ids are kept whenever that is to be shown."""
-
-    def stays(self, reason: str) -> None:
-        """A stream cannot go on elsewhere, for `reason`."""
-
-    def moved(self, gap_s: float) -> None:
-        """Another worker said its first word, `gap_s` after the last of the one before."""
-
-    def ended(self, result: str, reason: str) -> None:
-        """What came of a stream whose worker failed in the middle of it, by the kind of failure."""
-
-
 MIGRATABLE_HEADER = b"x-warmroute-migratable"
 _MIGRATABLE_LINE = MIGRATABLE_HEADER + b": 1\r\n"
 _REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
@@ -59,7 +41,13 @@ class Stream(LendingSink):
     dechunk = True  # events are looked at, so the client's chunks are framed here
 
     def __init__(
-        self, plan: Plan, arrival: Arrival, room: AnyRoom, moves: int, told: Told, service: Service
+        self,
+        plan: Plan,
+        arrival: Arrival,
+        room: AnyRoom,
+        moves: int,
+        metrics: MigrationMetrics,
+        service: Service,
     ) -> None:
         """`moves`: how often it may go on elsewhere."""
         self.begun = False  # the client has seen a part
@@ -68,7 +56,7 @@ class Stream(LendingSink):
         self._arrival = arrival
         self._room = room
         self._moves = moves
-        self._told = told
+        self._metrics = metrics
         self._service = service
         self._form: Form | None = None  # of the present worker, where it is known to give ids
         self._journal = journal_of(plan, room)
@@ -126,6 +114,7 @@ class Stream(LendingSink):
             approximate=False,
             max_output_tokens=self._left,
             longest_prompt_tokens=None,
+            splits=False,  # its body is made here, for one worker
         )
 
     def ended(self, outcome: Outcome) -> Outcome:
@@ -154,12 +143,12 @@ class Stream(LendingSink):
         if journal.closable:
             self._write(journal.closing())
             self._end()
-            self._told.ended("closed", error.kind)
+            self._metrics.ended["closed", error.kind] += 1
             return self._whole(replace(outcome, error=None))
         journal.seam()
         stays = journal.unfit or self._stays()
         if stays:
-            self._told.stays(stays)
+            self._metrics.unfit[stays] += 1
             self.give_up("unfit")
             return outcome
         self._moves -= 1
@@ -170,7 +159,7 @@ class Stream(LendingSink):
 
     def give_up(self, result: str) -> ClientReply:
         """Nobody goes on with a stream that has begun: it breaks off, as the client must see."""
-        self._told.ended(result, self._lost.kind if self._lost is not None else "")
+        self._metrics.ended[result, self._lost.kind if self._lost is not None else ""] += 1
         self._break_off()
         return self.reply
 
@@ -298,8 +287,8 @@ class Stream(LendingSink):
             self.begun = True
             self.reply.head(self._client_head())
         elif self._heard_s is not None:
-            self._told.moved(self._service.clock() - self._heard_s)
-            self._told.ended("moved", self._lost.kind if self._lost is not None else "")
+            self._metrics.gap.observe(max(self._service.clock() - self._heard_s, 0.0))
+            self._metrics.ended["moved", self._lost.kind if self._lost is not None else ""] += 1
             self._heard_s = None
         self.reply.data(self._framed(data))
 
@@ -330,6 +319,7 @@ class Stream(LendingSink):
 log = logging.getLogger(__name__)
 
 _MODELS = 1_024
+_BODY_BYTES, _BYTES_A_TOKEN = 1 << 20, 8  # of a body, which is more than its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,13 +334,13 @@ class MigrationTerms:
 class Migrations:
     """Lifetime: process."""
 
-    def __init__(self, service: Service, told: Told, terms: MigrationTerms) -> None:
+    def __init__(self, service: Service, metrics: MigrationMetrics, terms: MigrationTerms) -> None:
         self.room: AnyRoom = room_of_streams()
         self._service = service
-        self._told = told
+        self._metrics = metrics
         self.terms = terms  # replaced on reload
         self._distrusted: set[str] = set()  # models, until the end of the process
-        told.watch(lambda: self.room.taken)
+        metrics.kept_tokens = lambda: self.room.taken
 
     @contextmanager
     def stream(
@@ -363,16 +353,21 @@ class Migrations:
         """
         terms = self.terms
         if arrival.model in self._distrusted:
-            self._told.stays("miscounted")
+            self._metrics.unfit["miscounted"] += 1
+            yield None
+            return
+        # What is looked at here holds everybody up, and of a body that long no stream is kept.
+        if len(body) > max(_BYTES_A_TOKEN * terms.stream_tokens, _BODY_BYTES):
+            self._metrics.unfit["room"] += 1
             yield None
             return
         plan = plan_of(body, path, arrival.max_output_tokens, encoded)
         if isinstance(plan, str):
-            self._told.stays(plan)
+            self._metrics.unfit[plan] += 1
             yield None
             return
         self.room.stream_tokens, self.room.tokens = terms.stream_tokens, terms.tokens
-        stream = Stream(plan, arrival, self.room, terms.moves, self._told, self._service)
+        stream = Stream(plan, arrival, self.room, terms.moves, self._metrics, self._service)
         try:
             yield stream
         finally:

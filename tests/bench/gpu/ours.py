@@ -12,17 +12,16 @@ import torch
 
 from kvkernels.ops import append as append_op
 from kvkernels.ops import copy_runs as copy_op
-from kvkernels.ops import decode as decode_op
 from kvkernels.ops import prefill as prefill_op
 from kvkernels.ops import w8a16 as w8a16_op
-from kvkernels.ops.decode import plan_decode
 from kvkernels.ops.operator import cuda_library
 from kvkernels.ops.prefill import plan_prefill
 from kvkernels.ops.relayout import moves, plan
 from kvkernels.ops.shared_costs import AttentionShape
-from kvkernels.ops.shared_decode import plan_shared, shared_decode
+from kvkernels.ops.shared_decode import plan_shared, shared_decode, workspace_of
 from tests.bench.gpu.cases import Attention, Blocks, Linear
 from tests.bench.gpu.timing import Run
+from tests.oracles.decode import decode, decode_on_cpu, plan_decode
 
 BF16 = torch.bfloat16
 CHECKED = 2  # requests compared with float64, which takes its time
@@ -94,9 +93,9 @@ def decode_run(batch: Batch) -> Run:
     shape, device = batch.shape, batch.q.device
     lengths = torch.full((shape.requests,), shape.context)
     made = plan_decode(lengths, batch.table.cpu(), len(batch.k), shape.page).on(device)
-    workspace = decode_op.workspace_of(made, shape.heads, shape.dim, device)
+    workspace = workspace_of(made, shape.heads, shape.dim, device)
     scales = (batch.k_scales, batch.v_scales)
-    return lambda: decode_op.decode(
+    return lambda: decode(
         *(batch.q, batch.k, batch.v, batch.table, made, batch.scale, batch.out, workspace, scales)
     )
 
@@ -108,7 +107,7 @@ def shared_run(batch: Batch) -> Run:
     kept = (2, 1, 0) if shape.stored == "bfloat16" else (1, 1, 4)
     heads = AttentionShape(shape.heads, shape.kv_heads, shape.dim, *kept)
     made = plan_shared(lengths, batch.table.cpu(), len(batch.k), shape.page, heads).plan.on(device)
-    workspace = decode_op.workspace_of(made, shape.heads, shape.dim, device)
+    workspace = workspace_of(made, shape.heads, shape.dim, device)
     scales = (batch.k_scales, batch.v_scales)
     return lambda: shared_decode(
         *(batch.q, batch.k, batch.v, batch.table, made, batch.scale, batch.out, workspace, scales)
@@ -122,7 +121,7 @@ def decode_error(batch: Batch) -> float:
     made = plan_decode(torch.full((few,), shape.context), table.cpu(), len(batch.k), shape.page)
     wanted = torch.empty_like(batch.q[:few], dtype=torch.float64)
     parts = (torch.empty(0), torch.empty(0))
-    decode_op.decode_on_cpu(
+    decode_on_cpu(
         *(batch.q[:few].double(), batch.k, batch.v, table, *made[1:], batch.scale, wanted),
         *(*parts, batch.k_scales, batch.v_scales),
     )

@@ -1,0 +1,158 @@
+"""Prefill here, decode there: which pair of workers, and whether one alone would be faster.
+
+A decision takes two calls of the policy, one over the workers that decode and one over those that
+prefill, each with its own hits; the pair is made here, in seconds. One worker does all of a request
+where that gives the first token no later, counting what its prefill costs those who decode beside
+it (conditional disaggregation, as in Dynamo 1.6 and TensorRT-LLM, whose thresholds are in tokens).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from policies.facts import Role
+from router.core.actions import Reject
+from router.core.chooser import Choice, Chooser, Withheld
+from router.core.columns import Cells, WorkerColumns
+from router.core.hold_queue import Pending
+from router.core.ledger import Charge, Ledger
+from router.core.settings import Disaggregation
+from router.core.workers import Worker, WorkerTable
+
+T = TypeVar("T")
+Ask = Callable[[Pending, float, str], Choice | Reject | T]
+
+_LEGS_S = 0.005  # a second call to an engine
+_TOKENS_PER_S = 200_000.0  # sent between workers, before any was: 50 GB/s of a 32B model's KV
+_WEIGHT = 0.1  # of a new sample
+_SAMPLE_TOKENS_MIN = 256  # fewer tell of the call, not of the link
+_OUTLIER = 4.0
+_OTHERS = 0.5  # what a second of those who decode beside a prefill counts, against one's own
+_CHUNK_TOKENS = 2_048  # of a prefill beside decodes: each takes a step of theirs
+
+
+class Splits:
+    """Lifetime: process."""
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        columns: WorkerColumns,
+        workers: WorkerTable,
+        ledger: Ledger,
+        mode: Disaggregation,
+    ) -> None:
+        self._mode = mode
+        self._chooser = chooser
+        self._columns = columns
+        self._cells = Cells(columns)
+        self._workers = workers
+        self._ledger = ledger
+        self._decode: dict[int, Choice] = {}  # of requests that are being prefilled, by number
+        self.tokens_per_s = _TOKENS_PER_S  # of KV that one worker gets from another, as learned
+
+    def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
+        """The worker for all of it, or for its prefill (`pending.leg`); as `Chooser.choose`."""
+        self.forget(pending)
+        choice, decode = self._plan(pending, self._chooser.choose, now_s, reason)
+        if decode is not None:
+            arrival = pending.arrival
+            self._decode[arrival.request_id] = decode
+            self._ledger.promise(arrival.request_id, decode.worker.slot, arrival.prompt_tokens)
+        return choice
+
+    def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
+        """The same for somebody who only wants to know; as `Chooser.explain`."""
+        leg = pending.leg
+        choice, _ = self._plan(pending, self._chooser.explain, now_s, reason)
+        pending.leg = leg
+        return choice
+
+    def _plan(
+        self, pending: Pending, ask: Ask[T], now_s: float, reason: str
+    ) -> tuple[Choice | Reject | T, Choice | None]:
+        """What `choose` gives, and who will decode where that is another worker."""
+
+        def asked(leg: Role) -> Choice | Reject | T:
+            pending.leg = leg
+            return ask(pending, now_s, reason)
+
+        may = pending.arrival.splits and self._mode != "never"
+        if not (may and self._workers.splits(pending.arrival.model)):
+            return asked("both"), None
+        decode = asked("decode")
+        if isinstance(decode, Reject):
+            return asked("both"), None
+        if not isinstance(decode, Choice):  # nobody has room for its answer: no prefill is begun
+            return decode, None
+        pending.group = decode.worker.facts.group
+        prefill = asked("prefill")
+        pending.group = None
+        if not isinstance(prefill, Choice) or self._alone_is_better(pending, prefill, decode):
+            if decode.worker.facts.serves_alone:
+                pending.leg = "both"
+                return decode, None
+            return prefill, None
+        return prefill, decode
+
+    def prefilled(self, pending: Pending, now_s: float) -> Choice | Reject | None:
+        """Its prefill is over: the worker that decodes it, as chosen, or another of its group."""
+        chosen = self._decode.pop(pending.arrival.request_id)
+        self._ledger.unpromise(pending.arrival.request_id)
+        worker = self._workers.get(chosen.worker.worker_id)
+        if worker is chosen.worker and worker.takes_requests:
+            pending.leg = "decode"
+            return chosen
+        pending.group = chosen.worker.facts.group
+        pending.leg = "decode"
+        decode = self._chooser.choose(pending, now_s, "retry")
+        pending.group = None
+        return decode
+
+    def arrived(self, charge: Charge, now_s: float) -> None:
+        """The first token came from the worker that only decodes: so long the KV took."""
+        tokens, elapsed_s = charge.moved_tokens, now_s - charge.dispatched_s - _LEGS_S
+        if tokens >= _SAMPLE_TOKENS_MIN and elapsed_s > 0:
+            ratio = min(max(tokens / elapsed_s / self.tokens_per_s, 1 / _OUTLIER), _OUTLIER)
+            self.tokens_per_s *= ratio**_WEIGHT
+
+    def forget(self, pending: Pending) -> None:
+        """It is not prefilled for another worker, or no longer."""
+        if self._decode.pop(pending.arrival.request_id, None) is not None:
+            self._ledger.unpromise(pending.arrival.request_id)
+
+    def gone(self, worker: Worker) -> None:
+        """Nothing is promised at a worker that is removed: its slot may be another's soon."""
+        for request_id in self._ledger.promised_at(worker.slot):
+            self._ledger.unpromise(request_id)
+
+    def _alone_is_better(self, pending: Pending, prefill: Choice, decode: Choice) -> bool:
+        """Whether the worker that would decode gives the first token as soon by itself."""
+        if prefill.worker is decode.worker:
+            return True
+        if self._mode == "always" or not decode.worker.facts.serves_alone:
+            return False
+        cells, slot = self._cells, decode.worker.slot
+        prompt = pending.arrival.prompt_tokens
+        others = int(self._columns.foreign_running[slot])
+        decoding = max(cells.requests[slot] - cells.waiting[slot] + others, 0)
+        own_s = self._prefill_s(decode, prompt)
+        chunks = math.ceil((prompt - decode.decision.hit_tokens) / _CHUNK_TOKENS)
+        beside_s = chunks * cells.step_s[slot] if decoding else 0.0
+        alone_s = self._queue_s(slot) + beside_s + own_s * (1 + _OTHERS * decoding)
+        missing = prompt - decode.decision.hit_tokens
+        moved_s = _LEGS_S + missing / self.tokens_per_s + cells.step_s[slot]
+        split_s = self._queue_s(prefill.worker.slot) + self._prefill_s(prefill, prompt) + moved_s
+        return alone_s <= split_s
+
+    def _queue_s(self, slot: int) -> float:
+        cells = self._cells
+        queued = cells.charged_work[slot] - cells.drained_work[slot]
+        return queued / cells.prefill_tokens_per_s[slot]
+
+    def _prefill_s(self, choice: Choice, prompt_tokens: int) -> float:
+        hit = choice.decision.hit_tokens
+        work = self._columns.attention.work(max(prompt_tokens - hit, 1), hit)
+        return work / self._cells.prefill_tokens_per_s[choice.worker.slot]

@@ -1,0 +1,268 @@
+"""Between the I/O code and the decision core: facts go in with the time, actions come out.
+
+Each request has a `Ticket`, where its actions arrive. Whatever happens to the request, closing
+the ticket tells the core its end exactly once, so no load is ever left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Literal
+
+from policies.facts import Arrival, Fact, Failure, Finish, FirstToken, Prefilled, Progress
+from policies.load import LoadedPolicy
+from router.core.actions import (
+    Action,
+    Cancel,
+    Confirmed,
+    Dispatch,
+    Doubted,
+    Ejected,
+    Hold,
+    Probe,
+    Reinstated,
+    Reject,
+    Resync,
+)
+from router.core.chooser import Choice, Withheld
+from router.core.core import RouterCore, take
+from router.core.health import STALLED
+from router.record.recorder import FactRecorder
+
+log = logging.getLogger(__name__)
+
+_DOUBTS = {
+    "overflow": "worker %(worker)d: its KV events tell of more blocks than it has room for: all of "
+    "them forgotten; its hits count to %(percent).0f %%",
+    "refuted": "worker %(worker)d: answers keep finding less than its KV events promise: its hits "
+    "count to %(percent).0f %%",
+    "useless": "worker %(worker)d: its KV events are of no use: their blocks have another size "
+    "than it says, or no tokens",
+}
+
+
+class Ticket:
+    """One request's line to the core; an async handler enters it. Lifetime: request."""
+
+    __slots__ = ("_actions", "_dispatcher", "_waiter", "open", "request_id")
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.request_id = -1  # until it comes before the core
+        self.open = False  # the core knows it, and has not been told its end
+        self._dispatcher = dispatcher
+        self._actions: list[Dispatch | Reject] = []  # one, but for a moment
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The handler ended without an end of the request: its client left."""
+        try:
+            if self.open:
+                self.fail("client", retry=False, reason="client left")
+        finally:
+            self._dispatcher.forget(self)
+
+    def enter(self, request_id: int, explained: bool = False) -> None:
+        """Get a number's actions from now on. `explained`: somebody reads why it is decided so."""
+        self.request_id = request_id
+        self._dispatcher.enter(self, explained)
+
+    def arrive(self, arrival: Arrival, explained: bool = False) -> None:
+        """Bring the request before the core."""
+        self.enter(arrival.request_id, explained)
+        self.open = True
+        self._dispatcher.tell(arrival)
+
+    async def next_action(self) -> Dispatch | Reject:
+        """Where to send the request, or how to turn it away; waits while it is held."""
+        while not self._actions:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        action = self._actions.pop(0)
+        if isinstance(action, Reject):
+            self.open = False
+        return action
+
+    def put(self, action: Dispatch | Reject) -> None:
+        """An action of the core for this request."""
+        self._actions.append(action)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def first_token(self, now_s: float) -> None:
+        """The answer began."""
+        self._dispatcher.tell(FirstToken(now_s, self.request_id))
+
+    def prefilled(self, cached_tokens: int | None) -> None:
+        """Its first leg is over; another action follows."""
+        now_s = self._dispatcher.clock()
+        self._dispatcher.tell(Prefilled(now_s, self.request_id, cached_tokens))
+
+    def progress(self, now_s: float, output_tokens: int) -> None:
+        """The answer grew."""
+        self._dispatcher.tell(Progress(now_s, self.request_id, output_tokens))
+
+    def finish(
+        self,
+        prompt_tokens: int | None,
+        cached_tokens: int | None,
+        output_tokens: int | None,
+        *,
+        refused: bool = False,
+    ) -> None:
+        """The answer is complete; `refused`: it says what is wrong with the request (4xx)."""
+        self.open = False
+        now_s = self._dispatcher.clock()
+        self._dispatcher.tell(
+            Finish(now_s, self.request_id, prompt_tokens, cached_tokens, output_tokens, refused)
+        )
+
+    def fail(
+        self,
+        blame: Literal["client", "worker", "busy"],
+        *,
+        retry: bool,
+        reason: str,
+        rest: Arrival | None = None,
+    ) -> None:
+        """The dispatch ended without a whole answer; with `retry` another action follows.
+
+        `rest`: what is left to do of the request, where the client has seen a part of the answer.
+        """
+        self.open = retry
+        now_s = self._dispatcher.clock()
+        self._dispatcher.tell(Failure(now_s, self.request_id, blame, retry, reason, rest))
+
+
+class Dispatcher:
+    """Lifetime: process. One event loop tells it everything, so the core needs no lock."""
+
+    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
+        self.core = core
+        self.clock = clock
+        self._tickets: dict[int, Ticket] = {}
+        self._explained: set[int] = set()  # requests whose decisions are taken apart
+        core.chooser.wants_details = lambda arrival: arrival.request_id in self._explained
+        self._next_request_id = 0
+        self._holds_not = ""  # why no request waits for a worker any more
+        self.recorder: FactRecorder | None = None  # set before the first fact, or never
+        self.resync: Callable[[int, int], None] = lambda worker_id, from_seq: None
+        self.probe: Callable[[Probe], None] = lambda action: None
+        self.stalled: Callable[[int], None] = lambda worker_id: None
+
+    def next_request_id(self) -> int:
+        """A number no other request has."""
+        request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
+        return request_id
+
+    def enter(self, ticket: Ticket, explained: bool) -> None:
+        """Take in the ticket of a new request."""
+        if explained:
+            self._explained.add(ticket.request_id)
+        self._tickets[ticket.request_id] = ticket
+
+    def forget(self, ticket: Ticket) -> None:
+        """The request is over."""
+        self._tickets.pop(ticket.request_id, None)
+        self._explained.discard(ticket.request_id)
+
+    def turn_away_held(self, why: str) -> int:
+        """Refuse those that wait for a worker, now and from now on, for the router stops: how many
+        these were.
+        """
+        self._holds_not = why
+        turned_away = 0
+        for request_id in self.core.held.requests():
+            if request_id in self.core.held.requests():  # the end of one may send off another
+                self._turn_away(request_id)
+                turned_away += 1
+        return turned_away
+
+    def _turn_away(self, request_id: int) -> None:
+        ticket, why = self._tickets[request_id], self._holds_not
+        ticket.fail("client", retry=False, reason=why)
+        retry_after_s = self.core.settings.retry_after_s
+        ticket.put(Reject(request_id, 503, "shutting_down", why, retry_after_s))
+
+    def tell(self, fact: Fact) -> None:
+        """Give the core a fact and carry out what it asks for."""
+        if self.recorder is None:
+            actions = take(self.core, fact)
+        else:
+            actions = self.recorder.record(fact, partial(take, self.core))
+        if self.core.guard.overdue_s:
+            self._settle_slow(fact.now_s, self.core.guard.overdue_s)
+        for action in actions:
+            self._do(action)
+
+    def explain(self, arrival: Arrival) -> Choice | Withheld | Reject:
+        """What the core would decide for `arrival` now; nothing is charged."""
+        if self.recorder is not None:
+            arrival = self.recorder.explain(arrival)
+        return self.core.explain(arrival)
+
+    def explain_held(self, request_id: int) -> Choice | Withheld | Reject | None:
+        """Why this request waits, as of now; None where it does not."""
+        self.advance()
+        return self.core.explain_held(request_id, self.clock())
+
+    def advance(self) -> None:
+        """Bring the load up to now, for whoever wants to look at it."""
+        now_s = self.clock()
+        if self.recorder is not None:
+            self.recorder.advance(now_s)
+        self.core.ledger.advance(now_s)
+
+    def set_policy(self, policy: LoadedPolicy) -> None:
+        """Decide by another policy from now on. Raises PolicyError; the one before stays then."""
+        self.core.set_policy(policy)
+        if self.recorder is not None:
+            self.recorder.set_policy(policy.spec)
+
+    def _settle_slow(self, now_s: float, took_s: float) -> None:
+        if self.recorder is not None:  # a player's clock would not tell
+            self.recorder.slow(now_s, took_s)
+        self.core.guard.settle_slow(now_s, took_s)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Dispatch() | Reject():
+                self._tickets[action.request_id].put(action)
+            case Resync():
+                self.resync(action.worker_id, action.from_seq)
+            case Hold() if self._holds_not:
+                self._turn_away(action.request_id)
+            case Hold():
+                pass  # the ticket waits; another action will come
+            case Probe():
+                self.probe(action)
+            case Ejected():
+                log.warning(
+                    "worker %d keeps failing (%s): no new requests for %.1f s",
+                    action.worker_id,
+                    action.reason,
+                    action.ejected_s,
+                )
+                if action.reason == STALLED:
+                    self.stalled(action.worker_id)
+            case Doubted():
+                known = {"worker": action.worker_id, "percent": 100 * action.confidence}
+                log.warning(_DOUBTS[action.reason], known)
+            case Confirmed():
+                line = "worker %d: answers find what its KV events promise: its hits count in full"
+                log.warning(line, action.worker_id)
+            case Reinstated():
+                log.warning("worker %d answers again: it gets requests as before", action.worker_id)
+            case Cancel():
+                pass  # the worker's connections are closed with it (router.fleet.manager)

@@ -1,0 +1,158 @@
+"""A request in two legs: what the worker that prefills is sent, what it answers, and what the
+worker that decodes is sent then. Bodies are edited in place: all other bytes stay as they came.
+
+vLLM's NixlConnector (0.14 to 0.33; our engine speaks the same): the first leg asks for one token
+and says `do_remote_decode`; its answer names the KV in `kv_transfer_params`, which go unchanged
+into the second leg, whose body is the client's otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from kvkernels import body_fields
+from router.request.errors import ClientError
+from router.request.paths import Path
+from router.upstream.reply import Header, HeldReply, ReplyHead
+
+PARAMS = "kv_transfer_params"
+# Set by routers. A worker would fetch KV from whatever address it is given.
+TRANSFER_FIELDS = (
+    PARAMS,
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
+    "disaggregated_params",
+)
+_OVERRIDES = (b"x-override-", b"x-prefiller-")  # headers that SGLang and llm-d's sidecar obey
+_ASK = (
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+_ONE_TOKEN: Mapping[str, bytes] = MappingProxyType(
+    {
+        "stream": b"false",
+        "stream_options": b"null",
+        "min_tokens": b"0",
+        "max_tokens": b"1",
+        "max_completion_tokens": b"1",
+    }
+)
+_SPLITS = frozenset({"/v1/completions", "/v1/chat/completions"})
+# What no engine splits, or what the first leg would answer: its own text, more than one answer, log
+# probabilities of the prompt, media. Found in text, too: such a request goes to one worker.
+_WHOLE = re.compile(
+    rb'"(?:(?:n|best_of)"[ \t\r\n]*:(?![ \t\r\n]*1[ \t\r\n]*[,}])|'
+    rb'(?:echo|prompt_logprobs|logprob_start_len|use_beam_search|image_url|input_audio|video_url)"'
+    rb"[ \t\r\n]*:)"
+)
+_ANSWER_BYTES = 4 << 20  # of a first leg; parameters of a million tokens take half of that
+
+
+def splits(body: bytes, path: Path, max_output_tokens: int | None) -> bool:
+    """Whether one worker may prefill it and another decode it."""
+    if path.path not in _SPLITS or max_output_tokens == 1:
+        return False
+    return _WHOLE.search(body) is None
+
+
+def check_no_transfer(body: bytes) -> None:
+    """Raises ClientError where a client names the KV that a worker shall fetch.
+
+    A body that is no JSON object is for others to judge.
+    """
+    fault, _, found = body_fields(body, TRANSFER_FIELDS)
+    if fault is None and any(found):
+        raise _forbidden(next(n for n, f in zip(TRANSFER_FIELDS, found, strict=True) if f))
+
+
+def check_no_override(headers: tuple[Header, ...]) -> None:
+    """The same for headers that say so."""
+    for name, _ in headers:
+        if name.lower().startswith(_OVERRIDES):
+            raise _forbidden(name.decode("latin-1"))
+
+
+def _forbidden(name: str) -> ClientError:
+    return ClientError(400, f"{name} is set by routers, not by clients", name, "transfer_field")
+
+
+def prefill_body(body: bytes) -> bytes:
+    """The first leg of a completion or chat: one token, and KV that is kept for another worker."""
+    fields = {PARAMS: _ASK}
+    names = tuple(_ONE_TOKEN)
+    fault, _, found = body_fields(body, names)
+    assert fault is None, "a body that was read before"
+    there = {name: field for name, field in zip(names, found, strict=True) if field is not None}
+    pieces, at = list[bytes](), 0
+    for name, field in sorted(there.items(), key=lambda item: item[1][0]):
+        pieces += body[at : field[0]], _ONE_TOKEN[name]
+        at = field[1]
+    if not there.keys() & {"max_tokens", "max_completion_tokens"}:
+        fields["max_tokens"] = b"1"
+    return with_fields(b"".join((*pieces, body[at:])), fields)
+
+
+def decode_body(body: bytes, params: bytes | None) -> bytes:
+    """The second leg; without `params` its worker computes the prompt itself."""
+    return body if params is None else with_fields(body, {PARAMS: params})
+
+
+def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
+    """The object with more fields, each as JSON, before its own ones."""
+    brace = body.index(b"{") + 1
+    new = b"".join(b'"%b":%b,' % (name.encode(), value) for name, value in fields.items())
+    if body[brace:].lstrip(b" \t\r\n").startswith(b"}"):
+        new = new[:-1]
+    return b"".join((body[:brace], new, body[brace:]))
+
+
+def params_in(answer: bytes) -> bytes | None:
+    """`kv_transfer_params` of a first leg's answer, byte for byte; None: its KV was not kept."""
+    fault, _, (field,) = body_fields(answer, (PARAMS,))
+    if fault is not None or field is None:
+        return None
+    params = answer[field[0] : field[1]]
+    return params if params.startswith(b"{") else None
+
+
+class CollectedReply:
+    """A `ReplySink` of a worker's answer to the router itself. Lifetime: first leg."""
+
+    movable = False
+    dechunk = True
+    congested = False
+
+    def __init__(self) -> None:
+        self._head: ReplyHead | None = None
+        self._data: list[bytes] = []
+        self._bytes = 0
+        self.whole = False
+
+    def head(self, head: ReplyHead) -> None:
+        """As of `ReplySink`, and so are the others."""
+        self._head = head
+
+    def data(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes <= _ANSWER_BYTES:
+            self._data.append(data)
+
+    async def drain(self) -> None:
+        return
+
+    def finish(self) -> None:
+        self.whole = self._bytes <= _ANSWER_BYTES
+
+    def abort(self) -> None:
+        self.whole = False
+
+    @property
+    def body(self) -> bytes:
+        """All of it; what was too long is missing."""
+        return b"".join(self._data)
+
+    @property
+    def held(self) -> HeldReply | None:
+        """To be delivered to the client; None where there is none."""
+        return None if self._head is None or not self.whole else HeldReply(self._head, self.body)

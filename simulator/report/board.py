@@ -1,0 +1,94 @@
+"""How far things are, in the terminal: a bar for each, or a line now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+QUIET_S = 2.0  # what takes no longer is not shown
+LINE_EVERY_S = 10.0  # where nobody watches
+# Drawing takes milliseconds of a core that measured programs need.
+REFRESHES_PER_S = 2
+
+
+class Board:
+    """Bars by name; lines instead where the console is no terminal. Lifetime: process.
+
+    It may be told as often as one likes: it looks at the clock and draws now and then.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console = console
+        self._clock = clock
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[told]}"),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._began_s: dict[str, float] = {}
+        self._next_s: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress.live.is_started:
+            self._progress.stop()
+
+    def start(self, name: str) -> None:
+        """What goes by `name` begins now."""
+        self._began_s[name] = self._clock()
+        self._next_s[name] = self._began_s[name] + QUIET_S
+
+    def end(self, name: str) -> None:
+        """It is over: its bar goes."""
+        if name in self._bars:
+            self._progress.remove_task(self._bars.pop(name))
+
+    def passed_s(self, name: str) -> float:
+        """Seconds since its start."""
+        return self._clock() - self._began_s[name]
+
+    def count(self, name: str, done: int, total: int | None, more: str = "") -> None:
+        """So many are done, of as many as are known to come."""
+        of = f" of {total:,}" if total else ""
+        self.show(name, done / total if total else None, f"{done:,}{of}{more}")
+
+    def show(self, name: str, share: float | None, told: str) -> None:
+        """So much of it is done, None: nobody knows; `told` says more."""
+        if name not in self._began_s:
+            self.start(name)
+        now_s = self._clock()
+        if now_s < self._next_s[name]:
+            return
+        if share and share < 1:
+            told += f", {span((now_s - self._began_s[name]) * (1 - share) / share)} left"
+        if not self.console.is_terminal:
+            self._next_s[name] = now_s + LINE_EVERY_S
+            self.console.print(f"{name}: {told}", highlight=False)
+            return
+        self._next_s[name] = now_s + 1 / REFRESHES_PER_S
+        if name not in self._bars:
+            self._progress.start()
+            self._bars[name] = self._progress.add_task(name, total=1.0, told="")
+        self._progress.update(self._bars[name], completed=share or 0.0, told=told)
+        self._progress.refresh()
+
+
+def span(seconds: float) -> str:
+    """A span of time: "42 s", "3:07 min", "2:00:15 h"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02} min"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"

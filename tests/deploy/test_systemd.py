@@ -1,0 +1,50 @@
+"""docs/deploy/*.service: valid by systemd's own reading, and in step with the router's times."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from router.config.schema import Config
+from tests.deploy.parsed import DEPLOY
+
+UNITS = sorted(DEPLOY.glob("*.service"))
+PROGRAM = re.compile(r"/opt/warmroute/\.venv/bin/[\w-]+")
+
+
+def service(name: str) -> dict[str, str]:
+    """The keys that stand once in a unit's section."""
+    text = (DEPLOY / name).read_text(encoding="utf-8").partition("[Service]\n")[2]
+    return dict(re.findall(r"^(\w+)=(.*)$", text.partition("\n[")[0], re.MULTILINE))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_finds_no_fault(unit: Path, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (Debian package: systemd)")
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    name = unit.name.replace("@", "@8001")
+    (tmp_path / name).write_text(PROGRAM.sub(str(program), unit.read_text(encoding="utf-8")))
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = [line for line in checked.stderr.splitlines() if name in line]
+    assert (checked.returncode, told) == (0, [])
+
+
+def test_a_router_that_hangs_is_ended_and_started_again() -> None:
+    keys = service("warmroute.service")
+    assert (keys["Type"], keys["NotifyAccess"]) == ("notify", "all")
+    assert keys["Restart"] == "on-failure"  # which a watchdog's end is
+    # A policy that hangs is found out by the router first, which names it in the log.
+    assert int(keys["WatchdogSec"]) > 1.5 * Config().policy_hang_s
+
+
+def test_a_router_has_time_to_stop() -> None:
+    keys = service("warmroute.service")
+    assert int(keys["TimeoutStopSec"]) > 2 * Config().timeouts.shutdown_s

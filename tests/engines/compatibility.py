@@ -1,0 +1,125 @@
+"""Which release of vLLM passed what: a table, written by each run of the tests before real ones.
+
+    python -m tests.engines.compatibility [--docs]
+
+A run adds its outcomes to `build/engines/compatibility.json`, so releases may be tried one after
+the other. This prints the table; with `--docs` it goes into docs/engines.md, where releases that
+were not run here keep their rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from simulator import CHECKOUT
+from tests.engines.environment import ROOT
+
+RESULTS = ROOT / "compatibility.json"
+PAGE = CHECKOUT / "docs" / "engines.md"
+BEGIN = "<!-- python -m tests.engines.compatibility --docs -->\n"
+EXACT = "exact hits"  # a property of the test that counts them
+# What a column says, and the tests that show it: the ends of their names, without the release.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "recognized": ("test_a_server_is_recognized_by_its_url",),
+    "tokens equal": ("test_tokens_are_counted_as_the_server_counts_them",),
+    "hits exact": ("test_hits_are_as_expected_and_the_index_is_vllms_own_table",),
+    "events": (
+        "test_hits_are_as_expected_and_the_index_is_vllms_own_table",
+        "test_the_index_is_true_again_after_a_crowd",
+        "test_a_reset_cache_is_known_to_be_empty_with_the_next_step",
+    ),
+    "replay": ("test_a_lost_connection_shows_and_heals",),
+    "kill -9": ("test_streams_and_requests_survive_kill_9",),
+    "sleep, pause": (
+        "test_a_paused_server_gets_nothing_until_it_is_resumed",
+        "test_what_slept_comes_back_empty",
+    ),
+    "answers, clients": (
+        "test_answers_are_those_of_the_server",
+        "test_refusals_are_those_of_the_server",
+        "test_vllm_clients.py",
+    ),
+    "misfits": ("test_vllm_misfits.py",),
+}
+Outcomes = dict[str, dict[str, str]]  # release -> test, or what it counted -> outcome
+
+
+def add(seen: Outcomes, at: Path = RESULTS) -> None:
+    """Adds the outcomes of a run; another run may do so at the same time."""
+    at.parent.mkdir(parents=True, exist_ok=True)
+    with at.open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        known: Outcomes = json.loads(file.read() or "{}")
+        for release, outcomes in seen.items():
+            before = known.setdefault(release, {})
+            for test, outcome in outcomes.items():
+                if outcome != "skipped" or test not in before:
+                    before[test] = outcome
+        file.truncate(0)
+        file.write(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def table(known: Outcomes) -> str:
+    """The releases, newest first, as Markdown."""
+    return _page_table({release: _row(release, outcomes) for release, outcomes in known.items()})
+
+
+def _row(release: str, outcomes: Mapping[str, str]) -> str:
+    return f"| {release} | {' | '.join(_cell(outcomes, column) for column in COLUMNS)} |"
+
+
+def _page_table(rows: Mapping[str, str]) -> str:
+    head = [f"| vLLM | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    newest = sorted(rows, key=lambda release: [-int(n) for n in release.split(".")])
+    return "\n".join([*head, *(rows[release] for release in newest)]) + "\n"
+
+
+def _cell(outcomes: Mapping[str, str], column: str) -> str:
+    wanted = COLUMNS[column]
+    found = [o for test, o in outcomes.items() if any(name in test for name in wanted)]
+    passed, ran = found.count("passed"), len(found) - found.count("skipped")
+    if not ran:
+        return "not run"
+    counted = outcomes.get(EXACT)
+    if column == "hits exact" and counted is not None:
+        return counted if passed == ran else f"**{counted}**"
+    return (str(passed) if ran > 1 else "yes") if passed == ran else f"**{passed} of {ran}**"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table, or puts it into the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--docs", action="store_true", help="bring the table in docs/engines.md up to date"
+    )
+    options = parser.parse_args(arguments)
+    if not RESULTS.exists():
+        print("no run yet: make test-engines", file=sys.stderr)
+        return 1
+    known = json.loads(RESULTS.read_text())
+    if not options.docs:
+        print(table(known), end="")
+        return 0
+    page = PAGE.read_text(encoding="utf-8")
+    shown = re.search(re.escape(BEGIN) + r"(\|.*\n)*", page)
+    if shown is None:
+        print(f"{PAGE} has no line {BEGIN.strip()!r} for the table", file=sys.stderr)
+        return 1
+    rows = {found[1]: found[0] for found in re.finditer(r"\| (\d[\d.]*) \|.*\|", shown[0])}
+    rows |= {release: _row(release, outcomes) for release, outcomes in known.items()}
+    made = page[: shown.start()] + BEGIN + _page_table(rows) + page[shown.end() :]
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Two real servers and a router in front of them, started once for all tests of a version."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from simulator.live.processes import Programs
+from tests.engines.compatibility import EXACT, RESULTS, Outcomes, add, table
+from tests.engines.environment import (
+    NEWEST_LLAMACPP,
+    NEWEST_SGLANG,
+    NEWEST_TRITON,
+    NEWEST_VLLM,
+    VLLM_RELEASES,
+    Environment,
+)
+from tests.engines.llamacpp_server import LlamaServer
+from tests.engines.model import make_model
+from tests.engines.pool import Pool
+from tests.engines.sglang_server import TREES, SglangServer
+from tests.engines.triton_server import TritonServer
+from tests.engines.vllm_server import Server
+from tests.live.stack import Stack
+
+SERVERS = 2
+OUTCOMES: Outcomes = {}  # of this run
+ROUTER = ("--migration-moves", "2", "--intervals-health-s", "0.5")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the small model."""
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def _releases(config: pytest.Config) -> tuple[str, ...]:
+    # `make test-engines` tries what ENGINES names, the newest unless told otherwise; `make
+    # test-all`, which names no tier, all of them.
+    named = (one.partition("==") for one in os.environ.get("ENGINES", "").split())
+    releases = tuple(version for engine, _, version in named if engine == "vllm")
+    return releases or ((NEWEST_VLLM,) if config.getoption("tier") else VLLM_RELEASES)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test of real servers for each release."""
+    if "vllm" in metafunc.fixturenames:
+        metafunc.parametrize("vllm", _releases(metafunc.config), indirect=True, scope="session")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Each report says before which release it was."""
+    release = getattr(item, "callspec", None) and item.callspec.params.get("vllm")
+    if release:
+        item.user_properties.append(("vllm", release))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Notes the outcome of a test before a release; a failed teardown is a failure."""
+    told = dict(report.user_properties)
+    if "vllm" not in told or (report.when == "setup" and report.outcome == "passed"):
+        return
+    release = str(told["vllm"])
+    test = re.sub(rf"\[{re.escape(release)}-?", "[", report.nodeid.partition("@")[0])
+    seen = OUTCOMES.setdefault(release, {})
+    if report.when == "call" or report.outcome != "passed":
+        seen[test.removesuffix("[]")] = report.outcome
+    if EXACT in told:
+        seen[EXACT] = str(told[EXACT])
+
+
+def pytest_sessionfinish() -> None:
+    """Adds this run to the table."""
+    if OUTCOMES:
+        add(OUTCOMES)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Shows the table as it is now."""
+    if OUTCOMES:
+        terminalreporter.write_line(table(json.loads(RESULTS.read_text())))
+
+
+@asynccontextmanager
+async def _pool(servers: list[Server], folder: Path, *flags: str) -> AsyncIterator[Pool]:
+    """The servers and a router in front of them; skips where their release is not to be had."""
+    environment, model = servers[0].environment, servers[0].model
+    if environment.unavailable:
+        pytest.skip(environment.unavailable)
+    async with Programs(folder) as programs, aiohttp.ClientSession() as http:
+        try:
+            for server in servers:
+                await server.start()
+            for server in servers:
+                await server.until_healthy()
+            arguments = ["serve", "--port", "0", "--admin-port", "0", "--tokenizer", str(model)]
+            arguments += ["--access-log", str(folder / "access.jsonl"), *ROUTER, *flags]
+            for server in servers:
+                arguments += ["--worker", server.spec]
+            router = Stack(programs, await programs.start("router", "router", arguments), [], http)
+            for worker_id in range(len(servers)):
+                await router.until_state(worker_id, "ready")
+            yield Pool(environment, model, servers, router, folder / "access.jsonl")
+        finally:
+            await asyncio.gather(*(server.stop() for server in servers))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
+) -> AsyncIterator[Pool]:
+    """Two servers of one release and a router."""
+    environment, folder = Environment("vllm", request.param), tmp_path_factory.mktemp("vllm")
+    servers = [Server(environment, model, folder / f"server-{n}") for n in range(SERVERS)]
+    async with _pool(servers, folder) as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def sglang(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
+    """Two servers and a router: the first with SGLang's tree in Rust, the second in Python.
+
+    Their template shows no tools, into which SGLang writes a null that the router does not.
+    """
+    model = make_model(tmp_path_factory.mktemp("toolless"), shows_tools=False)
+    environment, folder = Environment("sglang", NEWEST_SGLANG), tmp_path_factory.mktemp("sglang")
+    servers = list[Server]()
+    for tree in TREES:
+        servers.append(SglangServer(environment, model, folder / tree, tree=tree))
+    async with _pool(servers, folder) as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def llamacpp(tmp_path_factory: pytest.TempPathFactory, model: Path) -> AsyncIterator[Pool]:
+    """Two servers and a router."""
+    environment = Environment("llamacpp", NEWEST_LLAMACPP)
+    folder = tmp_path_factory.mktemp("llamacpp")
+    servers = [LlamaServer(environment, model, folder / f"server-{n}") for n in range(SERVERS)]
+    async with _pool(list(servers), folder) as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def triton(tmp_path_factory: pytest.TempPathFactory, model: Path) -> AsyncIterator[Pool]:
+    """Two servers and a router that passes on the paths it does not know, as Triton's are."""
+    environment = Environment("triton", NEWEST_TRITON)
+    folder = tmp_path_factory.mktemp("triton")
+    servers = [TritonServer(environment, model, folder / f"server-{n}") for n in range(SERVERS)]
+    async with _pool(list(servers), folder, "--unknown-paths", "forward") as pool:
+        yield pool

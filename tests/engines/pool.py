@@ -1,0 +1,109 @@
+"""A router before real servers: what it believes, what they hold, and what its log says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvkernels import chain_hashes, chain_seed
+from router.admin.kv_view import KvView, decode_kv_view
+from tests.engines.environment import VLLM_RELEASES, Environment
+from tests.engines.vllm_server import Block, Server
+from tests.live.stack import Stack, until
+
+SERIALS = count(2)  # of what is started beside the pool
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Lifetime: session of tests."""
+
+    environment: Environment
+    model: Path
+    servers: list[Server]
+    router: Stack
+    access_log: Path
+
+    async def view(self, worker: int) -> KvView:
+        """What the router believes of a worker's cache."""
+        url = f"{self.router.admin}/kv?worker={worker}"
+        async with self.router.http.get(url) as reply:
+            assert reply.status == 200, await reply.text()
+            return decode_kv_view(await reply.read())
+
+    async def believed(self, worker: int) -> set[int]:
+        """Chain hashes of the blocks that the router believes a worker holds."""
+        return set((await self.view(worker)).chains().tolist())
+
+    async def held(self, worker: int) -> set[int]:
+        """Chain hashes of the blocks in the worker's own table."""
+        server = self.servers[worker]
+        return {chain_of(block, server) for block in await server.cached()}
+
+    async def until_true(self) -> None:
+        """Waits until the router's index is each worker's own table, block for block."""
+        for worker in range(len(self.servers)):
+
+            async def equal(worker: int = worker) -> bool:
+                return await self.believed(worker) == await self.held(worker)
+
+            await until(equal, f"the index of worker {worker} to equal the worker's own table")
+
+    async def ask(self, path: str, body: dict[str, Any], **headers: str) -> tuple[int, Any]:
+        """(status, JSON) of a request through the router."""
+        url = f"{self.router.url}{path}"
+        async with self.router.http.post(url, json=body, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    def logged(self) -> list[dict[str, Any]]:
+        """The access log."""
+        return [json.loads(line) for line in self.access_log.read_text().splitlines()]
+
+
+def chain_of(block: Block, server: Server) -> int:
+    """The chain hash of a block, whose salt and adapter are in the seed."""
+    seed = 0
+    if block.lora is not None or block.salt is not None:
+        seed = chain_seed(server.name, block.lora, block.salt)
+    chain = chain_hashes(np.asarray(block.tokens, dtype=np.int32), server.block_size, seed)
+    return int(chain[-1])
+
+
+@asynccontextmanager
+async def routed(vllm: Pool, *specs: str, servers: tuple[Server, ...] = ()) -> AsyncIterator[Pool]:
+    """A router of its own before these workers."""
+    programs, name = vllm.router.programs, f"router-{next(SERIALS)}"
+    log = vllm.access_log.with_name(f"{name}.jsonl")
+    arguments = ["serve", "--port", "0", "--admin-port", "0", "--tokenizer", str(vllm.model)]
+    arguments += ["--access-log", str(log), "--intervals-health-s", "0.5"]
+    for spec in specs or [server.spec for server in servers]:
+        arguments += ["--worker", spec]
+    program = await programs.start(name, "router", arguments)
+    stack = Stack(programs, program, [], vllm.router.http)
+    try:
+        yield Pool(vllm.environment, vllm.model, list(servers), stack, log)
+    finally:
+        program.process.terminate()
+        await program.process.wait()
+
+
+@asynccontextmanager
+async def started(vllm: Pool, **options: Any) -> AsyncIterator[Server]:
+    """One more server, of another release where one is installed."""
+    others = (Environment("vllm", v) for v in VLLM_RELEASES if v != vllm.environment.version)
+    environment = next((e for e in others if not e.unavailable), vllm.environment)
+    folder = vllm.servers[0].folder.with_name(f"server-{next(SERIALS)}")
+    server = Server(environment, vllm.model, folder, **options)
+    await server.start()
+    try:
+        await server.until_healthy()
+        yield server
+    finally:
+        await server.stop()

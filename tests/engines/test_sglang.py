@@ -1,0 +1,178 @@
+"""The router in front of real SGLang: recognized, its tokens and hits exact, its cache known.
+
+One server has SGLang's prefix tree in Rust, which is the usual one and tells how many pages it has;
+the other the one in Python, whose pages can be compared with the index one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from router.fleet.engines.sglang import loads_in, old_loads_in, v1_loads_in
+from tests.engines.model import LORA
+from tests.engines.pool import Pool
+from tests.engines.sglang_server import SglangServer
+from tests.engines.test_vllm_faults import stream
+from tests.engines.test_vllm_state import until_heard_again
+from tests.engines.traffic import requests, words
+from tests.engines.vllm_server import BLOCK_SIZE, BLOCKS, MODEL, Server
+from tests.live.stack import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PREDICTIONS = 400
+STREAMS = 6
+TOKENS = 100
+RUST, PYTHON = 0, 1  # workers
+
+
+def base_requests(seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Requests as to vLLM, but for the adapter, which SGLang does not compute with on a CPU."""
+    return ((path, body) for path, body in requests(seed, count) if body["model"] != LORA)
+
+
+async def until_true(pool: Pool) -> None:
+    """Waits until the index is the tree in Python, and has as many blocks as the one in Rust."""
+    rust = pool.servers[RUST]
+    assert isinstance(rust, SglangServer)
+
+    async def equal() -> bool:
+        return await pool.believed(PYTHON) == await pool.held(PYTHON)
+
+    async def as_large() -> bool:
+        return len(await pool.believed(RUST)) == await rust.pages()
+
+    await until(equal, "the index to equal the tree in Python")
+    await until(as_large, "the index to have as many blocks as the tree in Rust")
+
+
+async def test_a_server_is_recognized_by_its_url(sglang: Pool) -> None:
+    for row in await sglang.router.rows():
+        assert (row["kind"], row["block_size"], row["state"]) == ("sglang", BLOCK_SIZE, "ready")
+        assert row["kv_capacity_tokens"] == BLOCKS * BLOCK_SIZE
+        assert row["events_from"] == "read here"
+
+
+async def test_hits_are_as_expected_and_the_index_is_sglangs_own_tree(sglang: Pool) -> None:
+    """One request at a time, so that nothing happens between the expectation and the hit."""
+    before, told = len(sglang.logged()), []
+    for path, body in base_requests(seed=1, count=PREDICTIONS):
+        status, answer = await sglang.ask(path, body)
+        assert status == 200, answer
+        told.append(answer["usage"]["prompt_tokens"])
+
+    async def written() -> bool:
+        return len(sglang.logged()) >= before + len(told)
+
+    await until(written, "all lines of the access log")
+    lines = sglang.logged()[before:]
+    assert [line["prompt_tokens"] for line in lines] == told
+    off = [line for line in lines if line["expected_hit_tokens"] != line["cached_tokens"]]
+    shown = [(line["path"], line["expected_hit_tokens"], line["cached_tokens"]) for line in off]
+    print(f"\n{len(lines) - len(off)} of {len(lines)} exact; off: {shown}")
+    assert not off, shown
+    assert {line["worker"] for line in lines} == {RUST, PYTHON}
+    assert sum(line["cached_tokens"] for line in lines) > 0
+    for server in sglang.servers:
+        assert "tree core" in server.log.read_text().lower()
+    await until_true(sglang)
+
+
+async def test_the_index_is_true_again_after_a_crowd_that_evicts(sglang: Pool) -> None:
+    async def client(number: int) -> None:
+        for path, body in base_requests(seed=100 + number, count=25):
+            status, answer = await sglang.ask(path, body)
+            assert status == 200, answer
+
+    await asyncio.gather(*(client(number) for number in range(8)))
+    await until_true(sglang)
+    assert (await sglang.router.metric("warmroute_kv_events_total")) > 0
+    assert await sglang.held(PYTHON)
+
+
+async def test_a_flushed_cache_is_known_to_be_empty(sglang: Pool) -> None:
+    for server in sglang.servers:
+
+        async def flushed(server: Server = server) -> bool:
+            return (await server.post("/flush_cache"))[0] == 200  # 400: it has not done all yet
+
+        await until(flushed, "SGLang to flush its cache")
+    await until_true(sglang)
+    assert await sglang.believed(RUST) == await sglang.believed(PYTHON) == set()
+
+
+async def test_answers_are_those_of_the_server(sglang: Pool) -> None:
+    """At temperature 0 and one at a time, but for ids, times and what was cached."""
+    for path, body in base_requests(seed=5, count=16):
+        body |= {"temperature": 0, "max_tokens": 8}
+        for extra in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
+            routed = await answer_of(sglang.router.url, path, body | extra)
+            direct = await answer_of(sglang.servers[RUST].url, path, body | extra)
+            assert routed == direct
+
+
+async def test_its_load_is_read_as_it_tells_it_in_both_ways(sglang: Pool) -> None:
+    """Requests that are computed, in `/v1/loads` and in Prometheus; `/get_load` is gone."""
+    server = sglang.servers[RUST]
+    body = {"model": MODEL, "prompt": words(random.Random(7), 60), "max_tokens": 400}
+    asked = [
+        asyncio.create_task(server.post("/v1/completions", body | {"ignore_eos": True, "n": 3}))
+    ]
+
+    async def busy() -> bool:
+        loads = v1_loads_in(await _text(f"{server.url}/v1/loads"))[0]
+        shown = loads_in(await _text(f"{server.url}/metrics"))[0]
+        return bool(loads.running == shown.running == 3 and loads.kv_used_tokens > 0)
+
+    await until(busy, "both to tell of three requests")
+    with pytest.raises(Exception, match="get_load"):
+        old_loads_in(await _text(f"{server.url}/get_load"))
+    await asyncio.gather(*asked)
+
+
+async def test_the_cache_is_whole_again_when_its_events_are_heard_again(sglang: Pool) -> None:
+    await until_heard_again(sglang)
+
+
+async def test_streams_survive_kill_9_and_the_server_comes_back_empty(sglang: Pool) -> None:
+    streams = [asyncio.create_task(stream(sglang, n, TOKENS)) for n in range(STREAMS)]
+
+    async def under_way() -> bool:
+        rows = await sglang.router.rows()
+        return sum(row["context_tokens"] > 0 for row in rows) == len(rows)
+
+    await until(under_way, "streams at both servers")
+    victim = sglang.servers[PYTHON]
+    await victim.kill()
+    try:
+        assert await asyncio.gather(*streams) == [(["length"], TOKENS)] * STREAMS
+        path, body = next(base_requests(seed=50, count=9))
+        assert (await sglang.ask(path, body))[0] == 200
+    finally:
+        await victim.start()
+        await victim.until_healthy()
+    await sglang.router.until_state(PYTHON, "ready")
+    for path, body in base_requests(seed=51, count=20):
+        assert (await sglang.ask(path, body))[0] == 200
+    await until_true(sglang)
+
+
+async def _text(url: str) -> str:
+    async with aiohttp.request("GET", url) as reply:
+        return await reply.text()
+
+
+async def answer_of(url: str, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    """Status and text of an answer without what differs between two of the same."""
+    async with aiohttp.request("POST", f"{url}{path}", data=json.dumps(body)) as reply:
+        text = await reply.text()
+    text = re.sub(r'"(id|created|cached_tokens)":("[^"]*"|\d+)', "", text)
+    return reply.status, re.sub(r'"timings":\{[^}]*\}', "", text)

@@ -1,0 +1,319 @@
+"""The router in front of real Triton servers, whose paths it passes on.
+
+Triton's own port lists no models, so a proxy that does stands before each server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from tests.engines.pool import Pool
+from tests.engines.triton_server import WHOLE, TritonServer
+from tests.engines.vllm_server import BLOCK_SIZE, BLOCKS, MODEL
+from tests.live.stack import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+GENERATE, STREAM = f"/v2/models/{MODEL}/generate", f"/v2/models/{MODEL}/generate_stream"
+INFER = f"/v2/models/{WHOLE}/infer"
+TIMES = 6  # more failures in a row than a worker may have
+STREAMS = 6
+TOKENS = 300  # of a stream, which takes 5 ms for each
+MANY = 8000  # tokens: less than its cache holds, and for longer than a test waits
+
+Answer = tuple[int, str, bytes]
+
+
+async def answer_of(url: str, method: str, path: str, body: bytes | None, **headers: str) -> Answer:
+    """(status, content type, body) to the byte, compressed where the server does that."""
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as http,
+        http.request(method, f"{url}{path}", data=body, headers=headers) as reply,
+    ):
+        return reply.status, reply.headers.get("Content-Type", ""), await reply.read()
+
+
+async def both(
+    pool: Pool, method: str, path: str, body: bytes | None, model: str = MODEL, **headers: str
+) -> Answer:
+    """What the router answers, which must be what a server itself does."""
+    url = pool.router.url
+    routed = await answer_of(url, method, f"{path}?model={model}", body, **headers)
+    direct = await answer_of(pool.servers[0].url, method, path, body, **headers)
+    assert routed == direct
+    return routed
+
+
+def tensors(prompt: str, max_tokens: int) -> dict[str, Any]:
+    """The body of `infer`."""
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
+    count = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [max_tokens]}
+    return {"inputs": [text, count]}
+
+
+def binary_tensors(prompt: str) -> tuple[bytes, dict[str, str]]:
+    """The same as bytes that follow the JSON, and the header that says where they begin."""
+    data = len(prompt).to_bytes(4, "little") + prompt.encode()
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
+    text |= {"parameters": {"binary_data_size": len(data)}}
+    head = json.dumps({"inputs": [text], "parameters": {"binary_data_output": True}}).encode()
+    return head + data, {"Inference-Header-Content-Length": str(len(head))}
+
+
+def asked(prompt: str, max_tokens: int, **fields: Any) -> bytes:
+    """The body of `generate`."""
+    return json.dumps({"text_input": prompt, "max_tokens": max_tokens, **fields}).encode()
+
+
+class Streaming:
+    """A streamed answer through the router, under way. Lifetime: test."""
+
+    def __init__(self, reply: aiohttp.ClientResponse, first: bytes) -> None:
+        self._reply, self._first = reply, first
+        self.worker = int(reply.headers["x-warmroute-worker"])
+
+    @classmethod
+    async def begin(cls, pool: Pool, prompt: str, max_tokens: int = TOKENS) -> Streaming:
+        """Returns with the first word."""
+        body = {"model": MODEL, "text_input": prompt, "max_tokens": max_tokens, "stream": True}
+        reply = await pool.router.http.post(f"{pool.router.url}{STREAM}", json=body)
+        assert reply.status == 200, await reply.text()
+        return cls(reply, await reply.content.readline())
+
+    async def words(self) -> int:
+        """How many there were at its end. Raises ClientPayloadError where it breaks off."""
+        return (self._first + await self._reply.read()).count(b"data: {")
+
+    def leave(self) -> None:
+        """Closes the connection."""
+        self._reply.close()
+
+
+async def gauges_of(server: TritonServer, labelled: str) -> float:
+    """A gauge of the server's own, named by its label."""
+    _, _, text = await answer_of(server.metrics_url, "GET", "", None)
+    lines = (line for line in text.decode().splitlines() if f'type="{labelled}"' in line)
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def triton_servers(pool: Pool) -> Iterator[TritonServer]:
+    """The pool's, as what they are."""
+    for server in pool.servers:
+        assert isinstance(server, TritonServer)
+        yield server
+
+
+async def test_a_server_is_recognized_by_its_metrics(triton: Pool) -> None:
+    for row in await triton.router.rows():
+        assert (row["kind"], row["state"], row["models"]) == ("triton", "ready", [MODEL, WHOLE])
+        assert (row["events"], row["events_from"], row["advice"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("option", ["", ",kind=triton"])
+async def test_its_own_port_which_lists_no_models_is_no_worker(triton: Pool, option: str) -> None:
+    router, server = triton.router, next(triton_servers(triton))
+    spec = f"{server.spec_at(server.url)}{option}"
+    async with router.http.post(f"{router.admin}/workers", json=spec) as reply:
+        worker_id = (await reply.json())["id"]
+    try:
+
+        async def told() -> bool:
+            return (await router.row(worker_id))["trouble"] is not None
+
+        await until(told, "the router to say why it is no worker")
+        row = await router.row(worker_id)
+        assert (row["state"], row["trouble"]) == (
+            "joining",
+            f"GET {server.url}/v1/models answered 404, not a list of models",
+        )
+    finally:
+        await router.remove(worker_id)
+
+
+async def test_sizes_are_known_after_the_first_request(triton: Pool) -> None:
+    for worker, server in enumerate(triton_servers(triton)):
+        assert (await answer_of(server.url, "POST", GENERATE, asked("x", 1)))[0] == 200
+
+        async def known(worker: int = worker) -> bool:
+            row = await triton.router.row(worker)
+            return bool(row["kv_capacity_tokens"] == BLOCKS * BLOCK_SIZE)
+
+        await until(known, "the router to read how large the cache is")
+        await triton.router.until_state(worker, "ready")
+        row = await triton.router.row(worker)
+        assert row["block_size"] % BLOCK_SIZE == 0  # of several, for no events tell of them
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+async def test_answers_are_those_of_the_server(triton: Pool, coding: str) -> None:
+    accept = {"Accept-Encoding": coding}
+    for serial in range(6):
+        prompt = f"What is {serial}? " * (serial + 1)
+        status, _, said = await both(triton, "POST", GENERATE, asked(prompt, serial + 1), **accept)
+        assert status == 200
+        assert len(json.loads(said)["text_output"].split()) == serial + 1
+        body = asked(prompt, serial + 1, stream=True, id=str(serial))
+        status, kind, said = await both(triton, "POST", STREAM, body, **accept)
+        assert (status, kind) == (200, "text/event-stream; charset=utf-8")
+        assert said.count(b"data: {") == serial + 1
+        body = json.dumps(tensors(prompt, serial + 1)).encode()
+        assert (await both(triton, "POST", INFER, body, WHOLE, **accept))[0] == 200
+        body, head = binary_tensors(prompt)
+        assert (await both(triton, "POST", INFER, body, WHOLE, **head, **accept))[0] == 200
+    for path in (f"/v2/models/{MODEL}", "/v2", "/v2/health/ready"):
+        assert (await both(triton, "GET", path, None, **accept))[0] == 200
+
+
+async def test_the_model_may_stand_in_the_body(triton: Pool) -> None:
+    body = asked("x", 3, model=MODEL)
+    routed = await answer_of(triton.router.url, "POST", GENERATE, body)
+    assert routed == await answer_of(triton.servers[0].url, "POST", GENERATE, body)
+    assert routed[0] == 200
+
+
+async def test_tritons_client_is_answered_as_by_the_server(triton: Pool) -> None:
+    module = pytest.importorskip("tritonclient.http")
+    client_of, tensor_of = module.InferenceServerClient, module.InferInput
+
+    def infer(url: str) -> tuple[Any, ...]:
+        client, query = client_of(url.removeprefix("http://")), {"model": WHOLE}
+        text, count = tensor_of("text_input", [1], "BYTES"), tensor_of("max_tokens", [1], "INT32")
+        text.set_data_from_numpy(np.array([b"What is it?"], dtype=np.object_))
+        count.set_data_from_numpy(np.array([9], dtype=np.int32))
+        try:
+            answer = client.infer(WHOLE, [text, count], request_id="7", query_params=query)
+            about = client.get_model_metadata(WHOLE, query_params=query)
+            live = client.is_server_live(query_params=query)
+            return answer.get_response(), answer.as_numpy("text_output").tolist(), about, live
+        finally:
+            client.close()
+
+    routed = await asyncio.to_thread(infer, triton.router.url)
+    assert routed == await asyncio.to_thread(infer, triton.servers[0].url)
+
+
+async def test_errors_are_those_of_the_server_and_are_held_against_no_worker(
+    triton: Pool,
+) -> None:
+    """Triton says 500 of a body that it cannot read, and every server would."""
+    absent = "/v2/models/absent/generate"
+    of_infer = f"/v2/models/{MODEL}/infer"
+    not_text = json.dumps({"text_input": 5}).encode()
+    wrong = [
+        (404, absent, asked("x", 1)),
+        (501, of_infer, json.dumps(tensors("x", 1)).encode()),
+        (400, GENERATE, b"{}"),
+        (500, GENERATE, b"{nonsense"),
+        (500, STREAM, not_text),
+        (500, INFER, b"{nonsense"),
+        (500, INFER, b'{"inputs":5}'),
+        (500, INFER, b'{"inputs":[],"parameters":5}'),
+    ]
+    retried = await triton.router.metric("warmroute_retries_total")
+    for status, path, body in wrong:
+        for _ in range(TIMES):
+            assert (await both(triton, "POST", path, body))[0] == status
+    assert await triton.router.metric("warmroute_retries_total") == retried
+    for row in await triton.router.rows():
+        assert (row["state"], row["failures"]) == ("ready", 0)
+
+
+async def test_a_model_that_no_server_has_is_refused_by_the_router(triton: Pool) -> None:
+    for path, body in ((f"{GENERATE}?model=absent", b""), (GENERATE, b'{"model":"absent"}')):
+        status, _, said = await answer_of(triton.router.url, "POST", path, body)
+        assert (status, json.loads(said)["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_load_is_what_the_server_shows(triton: Pool) -> None:
+    stream = await Streaming.begin(triton, "x", MANY)
+    used = -(-(1 + MANY) // BLOCK_SIZE) * BLOCK_SIZE
+
+    async def kv_used(wanted: float) -> None:
+        async def shown() -> bool:
+            return bool((await triton.router.row(stream.worker))["kv_used_tokens"] == wanted)
+
+        await until(shown, f"{wanted} tokens of KV in use")
+
+    await kv_used(used)
+    stream.leave()
+    await kv_used(0)
+
+
+async def test_a_client_that_leaves_ends_the_request_at_the_server(triton: Pool) -> None:
+    stream = await Streaming.begin(triton, "x", MANY)
+    server = list(triton_servers(triton))[stream.worker]
+
+    async def running(wanted: int) -> None:
+        async def shown() -> bool:
+            return await gauges_of(server, "active") == wanted
+
+        await until(shown, f"{wanted} requests at the server")
+
+    await running(1)
+    stream.leave()
+    await running(0)
+
+
+async def answered_by(pool: Pool, count: int) -> set[int]:
+    """The workers that answered so many requests, each with 200."""
+    workers = set()
+    for serial in range(count):
+        body = {"model": MODEL, "text_input": f"{serial}", "max_tokens": 2}
+        async with pool.router.http.post(f"{pool.router.url}{GENERATE}", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            workers.add(int(reply.headers["x-warmroute-worker"]))
+    return workers
+
+
+async def test_a_drained_server_finishes_its_stream_and_gets_nothing_new(triton: Pool) -> None:
+    router, stream = triton.router, await Streaming.begin(triton, "x")
+    async with router.http.post(f"{router.admin}/workers/{stream.worker}/drain") as reply:
+        assert reply.status == 200, await reply.text()
+    try:
+        assert (await router.row(stream.worker))["state"] == "draining"
+        assert await answered_by(triton, 10) == {1 - stream.worker}
+        assert await stream.words() == TOKENS
+    finally:
+        async with router.http.post(f"{router.admin}/workers/{stream.worker}/undrain") as reply:
+            assert reply.status == 200, await reply.text()
+    await router.until_state(stream.worker, "ready")
+
+
+async def streams_at_both(pool: Pool) -> list[Streaming]:
+    """So many streams under way, some at each of the servers."""
+    begun = (Streaming.begin(pool, f"{serial}") for serial in range(STREAMS))
+    streams = await asyncio.gather(*begun)
+    assert {stream.worker for stream in streams} == {0, 1}
+    return streams
+
+
+async def test_requests_survive_kill_9_and_the_server_comes_back(triton: Pool) -> None:
+    streams = await streams_at_both(triton)
+    victim = triton.servers[0]
+    lost = sum(stream.worker == 0 for stream in streams)
+    await victim.kill()
+    try:
+        assert await answered_by(triton, 20) == {1}
+        # No token ids are in its answers, so a stream cannot go on elsewhere: it breaks off.
+        ended = await asyncio.gather(*(s.words() for s in streams), return_exceptions=True)
+        broken = [one for one in ended if isinstance(one, aiohttp.ClientPayloadError)]
+        whole = [one for one in ended if one not in broken]
+        assert (len(broken), whole) == (lost, [TOKENS] * (STREAMS - lost))
+        await triton.router.until_state(0, "down")
+    finally:
+        await victim.start()
+        await victim.until_healthy()
+    await triton.router.until_state(0, "ready")
+    row = await triton.router.row(0)
+    assert (row["kv_capacity_tokens"], row["resident_blocks"]) == (None, 0)
+    # It tells its sizes with the first of these, and is recognized anew while they run.
+    streams = await streams_at_both(triton)
+    assert await asyncio.gather(*(s.words() for s in streams)) == [TOKENS] * STREAMS
+    assert (await triton.router.row(0))["kv_capacity_tokens"] == BLOCKS * BLOCK_SIZE

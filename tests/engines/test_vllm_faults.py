@@ -1,0 +1,97 @@
+"""Real vLLM servers that die: streams go on elsewhere, requests succeed, the index is true."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.pool import Pool
+from tests.engines.traffic import requests, words
+from tests.engines.vllm_server import MODEL, Server
+from tests.live.stack import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+STREAMS = 12
+TOKENS = 150
+HELD = "warmroute_holds_total"
+
+
+def engine_core(server: Server) -> int:
+    """The process id of the child that computes."""
+    assert server.process is not None
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and os.path.exists(entry / "stat"):
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                name = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if int(fields[1]) == server.process.pid and b"EngineCore" in name:
+                return int(entry.name)
+    raise AssertionError("no engine core")
+
+
+async def stream(pool: Pool, serial: int, max_tokens: int = TOKENS) -> tuple[list[str], int]:
+    """(finish reasons, tokens) of a streamed answer; raises where it breaks off."""
+    body: dict[str, Any] = {
+        "model": MODEL, "prompt": words(random.Random(serial), 20), "max_tokens": max_tokens,
+        "stream": True, "ignore_eos": True, "temperature": 0,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    url = f"{pool.router.url}/v1/completions"
+    finished, tokens = list[str](), 0
+    async with pool.router.http.post(url, json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        async for line in reply.content:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+            reasons = (choice["finish_reason"] for choice in event["choices"])
+            finished += [reason for reason in reasons if reason]
+    return finished, tokens
+
+
+@pytest.mark.parametrize("what", ["server", "engine core"])
+async def test_streams_and_requests_survive_kill_9(vllm: Pool, what: str) -> None:
+    streams = [asyncio.create_task(stream(vllm, serial)) for serial in range(STREAMS)]
+
+    async def busiest() -> tuple[int, int]:
+        """(requests that are computed, worker)."""
+        rows = await vllm.router.rows()
+        return max((r["inflight_requests"] if r["context_tokens"] else 0, r["id"]) for r in rows)
+
+    async def under_way() -> bool:
+        for one in streams:
+            if one.done():  # too early: says why, or that it had waited at the router
+                raise AssertionError(f"{one.result()}, held: {await vllm.router.metric(HELD)}")
+        return (await busiest())[0] >= STREAMS // 2
+
+    await until(under_way, "streams at the server that is to die")
+    _, at = await busiest()
+    victim = vllm.servers[at]
+    if what == "server":
+        await victim.kill()
+    else:
+        os.kill(engine_core(victim), signal.SIGKILL)
+    statuses = [(await vllm.ask(p, b))[0] for p, b in requests(seed=50, count=20)]
+    ended = await asyncio.gather(*streams)
+    try:
+        assert statuses == [200] * 20
+        assert ended == [(["length"], TOKENS)] * STREAMS
+    finally:
+        await victim.stop()
+        await victim.start()
+        await victim.until_healthy()
+    await vllm.router.until_state(at, "ready")
+    for path, body in requests(seed=51, count=30):
+        assert (await vllm.ask(path, body))[0] == 200
+    await vllm.until_true()

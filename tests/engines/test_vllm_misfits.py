@@ -1,0 +1,319 @@
+"""Real vLLM servers that do not fit: started otherwise than expected, or not telling the truth.
+
+Each is named in the router's log or by `/workers`, and none is fatal: requests are answered.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import zmq.asyncio
+
+from tests.engines.lying_front import LyingFront, fronted
+from tests.engines.pool import SERIALS, Pool, routed, started
+from tests.engines.traffic import requests
+from tests.engines.vllm_server import BLOCK_SIZE, BLOCKS, MODEL
+from tests.live.event_relay import EventRelay, relaying
+from tests.live.stack import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SEAT = 1  # the worker whose server makes room: no more than two run at a time
+OTHER_NAME, OTHER_SIZE = "other", 128
+JUDGED_BY = 16  # answers, as docs/reference/failures.md says
+PROMPT_BLOCKS = 3
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def seat(vllm: Pool) -> AsyncIterator[Pool]:
+    """The pool with one server only; the other one is started again in the end."""
+    resting = vllm.servers[SEAT]
+    await resting.stop()
+    yield vllm
+    await resting.start()
+    await resting.until_healthy()
+    await vllm.router.until_state(SEAT, "ready")
+
+
+def prompt() -> list[int]:
+    """Token ids that no other prompt begins with; one more than fills its blocks."""
+    draw = random.Random(10_000 + next(SERIALS))
+    return [draw.randrange(3, 4000) for _ in range(PROMPT_BLOCKS * BLOCK_SIZE + 1)]
+
+
+async def completed(pool: Pool, tokens: list[int], model: str = MODEL) -> int:
+    """Completes a prompt; returns the tokens that were cached of it, as the answer says."""
+    body = {"model": model, "prompt": tokens, "max_tokens": 1}
+    status, answer = await pool.ask("/v1/completions", body)
+    assert status == 200, answer
+    details = answer["usage"]["prompt_tokens_details"] or {}
+    cached = details.get("cached_tokens") or 0
+    return cached if isinstance(cached, int) else 0
+
+
+async def expectations(pool: Pool, lines: int) -> list[tuple[int, int]]:
+    """(expected, reported) hit tokens of the first requests that the router logged."""
+
+    async def written() -> bool:
+        return pool.access_log.exists() and len(pool.logged()) >= lines
+
+    await until(written, f"{lines} lines of the access log")
+    return [(one["expected_hit_tokens"], one["cached_tokens"]) for one in pool.logged()]
+
+
+async def until_row(
+    pool: Pool, worker: int, what: str, shown: Callable[[dict[str, Any]], Any]
+) -> None:
+    async def reached() -> bool:
+        return bool(shown(await pool.router.row(worker)))
+
+    await until(reached, f"worker {worker}: {what}")
+
+
+async def until_logged(pool: Pool, text: str) -> None:
+    """Until the router says it."""
+
+    async def said() -> bool:
+        return text in pool.router.router.log.read_text()
+
+    await until(said, f"{text!r} in the router's log")
+
+
+def ready(row: dict[str, Any]) -> bool:
+    return row["state"] == "ready"
+
+
+async def test_one_without_events_and_of_another_name(seat: Pool) -> None:
+    """It is a pool of its own, whose cache is mirrored."""
+    async with (
+        started(seat, name=OTHER_NAME, publishes=False) as mute,
+        routed(seat, servers=(seat.servers[0], mute)) as pool,
+    ):
+        await until_row(pool, 0, "ready", ready)
+        await until_row(pool, 1, "ready", ready)
+        honest, row = await pool.router.rows()
+        assert (row["kind"], row["events"], row["block_size"]) == ("vllm", None, 2 * BLOCK_SIZE)
+        assert "--kv-events-config" in row["advice"]
+        assert honest["advice"] is None
+        await until_logged(pool, "--kv-events-config")
+        tokens = prompt()
+        for model in (MODEL, OTHER_NAME):
+            assert await completed(pool, tokens, model) == 0
+            assert await completed(pool, tokens, model) == PROMPT_BLOCKS * BLOCK_SIZE
+        # The mirror counts blocks of twice the size.
+        whole = PROMPT_BLOCKS // 2 * 2 * BLOCK_SIZE
+        assert (await expectations(pool, 4))[3] == (whole, PROMPT_BLOCKS * BLOCK_SIZE)
+        status, refused = await pool.ask("/v1/completions", {"model": "nobody's", "prompt": "x"})
+        assert (status, refused["error"]["code"]) == (404, "model_not_found")
+
+        specs = (seat.servers[0].spec, f"{mute.url},model={MODEL}")
+        async with routed(seat, *specs) as pool:
+            await until_row(pool, 0, "ready", ready)
+            await until_row(pool, 1, "in trouble", lambda row: row["trouble"])
+            row = await pool.router.row(1)
+            assert row["state"] == "joining"
+            assert f"no model {MODEL!r}" in row["trouble"]
+            assert OTHER_NAME in row["trouble"]
+            await until_logged(pool, row["trouble"])
+            for _ in range(6):
+                await completed(pool, prompt())
+
+
+async def test_blocks_of_another_size_in_one_pool(seat: Pool) -> None:
+    """Its hits are as exact as the others'; an operator who names a wrong size is told."""
+    async with started(seat, block_size=OTHER_SIZE, blocks=BLOCKS // 4) as coarse:
+        async with routed(seat, servers=(seat.servers[0], coarse)) as pool:
+            await until_row(pool, 0, "ready", ready)
+            await until_row(pool, 1, "ready", ready)
+            assert [row["block_size"] for row in await pool.router.rows()] == [
+                BLOCK_SIZE,
+                OTHER_SIZE,
+            ]
+            for path, body in requests(seed=21, count=80):
+                status, answer = await pool.ask(path, body)
+                assert status == 200, answer
+            seen = await expectations(pool, 80)
+            assert [one for one in seen if one[0] != one[1]] == []
+            workers = {line["worker"] for line in pool.logged()}
+            assert workers == {0, 1}, workers
+            await pool.until_true()
+        options = f"block_size={BLOCK_SIZE},{coarse.events_option}"
+        async with routed(seat, f"{coarse.url},{options}") as pool:
+            await until_row(pool, 0, "ready", ready)
+            row = await pool.router.row(0)
+            assert f"block_size={BLOCK_SIZE} was given, it says {OTHER_SIZE}" in row["advice"]
+            tokens = prompt() + prompt()
+            for _ in range(2):
+                await completed(pool, tokens)
+            assert (await pool.router.row(0))["resident_blocks"] == 0
+
+
+Lie = Callable[[str], str]
+
+
+@asynccontextmanager
+async def before(
+    vllm: Pool, events: str | None = None, **changes: Lie
+) -> AsyncIterator[tuple[LyingFront, Pool]]:
+    """A router that knows a server by a front which changes pages: `metrics`, `completions`."""
+    server = vllm.servers[0]
+    paths = {"metrics": "/metrics", "completions": "/v1/completions"}
+    async with fronted(server.url) as front:
+        front.changes |= {paths[name]: change for name, change in changes.items()}
+        spec = f"{front.url},{events}" if events else server.spec_at(front.url)
+        async with routed(vllm, spec) as pool:
+            await until_row(pool, 0, "ready", ready)
+            yield front, pool
+
+
+def said(text: str, value: Any) -> Lie:
+    """A JSON answer that gives another count of cached tokens."""
+
+    def lie(answer: str) -> str:
+        told = msgspec.json.decode(answer)
+        told["usage"]["prompt_tokens_details"] = {text: value}
+        return msgspec.json.encode(told).decode()
+
+    return lie
+
+
+async def warm(pool: Pool, prompts: int) -> list[list[int]]:
+    """Prompts that the server holds, as its events have told the router."""
+    made = [prompt() for _ in range(prompts)]
+    for tokens in made:
+        await completed(pool, tokens)
+    question = {"model": MODEL, "prompt": made[-1]}
+
+    async def known() -> bool:
+        async with pool.router.http.post(f"{pool.router.admin}/explain", json=question) as reply:
+            best = (await reply.json())["best"]
+        return bool(best[0]["hit_tokens"] == PROMPT_BLOCKS * BLOCK_SIZE)
+
+    await until(known, "the prompts' events")
+    return made
+
+
+async def test_cached_tokens_that_are_not_so(vllm: Pool) -> None:
+    """What cannot be is not heeded; where hits are denied again and again they count no more."""
+    async with before(vllm) as (front, pool):
+        for nonsense in (-1, 10**9, "many", None, [3], 1.5):
+            front.changes["/v1/completions"] = said("cached_tokens", nonsense)
+            await completed(pool, tokens := prompt())
+            await completed(pool, tokens)
+        front.changes["/v1/completions"] = lambda answer: answer
+        assert (await pool.router.row(0))["hit_confidence"] == 1.0
+        prompts = await warm(pool, JUDGED_BY)
+        front.changes["/v1/completions"] = said("cached_tokens", 0)
+        for tokens in prompts:
+            await completed(pool, tokens)
+        assert (await pool.router.row(0))["hit_confidence"] < 0.5
+        await until_logged(pool, "answers keep finding less than its KV events promise")
+        assert await completed(pool, prompts[0]) == 0
+        assert (await pool.router.row(0))["state"] == "ready"
+
+
+def told_size(figures: str) -> str:
+    return figures.replace(f'block_size="{BLOCK_SIZE}"', f'block_size="{2 * BLOCK_SIZE}"')
+
+
+def told_few(figures: str) -> str:
+    return figures.replace(f'num_gpu_blocks="{BLOCKS}"', 'num_gpu_blocks="8"')
+
+
+def told_too_much(figures: str) -> str:
+    lines = figures.splitlines()
+    gauge = "vllm:kv_cache_usage_perc{"
+    return "\n".join(f'{gauge}engine="0"}} 7.5' if gauge in line else line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("lie", "named"),
+    [
+        (told_size, "its KV events are of no use"),
+        (told_few, "its KV events tell of more blocks than it has room for"),
+        (told_too_much, "its load figures are of no use: KV usage is 7.5"),
+    ],
+)
+async def test_block_figures_that_are_not_so(vllm: Pool, lie: Lie, named: str) -> None:
+    async with before(vllm, metrics=lie) as (front, pool):
+        assert await front_lies(front, lie)
+        for _ in range(JUDGED_BY):
+            await completed(pool, tokens := prompt())
+            assert await completed(pool, tokens) == PROMPT_BLOCKS * BLOCK_SIZE
+        await until_logged(pool, named)
+        assert pool.router.router.log.read_text().count(named) < 8
+        assert (await pool.router.row(0))["state"] == "ready"
+
+
+async def front_lies(front: LyingFront, lie: Lie) -> bool:
+    async with front.http.get(f"{front.upstream}/metrics") as reply:
+        figures = await reply.text()
+    return lie(figures) != figures
+
+
+def without_removals(payload: bytes) -> bytes:
+    """A batch that keeps to itself what was evicted."""
+    batch = msgspec.msgpack.decode(payload)
+    batch[1] = [event for event in batch[1] if kind_of(event) == "BlockStored"]
+    return msgspec.msgpack.encode(batch)
+
+
+def of_other_tokens(payload: bytes) -> bytes:
+    """A batch whose blocks have other tokens than were computed."""
+    batch = msgspec.msgpack.decode(payload)
+    for event in batch[1]:
+        if kind_of(event) == "BlockStored":
+            key: Any = "token_ids" if isinstance(event, dict) else 3
+            event[key] = [token + 1 for token in event[key]]
+    return msgspec.msgpack.encode(batch)
+
+
+def kind_of(event: Any) -> str:
+    """Of an event as a map or as an array."""
+    return str(event["type"] if isinstance(event, dict) else event[0])
+
+
+@asynccontextmanager
+async def retold(vllm: Pool, rewrite: Callable[[bytes], bytes]) -> AsyncIterator[Pool]:
+    """A router that hears a server's events from somebody who changes them."""
+    context = zmq.asyncio.Context()
+    live, replay = (f"tcp://127.0.0.1:{port}" for port in vllm.servers[0].events)
+    relay = EventRelay(context, random.Random(1), live, replay, rewrite)
+    try:
+        async with relaying(relay):
+            events = f"events={relay.live},replay={relay.replay}"
+            async with before(vllm, events) as (_, pool):
+                yield pool
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_events_that_keep_evictions_back(vllm: Pool) -> None:
+    """The router holds them to what fits, and to what answers find."""
+    async with retold(vllm, without_removals) as pool:
+        prompts = [prompt() for _ in range(int(BLOCKS * 1.3) // PROMPT_BLOCKS)]
+        for tokens in prompts:
+            await completed(pool, tokens)
+        await until_logged(pool, "its KV events tell of more blocks than it has room for")
+        row = await pool.router.row(0)
+        assert row["state"] == "ready"
+        assert row["kv_overflows"] >= 1  # what was replayed may have its own
+        assert row["resident_blocks"] <= BLOCKS * 1.25
+
+
+async def test_events_of_other_tokens_promise_nothing(vllm: Pool) -> None:
+    """Its hits are there, and nobody is misled: what is believed of it is held by nobody."""
+    async with retold(vllm, of_other_tokens) as pool:
+        tokens = prompt()
+        assert await completed(pool, tokens) == 0
+        for _ in range(4):
+            assert await completed(pool, tokens) == PROMPT_BLOCKS * BLOCK_SIZE
+        await until_row(pool, 0, "blocks told of", lambda row: row["resident_blocks"])
+        assert (await pool.router.row(0))["state"] == "ready"
+        assert (await pool.believed(0)).isdisjoint(await vllm.held(0))

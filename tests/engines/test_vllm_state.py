@@ -1,0 +1,198 @@
+"""What the router believes of a real vLLM that refuses, evicts, resets, sleeps, pauses, is unheard.
+
+The engine tells of a cache that was emptied with its next step only: what is believed before that
+is what these tests are about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.engines.pool import Pool
+from tests.engines.vllm_server import BLOCK_SIZE, MODEL, Server
+from tests.engines.vllm_server import BLOCKS as SERVER_BLOCKS
+from tests.live.stack import Stack, until
+from tests.live.test_events import cut_line
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+BLOCKS = 10  # of a prompt
+
+
+def prompt(serial: int, blocks: int = BLOCKS) -> list[int]:
+    """Token ids that no other test uses; one more than fills the blocks."""
+    tokens = blocks * BLOCK_SIZE + 1
+    return [3 + (serial * 977 + n * 31) % 4000 for n in range(tokens)]
+
+
+async def hit_blocks(stack: Stack, tokens: list[int]) -> list[int]:
+    """What each worker is believed to hold of a prompt, by worker."""
+    body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
+    best: list[dict[str, int]] = []
+
+    async def decided() -> bool:
+        """Whether it would go somewhere; a busy engine may have it held."""
+        async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            best[:] = (await reply.json())["best"]
+        return all("hit_tokens" in one for one in best)
+
+    await until(decided, "a decision")
+    ranked = sorted(best, key=lambda one: one["worker"])
+    return [one["hit_tokens"] // BLOCK_SIZE for one in ranked]
+
+
+async def warmed(vllm: Pool, serial: int, worker: int) -> list[int]:
+    """A prompt that this worker holds, and the router knows; it was sent there past the router."""
+    tokens = prompt(serial)
+    body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
+    status, answer = await vllm.servers[worker].post("/v1/completions", body)
+    assert status == 200, answer
+
+    async def known() -> bool:
+        return (await hit_blocks(vllm.router, tokens))[worker] == BLOCKS
+
+    await until(known, f"worker {worker} to be known to hold the prompt")
+    return tokens
+
+
+async def until_hits(stack: Stack, tokens: list[int], worker: int, blocks: int) -> None:
+    async def reached() -> bool:
+        return (await hit_blocks(stack, tokens))[worker] == blocks
+
+    await until(reached, f"{blocks} blocks believed of worker {worker}")
+
+
+async def until_trouble(stack: Stack, worker: int, text: str) -> None:
+    async def troubled() -> bool:
+        return text in ((await stack.row(worker))["trouble"] or "")
+
+    await until(troubled, f"worker {worker} to be in trouble: {text}")
+
+
+async def until_back(stack: Stack, worker: int) -> None:
+    """Until it is ready, and its publisher was asked for what it had told."""
+    await stack.until_state(worker, "ready")
+
+    async def replayed() -> bool:
+        async with stack.http.get(f"{stack.admin}/metrics") as reply:
+            text = await reply.text()
+        pattern = rf'kv_events_total{{kind="replays",worker="{worker}"}} (\S+)'
+        return any(float(count) >= 1 for count in re.findall(pattern, text))
+
+    await until(replayed, f"a replay of worker {worker}")
+
+
+async def test_a_refused_request_leaves_nothing(vllm: Pool) -> None:
+    tokens = prompt(1)
+    body = {"model": MODEL, "prompt": tokens, "max_tokens": 1, "temperature": -1}
+    status, answer = await vllm.ask("/v1/completions", body)
+    assert status == 400, answer
+    assert await hit_blocks(vllm.router, tokens) == [0, 0]
+
+
+async def test_what_was_evicted_is_not_expected(vllm: Pool) -> None:
+    """Right after other prompts have filled the cache, long before an expectation expires."""
+    first = prompt(2)
+    body = {"model": MODEL, "prompt": first, "max_tokens": 1}
+    assert (await vllm.ask("/v1/completions", body))[0] == 200
+    many = SERVER_BLOCKS // BLOCKS + 2
+    for worker in range(2):
+        for n in range(many):
+            other = {**body, "prompt": prompt(100 + worker * many + n)}
+            assert (await vllm.servers[worker].post("/v1/completions", other))[0] == 200
+    await vllm.until_true()
+    assert await hit_blocks(vllm.router, first) == [0, 0]
+
+
+async def test_an_idle_reset_is_seen_before_the_next_step(vllm: Pool) -> None:
+    tokens = await warmed(vllm, 3, 0)
+    status, answer = await vllm.servers[0].post("/reset_prefix_cache")
+    assert status == 200, answer
+    await until_hits(vllm.router, tokens, 0, 0)
+    assert (await vllm.router.row(0))["resident_blocks"] == 0
+    await warmed(vllm, 4, 0)
+
+    async def known() -> bool:
+        return bool((await vllm.router.row(0))["kv_known"])
+
+    await until(known, "the clear that came with the next step")
+    await vllm.until_true()
+
+
+@asynccontextmanager
+async def put_away(server: Server, down: str, up: str) -> AsyncIterator[None]:
+    """Asleep or paused for as long as the block takes."""
+    status, answer = await server.post(down)
+    try:
+        assert status == 200, f"POST {down} answered {status}: {answer}"
+        yield
+    finally:
+        assert (await server.post(up))[0] == 200
+
+
+async def test_a_paused_server_gets_nothing_until_it_is_resumed(vllm: Pool) -> None:
+    tokens = await warmed(vllm, 5, 0)
+    async with put_away(vllm.servers[0], "/pause", "/resume"):
+        await until_trouble(vllm.router, 0, "paused")
+        await vllm.router.until_state(0, "down")
+        body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
+        answers = await asyncio.gather(*(vllm.ask("/v1/completions", body) for _ in range(4)))
+        assert [status for status, _ in answers] == [200] * 4
+    await until_back(vllm.router, 0)
+    assert (await hit_blocks(vllm.router, tokens))[0] == 0
+    await warmed(vllm, 6, 0)
+    await vllm.until_true()
+
+
+@pytest.mark.parametrize("level", [0, 1])
+async def test_what_slept_comes_back_empty(vllm: Pool, level: int) -> None:
+    """Level 0 keeps the cache, which nobody can see: then the index is a lower bound."""
+    tokens = await warmed(vllm, 7 + level, 0)
+    async with put_away(vllm.servers[0], f"/sleep?level={level}", "/wake_up"):
+        await vllm.router.until_state(0, "down")
+    await until_back(vllm.router, 0)
+    assert (await hit_blocks(vllm.router, tokens))[0] == 0
+    if not level:  # so that all is known again
+        assert (await vllm.servers[0].post("/reset_prefix_cache"))[0] == 200
+    await warmed(vllm, 9 + level, 0)
+    await vllm.until_true()
+
+
+async def until_heard_again(pool: Pool) -> None:
+    """At a router of its own, whose way to the server's events is cut and mended: it replays."""
+    server, router = pool.servers[0], pool.router
+    live, replay = server.events
+    async with cut_line(live) as (port, set_up):
+        spec = f"{server.url},events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{replay}"
+        arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", spec]
+        second = await router.programs.start("cut-off", "router", arguments)
+        stack = Stack(router.programs, second, [], router.http)
+        await stack.until_state(0, "ready")
+
+        async def known(wanted: bool) -> None:
+            async def shown() -> bool:
+                return bool((await stack.row(0))["kv_known"]) is wanted
+
+            await until(shown, f"kv_known {wanted}")
+
+        await known(True)
+        await set_up(False)
+        await known(False)
+        assert (await stack.row(0))["events_from"] == "connection lost"
+        tokens = await warmed(pool, 20, 0)
+        assert await hit_blocks(stack, tokens) == [0]
+        await set_up(True)
+        await known(True)
+        assert await hit_blocks(stack, tokens) == [BLOCKS]
+        second.process.terminate()
+        await second.process.wait()
+
+
+async def test_a_lost_connection_shows_and_heals(vllm: Pool) -> None:
+    await until_heard_again(vllm)

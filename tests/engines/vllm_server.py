@@ -1,0 +1,198 @@
+"""Real vLLM servers on a CPU, as programs, and their own account of the blocks they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from simulator.live.processes import log_tail
+from tests.engines.environment import Environment
+from tests.engines.model import LORA
+from tests.live.ports import lasting_port
+
+MODEL = "tiny"
+BLOCK_SIZE = 32  # attention on a CPU wants multiples of 32
+BLOCKS = 256
+MAX_MODEL_TOKENS = 4096
+START_S = 300.0
+POLL_S = 0.2
+STOP_S = 20.0
+
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",  # sleep, pause and resets have paths
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A cached block as vLLM has it: the tokens from the prompt's begin to its end, and whose."""
+
+    tokens: tuple[int, ...]
+    lora: str | None
+    salt: str | None
+
+
+@dataclass(slots=True)
+class Server:
+    """A running `vllm serve`. Lifetime: fixture."""
+
+    environment: Environment
+    model: Path
+    folder: Path
+    blocks: int = BLOCKS
+    block_size: int = BLOCK_SIZE
+    name: str = MODEL  # of its model
+    publishes: bool = True  # KV events
+    flags: Sequence[str] = ()
+    port: int = 0
+    events: tuple[int, int] = (0, 0)  # ports: live, replay
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def spec(self) -> str:
+        """How the router is told of it: its URL, and before 0.31 where its events are."""
+        return self.spec_at(self.url)
+
+    def spec_at(self, url: str) -> str:
+        """The same, with something at `url` before it."""
+        if not self.publishes or self.environment.release >= (0, 31):
+            return url
+        return f"{url},{self.events_option}"
+
+    @property
+    def events_option(self) -> str:
+        """Where its events are, as the router is told of it."""
+        live, replay = self.events
+        return f"events=tcp://127.0.0.1:{live},replay=tcp://127.0.0.1:{replay}"
+
+    @property
+    def log(self) -> Path:
+        """What it says."""
+        return self.folder / "vllm.log"
+
+    @property
+    def truth(self) -> Path:
+        """The socket at which the plug-in tells what the server holds."""
+        return self.folder / "truth"
+
+    async def start(self) -> None:
+        """Starts it at the port it has had, or a new one; returns when it is healthy."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.port:
+            self.port, self.events = lasting_port(), (lasting_port(), lasting_port())
+        self.truth.unlink(missing_ok=True)
+        with self.log.open("ab") as sink:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=self.variables(),
+                start_new_session=True,
+            )
+
+    def variables(self) -> Mapping[str, str]:
+        """Its environment."""
+        return {**os.environ, **ENVIRONMENT, "WARMROUTE_TRUTH": str(self.truth)}
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.events[0]}",
+            "replay_endpoint": f"tcp://*:{self.events[1]}",
+        }
+        return [
+            *(str(self.environment.python), "-m", "vllm.entrypoints.cli.main"),
+            *("serve", str(self.model), "--served-model-name", self.name),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--dtype", "bfloat16", "--enforce-eager", "--max-num-seqs", "16"),
+            *("--max-model-len", str(MAX_MODEL_TOKENS), "--block-size", str(self.block_size)),
+            *("--num-gpu-blocks-override", str(self.blocks)),
+            *("--kv-cache-memory-bytes", str(1 << 28), "--enable-prefix-caching"),
+            "--enable-prompt-tokens-details",
+            *(("--kv-events-config", json.dumps(events)) if self.publishes else ()),
+            *("--enable-lora", "--max-lora-rank", "8"),
+            *("--lora-modules", f"{LORA}={self.model / 'lora'}"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+            *self.flags,
+        ]
+
+    async def until_healthy(self) -> None:
+        """Returns when it answers; fails with the end of its log."""
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + START_S
+        while not await self._healthy():
+            assert self.process is not None
+            ended = self.process.returncode
+            assert ended is None, f"{self.log.stem} ended with {ended}\n{log_tail(self.log)}"
+            assert clock() < deadline_s, (
+                f"{self.log.stem} not ready in {START_S:g} s\n{log_tail(self.log)}"
+            )
+            await asyncio.sleep(POLL_S)
+
+    async def _healthy(self) -> bool:
+        try:
+            async with aiohttp.request("GET", f"{self.url}/health") as reply:
+                return reply.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def kill(self) -> None:
+        """kill -9 of the server and of its engine core."""
+        if self.process is not None and self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            await self.process.wait()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL for what does not end."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.process.wait(), STOP_S)
+        await self.kill()
+
+    async def post(self, path: str, body: Any = None) -> tuple[int, Any]:
+        """(status, answer) of a request to the server itself, past the router."""
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{self.url}{path}", json=body) as reply,
+        ):
+            text = await reply.text()
+            is_json = reply.content_type == "application/json" and text
+            return reply.status, json.loads(text) if is_json else text
+
+    async def cached(self) -> set[Block]:
+        """The blocks in vLLM's own table, as the plug-in `vllm_truth` reads it."""
+        rows = await self.told()
+        return {Block(tuple(row["tokens"]), row["lora"], row["salt"]) for row in rows}
+
+    async def told(self) -> Any:
+        """What the plug-in tells."""
+        reader, writer = await asyncio.open_unix_connection(str(self.truth))
+        try:
+            return json.loads(await reader.read())
+        finally:
+            writer.close()

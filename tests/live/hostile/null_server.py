@@ -1,0 +1,42 @@
+"""The least that a server can do for a hostile client: a program.
+
+python -m tests.live.hostile.null_server
+
+Answers the first bytes of each connection with 400 and drops the rest. What good clients of a
+router on the same machine wait while attackers are at this server is what the attack costs by
+itself. Prints its port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import uvloop
+
+_ANSWER = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class Refusing(asyncio.Protocol):
+    """Lifetime: connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._answered = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._answered:
+            self._answered = True
+            self._transport.write(_ANSWER)
+            self._transport.write_eof()  # closed with bytes unread, the client would see a reset
+
+
+async def main() -> None:
+    """Serve until killed."""
+    server = await asyncio.get_running_loop().create_server(Refusing, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

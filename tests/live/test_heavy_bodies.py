@@ -1,0 +1,104 @@
+"""One legal body of 16 MB, of whatever shape, keeps nobody else waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.live.hostile.heavy_bodies import BODIES, Heavy, post
+from tests.live.stack import Stack, misbehaving, running, until
+from tests.live.test_tokenizer import write_model
+
+pytestmark = pytest.mark.alone
+
+# At full length, on a machine that does nothing else. On the event loop it took 190 to 460 ms.
+MOST_MS = {"usual": 60.0, "all": 30.0}
+AT_ONCE = 2
+TRIES = 3
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"  # of a worker
+# Of each way to read one: all of them take minutes.
+USUAL = {
+    *("/v1/messages: 280,000 messages", "/v1/messages: 19,000 messages"),
+    *("/v1/responses: 280,000 items", "/v1/completions: 1,020 prompts of ids"),
+    *("/v1/embeddings: 1,020 texts", "/v1/embeddings: one prompt of 8 million ids"),
+    *("/v1/completions: one text of escapes", "/v1/completions: one English text"),
+    *("/v1/completions: 1 million characters", "/v1/messages: an image"),
+    *("/v1/messages: 130,000 tools", "/v1/messages: unknown lists"),
+    "/v1/chat/completions: 1,000 messages",
+}
+
+
+def port_of(stack: Stack) -> int:
+    return int(stack.url.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def beside(stack: Stack) -> AsyncIterator[Process]:
+    """Another client, which has begun to ask."""
+    asked = str(port_of(stack)), str(stack.router.process.pid)
+    command = (sys.executable, "-m", "tests.live.hostile.heavy_bodies", *asked)
+    client = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+
+    async def begun() -> bool:
+        return all(await longest_ms(client))
+
+    try:
+        await until(begun, "the other client")
+        yield client
+    finally:
+        client.kill()
+        await client.wait()
+
+
+async def longest_ms(client: Process) -> list[float]:
+    """The other client's longest waits since the last call: for /health, for a completion."""
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(b"\n")
+    waits: list[float] = json.loads(await client.stdout.readline())
+    return waits
+
+
+async def waits_beside(stack: Stack, client: Process, heavy: Heavy, most_ms: float) -> list[float]:
+    """The same beside some such bodies, whose answers must be right; the best of some tries."""
+    body = heavy.body()
+    tried: list[list[float]] = []
+    while len(tried) < TRIES and not (tried and max(tried[-1]) <= most_ms):
+        await longest_ms(client)
+        asked = (asyncio.to_thread(post, port_of(stack), heavy.path, body) for _ in range(AT_ONCE))
+        for status, answer in await asyncio.gather(*asked):
+            assert status < 500 or status in (501, 503), (heavy.name, status, answer[:300])
+            if heavy.code is not None:
+                assert json.loads(answer)["error"]["code"] == heavy.code, (heavy.name, answer)
+        tried.append(await longest_ms(client))
+    return min(tried, key=max)
+
+
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("which", ["usual", pytest.param("all", marks=pytest.mark.full)])
+@pytest.mark.parametrize("tokenizer", [False, True], ids=["text", "tokens"])
+async def test_nobody_waits_for_a_heavy_body(tmp_path: Path, which: str, tokenizer: bool) -> None:
+    flags = ["--tokenizer", str(write_model(tmp_path))] if tokenizer else []
+    slow: dict[str, list[float]] = {}
+    async with (
+        misbehaving(ANSWER) as (worker, _),
+        running(tmp_path / "logs", 0, flags) as stack,
+        beside(stack) as client,
+    ):
+        await stack.add(worker)
+        for heavy in BODIES:
+            what = f"{heavy.path}: {heavy.name}"
+            if which == "usual" and what not in USUAL:
+                continue
+            waits = await waits_beside(stack, client, heavy, MOST_MS[which])
+            print(f"{what:50} others waited {max(waits):.1f} ms", flush=True)
+            if max(waits) > MOST_MS[which]:
+                slow[what] = waits
+    assert not slow

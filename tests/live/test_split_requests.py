@@ -1,0 +1,205 @@
+"""Between a worker that prefills and one that decodes: what each is sent, and who is blamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.stack import MODEL, Stack, misbehaving, running
+
+PARAMS = b'{"remote_block_ids": [[3,1,2]],"remote_host":"10.0.0.7", "tp_size":1, "new":{"a":[]}}'
+CACHED = b'"prompt_tokens_details":{"cached_tokens":4}'
+USAGE = b'"usage":{"prompt_tokens":9,"completion_tokens":%d,' + CACHED + b"}"
+
+
+def answer(payload: bytes, status: bytes = b"200 OK", kind: bytes = b"application/json") -> bytes:
+    head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+    return head % (status, kind, len(payload)) + payload
+
+
+FIRST = answer(
+    b'{"choices":[{"text":" x","finish_reason":"length"}],"kv_transfer_params":%b,%b}'
+    % (PARAMS, USAGE % 1)
+)
+SECOND = answer(b'{"choices":[{"text":" a b","finish_reason":"stop"}],%b}' % (USAGE % 2))
+EVENTS = (
+    b'data: {"choices":[{"text":" a"}]}\n\ndata: {"choices":[{"text":" b"}]}\n\ndata: [DONE]\n\n'
+)
+STREAM = answer(EVENTS, kind=b"text/event-stream")
+BROKEN = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
+ERROR = answer(b'{"error":{"message":"no"}}', b"500 Internal Server Error")
+REFUSAL = answer(b'{"error":{"message":"bad tool","code":"bad_tool"}}', b"400 Bad Request")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    stack: Stack
+    prefilled: list[bytes]  # bodies that the one was sent
+    decoded: list[bytes]  # and the other
+    heads: tuple[list[bytes], list[bytes]]
+    log: Path
+
+    async def ask(self, **fields: Any) -> tuple[int, bytes]:
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16} | fields
+        url = f"{self.stack.url}/v1/completions"
+        async with self.stack.http.post(url, data=json.dumps(body)) as reply:
+            return reply.status, await reply.read()
+
+    async def failures(self) -> list[int]:
+        return [row["failures"] for row in await self.stack.rows()]
+
+
+@asynccontextmanager
+async def pair(
+    tmp_path: Path, first: bytes = FIRST, second: bytes = SECOND, group: str = "g"
+) -> AsyncIterator[Pair]:
+    heads: tuple[list[bytes], list[bytes]] = [], []
+    log = tmp_path / "access.jsonl"
+    flags = ["--disaggregation", "always", "--access-log", str(log), "--retries-backoff-s", "0"]
+    async with (
+        misbehaving(first, heads=heads[0]) as (one, prefilled),
+        misbehaving(second, heads=heads[1]) as (other, decoded),
+        running(tmp_path / "logs", 0, flags) as stack,
+    ):
+        for url, role, name in ((one, "prefill", "g"), (other, "decode", group)):
+            await stack.add(f"{url},kind=vllm,events=none,role={role},group={name}")
+        yield Pair(stack, prefilled, decoded, heads, log)
+
+
+async def test_the_second_leg_carries_what_the_first_one_answered(tmp_path: Path) -> None:
+    async with pair(tmp_path) as both:
+        status, body = await both.ask(temperature=0, stop=["x"])
+        assert (status, json.loads(body)["choices"][0]["text"]) == (200, " a b")
+        ((sent,), (told,)) = both.prefilled, both.decoded
+        assert json.loads(sent) | {"max_tokens": 16} == {
+            "model": MODEL,
+            "prompt": "a b c",
+            "max_tokens": 16,
+            "temperature": 0,
+            "stop": ["x"],
+            "kv_transfer_params": json.loads(sent)["kv_transfer_params"],
+        }
+        assert json.loads(sent)["max_tokens"] == 1
+        assert json.loads(sent)["kv_transfer_params"]["do_remote_decode"] is True
+        assert b'"kv_transfer_params":%b' % PARAMS in told, "byte for byte"
+        assert json.loads(told)["max_tokens"] == 16
+        ids = [
+            [h for h in head.split(b"\r\n") if h.lower().startswith(b"x-request-id")]
+            for (head,) in both.heads
+        ]
+        assert ids[0] == ids[1] != []
+        await both.stack.assert_idle()
+        assert await both.stack.metric("warmroute_reported_hit_tokens_total") == 4, "once"
+    (line,) = map(json.loads, both.log.read_text().splitlines())
+    assert (line["attempts"], line["status"]) == (2, 200)
+    assert "10.0.0.7" not in both.log.read_text() + (tmp_path / "logs" / "router.log").read_text()
+
+
+async def test_a_stream_begins_at_the_worker_that_decodes(tmp_path: Path) -> None:
+    async with pair(tmp_path, second=STREAM) as both:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        assert await both.ask(**options) == (200, EVENTS)
+        ((sent,), (told,)) = both.prefilled, both.decoded
+        assert (json.loads(sent)["stream"], json.loads(sent)["stream_options"]) == (False, None)
+        assert json.loads(told)["stream"] is True
+        await both.stack.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n": 2}, {"echo": True}, {"max_tokens": 1}, {"prompt_logprobs": 1}], ids=str
+)
+async def test_what_is_not_to_be_split_goes_to_one(tmp_path: Path, fields: dict[str, Any]) -> None:
+    async with pair(tmp_path) as both:
+        assert (await both.ask(**fields))[0] == 200
+        assert (len(both.prefilled), len(both.decoded)) == (0, 1)
+        assert b"kv_transfer_params" not in both.decoded[0]
+
+
+async def test_without_parameters_the_second_worker_computes_it(tmp_path: Path) -> None:
+    async with pair(tmp_path, first=answer(b'{"choices":[],"kv_transfer_params":null}')) as both:
+        assert (await both.ask())[0] == 200
+        assert b"kv_transfer_params" not in both.decoded[0]
+
+
+async def test_a_refusal_of_the_first_leg_is_its_clients(tmp_path: Path) -> None:
+    async with pair(tmp_path, first=REFUSAL) as both:
+        status, body = await both.ask()
+        assert (status, json.loads(body)["error"]["code"]) == (400, "bad_tool")
+        assert both.decoded == []
+        assert await both.failures() == [0, 0]
+        await both.stack.assert_idle()
+
+
+@pytest.mark.parametrize("first", [BROKEN, ERROR, b""], ids=["broken", "500", "closed"])
+async def test_a_prefill_that_fails_is_its_workers_fault(tmp_path: Path, first: bytes) -> None:
+    """The other one does all of it, for it can."""
+    async with pair(tmp_path, first=first) as both:
+        assert (await both.ask())[0] == 200
+        assert (len(both.prefilled), len(both.decoded)) == (1, 1)
+        assert await both.failures() == [1, 0]
+        await both.stack.assert_idle()
+
+
+async def test_a_decode_that_fails_is_not_the_prefills_fault(tmp_path: Path) -> None:
+    async with pair(tmp_path, second=BROKEN) as both:
+        status, _ = await both.ask()
+        assert status in (200, 502)
+        assert (await both.failures())[1] >= 1
+        assert (await both.failures())[0] == 0
+        await both.stack.assert_idle()
+
+
+async def test_workers_of_different_groups_are_no_pair(tmp_path: Path) -> None:
+    async with pair(tmp_path, group="another") as both:
+        assert (await both.ask())[0] == 200
+        assert (len(both.prefilled), len(both.decoded)) == (0, 1)
+
+
+async def test_clients_set_no_transfer(tmp_path: Path) -> None:
+    async with pair(tmp_path) as both:
+        status, body = await both.ask(kv_transfer_params={"remote_host": "10.0.0.9"})
+        assert (status, json.loads(body)["error"]["code"]) == (400, "transfer_field")
+        assert both.prefilled + both.decoded == []
+
+
+async def test_a_client_that_leaves_in_the_first_leg_leaves_nothing(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            ok = head.startswith((b"GET /v1/models", b"GET /health"))
+            models = b'{"object":"list","data":[{"id":"%b"}]}' % MODEL.encode()
+            writer.write(answer(models, b"200 OK" if ok else b"404 Not Found"))
+            await writer.drain()
+        else:
+            begun.set()
+            await reader.read()  # until the router hangs up
+            left.set()
+        writer.close()
+
+    left = asyncio.Event()
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    flags = ["--disaggregation", "always"]
+    async with (
+        server,
+        misbehaving(SECOND) as (other, decoded),
+        running(tmp_path, 0, flags) as stack,
+    ):
+        for one, role in ((url, "prefill"), (other, "decode")):
+            await stack.add(f"{one},kind=vllm,events=none,role={role},group=g")
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16}
+        asking = asyncio.create_task(stack.http.post(f"{stack.url}/v1/completions", json=body))
+        await asyncio.wait_for(begun.wait(), 10)
+        asking.cancel()
+        await asyncio.wait_for(left.wait(), 10)
+        await stack.assert_idle()
+        assert decoded == []

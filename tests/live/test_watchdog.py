@@ -1,0 +1,198 @@
+"""A router that hangs is noticed: by systemd's watchdog, and by what asks whether it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import yaml
+
+from simulator.live.processes import environment
+from tests.deploy.parsed import DEPLOY
+from tests.frozen import freeze, runs, thread_frozen
+from tests.live.ports import lasting_port
+from tests.live.stack import Stack, running, until
+
+WATCHDOG_S = 0.6
+HANGS = "tests.live.bad_policies:hangs_in_c"
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+@dataclass
+class Manager:
+    """What systemd is to a service: a socket at which it tells how it is. Lifetime: test."""
+
+    line: socket.socket
+    said: list[tuple[float, int, dict[str, str]]] = field(default_factory=list)  # when, by whom
+
+    def hear(self) -> None:
+        while True:
+            try:
+                data, more, _, _ = self.line.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+            except BlockingIOError:
+                return
+            (pid, _, _) = _CREDENTIALS.unpack(more[0][2])
+            lines = dict(line.split("=", 1) for line in data.decode().splitlines())
+            self.said.append((time.monotonic(), pid, lines))
+
+    def times(self, word: str, pid: int | None = None) -> list[float]:
+        """When `word` was said."""
+        return [at for at, by, lines in self.said if word in lines and pid in (None, by)]
+
+    async def until_said(self, word: str, count: int = 1, pid: int | None = None) -> None:
+        async def heard() -> bool:
+            return len(self.times(word, pid)) >= count
+
+        await until(heard, f"{count} x {word}: {self.said[-3:]}")
+
+    async def silent(self, pid: int) -> bool:
+        """Whether no sign of life comes for twice as long as systemd would wait."""
+        before = len(self.times("WATCHDOG", pid))
+        await asyncio.sleep(2 * WATCHDOG_S)
+        return len(self.times("WATCHDOG", pid)) == before
+
+
+@pytest_asyncio.fixture
+async def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Manager]:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    line.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
+    one, loop = Manager(line), asyncio.get_running_loop()
+    loop.add_reader(line, one.hear)
+    yield one
+    loop.remove_reader(line)
+    line.close()
+
+
+async def lives(stack: Stack) -> bool:
+    """What the kubelet finds out by the sample's liveness probe."""
+    parts = yaml.safe_load_all((DEPLOY / "kubernetes" / "central.yaml").read_text())
+    (deployment,) = [part for part in parts if part["kind"] == "Deployment"]
+    (router,) = deployment["spec"]["template"]["spec"]["containers"]
+    probe = router["livenessProbe"]
+    url = {"http": stack.url, "admin": stack.admin}[probe["httpGet"]["port"]]
+    timeout = aiohttp.ClientTimeout(total=probe["timeoutSeconds"])
+    try:
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
+            http.get(url + probe["httpGet"]["path"]) as reply,
+        ):
+            return 200 <= reply.status < 400
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+async def test_the_supervisor_hears_of_each_step(tmp_path: Path, manager: Manager) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        pid = stack.router.process.pid
+        await manager.until_said("WATCHDOG", 5)
+        assert {by for _, by, _ in manager.said} == {pid}
+        beats = manager.times("WATCHDOG")
+        assert (beats[-1] - beats[0]) / (len(beats) - 1) < 0.75 * WATCHDOG_S  # it asks for half
+        stack.router.process.send_signal(signal.SIGHUP)
+        await manager.until_said("READY", 2)
+        (told,) = [lines for _, _, lines in manager.said if "RELOADING" in lines]
+        assert 0 <= time.monotonic() - int(told["MONOTONIC_USEC"]) / 1e6 < 20
+        stack.router.process.send_signal(signal.SIGTERM)
+        await manager.until_said("STOPPING")
+        words = [word for _, _, lines in manager.said for word in lines if word != "WATCHDOG"]
+        assert words.index("READY") < words.index("RELOADING") < words.index("STOPPING")
+        assert await stack.router.process.wait() == 0
+
+
+async def test_a_policy_that_loops_in_c_is_noticed_and_found_in_the_log(
+    tmp_path: Path, manager: Manager
+) -> None:
+    router = ["--policy", HANGS, "--policy-hang-s", "3600"]  # the router's own watch is too slow
+    async with running(tmp_path, workers=1, router=router) as stack:
+        pid = stack.router.process.pid
+        assert await lives(stack)
+        await manager.until_said("WATCHDOG", pid=pid)
+        asking = asyncio.ensure_future(stack.complete([1]))
+        assert await manager.silent(pid)
+        assert not await lives(stack)
+        stack.router.process.send_signal(signal.SIGABRT)  # as systemd does then
+        assert await asyncio.wait_for(stack.router.process.wait(), 20) == -signal.SIGABRT
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+        assert re.search(r'bad_policies.py", line \d+ in hangs_in_c', stack.router.log.read_text())
+
+
+async def test_a_router_that_is_stopped_is_noticed_and_lives_when_it_goes_on(
+    tmp_path: Path, manager: Manager
+) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        pid = stack.router.process.pid
+        assert await lives(stack)
+        freeze(pid)
+        assert await manager.silent(pid)
+        assert not await lives(stack)
+        stack.router.process.send_signal(signal.SIGCONT)
+        await manager.until_said("WATCHDOG", len(manager.times("WATCHDOG")) + 2)
+        assert await lives(stack)
+        assert (await stack.complete([1]))[0] == 200
+
+
+async def test_a_relay_that_hangs_while_python_goes_on_is_noticed(
+    tmp_path: Path, manager: Manager
+) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        pid = stack.router.process.pid
+        assert (await stack.complete([1]))[0] == 200
+        assert await lives(stack)
+        with thread_frozen(pid, "warmroute-relay"):
+            assert await manager.silent(pid)
+
+            async def noticed() -> bool:
+                return not await lives(stack)
+
+            await until(noticed, "the probe to fail")
+            async with stack.http.get(f"{stack.url}/health") as reply:
+                assert (await reply.json())["status"] == "the relay's thread hangs"
+        await manager.until_said("WATCHDOG", len(manager.times("WATCHDOG")) + 1)
+        assert await lives(stack)
+
+
+async def test_after_a_hot_restart_it_is_the_follower_that_is_watched(
+    tmp_path: Path, manager: Manager
+) -> None:
+    """It is not the process that systemd started, whose number WATCHDOG_PID is."""
+    ports = "--port", str(lasting_port()), "--admin-port", str(lasting_port())
+    place = "--hot-restart", str(tmp_path / "next")
+    command = sys.executable, "-m", "router", "serve", *ports, *place
+    started = 'export WATCHDOG_PID=$$; exec "$@"'
+    with (tmp_path / "log").open("wb") as log:
+        before = await asyncio.create_subprocess_exec(
+            *("sh", "-c", started, "sh", *command),
+            stdout=log,
+            stderr=log,
+            env=environment(),
+        )
+        try:
+            await manager.until_said("WATCHDOG", 2, before.pid)
+            before.send_signal(signal.SIGUSR2)
+            assert await asyncio.wait_for(before.wait(), 40) == 0
+            main = [int(lines["MAINPID"]) for _, _, lines in manager.said if "MAINPID" in lines]
+            assert main[0] == before.pid != main[-1]
+            served_s = manager.times("MAINPID", main[-1])[-1]
+            await manager.until_said("WATCHDOG", 2, main[-1])
+            assert manager.times("WATCHDOG", before.pid)[-1] <= served_s + WATCHDOG_S
+        finally:
+            for pid in {lines.get("MAINPID") for _, _, lines in manager.said} - {None}:
+                if runs(int(pid)):
+                    os.kill(int(pid), signal.SIGTERM)

@@ -1,0 +1,44 @@
+"""What holds of a pool of blocks after every call, whatever was called."""
+
+from __future__ import annotations
+
+from engine.block_pool import BlockPool, IdleBlocks
+
+
+def check_pool(pool: BlockPool) -> None:
+    """Raise AssertionError unless every block is accounted for exactly once. O(blocks)."""
+    free, idle = set(pool._free), set(pool._idle)
+    held = {block for block, count in enumerate(pool._references) if count > 0}
+    assert len(free) == len(pool._free), "a block is in the free list twice"
+    assert free.isdisjoint(idle), "a block is free and idle"
+    assert held.isdisjoint(free | idle), "a held block can be given away"
+    assert len(free) + len(idle) + len(held) == pool.blocks, "a block was lost"
+    assert all(pool._by_hash[h] == b for b, h in enumerate(pool._hash) if h is not None)
+    assert len(pool._by_hash) == sum(h is not None for h in pool._hash), "a stale hash"
+    assert all(pool._hash[block] is not None for block in idle), "an idle block has no content"
+    parents: dict[int, int] = {}
+    for block in pool._by_hash.values():
+        parent_hash = pool._parent[block]
+        if parent_hash is not None:
+            assert parent_hash in pool._by_hash, f"block {block} outlived its parent"
+            parents[block] = pool._by_hash[parent_hash]
+            assert parents[block] in held or block in idle, "a block is held without its prefix"
+    _check_idle(pool._idle, parents)
+
+
+def _check_idle(blocks: IdleBlocks, parents: dict[int, int]) -> None:
+    """Raise AssertionError unless the order holds; `parents`: block to block, visible ones."""
+    counted = [0] * len(blocks._children)
+    for block, parent in parents.items():
+        assert blocks._parent[block] == parent, "a block has another parent"
+        counted[parent] += 1
+        assert block not in blocks._marked or parent in blocks._marked, "a mark ends in a chain"
+        if block in blocks._plain and parent in blocks._plain:
+            assert blocks._plain[block] < blocks._plain[parent], "a parent would go first"
+    assert counted == blocks._children, "children are counted wrongly"
+    assert blocks._marked.isdisjoint(blocks._plain), "a marked block stands in the queue"
+    assert blocks._marked.issuperset(blocks._kept), "a block without a mark stands in the heap"
+    assert blocks._marked.issuperset(blocks._worth), "a block with a worth has no mark"
+    offered = {entry for entry in blocks._leaves if blocks._is_current(entry)}
+    leaves = {block for block in blocks._kept if not counted[block]}
+    assert {block for _, _, block in offered} == leaves, "a leaf was lost"

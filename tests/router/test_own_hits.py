@@ -1,0 +1,54 @@
+"""Of several answers, and of a worker that only decodes, `cached_tokens` are no hit of ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.facts import Finish
+from router.request.request import is_own_hit
+from router.upstream.reply import Outcome, Usage
+from tests.router.crowded import crowd
+
+
+@pytest.mark.parametrize(
+    ("body", "own"),
+    [
+        (b'{"prompt": "a"}', True),
+        (b'{"prompt": "a", "n": 1}', True),
+        (b'{"prompt": "a", "n": null, "best_of": 1}', True),
+        (b'{"prompt": "say \\"n\\": 2"}', True),
+        (b'{"prompt": "a", "n": 2}', False),
+        (b'{"n":128,"prompt": "a"}', False),
+        (b'{"prompt": "a", "n" :\n 10}', False),
+        (b'{"prompt": "a", "best_of": 3}', False),
+        (b'{"text": "a", "sampling_params": {"n": 4}}', False),
+    ],
+)
+def test_one_answer_is_told_from_several(body: bytes, own: bool) -> None:
+    assert is_own_hit(body, "both") is is_own_hit(body, "prefill") is own
+    assert not is_own_hit(body, "decode")
+
+
+@pytest.mark.parametrize(("choices", "told"), [(1, 16), (2, None)])
+async def test_a_siblings_hit_is_neither_counted_nor_logged_nor_learned_from(
+    choices: int, told: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM answers: the second sibling found what the first had computed."""
+    async with crowd(1) as pool:
+        await pool.send(body=b'{"prompt": "a", "n": %d}' % choices)
+        request, now_s = pool.requests.pop(), pool.router.dispatcher.clock()
+        request.first_token(now_s)
+        facts: list[object] = []
+        monkeypatch.setattr(pool.router.dispatcher, "tell", facts.append)
+        usage = Usage(prompt_tokens=1000, completion_tokens=9, cached_tokens=16)
+        request.ended(Outcome(now_s, 200, None, 99, now_s, now_s, 9, usage), None)
+        counts = pool.router.service.metrics.requests
+        assert counts.reported_hit_tokens == (told or 0)
+        assert counts.reported_prompt_tokens == (0 if told is None else 1000)
+        finish = facts.pop()
+        assert isinstance(finish, Finish)
+        assert (finish.prompt_tokens, finish.cached_tokens) == (1000, told)
+        monkeypatch.undo()
+        assert request.attempts[0].cached_tokens == told
+        assert request.attempts[0].outcome.usage.completion_tokens == 9
+        request.__exit__(None, None, None)

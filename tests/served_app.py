@@ -1,0 +1,33 @@
+"""Servers of tests that run in the test's own process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+
+@asynccontextmanager
+async def served_app(app: web.Application, **options: Any) -> AsyncIterator[str]:
+    """Yields the URL of an app on loopback, at a port that the system chooses.
+
+    `options`: of aiohttp's runner. What a handler does at the end has a tenth of a second.
+    """
+    runner = web.AppRunner(app, **{"access_log": None, "shutdown_timeout": 0.1} | options)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def served_by(handler: Any, **options: Any) -> AsyncIterator[str]:
+    """The same of one handler for all paths; `options`: of the app."""
+    app = web.Application(**options)
+    app.router.add_route("*", "/{path:.*}", handler)
+    async with served_app(app) as url:
+        yield url
