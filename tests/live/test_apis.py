@@ -66,9 +66,9 @@ async def test_answers_come_whole_and_bodies_go_as_they_are(stack, engine, path)
     sent = bytes_of(path)
     assert await stack.post(sent, path) == (200, WHOLE[path])
     assert [(asked, body) for asked, body, _ in engine.asked] == [(path, sent)]
+    await stack.assert_idle()
     assert await stack.metric("warmroute_reported_prompt_tokens_total") - reported == PROMPT_TOKENS
     assert await stack.metric("warmroute_reported_hit_tokens_total") - hits == CACHED_TOKENS
-    await stack.assert_idle()
 
 
 @pytest.mark.parametrize("path", BODIES)
