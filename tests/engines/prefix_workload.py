@@ -1,8 +1,8 @@
 """vLLM's own benchmark of repeated prefixes, before two servers: one policy beside another.
 
-    python -m tests.engines.prefix_workload [--rate 2 --rate 4] [--prompts 240] [--repeats 3]
+    python -m tests.engines.prefix_workload [--rate 2 --rate 4] [--prompts 240] [--repeats 3] [--seed 0]
 
-`vllm bench serve` sends prompts of three thousand tokens, of which a dozen prefixes recur, at each
+`vllm bench serve` sends prompts of six thousand tokens, of which a dozen prefixes recur, at each
 rate through a router of each policy; servers' caches are emptied in between. "Possible" is the
 share of prompt tokens that a cache without bounds would hold.
 """
@@ -31,8 +31,9 @@ from tests.engines.vllm_server import BLOCK_SIZE, ENVIRONMENT, MODEL, Server
 from tests.live.stack import Stack, metric_sum
 
 SERVERS = 2
-PREFIX_TOKENS, SUFFIX_TOKENS, OUTPUT_TOKENS = 3_072, 64, 8
-BLOCKS = 768  # of each server: it has no room for all prefixes, two have
+PREFIX_TOKENS, SUFFIX_TOKENS, OUTPUT_TOKENS = 6_144, 64, 8
+BLOCKS = 8 * PREFIX_TOKENS // BLOCK_SIZE  # of each server: it has no room for all prefixes, two have
+FLAGS = ("--max-model-len", "8192")
 PREFIXES, PROMPTS = 12, 120
 POLICIES = ("round_robin", "warmset")
 RATES = (2.0, 4.0)  # requests a second
@@ -137,7 +138,12 @@ def table(rows: Sequence[Row], prompts: int) -> Table:
 
 
 async def compare(
-    folder: Path, policies: Sequence[str], rates: Sequence[float], prompts: int, repeats: int
+    folder: Path,
+    policies: Sequence[str],
+    rates: Sequence[float],
+    prompts: int,
+    repeats: int,
+    first_seed: int = 0,
 ) -> list[Row]:
     """Starts two servers and runs each policy at each rate, in turn, so many times."""
     environment = Environment("vllm", NEWEST_VLLM)
@@ -146,7 +152,8 @@ async def compare(
         raise RuntimeError(environment.unavailable)
     model = make_model(folder / "model")
     servers = [
-        Server(environment, model, folder / f"server-{n}", blocks=BLOCKS) for n in range(SERVERS)
+        Server(environment, model, folder / f"server-{n}", blocks=BLOCKS, flags=FLAGS)
+        for n in range(SERVERS)
     ]
     rows = list[Row]()
     try:
@@ -155,7 +162,7 @@ async def compare(
             await server.start()
         for server in servers:
             await server.until_healthy()
-        for seed in range(repeats):
+        for seed in range(first_seed, first_seed + repeats):
             for rate in rates:
                 for policy in policies:
                     at = folder / f"{policy}-{rate:g}-{seed}"
@@ -181,6 +188,7 @@ def main() -> None:
     add("--rate", action="append", type=float, metavar="R", help="requests a second; default: 2, 4")
     add("--prompts", type=int, default=PROMPTS, metavar="N", help=f"a run; default {PROMPTS}")
     add("--repeats", type=int, default=1, metavar="N", help="of which medians are shown; default 1")
+    add("--seed", type=int, default=0, metavar="N", help="of the first repeat; default 0")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = asyncio.run(
@@ -190,6 +198,7 @@ def main() -> None:
                 flags.rate or RATES,
                 flags.prompts,
                 flags.repeats,
+                flags.seed,
             )
         )
     Console().print(table(rows, flags.prompts))
