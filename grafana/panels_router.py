@@ -248,3 +248,42 @@ SESSIONS = Row(
     ),
     width=6,
 )
+
+LEGS = Row(
+    "Prefill here, decode there",
+    (
+        Panel(
+            "Dispatches by leg",
+            "Both: all of a request at one worker. Prefill and decode: the two legs of one whose "
+            "prompt another worker computed.",
+            "reqps",
+            ((rate("warmroute_legs_total", by="leg"), "{{leg}}"),),
+            6,
+            names=("both", "prefill", "decode"),
+        ),
+        Panel(
+            "First leg",
+            "From its dispatch to the end of its answer: the prefill and its queue.",
+            "s",
+            quantiles("warmroute_prefill_leg_seconds"),
+            6,
+        ),
+        Panel(
+            "KV between workers",
+            "How fast it goes, as learned from first tokens after a first leg. 200,000: none yet.",
+            "suffix: tokens/s",
+            ((selected("warmroute_kv_transfer_tokens_per_second"), "learned"),),
+            6,
+        ),
+        Panel(
+            "Faults of KV transfers",
+            "By the engines. Expired: freed before it was fetched. Late: fetched after that, and "
+            "the answer may be wrong. Failed: the worker that decodes computed it, or gave up.",
+            "suffix: /s",
+            ((rate("warmroute_worker_kv_transfer_faults_total", by="fault"), "{{fault}}"),),
+            6,
+            names=("expired", "late", "failed"),
+            alert="WarmrouteLateKvReads",
+        ),
+    ),
+)

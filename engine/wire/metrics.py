@@ -105,6 +105,10 @@ TTFT = "vllm:time_to_first_token_seconds"
 INTER_TOKEN = "vllm:inter_token_latency_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
 CACHE_CONFIG = "vllm:cache_config_info"
+# Of a worker whose KV others fetch: freed before anybody came for it, and fetched after that.
+NIXL_EXPIRED = "vllm:nixl_num_kv_expired_reqs"
+NIXL_LATE = "vllm:nixl_num_notifications_after_expiry"
+NIXL_FAILED = "vllm:nixl_num_failed_transfers"  # of a worker that fetches
 SLEEP_STATE = "vllm:engine_sleep_state"  # label `sleep_state`; one of its series is 1, or none
 # Answers by path and status, of vLLM's HTTP server. Its KV events tell of a cache that was emptied
 # with the engine's next step only.
@@ -115,6 +119,7 @@ _RANK = "engine"  # the label
 _WANTED = (
     *(RUNNING, WAITING, KV_USAGE, KV_USAGE_OLD, CACHE_CONFIG, SLEEP_STATE, HTTP_REQUESTS),
     *(PREFIX_QUERIES, PREFIX_HITS, PREFIX_QUERIES_OLD, PREFIX_HITS_OLD),
+    *(NIXL_EXPIRED, NIXL_LATE, NIXL_FAILED),
 )
 
 
@@ -132,6 +137,9 @@ class EngineLoad(msgspec.Struct, frozen=True):
     asleep: bool = False  # its weights are put away; it answers health probes all the same
     paused: bool = False  # sleeps at level 0: it has all it had
     emptied: int = 0  # times that it was asked to do what empties a cache, and did
+    kv_expired: int = 0  # requests whose KV was freed before another worker had fetched it
+    kv_late: int = 0  # of these, fetched all the same: the answers may be wrong
+    kv_failed: int = 0  # transfers that failed
 
     @property
     def kv_capacity_tokens(self) -> int | None:
@@ -194,9 +202,12 @@ def _load_of(found: Iterable[Sample]) -> EngineLoad:
         asleep=not states.get("awake") and any(states.values()),
         paused=states.get("awake") is False and not any(states.values()),
         emptied=emptied,
+        kv_expired=_total(values, NIXL_EXPIRED) or 0,
+        kv_late=_total(values, NIXL_LATE) or 0,
+        kv_failed=_total(values, NIXL_FAILED) or 0,
     )
 
 
-def _total(values: dict[str, list[float]], name: str, old: str) -> int | None:
+def _total(values: dict[str, list[float]], name: str, old: str = "") -> int | None:
     series = values.get(name) or values.get(old)
     return None if series is None else int(sum(series))

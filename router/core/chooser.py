@@ -23,6 +23,8 @@ from router.core.settings import NO_LIMIT, CoreSettings
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 
+_FILLED = 0.95  # of a cache: beyond it engines preempt what runs
+
 
 def tier_hits(
     index: PrefixIndex,
@@ -51,6 +53,13 @@ def tier_hits(
     return host, disk
 
 
+def _kv_tokens(pending: Pending) -> int:
+    """Tokens of KV for which a worker must have room before it is chosen: none where the engine
+    itself lets a prompt wait. A prefill for a worker without room fills another one's cache.
+    """
+    return pending.arrival.prompt_tokens if pending.leg == "decode" else 0
+
+
 class WorkerLimits:
     """Lifetime: process."""
 
@@ -61,14 +70,20 @@ class WorkerLimits:
         self._any = min(self._requests, self._queued_tokens) < NO_LIMIT
         self._latest: tuple[Rows, bytes, Rows | None] | None = None  # asked for, full, answered
 
-    def rows(self, rows: Rows) -> Rows | None:
-        """Those of `rows` that are below both limits; None: nobody is."""
-        if not self._any:
+    def rows(self, rows: Rows, kv_tokens: int = 0) -> Rows | None:
+        """Those of `rows` that are below both limits, and have room for so many tokens of KV; None:
+        nobody has.
+        """
+        if not (self._any or kv_tokens):
             return rows
         slots, columns = rows.slots, self._columns
         full = columns.requests[slots] >= self._requests
         if self._queued_tokens < NO_LIMIT:
             full |= columns.queued_tokens(slots) >= self._queued_tokens
+        if kv_tokens:
+            filled = columns.kv_used_tokens(slots) + kv_tokens
+            crowded = filled > _FILLED * columns.kv_capacity_tokens[slots]  # unknown: False
+            full |= crowded & (columns.requests[slots] > 0)
         if not full.any():
             return rows
         key, latest = np.packbits(full).tobytes(), self._latest
@@ -127,7 +142,7 @@ class Chooser:
         arrival, able = pending.arrival, self._eligibility.rows(pending)
         if isinstance(able, Reject):
             return able
-        rows = self._limits.rows(able)
+        rows = self._limits.rows(able, _kv_tokens(pending))
         if rows is None:
             return None
         request, fleet = self._views(pending, rows, now_s)
@@ -155,7 +170,7 @@ class Chooser:
         able = self._eligibility.rows(pending)
         if isinstance(able, Reject):
             return able
-        below = self._limits.rows(able)
+        below = self._limits.rows(able, _kv_tokens(pending))
         rows = able if below is None else below
         request, fleet = self._views(pending, rows, now_s)
         free = self.reservations.rows(pending, rows)  # None: all are reserved for others

@@ -44,6 +44,7 @@ class WorkerColumns:
         self.requests = ints()  # own, unfinished
         self.waiting = ints()  # of these, before their first token
         self.context_tokens = floats()  # KV of own requests past their first token
+        self.promised_tokens = floats()  # of these, of prompts that others prefill for it
         self.foreign_running = ints()  # reported beyond what this router sent
         self.foreign_waiting = ints()
         self.report_s = floats(-np.inf)
@@ -104,6 +105,12 @@ class WorkerColumns:
         queued: Floats = self.charged_work[slots] - self.drained_work[slots]
         return queued if self.attention.pair_tokens == 0.0 else queued / self.token_work[slots]
 
+    def kv_used_tokens(self, slots: slice | Ints) -> Floats:
+        """float64[slots]: KV in use, as reported and sent since; NaN where nothing was reported."""
+        own = self.context_tokens[slots] + self.queued_tokens(slots)
+        since_report = np.maximum(own - self.own_tokens_at_report[slots], 0.0)
+        return self.kv_reported_tokens[slots] + since_report
+
     def read_only(self) -> WorkerColumns:
         """The same columns, where they lie, for those who may not write."""
         shown = copy(self)
@@ -149,6 +156,7 @@ class Cells:
         self.drained_work = float_cells(columns.drained_work)
         self.drain_limit_work = float_cells(columns.drain_limit_work)
         self.context_tokens = float_cells(columns.context_tokens)
+        self.promised_tokens = float_cells(columns.promised_tokens)
         self.prefill_tokens_per_s = float_cells(columns.prefill_tokens_per_s)
         self.given_tokens_per_s = float_cells(columns.given_tokens_per_s)
         self.speed_samples = int_cells(columns.speed_samples)

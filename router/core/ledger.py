@@ -92,6 +92,7 @@ class Ledger:
         self._promised[request_id] = Promised(slot, prompt_tokens)
         self._cells.requests[slot] += 1
         self._cells.context_tokens[slot] += prompt_tokens
+        self._cells.promised_tokens[slot] += prompt_tokens
 
     def unpromise(self, request_id: int) -> None:
         """Give that place back; nothing where there is none."""
@@ -99,6 +100,7 @@ class Ledger:
         if promised is not None:
             self._cells.requests[promised.slot] -= 1
             self._cells.context_tokens[promised.slot] -= promised.prompt_tokens
+            self._cells.promised_tokens[promised.slot] -= promised.prompt_tokens
 
     def promised_at(self, slot: int) -> list[int]:
         """Requests that have a place there and have not come yet."""

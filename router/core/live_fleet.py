@@ -166,10 +166,7 @@ class LiveFleet(FleetView):
 
     @property
     def kv_used_tokens(self) -> Floats:
-        columns, slots = self._columns, self._rows.slots
-        own = self.context_tokens + self.queued_prefill_tokens
-        since_report = np.maximum(own - columns.own_tokens_at_report[slots], 0.0)
-        return columns.kv_reported_tokens[slots] + since_report
+        return self._columns.kv_used_tokens(self._rows.slots)
 
     @cached_property
     def working_set_tokens(self) -> Floats:

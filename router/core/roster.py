@@ -193,7 +193,8 @@ class Roster:
         if worker.kv.was_emptied(fact.emptied) and idle:  # else its next step tells what became
             self._empty(worker)
         columns.kv_reported_tokens[slot] = fact.kv_used_tokens
-        columns.own_tokens_at_report[slot] = columns.own_tokens(slot)
+        promised = columns.promised_tokens[slot]  # it does not know of them yet
+        columns.own_tokens_at_report[slot] = columns.own_tokens(slot) - promised
 
     def kv_events(self, fact: KvEvents) -> int | None:
         """KV events: the sequence number to replay from when some were missed."""

@@ -19,6 +19,7 @@ from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
 from router.fleet.context import FRESH, End, FleetContext, refused
 from router.fleet.engines.adapter import (
+    KvTransfers,
     RankLoad,
     Reply,
     UnrecognizedError,
@@ -40,12 +41,14 @@ async def report_loads(
     worker: Recognized,
     told_ranks: set[int],
     context: FleetContext,
+    note: Callable[[RankLoad], None],
 ) -> tuple[End, str]:
     """Report until the figures show that its engine began anew, sleeps or is gone: how, and why.
 
     Ranks of one engine share its answers. `rank` None: all ranks together. `told_ranks`: those in
     the latest answer, kept between two calls for the same worker: an engine whose figures are
-    always of other ranks than it says it has is looked at again once, not for ever.
+    always of other ranks than it says it has is looked at again once, not for ever. `note` gets
+    each report of its rank.
     """
     assert worker.loads is not None
     shared = context.answers.to(worker.loads)
@@ -80,6 +83,7 @@ async def report_loads(
             used = _used_tokens(load, worker.facts.kv_capacity_tokens)
             counts = load.running, load.waiting, used, load.emptied
             context.tell(LoadReport(context.clock(), worker_id, *counts))
+            note(load)
         await asyncio.sleep(context.scrape_interval_s)
 
 
@@ -127,6 +131,7 @@ class Member:
         self.draining = False
         self.leave: Leaving | None = None  # to be removed once idle
         self.parting = False  # its removal has begun
+        self.transfers = KvTransfers()  # of its engine, as latest told
         self.abandoned = 0  # how often all that waited there for a first byte was given up
         self._state: State = "down"  # as last told; before that nobody knows of it
         self._told_ranks: set[int] = set()  # those in its latest load figures
@@ -354,9 +359,22 @@ class Member:
 
     async def _report_loads(self, recognized: Recognized) -> End:
         end, self.trouble = await report_loads(
-            self.worker_id, self.spec.rank, recognized, self._told_ranks, self._context
+            self.worker_id, self.spec.rank, recognized, self._told_ranks, self._context, self._note
         )
         return end
+
+    def _note(self, load: RankLoad) -> None:
+        """Keep what its KV transfers came to; a late read is told at once."""
+        late = load.transfers.late - self.transfers.late
+        self.transfers = load.transfers
+        if late > 0:
+            log.error(
+                "worker %d (%s): KV was fetched %d times after it had been freed: as many answers "
+                "of workers that decode may be wrong; see docs/disaggregation.md",
+                self.worker_id,
+                self.spec.name,
+                late,
+            )
 
     async def _until_paused(self, url: str) -> End:
         """Ask beside the load reports: the engine answers between two of its steps."""

@@ -83,6 +83,11 @@ class RequestMetrics(Collector):
             "From a request's arrival to the first byte of its streamed answer",
             _SECONDS,
         )
+        self._prefill = PlainHistogram(
+            "warmroute_prefill_leg_seconds",
+            "The first of two legs, from its dispatch to the end of its answer",
+            _SECONDS,
+        )
         self._gap = PlainHistogram(
             "warmroute_inter_token_seconds",
             "Mean gap between the events of a streamed answer",
@@ -102,8 +107,9 @@ class RequestMetrics(Collector):
         else:
             self.client_errors[str(status)] += 1
 
-    def prefilled(self, worker_id: int, outcome: Outcome) -> None:
+    def prefilled(self, worker_id: int, outcome: Outcome, now_s: float) -> None:
         """The first leg of a request is over, and well; its client has seen nothing of it."""
+        self._prefill.observe(max(now_s - outcome.started_s, 0.0))
         if (replies := self.replies.get(worker_id)) is None:
             replies = self.replies[worker_id] = Counted()
         replies[str(outcome.status), ""] += 1
@@ -171,7 +177,7 @@ class RequestMetrics(Collector):
             "Prompt tokens of replies that report cached tokens",
             self.reported_prompt_tokens,
         )
-        for plain in (self.ttft, self._gap, self._e2e):
+        for plain in (self.ttft, self._prefill, self._gap, self._e2e):
             yield from plain.collect()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -59,6 +60,11 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
     failures = CounterMetricFamily(
         "warmroute_worker_failures", "Failures blamed on a worker", labels=["worker", "cause"]
     )
+    transfers = CounterMetricFamily(
+        "warmroute_worker_kv_transfer_faults",
+        "KV for another worker that expired, was read late, or failed to come, by its engine",
+        labels=["worker", "fault"],
+    )
     up = GaugeMetricFamily(
         "warmroute_worker_state", "1 for the state a worker is in", labels=["worker", "state"]
     )
@@ -71,6 +77,11 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
         for kind, count in _events(member, worker).items():
             labels = {"worker": label, "kind": kind}
             events.samples.append(Sample("warmroute_kv_events_total", labels, count))
+        if member.recognized is not None and member.recognized.facts.group is not None:
+            for fault, count in asdict(member.transfers).items():
+                labels = {"worker": label, "fault": fault}
+                name = "warmroute_worker_kv_transfer_faults_total"
+                transfers.samples.append(Sample(name, labels, count))
         if member.feed is not None and member.feed.counters.lag_s is not None:
             lag.add_metric([label], member.feed.counters.lag_s)
         if worker is not None:
@@ -78,7 +89,7 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
             for cause, count in worker.health.causes.items():
                 failures.add_metric([label, cause], count)
     refused = "Data-parallel ranks of engines that did not become workers, by a limit"
-    yield from (_info(fleet), up, failures, events, lag)
+    yield from (_info(fleet), up, failures, transfers, events, lag)
     yield gauge("warmroute_refused_ranks", refused, fleet.refused_ranks)
     yield from _gauges(joined, core.columns, fleet.now_s)
 
@@ -112,8 +123,6 @@ def _values(workers: list[Worker], columns: WorkerColumns, now_s: float) -> tupl
     """Of the gauges, in their order: of each worker; not finite: not known."""
     slots = np.array([worker.slot for worker in workers], dtype=np.int64)
     queued = columns.queued_tokens(slots)
-    own = columns.context_tokens[slots] + queued
-    sent_since = np.maximum(own - columns.own_tokens_at_report[slots], 0.0)
     kv = [worker.kv for worker in workers]
     arrays = (
         columns.requests[slots],
@@ -121,7 +130,7 @@ def _values(workers: list[Worker], columns: WorkerColumns, now_s: float) -> tupl
         columns.foreign_running[slots] + columns.foreign_waiting[slots],
         queued,
         columns.context_tokens[slots],
-        columns.kv_reported_tokens[slots] + sent_since,
+        columns.kv_used_tokens(slots),
         columns.kv_capacity_tokens[slots],
         now_s - columns.report_s[slots],
         columns.prefill_tokens_per_s[slots],

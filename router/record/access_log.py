@@ -38,6 +38,7 @@ class AccessLine(msgspec.Struct, frozen=True):
     finish: str  # ok, rejected, client_left, internal_error, or the worker's kind of error
     code: str | None  # of a refusal
     worker: int | None  # the last one
+    prefill_worker: int | None  # that computed the prompt for it; null: it did all itself
     attempts: int
     moved: int  # how often the answer went on at another worker
     bytes_in: int  # of the body
@@ -47,15 +48,19 @@ class AccessLine(msgspec.Struct, frozen=True):
     expected_hit_tokens: int | None
     cached_tokens: int | None  # as the worker reported
     wait_ms: float | None  # at the router, to the first dispatch
+    prefill_ms: float | None  # of the first leg, to the end of its answer
     ttft_ms: float | None
     total_ms: float
 
 
 def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
     """What the log tells of a request."""
-    arrival, last, outcomes = record.arrival, record.last, record.outcomes
+    arrival, last, prefill, outcomes = record.arrival, record.last, record.prefill, record.outcomes
     status = next((one.status for one in reversed(outcomes) if one.status is not None), None)
     usages = [one.usage for one in outcomes if one.usage is not None]
+    cached = usages[-1].cached_tokens if usages else None
+    if cached is None and prefill is not None:
+        cached = prefill.cached_tokens
     finish, code = "client_left", None
     if (ended := record.ended) is not None:
         finish, code = ended.finish, ended.code
@@ -72,7 +77,7 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
     prompt = None if arrival is None else arrival.prompt_tokens
     hit = None
     if prompt is not None and last is not None:
-        hit = max(prompt - last.uncached_tokens, 0)
+        hit = max(prompt - (prefill or last).uncached_tokens, 0)
     streams = arrival is not None and arrival.stream
     events = sum(one.events for one in outcomes)
     begun_s = [one.first_byte_s for one in outcomes if one.first_byte_s is not None]
@@ -89,6 +94,7 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
         finish=finish,
         code=code,
         worker=None if last is None else last.worker_id,
+        prefill_worker=None if prefill is None else prefill.worker_id,
         attempts=len(record.attempts),
         moved=sum(one.resumable for one in outcomes),
         bytes_in=record.bytes_in,
@@ -96,8 +102,9 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
         prompt_tokens=prompt,
         output_tokens=(usages[-1].completion_tokens if usages else None) or events or None,
         expected_hit_tokens=hit,
-        cached_tokens=usages[-1].cached_tokens if usages else None,
+        cached_tokens=cached,
         wait_ms=ms_since(record.attempts[0].sent_s if record.attempts else None, record.began_s),
+        prefill_ms=None if prefill is None else ms_since(prefill.ended_s, prefill.sent_s),
         ttft_ms=ms_since(begun_s[0] if begun_s else None, record.began_s) if streams else None,
         total_ms=ms_since(record.end_s, record.began_s) or 0.0,
     )

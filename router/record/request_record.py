@@ -92,6 +92,12 @@ class Attempt:
         return self.error if self.by_worker or self.code == DEADLINE else "client_left"
 
     @property
+    def prefilled(self) -> bool:
+        """It was a first leg, and ended well: its answer was for the router, not for the client."""
+        outcome = self.outcome
+        return self.leg == "prefill" and outcome is not None and not self.error and outcome.answers
+
+    @property
     def first_token_s(self) -> float | None:
         """From dispatch to the answer's first byte; None: not yet, or no streamed answer."""
         outcome = self.outcome
@@ -168,19 +174,30 @@ class RequestRecord:
 
     @property
     def ended(self) -> Attempt | None:
-        """The latest attempt whose outcome is known."""
-        return next((one for one in reversed(self.attempts) if one.outcome is not None), None)
+        """The latest attempt at an answer whose outcome is known."""
+        done = (one for one in reversed(self.attempts) if one.outcome and not one.prefilled)
+        return next(done, None)
+
+    @property
+    def prefill(self) -> Attempt | None:
+        """The first leg whose KV the latest attempt was to decode."""
+        if len(self.attempts) < 2 or not self.attempts[-2].prefilled:
+            return None
+        return self.attempts[-2]
 
     @property
     def usage(self) -> Usage:
-        """As the worker of the latest outcome reported it."""
-        ended = self.ended
-        return (ended.outcome.usage if ended and ended.outcome else None) or _NO_USAGE
+        """As the worker of the latest outcome reported it; the hits are those of the prefill."""
+        ended, prefill = self.ended, self.prefill
+        usage = (ended.outcome.usage if ended and ended.outcome else None) or _NO_USAGE
+        if prefill is None or usage.cached_tokens is not None:
+            return usage
+        return replace(usage, cached_tokens=prefill.cached_tokens)
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Of all attempts, in their order."""
-        return [one.outcome for one in self.attempts if one.outcome is not None]
+        """Of the attempts whose answers were for the client, in their order."""
+        return [one.outcome for one in self.attempts if one.outcome and not one.prefilled]
 
 
 def refusal_of(error: BaseException | None) -> tuple[int, str | None] | None:

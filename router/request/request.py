@@ -224,7 +224,7 @@ class InferenceRequest(Ticket):
         """A worker has prefilled it for another one; another attempt follows."""
         service, attempt = self._service, self.attempts[-1]
         now_s = service.clock()
-        service.metrics.requests.prefilled(attempt.worker_id, outcome)
+        service.metrics.requests.prefilled(attempt.worker_id, outcome, now_s)
         attempt.end(outcome, now_s)
         self._ask_s()
         self.prefilled(None if outcome.usage is None else outcome.usage.cached_tokens)

@@ -58,8 +58,10 @@ class SpanMaker:
                 "warmroute.approximate": arrival.approximate,
             }
             spans.append(self._child(trace, "tokenize", record.read_s, arrival.now_s, told))
-        for number, attempt in enumerate(_shown(record)):
-            spans += self._of_attempt(trace, attempt, number, record.end_s)
+        resends = 0  # the second leg of a request is none
+        for attempt in _shown(record):
+            spans += self._of_attempt(trace, attempt, resends, record.end_s)
+            resends += not attempt.prefilled
         if record.asked_s is not None:
             spans.append(self._unanswered(trace, record, record.asked_s))
         return spans
@@ -73,7 +75,7 @@ class SpanMaker:
         return self._child(trace, "queue" if waited else "decide", asked_s, ended_s, why)
 
     def _of_attempt(
-        self, trace: Trace, attempt: Attempt, number: int, end_s: float
+        self, trace: Trace, attempt: Attempt, resends: int, end_s: float
     ) -> Iterator[ReadableSpan]:
         """The wait, the decision, the dispatch."""
         begun_s = attempt.asked_s
@@ -82,9 +84,9 @@ class SpanMaker:
             begun_s = attempt.sent_s
         yield self._child(trace, "decide", begun_s, attempt.sent_s, _decision(attempt))
         if attempt.address is not None:
-            yield self._dispatch(trace, attempt, number, end_s)
+            yield self._dispatch(trace, attempt, resends, end_s)
 
-    def _dispatch(self, trace: Trace, attempt: Attempt, number: int, end_s: float) -> ReadableSpan:
+    def _dispatch(self, trace: Trace, attempt: Attempt, resends: int, end_s: float) -> ReadableSpan:
         outcome = attempt.outcome
         assert attempt.address is not None
         about: Attributes = {
@@ -93,8 +95,10 @@ class SpanMaker:
             "warmroute.worker": attempt.worker_id,
             "warmroute.uncached_tokens": attempt.uncached_tokens,
         }
-        if number:
-            about["http.request.resend_count"] = number
+        if attempt.leg != "both":
+            about["warmroute.leg"] = attempt.leg
+        if resends:
+            about["http.request.resend_count"] = resends
         if outcome is None:  # the client left, or a defect of ours ended it
             started_s, ended_s = attempt.sent_s, end_s
         else:

@@ -25,8 +25,8 @@ NOT_SHOWN = {
     "warmroute_kv_state_age_seconds": _OFF,
     "warmroute_refused_ranks": "of an engine with more ranks than workers; it is logged",
     "warmroute_server_deferred_total": "what it comes of, refusals, is shown by reason",
-    "warmroute_legs_total": "of pools whose workers have roles; they get a row of their own",
-    "warmroute_kv_transfer_tokens_per_second": "likewise",
+    "warmroute_prefill_leg_seconds_count": _QUANTILES,
+    "warmroute_prefill_leg_seconds_sum": _QUANTILES,
     "warmroute_session_blocks": "a full table is no trouble; what it forgets is shown",
 }
 
@@ -43,6 +43,7 @@ NOT_SHOWN_OF_ENGINES = {
 
 # Metrics without a series until what they count has happened: panels that ask for them are empty.
 NO_DATA = {
+    "warmroute_worker_kv_transfer_faults_total": "of workers that exchange KV, which these do not",
     "warmroute_engine_refused_total": "by reason, and no engine refuses anything",
     "warmroute_engine_graph_steps_total": "by use, and there are no CUDA graphs on CPUs",
 }

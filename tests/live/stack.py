@@ -186,12 +186,12 @@ async def exchanged(url: str, request: bytes | str, *fields: str) -> tuple[int, 
 
 @asynccontextmanager
 async def misbehaving(
-    answer: bytes, models: str = MODEL, heads: list[bytes] | None = None
+    answer: bytes, models: str = MODEL, heads: list[bytes] | None = None, metrics: bytes = b""
 ) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A worker that says it is fine and answers every inference request with raw `answer`.
 
     Yields its URL and the bodies it was sent, whose heads go to `heads`; an empty `answer` closes
-    the connection.
+    the connection. `metrics`: of its gauges, where it has some.
     """
     seen: list[bytes] = []
     heads = [] if heads is None else heads
@@ -209,6 +209,8 @@ async def misbehaving(
                 writer.write(_ok(b'{"object":"list","data":[{"id":"%s"}]}' % models.encode()))
             elif head.startswith(b"GET /health"):
                 writer.write(_ok(b"{}"))
+            elif metrics and head.startswith(b"GET /metrics"):
+                writer.write(_ok(metrics))
             elif head.startswith(b"GET"):
                 writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             else:

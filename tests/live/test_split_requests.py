@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.stack import MODEL, Stack, misbehaving, running
+from tests.live.stack import MODEL, Stack, misbehaving, running, until
 
 PARAMS = b'{"remote_block_ids": [[3,1,2]],"remote_host":"10.0.0.7", "tp_size":1, "new":{"a":[]}}'
 CACHED = b'"prompt_tokens_details":{"cached_tokens":4}'
@@ -58,13 +58,17 @@ class Pair:
 
 @asynccontextmanager
 async def pair(
-    tmp_path: Path, first: bytes = FIRST, second: bytes = SECOND, group: str = "g"
+    tmp_path: Path,
+    first: bytes = FIRST,
+    second: bytes = SECOND,
+    group: str = "g",
+    metrics: bytes = b"",
 ) -> AsyncIterator[Pair]:
     heads: tuple[list[bytes], list[bytes]] = [], []
     log = tmp_path / "access.jsonl"
     flags = ["--disaggregation", "always", "--access-log", str(log), "--retries-backoff-s", "0"]
     async with (
-        misbehaving(first, heads=heads[0]) as (one, prefilled),
+        misbehaving(first, heads=heads[0], metrics=metrics) as (one, prefilled),
         misbehaving(second, heads=heads[1]) as (other, decoded),
         running(tmp_path / "logs", 0, flags) as stack,
     ):
@@ -99,6 +103,10 @@ async def test_the_second_leg_carries_what_the_first_one_answered(tmp_path: Path
         assert await both.stack.metric("warmroute_reported_hit_tokens_total") == 4, "once"
     (line,) = map(json.loads, both.log.read_text().splitlines())
     assert (line["attempts"], line["status"]) == (2, 200)
+    assert (line["prefill_worker"], line["worker"], line["cached_tokens"]) == (0, 1, 4)
+    assert line["output_tokens"] == 2, "of the client's answer"
+    assert line["bytes_out"] == len(body)
+    assert 0 < line["prefill_ms"] < line["total_ms"]
     assert "10.0.0.7" not in both.log.read_text() + (tmp_path / "logs" / "router.log").read_text()
 
 
@@ -110,6 +118,10 @@ async def test_a_stream_begins_at_the_worker_that_decodes(tmp_path: Path) -> Non
         assert (json.loads(sent)["stream"], json.loads(sent)["stream_options"]) == (False, None)
         assert json.loads(told)["stream"] is True
         await both.stack.assert_idle()
+        assert await both.stack.metric("warmroute_prefill_leg_seconds_count") == 1
+    (line,) = map(json.loads, both.log.read_text().splitlines())
+    assert line["output_tokens"] == 3, "events of the second leg: the first one had no usage here"
+    assert line["ttft_ms"] >= line["prefill_ms"], "its client saw nothing of the first leg"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +132,20 @@ async def test_what_is_not_to_be_split_goes_to_one(tmp_path: Path, fields: dict[
         assert (await both.ask(**fields))[0] == 200
         assert (len(both.prefilled), len(both.decoded)) == (0, 1)
         assert b"kv_transfer_params" not in both.decoded[0]
+
+
+async def test_kv_that_was_fetched_too_late_is_told(tmp_path: Path) -> None:
+    gauges = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+    late = b"vllm:nixl_num_notifications_after_expiry_total 3\n"
+    async with pair(tmp_path, metrics=gauges + late) as both:
+        counted = 'warmroute_worker_kv_transfer_faults_total{fault="late",worker="0"}'
+
+        async def told() -> bool:
+            return await both.stack.metric(counted) == 3
+
+        await until(told, "the worker's own count")
+    log = (tmp_path / "logs" / "router.log").read_text()
+    assert "KV was fetched 3 times after it had been freed" in log
 
 
 async def test_without_parameters_the_second_worker_computes_it(tmp_path: Path) -> None:

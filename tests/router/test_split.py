@@ -6,8 +6,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.facts import Failure, Finish, FirstToken, Prefilled, WorkerChange
-from router.core.actions import Action, Dispatch, Reject
+from policies.facts import (
+    Failure,
+    Finish,
+    FirstToken,
+    LoadReport,
+    Prefilled,
+    Tick,
+    WorkerChange,
+)
+from router.core.actions import Action, Dispatch, Hold, Reject
 from tests.router.core_world import BLOCK, World
 from tests.router.property_support import patient
 
@@ -47,7 +55,7 @@ def prefilled(world: World, number: int) -> list[Action]:
 
 def assert_empty(world: World) -> None:
     columns = world.core.columns
-    for name in ("requests", "waiting", "context_tokens"):
+    for name in ("requests", "waiting", "context_tokens", "promised_tokens"):
         assert not getattr(columns, name).any(), name
     assert np.array_equal(columns.charged_work, columns.drained_work)
     assert not world.core.inflight_requests
@@ -165,6 +173,33 @@ def test_an_answer_that_ends_with_its_first_token_leaves_nothing() -> None:
     columns = world.core.columns
     columns.requests[1] -= 4
     assert_empty(world)
+
+
+def fills(world: World, worker_id: int, kv_tokens: float) -> None:
+    world.core.on_load_report(LoadReport(world.now_s, worker_id, 4, 0, kv_tokens))
+
+
+def test_nothing_is_prefilled_for_a_worker_without_room_for_its_kv() -> None:
+    prompt = len(LONG) * BLOCK
+    world = pool("prefill", "decode", "decode", kv_capacity_tokens=3 * prompt)
+    busy(world, 1)
+    busy(world, 2)
+    fills(world, 1, 2.5 * prompt)
+    fills(world, 2, 1.5 * prompt)
+    first, actions = ask(world)
+    assert legs(actions) == [(0, "prefill")]
+    fills(world, 2, 1.5 * prompt)  # it knows nothing of the prompt that will come
+    _, actions = ask(world, [block + 1_000 for block in LONG])
+    assert [type(action) for action in actions] == [Hold]
+    fills(world, 1, 0.5 * prompt)
+    assert legs(world.core.on_tick(Tick(world.now_s))) == [(0, "prefill")]
+    assert legs(prefilled(world, first)) == [(2, "decode")]
+
+
+def test_a_prompt_larger_than_the_room_goes_to_a_worker_that_does_nothing_else() -> None:
+    world = pool("prefill", "decode", kv_capacity_tokens=len(LONG) * BLOCK)
+    world.core.on_load_report(LoadReport(world.now_s, 1, 0, 0, 1_000.0))
+    assert [type(action) for action in ask(world)[1]] == [Dispatch]
 
 
 ENDS = ("prefilled", "first", "finish", "fail", "leave", "gone", "join")

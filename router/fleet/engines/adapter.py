@@ -123,6 +123,20 @@ class UnrecognizedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class KvTransfers:
+    """What went wrong where KV is fetched from another worker, since the engine began."""
+
+    expired: int = 0  # freed before anybody came for it
+    late: int = 0  # of these, fetched all the same: the answers may be wrong
+    failed: int = 0
+
+    def __add__(self, other: KvTransfers) -> KvTransfers:
+        return KvTransfers(
+            self.expired + other.expired, self.late + other.late, self.failed + other.failed
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RankLoad:
     """The load of one data-parallel rank, as its engine tells it."""
 
@@ -135,6 +149,7 @@ class RankLoad:
     paused: bool = False  # the same, but for the cache: nobody knows
     emptied: int = 0  # how often it was asked to empty its cache since it began, and did
     block_size: int = 0  # tokens of a KV block, where the figures say it; 0: they do not yet
+    transfers: KvTransfers = KvTransfers()
 
 
 def total(loads: Collection[RankLoad]) -> RankLoad:
@@ -151,6 +166,7 @@ def total(loads: Collection[RankLoad]) -> RankLoad:
         paused=all(load.paused or load.asleep for load in loads),
         emptied=sum(load.emptied for load in loads),
         block_size=max(load.block_size for load in loads),
+        transfers=sum((load.transfers for load in loads), KvTransfers()),
     )
 
 

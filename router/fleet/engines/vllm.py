@@ -17,6 +17,7 @@ from router.events.sources import RankedSources, kv_event_sources
 from router.fleet.engines.adapter import (
     Adapter,
     Interview,
+    KvTransfers,
     LoadReader,
     Profile,
     RankLoad,
@@ -55,6 +56,7 @@ def _load_of(load: EngineLoad) -> RankLoad:
         asleep=load.asleep,
         paused=load.paused,
         emptied=load.emptied,
+        transfers=KvTransfers(load.kv_expired, load.kv_late, load.kv_failed),
     )
 
 

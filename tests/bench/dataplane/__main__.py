@@ -15,7 +15,7 @@ import math
 import signal
 import sys
 
-from tests.bench.dataplane import light, memory, replicas, requests, streams
+from tests.bench.dataplane import light, memory, replicas, requests, split, streams
 from tests.bench.dataplane.measured import Bench, run, table
 from tests.bench.dataplane.programs import Cores
 from tests.bench.dataplane.routers import subjects
@@ -26,6 +26,7 @@ ROWS = (
     *light.ROWS,
     *memory.ROWS,
     *replicas.ROWS,
+    *split.ROWS,
 )
 
 

@@ -171,13 +171,16 @@ class Engines {
     engine.most = std::max(engine.most, ++engine.running);
     if (!asks_for_stream(body)) {
       --engine.running;
-      static const string answer = json(
+      static const string text =
           "{\"id\":\"cmpl-0\",\"object\":\"text_completion\",\"created\":1,\"model\":\"" + model_ +
-              "\",\"choices\":[{\"index\":0,\"text\":\" an answer\",\"message\":{\"role\":"
-              "\"assistant\",\"content\":\" an answer\"},\"logprobs\":null,\"finish_reason\":"
-              "\"length\"}],\"usage\":{\"prompt_tokens\":512,\"total_tokens\":528,"
-              "\"completion_tokens\":16}}");
-      send(fd, peer, answer);
+          "\",\"choices\":[{\"index\":0,\"text\":\" an answer\",\"message\":{\"role\":"
+          "\"assistant\",\"content\":\" an answer\"},\"logprobs\":null,\"finish_reason\":"
+          "\"length\"}],";
+      static const string usage =
+          "\"usage\":{\"prompt_tokens\":512,\"total_tokens\":528,\"completion_tokens\":16}}";
+      static const string answer = json(text + usage), kept = json(text + params() + usage);
+      const bool keeps = body.substr(0, 256).find("\"do_remote_decode\":true") != string_view::npos;
+      send(fd, peer, keeps ? kept : answer);
       return;
     }
     peer.streaming = true;
@@ -189,6 +192,17 @@ class Engines {
     peer.next_ns = wire::now_ns() + delay_ns_;
     send(fd, peer, kStreamHead);
     if (delay_ns_ != 0) timers_.push({peer.next_ns, fd, peer.life});
+  }
+
+  // What vLLM names of the KV of a prompt of 512 tokens, for another worker to fetch.
+  static string params() {
+    string blocks;
+    for (int block = 100; block < 132; ++block)
+      blocks += (blocks.empty() ? "" : ",") + std::to_string(block);
+    return "\"kv_transfer_params\":{\"do_remote_prefill\":true,\"do_remote_decode\":false,"
+           "\"remote_block_ids\":[[" + blocks + "]],\"remote_engine_id\":\"3e0bd1e4\","
+           "\"remote_request_id\":\"cmpl-0\",\"remote_host\":\"127.0.0.1\",\"remote_port\":5600,"
+           "\"tp_size\":1},";
   }
 
   // With a size of two digits, so that the stamp's place is known.

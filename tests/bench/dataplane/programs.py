@@ -40,10 +40,17 @@ class Engines:
 
     pid: int
     ports: tuple[int, ...]
+    options: tuple[str, ...] = ()  # of our router's workers, one each
 
     @property
     def urls(self) -> list[str]:
         return [f"http://127.0.0.1:{port}" for port in self.ports]
+
+    @property
+    def workers(self) -> list[str]:
+        """As our router is told of them."""
+        options = self.options or ("",) * len(self.ports)
+        return [f"{url},{given}".rstrip(",") for url, given in zip(self.urls, options, strict=True)]
 
     def counts(self) -> list[dict[str, int]]:
         """Of each engine: `requests`, `running`, `most` at once, `given_up` by the router."""

@@ -77,8 +77,8 @@ def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
     def start(engines: Engines, cores: Cores) -> Iterator[Running]:
         command = [sys.executable, "-m", module, "serve", "--port", "0", "--admin-port", "0"]
         command += ["--policy", POLICY, "--log-level", "warning", *flags]
-        for url in engines.urls:
-            command += ["--worker", url]
+        for worker in engines.workers:
+            command += ["--worker", worker]
         with program(command, cores.router, log) as process:
             client, admin = ready_line(process, log).split()[1:3]
             port = int(client.rsplit(":", 1)[1])

@@ -1,0 +1,71 @@
+"""What a request in two legs costs the router, beside one that a single worker answers.
+
+The same 2 KB requests, in turn to a pool of two plain workers and to a pair of which one prefills
+and the other decodes. A client that makes both calls itself waits twice for an engine.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from tests.bench.dataplane.light import RATE, SLICES, percentile
+from tests.bench.dataplane.measured import FOREIGN, Bench, Figure, Figures, Row
+from tests.bench.dataplane.programs import Engines, engines, run_load
+from tests.bench.dataplane.routers import Running, Subject, ours
+
+ROLES = ("prefill", "decode")
+
+
+@contextmanager
+def routers(bench: Bench, subject: Subject, behind: Engines) -> Iterator[tuple[Running, Running]]:
+    """(plain, split): two routers before the same two engines."""
+    ports = behind.ports
+    plain = replace(behind, options=("kind=vllm",) * len(ports))
+    pair = replace(behind, options=tuple(f"kind=vllm,role={role},group=g" for role in ROLES))
+    start = ours(*subject.flags, "--disaggregation", "always", log="warmroute-split")
+    with subject.start(plain, bench.cores) as one, start(pair, bench.cores) as other:
+        yield one, other
+
+
+def cost(bench: Bench, subject: Subject) -> Figures:
+    """CPU of a request, closed loop, and latency at a light load."""
+    others, foreign = bench.cores.others, list[float]()
+    cpu_us: list[list[float]] = [[], []]
+    latency_us: list[list[float]] = [[], [], []]
+    with engines(others, ports=2) as behind, routers(bench, subject, behind) as both:
+        for _ in range(SLICES):
+            for router, kept in zip(both, cpu_us, strict=True):
+                load = run_load(router.port, others, router.pid, behind.pid, seconds=bench.seconds)
+                kept.append(load.cpu_s * 1e6 / load.requests)
+                foreign.append(load.foreign)
+            ways = [(behind.ports[0], None), *((one.port, one.pid) for one in both)]
+            for (port, pid), kept in zip(ways, latency_us, strict=True):
+                light = {"rate": RATE, "warmup_s": 0.3, "seconds": bench.seconds, "dump": True}
+                load = run_load(port, others, pid, behind.pid, **light)
+                kept += load.found["latency_us"]["all"]
+                foreign.append(load.foreign)
+    plain, split = map(statistics.median, cpu_us)
+    direct, through, twice = (percentile(kept, 0.5) for kept in latency_us)
+    return {
+        FOREIGN: statistics.median(foreign),
+        "us": split,
+        "cpu": split / plain,
+        "added": (twice - 2 * direct) / (through - direct),
+    }
+
+
+ROWS = (
+    Row(
+        "split",
+        [
+            Figure("us", "2 KB text in two legs, CPU us/request"),
+            Figure("cpu", "the same over a plain request's CPU", 2.2, 2),
+            Figure("added", "50 requests/s: added p50 over that of a plain request", 2.2, 2),
+        ],
+        cost,
+        ours_only=True,
+    ),
+)
