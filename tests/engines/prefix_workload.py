@@ -1,6 +1,6 @@
 """vLLM's own benchmark of repeated prefixes, before two servers: one policy beside another.
 
-    python -m tests.engines.prefix_workload [--rate 2 --rate 4] [--prompts 240] [--repeats 3] [--seed 0]
+    python -m tests.engines.prefix_workload [--rate 2 --rate 4] [--prompts 240] [--repeats 3]
 
 `vllm bench serve` sends prompts of six thousand tokens, of which a dozen prefixes recur, at each
 rate through a router of each policy; servers' caches are emptied in between. "Possible" is the
@@ -32,7 +32,8 @@ from tests.live.stack import Stack, metric_sum
 
 SERVERS = 2
 PREFIX_TOKENS, SUFFIX_TOKENS, OUTPUT_TOKENS = 6_144, 64, 8
-BLOCKS = 8 * PREFIX_TOKENS // BLOCK_SIZE  # of each server: it has no room for all prefixes, two have
+# Of each server: it has no room for all prefixes, two have.
+BLOCKS = 8 * PREFIX_TOKENS // BLOCK_SIZE
 FLAGS = ("--max-model-len", "8192")
 PREFIXES, PROMPTS = 12, 120
 POLICIES = ("round_robin", "warmset")
