@@ -1,14 +1,16 @@
 """Profiles of engine instances: step times and KV capacity, built in by name, or from a file.
 
-All rows are dense BF16 models. Figures are *derived* from public facts: model shapes, peak FLOPs
-and bandwidth of the GPUs, and a model FLOPs utilization; calibrate them before you trust them.
+Most rows are dense BF16 models; DeepSeek-R1 is a mixture of experts spread over many GPUs. Figures
+are *derived* from public facts: model shapes, peak FLOPs and bandwidth of the GPUs, and a model
+FLOPs utilization; calibrate them before you trust them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 
 import msgspec
@@ -21,13 +23,21 @@ MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One model on one GPU type at one degree of tensor parallelism."""
+    """One model on one GPU type at one degree of tensor or expert parallelism."""
 
     name: str
     step_time: StepTime
     kv_capacity_tokens: int
     kv_bytes_per_token: int  # over all GPUs of the instance; 0 where nobody has said
     provenance: str
+    ranks: int = 1  # of attention data parallelism: each fills steps of its own
+
+
+def gpus_of(name: str) -> int:
+    """GPUs of one worker: N of a name with a part `tpN` or `epN`, as qwen3-32b-h100-tp2; else 1."""
+    parts = re.split(r"[-_.]", PurePath(name).name.lower())
+    degrees = [int(part[2:]) for part in parts if re.fullmatch(r"[te]p[1-9]\d{0,3}", part)]
+    return degrees[-1] if degrees else 1
 
 
 def read_profile(path: Path) -> Profile:
@@ -105,7 +115,59 @@ _ROWS = (
     _profile("llama-3-70b-h200-tp8", 0.0270, 0.0136, 7.4e-7, 6.6, 12, _L, 2_570_000, 80),
 )
 
-PROFILES: Mapping[str, Profile] = MappingProxyType({row.name: row for row in _ROWS})
+# DeepSeek-V3 and R1 (arXiv 2412.19437, tables of section 4.2): 61 layers of latent attention, 58
+# of them with 256 routed experts of which a token visits 8.
+_LAYERS, _MOE_LAYERS, _HIDDEN = 61, 58, 7168
+_EXPERTS_B = 654.0  # thousands of millions of parameters, all routed experts
+_SHARED_B = (
+    17.0  # the rest, on every GPU: attention 11.4, shared experts 2.6, dense 1.2, tokens 1.8
+)
+_ACTIVE_EXPERTS_B = 24.1  # of a token: routed, shared, dense layers
+_ACTIVE_ATTENTION_B = 11.4  # of a token: attention's projections
+_KV_BYTES = _LAYERS * 576  # a token's latent and its position's part, FP8
+_PREFILL_PAIR_FLOPS = _LAYERS * 128 * 2 * (192 + 128)
+_DECODE_PAIR_FLOPS = _LAYERS * 128 * 2 * (576 + 512)  # on the latent itself
+# One GPU of a GB200 NVL72 (data sheet, dense): FLOPs per second, bytes per second.
+_FP4, _FP8, _HBM, _NVLINK, _MEMORY = 1e16, 5e15, 8e12, 9e11, 186e9
+_FP4_BYTES = 0.5625  # NVFP4: half a byte, and a scale of one byte for 16 of them
+_GEMM_SHARE = 0.35  # of peak: what makes 8 GPUs prefill as fast as published, below
+_ATTENTION_SHARE, _HBM_SHARE, _NVLINK_SHARE = 0.45, 0.72, 0.7
+_WIDE = (
+    "derived from DeepSeek-V3's report and GB200's data sheet; matrix work set by the prefill that "
+    "SGLang published, 26,156 tokens/s/GPU at 2,000 (lmsys.org, 2025-09-25); its 13,386 of decode "
+    "on 48 GPUs then come out 1 to 2 % higher"
+)
+
+
+def _wide(gpus: int) -> Profile:
+    """DeepSeek-R1 in NVFP4 with FP8 attention, experts over `gpus`, each GPU its own requests.
+
+    A GPU reads its part of the experts and all of the rest in each step; a token's vector is sent
+    once to each GPU with experts of its own, in FP8, and comes back in BF16.
+    """
+    linear_flops_s = _ACTIVE_EXPERTS_B / _FP4 + _ACTIVE_ATTENTION_B / _FP8
+    weights_bytes = 1e9 * (_EXPERTS_B * _FP4_BYTES / gpus + _SHARED_B)
+    visited = gpus * (1 - (1 - 1 / gpus) ** 8) * (gpus - 1) / gpus  # other GPUs, of a token
+    moved_bytes = _MOE_LAYERS * _HIDDEN * 3 * visited
+    read_s = _KV_BYTES / (_HBM_SHARE * _HBM)
+    decode_s = max(read_s, _DECODE_PAIR_FLOPS / (_ATTENTION_SHARE * _FP8))
+    step_time = StepTime(
+        linear_s=2e9 * linear_flops_s / _GEMM_SHARE / gpus,
+        pair_s=_PREFILL_PAIR_FLOPS / (_ATTENTION_SHARE * _FP8) / gpus,
+        weights_s=weights_bytes / (_HBM_SHARE * _HBM),
+        context_s=decode_s / gpus,
+        comm_s=moved_bytes / (_NVLINK_SHARE * _NVLINK) / gpus,
+        comm_floor_s=2 * _MOE_LAYERS * _RING_HOP_S,
+        seq_s=15e-6 / gpus,
+    )
+    kv_bytes = gpus * (0.9 * _MEMORY - weights_bytes - 4e9)
+    tokens = int(kv_bytes / _KV_BYTES)
+    return Profile(f"deepseek-r1-gb200-ep{gpus}", step_time, tokens, _KV_BYTES, _WIDE, gpus)
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {row.name: row for row in (*_ROWS, *map(_wide, (4, 8, 16, 32)))}
+)
 
 
 def profile(name: str) -> Profile:

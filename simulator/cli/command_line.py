@@ -50,6 +50,7 @@ EPILOG = """\
 examples: on virtual time (docs/simulator.md)
   warmroute-sim replay requests.jsonl --workers 8
   warmroute-sim plan requests.jsonl --ttft-p90-ms 1000
+  warmroute-sim rate-match requests.jsonl --tpot-ms 25 --ttft-ms 1000 --gpus 16
   warmroute-sim sweep sweep.yaml --html sweep.html
 examples: on real programs
   warmroute-sim demo
@@ -164,6 +165,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands_of = parser.add_subparsers(required=True, metavar="COMMAND")
     cli_replay.add_replay(commands_of)
     cli_study.add_plan(commands_of)
+    cli_study.add_rate_match(commands_of)
+    cli_study.add_pareto(commands_of)
     cli_study.add_sweep(commands_of)
     cli_study.add_compare(commands_of)
     cli_study.add_study(commands_of)

@@ -245,6 +245,123 @@ def add_bound(parsers: Any) -> None:
     parser.set_defaults(command=from_module(STUDIES, "bound"))
 
 
+CAPACITY = "simulator.cli.capacity"
+LINK_GBPS, LINK_SETUP_MS = 200.0, 1.0
+MATCH_EXAMPLES = """\
+examples:
+  warmroute-sim rate-match requests.jsonl --tpot-ms 25 --ttft-ms 1000 --gpus 16
+  warmroute-sim rate-match requests.jsonl --tpot-ms 25 --gpus 64 \\
+      --profile qwen3-32b-h100-tp2 --profile qwen3-32b-h100-tp4
+  warmroute-sim rate-match 'gen:shared?prefix=4384&suffix=16&output=1200' --cached none \\
+      --tpot-ms 20 --prefill-profile deepseek-r1-gb200-ep4 \\
+      --decode-profile deepseek-r1-gb200-ep32 --profile deepseek-r1-gb200-ep8
+
+How it is computed, and when it pays: docs/disaggregation.md. What queues, bursts and caches make of
+it: `replay` with --prefill-workers and --decode-workers.
+"""
+FRONT_EXAMPLES = """\
+examples:
+  warmroute-sim pareto requests.jsonl --ttft-ms 2000 --svg front.svg
+  warmroute-sim pareto requests.jsonl --gpus 16 --profile qwen3-32b-h100-tp2 \\
+      --profile qwen3-32b-h100-tp4
+"""
+
+
+def add_rate_match(parsers: Any) -> None:
+    """`warmroute-sim rate-match`."""
+    parser = add_command(
+        parsers,
+        "rate-match",
+        "TRACE --tpot-ms MS [--ttft-ms MS] [--gpus N] [--profile P]... [option]...",
+        "how many workers prefill and how many decode, for a log, GPUs and targets",
+        "Computes from step times how many requests like those of TRACE a worker takes that "
+        "prefills, one that decodes and one that does both, and which numbers of them take most "
+        "on so many GPUs while both targets are kept; without --gpus, in which ratio they match. "
+        "What of a prompt is cached counts: only the rest is computed.",
+        MATCH_EXAMPLES + known(),
+    )
+    add_source(parser)
+    targets = parser.add_argument_group("targets").add_argument
+    targets(
+        "--tpot-ms", type=arguments.positive, required=True, metavar="MS",
+        help="mean time per token after the first, at most",
+    )  # fmt: skip
+    _add_capacity(parser, targets)
+    add_reports(parser, json="the mix, the targets, the pools with all their figures")
+    parser.set_defaults(command=from_module(CAPACITY, "rate_match"))
+
+
+def add_pareto(parsers: Any) -> None:
+    """`warmroute-sim pareto`."""
+    parser = add_command(
+        parsers,
+        "pareto",
+        "TRACE [--ttft-ms MS] [--gpus N] [--profile P]... [--svg FILE] [option]...",
+        "throughput per GPU against speed, workers of two roles and workers all alike",
+        "Computes for many times per token which pool gives most tokens per GPU, once of workers "
+        "that prefill or decode and once of workers that do both, keeps what nothing else beats in "
+        "both, and prints for each point the command that shows it again.",
+        FRONT_EXAMPLES + known(),
+    )
+    add_source(parser)
+    targets = parser.add_argument_group("targets").add_argument
+    _add_capacity(parser, targets)
+    targets(
+        "--points", type=arguments.count, default=24, metavar="N",
+        help="times per token to try, from the shortest step on; default %(default)s",
+    )  # fmt: skip
+    add_reports(parser, svg="the picture", json="all points")
+    parser.set_defaults(command=from_module(CAPACITY, "front"))
+
+
+def _add_capacity(parser: argparse.ArgumentParser, targets: Any) -> None:
+    targets(
+        "--ttft-ms", type=arguments.positive, metavar="MS",
+        help="mean time to first token, at most; default: any",
+    )  # fmt: skip
+    targets(
+        "--every-step",
+        action="store_true",
+        help="the time per token is that of every step, not of the mean: tails count",
+    )
+    workers = parser.add_argument_group("workers").add_argument
+    workers("--gpus", type=arguments.count, metavar="N", help="of all workers; default: any ratio")
+    for name, what in (
+        ("profile", f"may do any of it; default {PROFILE}"),
+        ("prefill-profile", "may prefill, instead of --profile's"),
+        ("decode-profile", "may decode, instead of --profile's"),
+    ):
+        workers(
+            f"--{name}", action="append", metavar="P",
+            help=f"workers that {what}; repeat, and the best is taken",
+        )  # fmt: skip
+    workers(
+        "--kv-tokens", type=arguments.count, metavar="T",
+        help="KV tokens a worker holds, as 300000 or 300k; default: the profile's",
+    )  # fmt: skip
+    workers(
+        "--link-gbps", type=arguments.positive, default=LINK_GBPS, metavar="G",
+        help="Gbit/s by which each GPU of a worker sends and receives KV; default %(default)g",
+    )  # fmt: skip
+    workers(
+        "--link-setup-ms", type=arguments.not_negative, default=LINK_SETUP_MS, metavar="MS",
+        help="of each transfer; default %(default)g",
+    )  # fmt: skip
+    cached = parser.add_argument_group("what of a prompt is cached").add_argument
+    cached(
+        "--cached", choices=("log", "caches", "none"),
+        help="log: as the workers reported; caches: as --caches workers would find it; none: "
+        "nothing. Default: log where TRACE is a request log that knows, else caches",
+    )  # fmt: skip
+    cached(
+        "--caches", type=arguments.count, metavar="N",
+        help="workers that prefill, each with its cache; default: as half of --gpus has, or 4",
+    )  # fmt: skip
+    add_workload(parser, closed_loop=False)
+    usual = {"link_gbps": LINK_GBPS, "link_setup_ms": LINK_SETUP_MS, "format": "auto", "skip": 0.0}
+    parser.set_defaults(defaults=usual)
+
+
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     runs = parser.add_argument_group("where it runs")
     runs.add_argument(

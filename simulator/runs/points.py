@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 import msgspec
 
+from engine.profiles import gpus_of
 from simulator.replay.setup import Setup
 from simulator.report.figures import FIGURES, Figure, Interval, interval, percent, whole
 from simulator.report.row import ReplayRow
 from simulator.runs.sheet import SHORT_NAMES
 from simulator.runs.task import Outcome
-
-
-def gpus_of(profile: str) -> int:
-    """GPUs of one worker: N of a name with a part `tpN`, as in qwen3-32b-h100-tp2; else 1."""
-    parts = re.split(r"[-_.]", PurePath(profile).name.lower())
-    degrees = [int(part[2:]) for part in parts if re.fullmatch(r"tp[1-9]\d{0,3}", part)]
-    return degrees[-1] if degrees else 1
 
 
 def fleet_gpus(setup: Setup) -> int:

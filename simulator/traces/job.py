@@ -31,6 +31,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     think_ns: int | None = None  # the client's pause after the answer before; None: not recorded
     tenant: str | None = None
     priority: int = 0  # lower is served first
+    cached_tokens: int | None = None  # of the prompt, where it was served; None: nobody said
 
 
 KEPT_MESSAGES = 10

@@ -46,6 +46,7 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
     model: str | None = None
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None = None
     output_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None = None
     block_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROMPT_TOKENS)] | None = None
     chain: bytes = b""
     session: SessionId | None = None
@@ -95,6 +96,7 @@ def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job
             session=None if line.session is None else f"{names}/{line.session}",
             tenant=None if line.tenant is None else f"{names}/{line.tenant}",
             priority=line.priority,
+            cached_tokens=line.cached_tokens,
         )
 
     return parse

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from engine.profiles import PROFILES
+from engine.profiles import PROFILES, gpus_of
 from simulator.report.figures import Interval, figure
 from simulator.runs.points import (
     LOST,
@@ -26,7 +26,6 @@ from simulator.runs.points import (
     best,
     fleet_gpus,
     front,
-    gpus_of,
     points_of,
 )
 from simulator.runs.sweep import best_tables, front_table, load_pictures, render_page

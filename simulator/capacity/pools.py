@@ -1,0 +1,255 @@
+"""How many workers of which role: whole numbers for so many GPUs, and the front of all targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulator.capacity.mix import Mix
+from simulator.capacity.rates import (
+    HIGHEST_LOAD,
+    Link,
+    Rate,
+    Shape,
+    Targets,
+    aggregated,
+    decode,
+    load_within,
+    prefill,
+    service,
+)
+
+MAX_GPUS = 4096
+_APART = 1.005  # points of a front
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Workers of one role. Lifetime: process."""
+
+    role: str  # prefill, decode, both
+    shape: Shape
+    workers: float  # whole, but where only the ratio was asked for
+    each: Rate
+
+    @property
+    def gpus(self) -> float:
+        """Of all of them."""
+        return self.workers * self.shape.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Workers, and what they take together. Lifetime: process."""
+
+    parts: tuple[Part, ...]
+    requests_per_s: float
+    limited_by: str
+    tpot_s: float
+    ttft_s: float
+
+    @property
+    def gpus(self) -> float:
+        """Of all workers."""
+        return sum(part.gpus for part in self.parts)
+
+    @property
+    def per_gpu(self) -> float:
+        """Requests per second and GPU."""
+        return self.requests_per_s / self.gpus
+
+    def workers(self, role: str) -> float:
+        """Workers of one role."""
+        return sum(part.workers for part in self.parts if part.role == role)
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What each role may be made of; without one for `both` there is nothing to compare with.
+
+    Lifetime: process.
+    """
+
+    prefill: tuple[Shape, ...]
+    decode: tuple[Shape, ...]
+    both: tuple[Shape, ...]
+
+
+def ratio(mix: Mix, p: Shape, d: Shape, targets: Targets, link: Link) -> Pool | None:
+    """Both roles as many as match: n_P : n_D = R_D : R_P, a worker that decodes counted as one.
+
+    None where the targets cannot be kept.
+    """
+    decoding = decode(d, mix, targets, link)
+    if not decoding.requests_per_s:
+        return None
+    prefilling = prefill(p, mix, targets, link, decode_step_s=decoding.step_s)
+    if not prefilling.requests_per_s:
+        return None
+    n_p = decoding.requests_per_s / prefilling.requests_per_s
+    parts = (Part("prefill", p, n_p, prefilling), Part("decode", d, 1.0, decoding))
+    limit = decoding.limited_by if prefilling.limited_by == "prefill" else prefilling.limited_by
+    return Pool(
+        parts, decoding.requests_per_s, limit, decoding.step_s or targets.tpot_s, prefilling.ttft_s
+    )
+
+
+def split(mix: Mix, p: Shape, d: Shape, targets: Targets, link: Link, gpus: int) -> Pool | None:
+    """The whole numbers that take most of the mix on `gpus` GPUs: max of min(n_P R_P, n_D R_D).
+
+    What R_P is depends on n_P: several workers behind one queue may be loaded more for the same
+    TTFT. None where the targets cannot be kept, or there are too few GPUs for both.
+    """
+    decoding = decode(d, mix, targets, link)
+    most = (gpus - d.gpus) // p.gpus
+    if not decoding.requests_per_s or most < 1:
+        return None
+    n_p = np.arange(1, most + 1)
+    n_d = (gpus - n_p * p.gpus) // d.gpus
+    of = service(p.step_time, mix)
+    idle = prefill(p, mix, targets, link, decode_step_s=decoding.step_s, load=0.0)
+    loads = load_within(of, targets.ttft_s - idle.ttft_s, n_p)
+    each = np.minimum(loads / of.mean_s, link.rate(mix.moved * p.kv_bytes_per_token, p.gpus))
+    rates = np.minimum(n_p * each, n_d * decoding.requests_per_s)
+    best = int(np.argmax(np.round(rates, 9)))  # of equals the one with fewer that prefill
+    if not rates[best]:
+        return None
+    workers = int(n_p[best])
+    prefilling = prefill(
+        p, mix, targets, link, workers=workers, load=float(loads[best]),
+        decode_step_s=decoding.step_s,
+    )  # fmt: skip
+    lacks_p = n_p[best] * each[best] < n_d[best] * decoding.requests_per_s
+    limit = prefilling.limited_by if lacks_p else decoding.limited_by
+    if lacks_p and limit == "prefill" and loads[best] < HIGHEST_LOAD:
+        limit = "TTFT"
+    parts = (
+        Part("prefill", p, workers, prefilling),
+        Part("decode", d, int(n_d[best]), decoding),
+    )
+    return Pool(parts, float(rates[best]), limit, decoding.step_s, prefilling.ttft_s)
+
+
+def alone(mix: Mix, both: Shape, targets: Targets, gpus: int | None) -> Pool | None:
+    """Workers that do all of a request on `gpus` GPUs; one worker where no number is given."""
+    each = aggregated(both, mix, targets)
+    workers = 1 if gpus is None else gpus // both.gpus
+    if not each.requests_per_s or not workers:
+        return None
+    return Pool(
+        (Part("both", both, workers, each),),
+        workers * each.requests_per_s,
+        each.limited_by,
+        each.step_s,
+        each.ttft_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The best pools of three kinds; None where the targets cannot be kept. Lifetime: process."""
+
+    split: Pool | None
+    alone: Pool | None
+    mixed: Pool | None  # some workers of each role, some that do both
+
+    @property
+    def best(self) -> Pool | None:
+        """The one that takes most per GPU that it was given."""
+        found = [pool for pool in (self.alone, self.split, self.mixed) if pool is not None]
+        return max(found, key=lambda pool: round(pool.requests_per_s, 9), default=None)
+
+
+def match(mix: Mix, shapes: Shapes, targets: Targets, link: Link, gpus: int | None) -> Match:
+    """The best of all shapes on `gpus` GPUs; without a number, per GPU and in any ratio."""
+    pairs = [(p, d) for p in shapes.prefill for d in shapes.decode]
+    if gpus is None:
+        ratios = (ratio(mix, p, d, targets, link) for p, d in pairs)
+        alones = (alone(mix, both, targets, None) for both in shapes.both)
+        return Match(_per_gpu(ratios), _per_gpu(alones), None)
+    if not 1 <= gpus <= MAX_GPUS:
+        raise ValueError(f"GPUs must be 1 to {MAX_GPUS}, got {gpus}")
+    splits = [split(mix, p, d, targets, link, gpus) for p, d in pairs]
+    best_split = _most(splits)
+    best_alone = _most(alone(mix, both, targets, gpus) for both in shapes.both)
+    return Match(best_split, best_alone, _mixed(mix, best_split, best_alone, targets, link, gpus))
+
+
+def _mixed(
+    mix: Mix, halves: Pool | None, whole: Pool | None, targets: Targets, link: Link, gpus: int
+) -> Pool | None:
+    """Workers of both kinds at once, of the shapes that are best by themselves.
+
+    Never better than the better of both but for what whole numbers leave over.
+    """
+    if halves is None or whole is None:
+        return None
+    p, d, both = halves.parts[0].shape, halves.parts[1].shape, whole.parts[0]
+    best: Pool | None = None
+    for workers in range(1, gpus // both.shape.gpus):
+        rest = split(mix, p, d, targets, link, gpus - workers * both.shape.gpus)
+        if rest is None:
+            break
+        rate = rest.requests_per_s + workers * both.each.requests_per_s
+        if best is None or rate > best.requests_per_s:
+            parts = (*rest.parts, replace(both, workers=workers))
+            ttft_s = max(rest.ttft_s, whole.ttft_s)
+            tpot_s = max(rest.tpot_s, whole.tpot_s)
+            best = Pool(parts, rate, rest.limited_by, tpot_s, ttft_s)
+    return best
+
+
+def _most(pools: Iterable[Pool | None]) -> Pool | None:
+    found = [pool for pool in pools if pool is not None]
+    return max(found, key=lambda pool: (round(pool.requests_per_s, 9), -pool.gpus), default=None)
+
+
+def _per_gpu(pools: Iterable[Pool | None]) -> Pool | None:
+    found = [pool for pool in pools if pool is not None]
+    return max(found, key=lambda pool: pool.per_gpu, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A pool that no other one beats in both. Lifetime: process."""
+
+    kind: str  # split, aggregated
+    targets: Targets
+    pool: Pool
+    per_user: float  # tokens per second of one answer
+    per_gpu: float  # output tokens per second
+
+
+def pareto(
+    mix: Mix,
+    shapes: Shapes,
+    tpots_s: Sequence[float],
+    targets: Targets,
+    link: Link,
+    gpus: int | None,
+) -> tuple[list[FrontPoint], list[FrontPoint]]:
+    """The fronts (split, aggregated) of throughput per GPU against speed, by speed.
+
+    Each of `tpots_s` stands in for `targets.tpot_s`.
+    """
+    found: dict[str, list[FrontPoint]] = {"split": [], "aggregated": []}
+    for tpot_s in tpots_s:
+        asked = replace(targets, tpot_s=tpot_s)
+        best = match(mix, shapes, asked, link, gpus)
+        for kind, pool in (("split", best.split), ("aggregated", best.alone)):
+            if pool is not None:
+                rate = pool.requests_per_s / (pool.gpus if gpus is None else gpus)
+                point = FrontPoint(kind, asked, pool, 1.0 / pool.tpot_s, mix.output * rate)
+                found[kind].append(point)
+    return _front(found["split"]), _front(found["aggregated"])
+
+
+def _front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
+    """Those that no other is as good as in both, slowest first; next to equal ones once."""
+    kept: list[FrontPoint] = []
+    for point in sorted(points, key=lambda point: (-point.per_user, -point.per_gpu)):
+        if not kept or point.per_gpu > kept[-1].per_gpu * _APART:
+            kept.append(point)
+    return kept[::-1]

@@ -1,0 +1,293 @@
+"""How many requests per second one worker takes, from its step times alone.
+
+Formulas: the step-time model of `engine.step_time`; queues before prefill as M/G/1 (Pollaczek and
+Khinchine) and, of several workers behind one router, its extension by Sakasegawa (1977); rates
+matched as in TensorRT-LLM's tech blog 5 and in DistServe (Zhong et al., 2024). What is ideal here
+and is not on real workers: batches are always as full as the mean, prefill chunks are cut to fit
+any step, and the tokens of a step lie evenly on all GPUs of a worker.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.profiles import gpus_of, profile
+from engine.step_time import CHUNK_TOKENS, StepTime
+from simulator.capacity.mix import Floats, Mix, attention_pairs
+
+KV_SHARE = 0.95  # of the KV cache that running requests may fill
+LINK_SHARE = 0.7  # of a link's bandwidth that transfers may take
+LEGS_S = 0.005  # a second call to an engine, as in `router.core.split`
+HIGHEST_LOAD = 0.9  # share of its time that a worker prefills for others, at most
+_STEP_TIMES = 100  # tried between the shortest possible step and the target
+_LOADS = np.linspace(0.05, HIGHEST_LOAD, 18)  # of an aggregated worker's prefill, tried
+_HALVINGS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A worker: a model on some GPUs. Lifetime: process."""
+
+    name: str
+    gpus: int
+    step_time: StepTime
+    kv_tokens: int
+    kv_bytes_per_token: int
+    ranks: int = 1  # of attention data parallelism: each fills steps of its own
+    max_batch: float = math.inf
+
+    @classmethod
+    def of(cls, name: str, kv_tokens: int | None = None) -> Shape:
+        """The worker that a profile describes. Raises ValueError for an unknown profile."""
+        found = profile(name)
+        return cls(
+            name,
+            gpus_of(name),
+            found.step_time,
+            kv_tokens or found.kv_capacity_tokens,
+            found.kv_bytes_per_token,
+            found.ranks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How KV goes between workers. Lifetime: process.
+
+    `gbps` (gigabits per second) is of each GPU's own connection, sending and receiving alike; a
+    worker's KV lies evenly on its GPUs. `setup_s` is of each transfer. Raises ValueError.
+    """
+
+    gbps: float = 200.0
+    setup_s: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not (self.gbps > 0 and self.setup_s >= 0):
+            raise ValueError(
+                f"a link needs more than 0 Gbit/s and 0 s or more to set up, got {self.gbps:g} "
+                f"Gbit/s and {self.setup_s:g} s"
+            )
+
+    def transfer_s(self, kv_bytes: float, gpus: int) -> float:
+        """Seconds of one transfer that has the links of so many GPUs for itself."""
+        return self.setup_s + kv_bytes * 8 / (self.gbps * 1e9 * gpus)
+
+    def rate(self, kv_bytes: float, gpus: int) -> float:
+        """Transfers of so many bytes per second that a worker's connections take."""
+        return LINK_SHARE * self.gbps * 1e9 * gpus / 8 / kv_bytes if kv_bytes else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a request may wait for. Lifetime: process. Raises ValueError.
+
+    `tpot_s` is the mean time between tokens; with `every_step`, that of each step.
+    """
+
+    tpot_s: float
+    ttft_s: float = math.inf
+    every_step: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.tpot_s > 0 and self.ttft_s > 0):
+            raise ValueError(f"targets must be above 0 s: {self.tpot_s:g}, {self.ttft_s:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one worker takes. Lifetime: process."""
+
+    requests_per_s: float
+    limited_by: str  # prefill, decode step, KV memory, batch, link, TTFT, or floor: not even one
+    batch: float = 0.0  # requests that decode at a time
+    step_s: float = 0.0  # of a step with them
+    load: float = 0.0  # share of its time that it prefills
+    ttft_s: float = 0.0  # mean
+
+
+NONE = Rate(0.0, "floor")
+
+
+def step_s(step_time: StepTime, tokens: Any, seqs: Any, pairs: Any, context: Any) -> Any:
+    """Seconds of steps: `StepTime.seconds` over arrays."""
+    p = step_time.softmax_p
+    return (
+        step_time.overhead_s
+        + step_time.seq_s * seqs
+        + _soft_max(step_time.weights_s, step_time.linear_s * np.asarray(tokens, np.float64), p)
+        + step_time.pair_s * pairs
+        + step_time.context_s * context
+        + _soft_max(step_time.comm_floor_s, step_time.comm_s * np.asarray(tokens, np.float64), p)
+    )
+
+
+def _soft_max(left: float, right: Floats, p: float) -> Floats:
+    high, low = np.maximum(left, right), np.minimum(left, right)
+    ratio = np.divide(low, high, out=np.zeros_like(high), where=high > 0)
+    return np.asarray(high * (1.0 + ratio**p) ** (1.0 / p), np.float64)
+
+
+def prefill_s(step_time: StepTime, mix: Mix) -> Floats:
+    """S(u, L): seconds to prefill each request alone, in chunks of 8192 tokens."""
+    whole, rest = np.divmod(mix.uncached_tokens, float(CHUNK_TOKENS))
+    total_s = step_time.pair_s * attention_pairs(mix.prompt_tokens, mix.uncached_tokens)
+    total_s = total_s + whole * step_s(step_time, CHUNK_TOKENS, 1, 0.0, 0.0)
+    return np.asarray(total_s + np.where(rest > 0, step_s(step_time, rest, 1, 0.0, 0.0), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a queue of prefills is computed from. Lifetime: process."""
+
+    mean_s: float
+    spread: float  # E[S^2] / E[S]^2: by which factor uneven prompts make the queue longer
+
+
+@lru_cache(maxsize=256)
+def service(step_time: StepTime, mix: Mix) -> Service:
+    """The prefills of `mix`, one by one."""
+    each_s = prefill_s(step_time, mix)
+    mean_s = float(np.mean(each_s))
+    return Service(mean_s, float(np.mean(each_s**2)) / mean_s**2)
+
+
+def wait_s(of: Service, load: Any, workers: Any = 1) -> Any:
+    """Mean wait before service, Poisson arrivals at `workers` with one queue (Sakasegawa, 1977).
+
+    Of one worker it is M/G/1: load * m2 / (2 (1 - load)), m2 = E[S^2] / E[S].
+    """
+    crowd = np.asarray(load, np.float64) ** (np.sqrt(2.0 * (np.asarray(workers) + 1.0)) - 1.0)
+    return of.mean_s * of.spread / 2.0 * crowd / (workers * (1.0 - load))
+
+
+def load_within(of: Service, most_s: float, workers: Any = 1, highest: float = HIGHEST_LOAD) -> Any:
+    """The highest load at which the mean wait is `most_s` at most, up to `highest`; of arrays."""
+    low = np.zeros(np.shape(workers))
+    if most_s <= 0:
+        return low
+    high = np.full(np.shape(workers), highest)
+    if math.isinf(most_s):
+        return high
+    kept = wait_s(of, high, workers) <= most_s
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        good = wait_s(of, middle, workers) <= most_s
+        low, high = np.where(good, middle, low), np.where(good, high, middle)
+    return np.where(kept, highest, low)
+
+
+def prefill(
+    shape: Shape,
+    mix: Mix,
+    targets: Targets,
+    link: Link,
+    *,
+    workers: int = 1,
+    load: float | None = None,
+    decode_step_s: float = 0.0,
+) -> Rate:
+    """R_P = load / E[S]: what each of `workers` takes that prefill for others.
+
+    Without a `load`, it is the highest that keeps the mean TTFT: wait + S + second call + transfer
+    + the first step of the worker that decodes.
+    """
+    of = service(shape.step_time, mix)
+    moved_bytes = mix.moved * shape.kv_bytes_per_token
+    after_s = LEGS_S + link.transfer_s(moved_bytes, shape.gpus) + decode_step_s
+    limit = "prefill"
+    if load is None:
+        load = float(load_within(of, targets.ttft_s - of.mean_s - after_s, workers))
+        limit = "prefill" if load == HIGHEST_LOAD else "TTFT"
+    rate = load / of.mean_s
+    if (most := link.rate(moved_bytes, shape.gpus)) < rate:
+        rate, load, limit = most, most * of.mean_s, "link"
+    ttft_s = of.mean_s + after_s + float(wait_s(of, load, workers))
+    return Rate(rate, limit, load=load, ttft_s=ttft_s)
+
+
+def decode(shape: Shape, mix: Mix, targets: Targets, link: Link) -> Rate:
+    """R_D = B / ((o - 1) t(B)) with the largest batch B whose step keeps the target."""
+    if not mix.steps:
+        return Rate(link.rate(mix.moved * shape.kv_bytes_per_token, shape.gpus), "link")
+    by_kv = KV_SHARE * shape.kv_tokens / mix.context
+    most, limit = (by_kv, "KV memory") if by_kv < shape.max_batch else (shape.max_batch, "batch")
+
+    def seconds(batch: float) -> float:
+        return float(step_s(shape.step_time, batch, batch, 0.0, batch * mix.context))
+
+    batch = most
+    if seconds(most) > targets.tpot_s:
+        limit = "decode step"
+        low, high = 0.0, most
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if seconds(middle) <= targets.tpot_s else (low, middle)
+        batch = low
+    if batch <= 1e-6:
+        return NONE
+    rate = batch / (mix.steps * seconds(batch))
+    if (moved := link.rate(mix.moved * shape.kv_bytes_per_token, shape.gpus)) < rate:
+        return Rate(moved, "link", moved * mix.steps * seconds(batch), seconds(batch))
+    return Rate(rate, limit, batch, seconds(batch))
+
+
+def aggregated(shape: Shape, mix: Mix, targets: Targets, *, load: float | None = None) -> Rate:
+    """The best of chunked prefill beside decodes: the largest R whose steps take s at most, of
+    `_STEP_TIMES` values of s up to the target.
+
+    A step holds B = R (o - 1) s decodes and n = R s u prefill tokens; where the target holds for
+    every step, n is divided by `load`, the share of steps that have any. Without a `load` it is
+    the best that keeps the mean TTFT.
+    """
+    loads = (_LOADS if load is None else np.array([load]))[None, :]
+    floor_s = float(step_s(shape.step_time, 0.0, 0.0, 0.0, 0.0))
+    if targets.tpot_s <= floor_s:
+        return NONE
+    lengths_s = np.linspace(floor_s, targets.tpot_s, _STEP_TIMES + 1)[1:, None]
+    crowd = 1.0 / loads if targets.every_step else np.ones_like(loads)
+    rates, full = _mixed_rates(shape, mix, lengths_s, crowd)
+    of = service(shape.step_time, mix)
+    # A prompt takes the share of the time that all of them take.
+    each_s = np.maximum(loads / np.maximum(rates, 1e-12), of.mean_s)
+    ttft_s = each_s + each_s * wait_s(Service(1.0, of.spread), loads)
+    kept = np.where(ttft_s <= targets.ttft_s, rates, 0.0)
+    best = np.unravel_index(int(np.argmax(kept)), kept.shape)
+    rate, step = float(kept[best]), float(lengths_s[best[0], 0])
+    if not rate:
+        return Rate(0.0, "TTFT")
+    limit = "KV memory" if full[best] else "decode step"
+    load = float(loads[0, best[1]])
+    return Rate(rate, limit, rate * mix.steps * step, step, load, float(ttft_s[best]))
+
+
+def _mixed_rates(
+    shape: Shape, mix: Mix, lengths_s: Floats, crowd: Floats
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """The largest R of each step time [:, None] and crowd [None, :], and whether KV limits it."""
+    pairs_per_token = mix.pairs / mix.uncached
+    steps = max(mix.steps, 1e-9)
+
+    def too_long(rates: Floats) -> npt.NDArray[np.bool_]:
+        batch = rates * mix.steps * lengths_s
+        tokens = rates * lengths_s * mix.uncached * crowd
+        taken_s = step_s(
+            shape.step_time, tokens + batch, batch, tokens * pairs_per_token, batch * mix.context
+        )
+        return np.asarray((taken_s > lengths_s) | (tokens + batch > CHUNK_TOKENS * shape.ranks))
+
+    by_kv = np.minimum(KV_SHARE * shape.kv_tokens / mix.context, shape.max_batch)
+    # Nobody does more than a token's compute allows.
+    by_work = 1.0 / (shape.step_time.linear_s * mix.uncached)
+    top = np.minimum(by_kv / (steps * lengths_s), by_work) * np.ones_like(crowd)
+    low, high = np.zeros_like(top), top.copy()
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        over = too_long(middle)
+        low, high = np.where(over, low, middle), np.where(over, middle, high)
+    return low, low >= top * (1 - 1e-9)

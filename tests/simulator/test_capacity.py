@@ -1,0 +1,297 @@
+"""Capacities by arithmetic, against a table that was computed elsewhere and against themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.profiles import PROFILES, profile
+from engine.step_time import StepTime
+from simulator.capacity.mix import Mix, MixError, attention_pairs, measure
+from simulator.capacity.pools import Shapes, match, pareto, split
+from simulator.capacity.rates import (
+    HIGHEST_LOAD,
+    Link,
+    Shape,
+    Targets,
+    aggregated,
+    decode,
+    load_within,
+    prefill,
+    prefill_s,
+    service,
+    step_s,
+    wait_s,
+)
+from simulator.traces.job import Job
+
+FREE = Link(gbps=1e9, setup_s=0.0)  # the table's transfers cost nothing
+LOAD = 0.8  # of the workers that prefill, in the table
+
+
+def shape(name: str) -> Shape:
+    """As in the table: without the floor of small all-reduces."""
+    found = Shape.of(name)
+    return replace(found, step_time=replace(found.step_time, comm_floor_s=0.0))
+
+
+def ratio_and_gain(
+    p: Shape, d: Shape, both: list[Shape], mix: Mix, targets: Targets
+) -> tuple[float, float]:
+    """n_P / n_D, and requests per GPU over those of the best workers that do both."""
+    prefilling = prefill(p, mix, targets, FREE, load=LOAD).requests_per_s
+    decoding = decode(d, mix, targets, FREE).requests_per_s
+    halves = 1.0 / (p.gpus / prefilling + d.gpus / decoding)
+    whole = max(aggregated(one, mix, targets, load=LOAD).requests_per_s / one.gpus for one in both)
+    return decoding / prefilling, halves / whole
+
+
+# A computed reference table: ratio n_P/n_D, gain with a mean target, gain with one for each step.
+TARGETS_MS = (20, 25, 30, 50)
+QWEN, LLAMA8, LLAMA70 = "qwen3-32b-h100-tp2", "llama-3.1-8b-h100", "llama-3-70b-h100-tp8"
+TABLE = {
+    (QWEN, 8192, 8192, 128): (
+        (1.94, 1.05, 1.23), (3.77, 0.83, 1.01), (4.99, 0.82, 1.00), (5.17, 0.78, 0.96),
+    ),
+    (QWEN, 8192, 2048, 128): (
+        (0.55, 1.14, 1.26), (1.06, 0.86, 0.97), (1.40, 0.79, 0.91), (1.45, 0.71, 0.83),
+    ),
+    (QWEN, 4400, 4400, 1200): (
+        (0.17, 0.97, 1.00), (0.32, 0.86, 0.88), (0.43, 0.80, 0.84), (0.45, 0.75, 0.78),
+    ),
+    (LLAMA8, 8192, 8192, 128): (
+        (2.80, 0.83, 0.99), (3.18, 0.84, 1.00), (3.41, 0.84, 1.00), (3.41, 0.82, 0.98),
+    ),
+    (LLAMA70, 8192, 8192, 128): (
+        (9.63, 0.89, 1.09), (11.9, 0.86, 1.06), (13.4, 0.85, 1.05), (14.4, 0.83, 1.02),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "cells"), TABLE.items(), ids=lambda value: str(value)[:40])
+def test_the_reference_table(
+    row: tuple[str, int, int, int], cells: tuple[tuple[float, float, float], ...]
+) -> None:
+    name, *tokens = row
+    worker, mix = shape(name), Mix.of(*tokens)
+    for tpot_ms, (ratio, mean_gain, step_gain) in zip(TARGETS_MS, cells, strict=True):
+        for every_step, gain in ((False, mean_gain), (True, step_gain)):
+            targets = Targets(tpot_ms / 1e3, every_step=every_step)
+            found = ratio_and_gain(worker, worker, [worker], mix, targets)
+            # 1 %, or what the table's own digits leave open.
+            assert found[0] == pytest.approx(ratio, rel=0.01, abs=0.005), (tpot_ms, every_step)
+            assert found[1] == pytest.approx(gain, rel=0.01, abs=0.005), (tpot_ms, every_step)
+
+
+@pytest.mark.parametrize(
+    ("tpot_ms", "tokens", "mean_gain", "step_gain"),
+    [
+        (12, (8192, 8192, 128), 1.39, 1.65), (12, (8192, 2048, 128), 1.30, 1.46),
+        (12, (4400, 4400, 1200), 1.05, 1.10), (15, (8192, 8192, 128), 0.99, 1.20),
+        (15, (8192, 2048, 128), 0.99, 1.12), (15, (4400, 4400, 1200), 0.93, 0.97),
+    ],
+)  # fmt: skip
+def test_the_reference_table_where_each_role_has_its_best_shape(
+    tpot_ms: int, tokens: tuple[int, int, int], mean_gain: float, step_gain: float
+) -> None:
+    both = [shape(QWEN), shape("qwen3-32b-h100-tp4")]
+    mix = Mix.of(*tokens)
+    for every_step, gain in ((False, mean_gain), (True, step_gain)):
+        targets = Targets(tpot_ms / 1e3, every_step=every_step)
+        found = max(
+            ratio_and_gain(p, d, both, mix, targets)[1]
+            for p in both
+            for d in both
+            if decode(d, mix, targets, FREE).requests_per_s
+        )
+        assert found == pytest.approx(gain, rel=0.01, abs=0.005)
+
+
+class Load:
+    """A step, as `StepTime.seconds` reads it."""
+
+    def __init__(self, prefill: int, chunks: int, decodes: int, context: int) -> None:
+        self.prefill_tokens, self.prefill_seqs = prefill, chunks
+        self.decode_seqs, self.decode_ctx_tokens = decodes, context
+        self.attention_pairs = prefill * 100.5
+
+
+@given(
+    st.sampled_from(sorted(PROFILES)),
+    st.integers(0, 8192),
+    st.integers(0, 256),
+    st.integers(0, 500_000),
+)
+def test_steps_in_arrays_are_steps(name: str, tokens: int, decodes: int, context: int) -> None:
+    step_time, chunks = profile(name).step_time, min(tokens, 1)
+    load = Load(tokens, chunks, decodes, context)
+    found = step_s(
+        step_time, np.array([tokens + decodes]), chunks + decodes, tokens * 100.5, context
+    )
+    assert float(found[0]) == pytest.approx(step_time.seconds(load), rel=1e-12)
+
+
+@given(st.sampled_from(sorted(PROFILES)), st.integers(1, 60_000), st.integers(0, 60_000))
+def test_prefills_in_arrays_are_prefills(name: str, new: int, cached: int) -> None:
+    step_time = profile(name).step_time
+    found = prefill_s(step_time, Mix.of(new + cached, new, 1))
+    assert float(found[0]) == pytest.approx(step_time.prefill_s(new, cached), rel=1e-12)
+
+
+def test_one_worker_waits_as_in_m_g_1_and_several_wait_less() -> None:
+    step_time = profile(QWEN).step_time
+    mix = Mix(np.array([1000.0, 9000.0]), np.array([1000.0, 9000.0]), np.array([10.0, 10.0]))
+    each_s = prefill_s(step_time, mix)
+    m2_s = float(np.mean(each_s**2) / np.mean(each_s))
+    of = service(step_time, mix)
+    for load in (0.1, 0.5, 0.9):
+        assert float(wait_s(of, load)) == pytest.approx(load * m2_s / (2 * (1 - load)))
+        waits = wait_s(of, load, np.arange(1, 9))
+        assert np.all(np.diff(waits) < 0)
+    for most_s in (0.05, 0.5, 2.0):
+        loads = load_within(of, most_s, np.arange(1, 9))
+        assert np.all(np.diff(loads) >= 0)
+        reached = wait_s(of, loads, np.arange(1, 9))
+        assert np.all(
+            (reached <= most_s * 1.001) & ((loads == HIGHEST_LOAD) | (reached > most_s * 0.999))
+        )
+    assert not load_within(of, 0.0)
+
+
+mixes = st.builds(
+    lambda prompt, share, output: Mix.of(prompt, max(1.0, prompt * share), output),
+    st.integers(100, 30_000),
+    st.floats(0.01, 1.0),
+    st.integers(1, 2000),
+)
+
+
+@settings(max_examples=40)
+@given(
+    mixes,
+    st.sampled_from(sorted(PROFILES)),
+    st.floats(0.01, 0.1),
+    st.integers(2, 64),
+    st.floats(0.3, 20.0),
+    st.floats(0.5, 400.0),
+)
+def test_whole_numbers_are_the_best_there_are(
+    mix: Mix, name: str, tpot_s: float, gpus: int, ttft_s: float, gbps: float
+) -> None:
+    worker, targets, link = Shape.of(name), Targets(tpot_s, ttft_s), Link(gbps)
+    found = split(mix, worker, worker, targets, link, gpus)
+    decoding = decode(worker, mix, targets, link)
+    best = 0.0
+    for n_p in range(1, gpus // worker.gpus):
+        n_d = gpus // worker.gpus - n_p
+        each = prefill(worker, mix, targets, link, workers=n_p, decode_step_s=decoding.step_s)
+        best = max(best, min(n_p * each.requests_per_s, n_d * decoding.requests_per_s))
+    assert (found.requests_per_s if found else 0.0) == pytest.approx(best, rel=1e-6, abs=1e-9)
+    if found:
+        assert found.gpus <= gpus
+        assert found.ttft_s <= ttft_s * 1.001
+        assert found.tpot_s <= tpot_s * 1.000001 or mix.steps == 0
+
+
+@settings(max_examples=30)
+@given(mixes, st.floats(0.02, 0.1))
+def test_more_work_or_tighter_targets_never_take_more(mix: Mix, tpot_s: float) -> None:
+    worker = Shape.of(QWEN)
+    longer = Mix(mix.prompt_tokens + 500, mix.uncached_tokens + 500, mix.output_tokens)
+    rates: tuple[tuple[Callable[[Mix, Targets], float], float], ...] = (
+        (lambda m, t: prefill(worker, m, t, Link()).requests_per_s, 1.001),
+        (lambda m, t: decode(worker, m, t, Link()).requests_per_s, 1.001),
+        (lambda m, t: aggregated(worker, m, t).requests_per_s, 1.02),  # a hundred steps are tried
+    )
+    for one, slack in rates:
+        rate = one(mix, Targets(tpot_s, 3.0)) * slack
+        assert one(longer, Targets(tpot_s, 3.0)) <= rate
+        assert one(mix, Targets(tpot_s * 0.9, 3.0)) <= rate
+        assert one(mix, Targets(tpot_s, 2.0)) <= rate
+
+
+def test_what_limits_is_named() -> None:
+    worker, mix = Shape.of(QWEN), Mix.of(4000, 4000, 400)
+    roomy = Targets(0.2, 60.0)
+    assert decode(worker, mix, roomy, Link()).limited_by == "KV memory"
+    assert decode(worker, mix, Targets(0.02), Link()).limited_by == "decode step"
+    assert decode(worker, mix, roomy, Link(gbps=0.5)).limited_by == "link"
+    assert decode(worker, mix, Targets(0.001), Link()).limited_by == "floor"
+    assert prefill(worker, mix, roomy, Link()).limited_by == "prefill"
+    assert prefill(worker, mix, roomy, Link(gbps=0.5)).limited_by == "link"
+    assert prefill(worker, mix, Targets(0.2, 0.5), Link()).limited_by == "TTFT"
+    assert prefill(worker, mix, Targets(0.2, 0.1), Link()).requests_per_s == 0.0
+    with pytest.raises(ValueError, match="more than 0 Gbit/s"):
+        Link(gbps=0.0)
+    with pytest.raises(ValueError, match="above 0 s"):
+        Targets(0.0)
+
+
+def test_a_pool_of_both_kinds_is_never_worse_than_either() -> None:
+    shapes = Shapes(*[(Shape.of(QWEN), Shape.of("qwen3-32b-h100-tp4"))] * 3)
+    found = match(Mix.of(8192, 2048, 128), shapes, Targets(0.02, 2.0), Link(), 24)
+    assert found.split is not None
+    assert found.alone is not None
+    assert found.best is not None
+    assert found.best.requests_per_s >= found.split.requests_per_s
+    assert found.best.requests_per_s >= found.alone.requests_per_s
+    assert found.best.gpus <= 24
+    with pytest.raises(ValueError, match="GPUs must be"):
+        match(Mix.of(1, 1, 1), shapes, Targets(0.1), Link(), 0)
+
+
+def test_no_point_of_a_front_is_beaten_by_another() -> None:
+    shapes = Shapes(*[(Shape.of(QWEN), Shape.of("qwen3-32b-h100-tp4"))] * 3)
+    targets = Targets(1.0, 3.0)
+    for gpus in (None, 16):
+        fronts = pareto(
+            Mix.of(4400, 4400, 1200),
+            shapes,
+            list(np.geomspace(0.011, 0.1, 9)),
+            targets,
+            Link(),
+            gpus,
+        )
+        for points in fronts:
+            assert len(points) >= 3
+            assert all(np.diff([point.per_user for point in points]) > 0)
+            assert all(np.diff([point.per_gpu for point in points]) < 0)
+
+
+def job(number: int, cached: int | None) -> Job:
+    ids = np.array([1, 2, 3, 100 + number], dtype=np.uint64)
+    return Job(number * 10**9, 4 * 16, 10, ids, cached_tokens=cached)
+
+
+def test_what_was_cached_is_as_the_log_says_or_as_caches_would_have_it() -> None:
+    told = measure([job(n, 32) for n in range(10)], 16, 1, 10_000)
+    assert (told.cached_by, told.cached_share) == ("log", 0.5)
+    assert told.rate_per_s == pytest.approx(1.0)
+    found = measure([job(n, None) for n in range(10)], 16, 1, 10_000)
+    assert found.cached_by == "caches"
+    assert found.cached_share == pytest.approx(0.75 * 9 / 10)  # the first one computes it
+    two = measure([job(n, None) for n in range(10)], 16, 1, 10_000, "none")
+    assert (two.cached_by, two.cached_share) == ("none", 0.0)
+    partly = measure([job(n, 32 if n % 2 else None) for n in range(10)], 16, 1, 10_000)
+    assert partly.cached_share == pytest.approx(0.5)
+    whole = measure([job(n, 64) for n in range(10)], 16, 1, 10_000)
+    assert whole.mix.uncached == 1.0
+    with pytest.raises(MixError, match="leave out --cached"):
+        measure([job(0, None)], 16, 1, 10_000, "log")
+    with pytest.raises(MixError, match="no requests"):
+        measure([], 16, 1, 10_000)
+
+
+def test_a_mix_that_cannot_be_is_refused() -> None:
+    for tokens in ((10, 11, 1), (10, 0, 1), (10, 10, 0)):
+        with pytest.raises(MixError):
+            Mix.of(*tokens)
+    assert attention_pairs(np.array([10.0]), np.array([10.0])) == 50.0
+    assert math.isinf(Targets(1.0).ttft_s)
+    assert isinstance(Shape.of(QWEN).step_time, StepTime)
