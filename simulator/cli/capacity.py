@@ -18,8 +18,8 @@ from simulator.capacity.mix import Measured, MixError, measure
 from simulator.capacity.pools import MAX_GPUS, FrontPoint, Match, Pool, Shapes, match, pareto
 from simulator.capacity.rates import Link, Shape, Targets, step_s
 from simulator.cli.replay_options import PROFILE, workload_of
-from simulator.cli.study import say_trace_errors
 from simulator.cli.usage import UsageError, check_files
+from simulator.report.console import say_trace_errors
 from simulator.traces.open import open_jobs
 
 SLOWEST_S = 0.2  # time per token at which a front ends

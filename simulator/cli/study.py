@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Iterable
 
 import msgspec
 from rich.console import Console
@@ -19,7 +18,7 @@ from simulator.limits.report import bound as bounded
 from simulator.limits.show import bound_tables, hits_table
 from simulator.replay.setup import WorkloadSpec
 from simulator.report.board import Board
-from simulator.report.figures import counted
+from simulator.report.console import say_trace_errors
 from simulator.runs.compare import run_compare
 from simulator.runs.plan import PlanRequest, Targets, check_request
 from simulator.runs.runs import RunOptions
@@ -27,17 +26,6 @@ from simulator.runs.sheet import read_sheet
 from simulator.runs.study import Asked, run_study
 from simulator.runs.sweep import run_plan, run_sweep
 from simulator.traces.open import help_lines, open_jobs
-
-
-def say_trace_errors(console: Console, total: int, first: Iterable[str]) -> None:
-    """How many lines were left out, and what was wrong with the first of them."""
-    if not total:
-        return
-    console.print(
-        f"[bold red]{counted(total, 'wrong line')} left out[/] (--strict stops at the first):"
-    )
-    for message in first:
-        console.print(f"  {message}", highlight=False, markup=False, soft_wrap=True)
 
 
 def study(options: argparse.Namespace, console: Console) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from simulator.replay.run import ReplayProgress
@@ -77,3 +77,14 @@ def _losses(rows: Sequence[ReplayRow]) -> list[Text]:
         text = f"{counted(wrong, 'wrong line')} of the source left out"
         lines.append(Text(text, style="yellow"))
     return lines
+
+
+def say_trace_errors(console: Console, total: int, first: Iterable[str]) -> None:
+    """How many lines were left out, and what was wrong with the first of them."""
+    if not total:
+        return
+    console.print(
+        f"[bold red]{counted(total, 'wrong line')} left out[/] (--strict stops at the first):"
+    )
+    for message in first:
+        console.print(f"  {message}", highlight=False, markup=False, soft_wrap=True)
