@@ -351,7 +351,7 @@ class BlockPool:
 
     @property
     def used_blocks(self) -> int:
-        """Blocks held by at least one request or pin."""
+        """Blocks held by at least one request, pin or export."""
         return self.blocks - self.available_blocks
 
     @property
@@ -402,6 +402,14 @@ class BlockPool:
         for block in ids:
             self._references[block] = 1
         return ids
+
+    def hold(self, ids: Sequence[int]) -> None:
+        """Hold blocks once more that somebody holds, else ValueError."""
+        free = [block for block in ids if not self._references[block]]
+        if free:
+            raise ValueError(f"block {free[0]} is held by nobody")
+        for block in ids:
+            self._references[block] += 1
 
     def publish(
         self,

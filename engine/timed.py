@@ -18,7 +18,7 @@ import xxhash
 
 from engine.scheduler.request import Request, State
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.types import Output, Step, StepSplit
+from engine.scheduler.types import Output, Read, Step, StepSplit
 from engine.step_time import StepLoad
 from kvkernels import chain_hashes
 
@@ -68,6 +68,11 @@ async def rest(wake: asyncio.Event, until_s: float | None, clock: Clock) -> None
     finally:
         for nap in naps:
             nap.cancel()
+
+
+def no_reads(read: Read) -> None:
+    """For a worker that reads nobody's KV. Raises AssertionError: who has asked for it?"""
+    raise AssertionError(f"nobody reads the KV of request {read.request.request_id}")
 
 
 class TokenChain:
@@ -127,6 +132,7 @@ class TimedRunner:
         self.step_s = 0.0  # the last step as the clock saw it, times `speed`
         self.split = StepSplit()  # of the last step, not times `speed`
         self.logprobs: Mapping[int, NoReturn] = MappingProxyType({})  # there are none
+        self.on_read: Callable[[Read], None] = no_reads
         self._step_time = step_time
         self._vocab = vocab
         self._speed = speed
@@ -146,6 +152,10 @@ class TimedRunner:
         self._chains.pop(request_id, None)
         return self.scheduler.cancel(request_id)
 
+    def wake(self) -> None:
+        """Something changed that a resting engine waits for: blocks, or KV that came."""
+        self._wake.set()
+
     async def run(self) -> None:
         """Run steps until cancelled; rest while there is no request."""
         timeline_s = self.clock.now_s()
@@ -153,6 +163,8 @@ class TimedRunner:
             begun_s = self.clock.now_s()
             self._expire(begun_s)
             step = self.scheduler.schedule(begun_s)
+            for read in self.scheduler.take_reads():
+                self.on_read(read)
             if step is None:
                 await rest(self._wake, self.scheduler.wake_s, self.clock)
                 timeline_s = self.clock.now_s()

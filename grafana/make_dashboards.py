@@ -12,7 +12,7 @@ from typing import Any
 
 from grafana import drawing as variables
 from grafana.drawing import Dashboard, drawn
-from grafana.panels_engine import BATCH, CACHE, ENGINES, SPEED, WAITING
+from grafana.panels_engine import BATCH, CACHE, ENGINES, SPEED, TRANSFERS, WAITING
 from grafana.panels_fleet import GLANCE as FLEET
 from grafana.panels_fleet import LOAD, SOURCES, SPREAD, STATE, TOLD
 from grafana.panels_kv import KV, REPLICAS, TOKENS
@@ -51,7 +51,7 @@ DASHBOARDS = (
         "engine",
         "Engines by their own account: steps, batches, caches, and why requests wait.",
         (variables.ENGINES, variables.TOP),
-        (ENGINES, BATCH, WAITING, CACHE, SPEED),
+        (ENGINES, BATCH, WAITING, CACHE, TRANSFERS, SPEED),
     ),
     Dashboard(
         "slo",

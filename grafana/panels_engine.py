@@ -7,7 +7,7 @@ from grafana.drawing import Panel, Row, quantiles, rate, selected, stat, top
 ENGINE = 'instance=~"$engine"'
 REASONS = (
     *("kv_blocks", "token_budget", "max_batch_size", "priority", "prefix_in_flight"),
-    *("reserve_policy", "tenant_share", "queue_delay"),
+    *("reserve_policy", "tenant_share", "queue_delay", "kv_transfer"),
 )
 PHASES = ("schedule", "compute", "complete", "answer")
 
@@ -148,7 +148,7 @@ WAITING = Row(
             "Waiting requests by reason",
             "Request-steps spent waiting per second: kv_blocks, the cache is full. token_budget, "
             "max_batch_size: the step is. priority, prefix_in_flight, reserve_policy, "
-            "tenant_share, queue_delay: it waits on purpose.",
+            "tenant_share, queue_delay: it waits on purpose. kv_transfer: for another worker's KV.",
             "suffix: per s",
             ((_rate("warmroute_engine_not_scheduled_total", "reason"), "{{reason}}"),),
             names=REASONS,
@@ -232,6 +232,43 @@ CACHE = Row(
             "Bytes of KV that were not read because requests of a step shared their prefix.",
             "Bps",
             ((_rate("warmroute_engine_kv_bytes_saved_total"), "saved"),),
+        ),
+    ),
+)
+
+TRANSFERS = Row(
+    "KV of other workers, KV for them",
+    (
+        Panel(
+            "KV moved",
+            "Bytes of KV that left for workers that decode, and came from those that prefill.",
+            "Bps",
+            ((_rate("warmroute_engine_kv_bytes_total", "direction"), "{{direction}}"),),
+        ),
+        Panel(
+            "Transfers at work",
+            "exports: prompts held for others, in so many blocks. imports: requests whose KV has "
+            "not come yet.",
+            "short",
+            (
+                (f"sum({_of('warmroute_engine_kv_exports')})", "exports"),
+                (f"sum({_of('warmroute_engine_kv_exported_blocks')})", "blocks"),
+                (f"sum({_of('warmroute_engine_kv_imports')})", "imports"),
+            ),
+        ),
+        Panel(
+            "How transfers end",
+            "reads: received, or why not. exports: read, late (its reader computed), expired "
+            "(nobody came), too_many. refused: readers sent away. Time: from room to KV.",
+            "suffix: per s",
+            (
+                (_rate("warmroute_engine_kv_reads_total", "outcome"), "read: {{outcome}}"),
+                (_rate("warmroute_engine_kv_exports_ended_total", "end"), "export: {{end}}"),
+                (_rate("warmroute_engine_kv_readers_refused_total", "reason"), "refused"),
+                (_rate("vllm:nixl_num_kv_expired_reqs_total"), "expired, as vLLM's"),
+                (_rate("vllm:nixl_num_failed_transfers_total"), "failed, as vLLM's"),
+                (_rate("warmroute_engine_kv_read_seconds_total"), "waiting for KV"),
+            ),
         ),
     ),
 )

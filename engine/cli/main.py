@@ -64,9 +64,9 @@ def _run(given: Sequence[str]) -> int:
     # Each command imports what it needs: most workers do without a model.
     command, rest = given[:1], given[1:]
     if command == ["make-tiny"]:
-        from engine.cli.make_tiny import main as run
+        from engine.cli.files import write_tiny as run
     elif command == ["calibrate-kernels"]:
-        from engine.cli.calibrate import main as run
+        from engine.cli.files import calibrate_kernels as run
     elif command == ["serve"]:
         from engine.cli.serve import main as run
     else:

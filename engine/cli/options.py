@@ -20,7 +20,7 @@ from engine.capacity import CapacityError
 from engine.scheduler.types import BatchPolicy, SchedulerSettings
 from engine.server import WorkerSettings, serve
 from engine.server.announcer import Announce, parse_announce
-from engine.server.settings import ServedModel
+from engine.server.settings import FailurePolicy, KvTransport, Role, ServedModel
 from engine.server.worker import Worker
 from engine.wire.tokens import Tokenizer
 
@@ -29,6 +29,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 NEEDS_TORCH = "computing needs torch and safetensors: pip install 'warmroute[engine]'"
 
 _SCHEDULER_FLAGS = (
+    *("export_lease_s", "max_exports"),
     *("max_num_tokens", "max_batch_size", "max_queue", "batch_scheduler_policy"),
     *("max_queue_delay_microseconds", "length_ageing_s", "tpot_target_ms"),
     *("tenant_share", "pinned_share"),
@@ -36,6 +37,8 @@ _SCHEDULER_FLAGS = (
 _WORKER_FLAGS = (
     *("block_size", "host", "port", "events_port", "replay_port"),
     *("max_body_bytes", "grace_s", "tenant_header"),
+    *("role", "kv_transport", "kv_host", "kv_port", "kv_load_failure_policy"),
+    *("kv_gbytes_per_s", "kv_latency_ms"),
 )
 
 
@@ -79,6 +82,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "--announce", default=os.environ.get(ANNOUNCE), metavar="REDIS[,url=URL]",
         help=f"tell routers of us in Redis; or {ANNOUNCE} (no)",
     )  # fmt: skip
+    _add_transfers(parser)
     add = parser.add_argument_group("limits").add_argument
     add("--max-num-tokens", type=int, default=limits.max_num_tokens, help="a step (8192)")
     add("--max-batch-size", type=int, default=limits.max_batch_size, help="running (256)")
@@ -98,6 +102,33 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-level", choices=LOG_LEVELS, default="warning", help="on stderr (warning)"
     )
+
+
+def _add_transfers(parser: argparse.ArgumentParser) -> None:
+    """The flags of KV that moves between workers (docs/disaggregation.md)."""
+    limits, worker = SchedulerSettings(), WorkerSettings(profile_name=None, kv_tokens=16)
+    add = parser.add_argument_group("KV of other workers, KV for them").add_argument
+    add("--role", choices=get_args(Role), default=worker.role, help="told at /server_info (both)")
+    add(
+        "--kv-transport", choices=get_args(KvTransport), default=worker.kv_transport,
+        help="shm: mapped where it can be; none: its KV stays here (tcp)",
+    )  # fmt: skip
+    add("--kv-host", metavar="H", help="by which others reach this worker (--host)")
+    add("--kv-port", type=int, default=0, metavar="P", help="where they read its KV (0)")
+    add(
+        "--kv-load-failure-policy", choices=get_args(FailurePolicy),
+        default=worker.kv_load_failure_policy, help="for a prompt whose KV does not come",
+    )  # fmt: skip
+    add(
+        "--kv-gbytes-per-s", type=float, metavar="X",
+        help="at which KV leaves (as sockets do; a timed worker's: 50)",
+    )  # fmt: skip
+    add("--kv-latency-ms", type=float, default=0.0, metavar="X", help="before it does (0)")
+    add(
+        "--export-lease-s", type=float, default=limits.export_lease_s, metavar="S",
+        help="for so long KV is kept that nobody asks for (30)",
+    )  # fmt: skip
+    add("--max-exports", type=int, default=limits.max_exports, help="prompts kept at once (1024)")
 
 
 def start_logging(flags: argparse.Namespace) -> None:

@@ -22,8 +22,8 @@ from engine.runner.work import LaidOut
 from engine.sampling.torch_sampler import TokenLogprobs
 from engine.scheduler.request import Request, State
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.types import Output, Step, StepSplit
-from engine.timed import DEADLINE_PASSED, Clock, rest
+from engine.scheduler.types import Output, Read, Step, StepSplit
+from engine.timed import DEADLINE_PASSED, Clock, no_reads, rest
 
 MAX_FAILED_STEPS = 3  # in a row: what is broken then is more than a batch
 
@@ -92,6 +92,7 @@ class RealRunner:
         self.step_s = 0.0
         self.split = StepSplit()
         self.logprobs: Mapping[int, TokenLogprobs] = {}  # of the last step, by request id
+        self.on_read: Callable[[Read], None] = no_reads
         self._compute = compute
         self._on_step = on_step
         self._on_failed = on_failed
@@ -108,6 +109,10 @@ class RealRunner:
     def cancel(self, request_id: int) -> bool:
         """Forget a request at once; False if it is finished already."""
         return self.scheduler.cancel(request_id)
+
+    def wake(self) -> None:
+        """Something changed that a resting engine waits for: blocks, or KV that came."""
+        self._wake.set()
 
     async def run(self) -> None:
         """Run steps until cancelled; rest while there is no request."""
@@ -138,6 +143,8 @@ class RealRunner:
         while self.scheduler.has_room:
             begun_s = self.clock.now_s()
             step = self.scheduler.schedule(begun_s)
+            for read in self.scheduler.take_reads():
+                self.on_read(read)
             if step is None:
                 return
             laid_out: LaidOut | None = None

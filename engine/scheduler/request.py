@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.block_pool import Retention
+from engine.exports import Export
 from engine.sampling.params import SamplingParams
 from kvkernels import chain_hashes
 
@@ -19,9 +20,11 @@ MAX_REASONS = 32  # of one request, for whoever asks why it waits
 
 
 class State(Enum):
-    """Where a request stands; it moves forward, except for running -> waiting on preemption."""
+    """Where a request stands; it moves forward, except for running -> waiting on preemption and
+    reading -> waiting where the KV did not come."""
 
     WAITING = "waiting"
+    READING = "reading"  # its blocks are reserved, and another worker's KV is written into them
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -37,6 +40,7 @@ class Reason(Enum):
     RESERVE_POLICY = "reserve_policy"  # its prompt would fit, its whole output does not
     TENANT_SHARE = "tenant_share"  # its tenant holds as many blocks as it may
     QUEUE_DELAY = "queue_delay"  # an idle engine waits for more requests to start with
+    KV_TRANSFER = "kv_transfer"  # its prompt's KV is on its way from another worker
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +63,8 @@ class Request:
     deadline_s: float = float("inf")  # it ends with "timeout" when this has come
     tenant: str = ""
     retention: Retention | None = None  # what its blocks are worth; None: as much as others
+    imports: bool = False  # another worker has its prompt's KV; false from its start on
+    exports: bool = False  # another worker will read its prompt's KV when it has ended
 
     arrival_s: float = 0.0  # when it was added
     token_limit: int = 0  # prompt and output together, set when it is added
@@ -79,6 +85,7 @@ class Request:
     visible_blocks: int = 0  # leading blocks of `block_ids` that are published
     epoch: int = 0  # of the pool, at admission
     finish_reason: FinishReason | None = None
+    export: Export | None = None  # where `exports`, and it has ended in the normal way
     queue_key: tuple[int, float, int] = (1, 0.0, 0)  # smaller is served first; see Scheduler
 
     def __post_init__(self) -> None:

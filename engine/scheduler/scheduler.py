@@ -18,10 +18,12 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from engine.block_pool import BlockPool
+from engine.exports import Exports
 from engine.scheduler.blocks import RequestBlocks
 from engine.scheduler.request import FinishReason, Reason, Request, State
 from engine.scheduler.types import (
     Output,
+    Read,
     Refused,
     SchedulerSettings,
     Step,
@@ -124,6 +126,13 @@ class Scheduler:
     their start. With `runs_ahead` a request decodes again while the token that it got from a step
     in flight is not known here; else it waits for that token, and those that decode are spread
     over the steps. Raises ValueError for a number of steps out of range.
+
+    A request with `imports` computes its prompt's last token only: the KV of the others comes from
+    another worker. When its turn has come and its whole prompt fits, its blocks are reserved and
+    `take_reads` names it once; the caller says by `end_read`, at any time later, that nobody writes
+    these blocks any more, and whether they hold the KV. Until then they are nobody else's, even if
+    the request has ended. One with `exports` leaves its prompt's blocks in `exports`, under a
+    lease, when it ends by length or stop; `Request.export` names them.
     """
 
     def __init__(
@@ -150,6 +159,9 @@ class Scheduler:
         self._running: list[Request] = []
         self._blocks = RequestBlocks(settings, pool)
         self.pins = self._blocks.pins
+        self.exports = Exports(pool, settings.export_lease_s, settings.max_exports)
+        self._reading: dict[int, Request] = {}  # by id, in which others write; ended ones, too
+        self._reads: list[Read] = []  # that nobody has taken yet
         self.max_sequence_tokens = min(settings.max_model_tokens, self.pins.spared_tokens)
         self.not_scheduled_total = dict.fromkeys(Reason, 0)  # request-steps spent waiting
         self._filling_until_s: float | None = None  # an idle engine waits for more to start with
@@ -173,8 +185,13 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue, preempted ones included."""
-        return len(self._waiting)
+        """Requests in the queue, preempted ones included, and those whose KV is on its way."""
+        return len(self._waiting) + self.reading
+
+    @property
+    def reading(self) -> int:
+        """Requests whose prompt's KV is on its way from another worker."""
+        return sum(one.state is State.READING for one in self._reading.values())
 
     @property
     def kv_used_blocks(self) -> int:
@@ -189,12 +206,13 @@ class Scheduler:
     @property
     def wake_s(self) -> float | None:
         """When to call `expire` and `schedule` again if nothing happens before; None: no need."""
-        known = (self._filling_until_s, self._deadlines.next_s())
+        lease_s = self.exports.next_s if self._waiting else None
+        known = (self._filling_until_s, self._deadlines.next_s(), lease_s)
         return min((when_s for when_s in known if when_s is not None), default=None)
 
     def add(self, request: Request, now_s: float) -> None:
         """Queue a new request. Raises Refused, or ValueError for an id still in use."""
-        if request.request_id in self.requests:
+        if request.request_id in self.requests or request.request_id in self._reading:
             raise ValueError(f"request id {request.request_id} is in use")
         refuse_hopeless(request, self.settings, self.max_sequence_tokens)
         if len(self._waiting) >= self.settings.max_queue:
@@ -232,7 +250,8 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> Step | None:
         """The next step, or None when there is no request at all, or only some that an idle engine
-        keeps until `wake_s`; with steps in flight also where nothing can be done before one ends.
+        keeps until `wake_s`; with steps in flight also where nothing can be done before one ends,
+        and where all that could be done waits for KV, or for blocks that other workers read.
 
         Raises RuntimeError while as many steps as may be are not completed.
         """
@@ -240,6 +259,7 @@ class Scheduler:
         if in_flight >= self._steps_in_flight:
             raise RuntimeError(f"{in_flight} steps are in flight: one must be completed first")
         self.pins.advance(now_s)
+        self.exports.advance(now_s)
         if self._is_filling(now_s) or not self.requests:
             return None
         step = Step(self.steps_total)
@@ -251,11 +271,13 @@ class Scheduler:
         for request in self._running:
             if budget and request.scheduled_tokens < request.prefill_target:
                 budget -= step.add_chunk(request, budget)
-        totals = dict(self.not_scheduled_total) if in_flight else {}
+        totals = dict(self.not_scheduled_total)
         self._admit(step, budget, now_s)
-        if in_flight and not step.decodes and not step.chunks:
+        may_rest = in_flight or self._reading or self._reads or len(self.exports)
+        if may_rest and not step.decodes and not step.chunks:
             self.not_scheduled_total.update(totals)  # there is no step that they wait for
             return None
+        self.not_scheduled_total[Reason.KV_TRANSFER] += self.reading
         self.steps_total += 1
         self._launch(step, now_s)
         return step
@@ -292,6 +314,36 @@ class Scheduler:
                     outputs.append(self._take_token(request, tokens, now_s, ended))
         return outputs
 
+    def take_reads(self) -> list[Read]:
+        """What is to be read from other workers since the last call; ask after each `schedule`."""
+        reads, self._reads = self._reads, []
+        return reads
+
+    def forget_import(self, request_id: int) -> None:
+        """There will be nothing to read for a request that waits: it computes its prompt here."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.imports = False
+
+    def end_read(self, request_id: int, now_s: float, *, arrived: bool) -> None:
+        """Nobody writes the request's blocks any more; `arrived`: they hold its prompt's KV.
+
+        Else it waits for its turn again and computes its prompt here. KeyError for one that does
+        not read.
+        """
+        request = self._reading.pop(request_id)
+        if request.state is State.FINISHED:
+            self._blocks.leave(request)
+            return
+        if not arrived:
+            self._blocks.leave(request)
+            request.state = State.WAITING
+            insort(self._waiting, request, key=_queue_key)
+            return
+        request.computed_tokens = request.scheduled_tokens = request.total_tokens - 1
+        self._blocks.publish(request)
+        self._run(request, now_s)
+
     def _admit(self, step: Step, budget: int, now_s: float) -> None:
         """Start waiting requests, in order, with `budget` tokens left in `step`; the others stay,
         each with its reason."""
@@ -304,7 +356,8 @@ class Scheduler:
                 reason = self._obstacle(request, hit, step, budget, now_s)
             if reason is None:
                 self._start(request, hit, now_s)
-                budget -= step.add_chunk(request, budget)
+                if request.state is State.RUNNING:
+                    budget -= step.add_chunk(request, budget)
                 continue
             kept.append(request)
             self._note_wait((request,), reason, now_s)
@@ -328,11 +381,12 @@ class Scheduler:
     ) -> Reason | None:
         """Why `request`, with `hit` blocks cached, cannot start now with `budget` tokens left in
         `step`; None if it can."""
-        settings, running = self.settings, len(self._running)
+        settings, running = self.settings, len(self._running) + len(self._reading)
         if running >= settings.max_batch_size:
             return Reason.MAX_BATCH_SIZE
         uncached_tokens = request.total_tokens - hit * self.pool.block_size
-        if budget < min(settings.min_chunk_tokens, uncached_tokens):
+        computes = not request.imports or uncached_tokens == 1
+        if computes and budget < min(settings.min_chunk_tokens, uncached_tokens):
             return Reason.TOKEN_BUDGET
         if self._waits_for_prefix(request, hit, uncached_tokens, now_s):
             return Reason.PREFIX_IN_FLIGHT
@@ -350,7 +404,7 @@ class Scheduler:
         """Does an idle engine wait for more requests to start with, as Triton does it with
         `max_queue_delay_microseconds`? Not once the oldest waited so long, nor when they fill a
         step as they are."""
-        until_s = None if self._running else self._full_at_s()
+        until_s = None if self._running or self._reading else self._full_at_s()
         self._filling_until_s = until_s if until_s is not None and now_s < until_s else None
         if self._filling_until_s is None:
             return False
@@ -445,6 +499,14 @@ class Scheduler:
         else:
             self._blocks.leave(request)
 
+    def _leave_read(self, request: Request) -> None:
+        """`request` reads no longer: its blocks are free once nobody writes them, at once where
+        nobody was told to."""
+        if self._reads and any(read.request is request for read in self._reads):
+            self._reads = [read for read in self._reads if read.request is not request]
+            del self._reading[request.request_id]
+            self._blocks.leave(request)
+
     def _schedule_decodes(self, step: Step) -> bool:
         """Every running request past its prefill gets one token, or makes room for others.
 
@@ -494,11 +556,23 @@ class Scheduler:
         self._blocks.start(request, hit)
         if request.preemptions:
             self.recomputed_tokens_total += request.total_tokens - request.computed_tokens
-        else:
+        elif request.started_s is None:
             request.started_s = now_s
             request.cached_tokens = request.computed_tokens
             self.prefix_query_tokens_total += request.prompt_tokens
             self.prefix_hit_tokens_total += request.cached_tokens
+        if request.imports:
+            request.imports = False
+            start, stop = request.computed_tokens, request.total_tokens - 1
+            self._reads.append(Read(request, start, stop))
+            if start < stop:
+                request.state = State.READING
+                request.note(Reason.KV_TRANSFER, now_s)
+                self._reading[request.request_id] = request
+                return
+        self._run(request, now_s)
+
+    def _run(self, request: Request, now_s: float) -> None:
         request.state = State.RUNNING
         request.note(None, now_s)
         request.queue_key = (1, *request.queue_key[1:])
@@ -518,15 +592,31 @@ class Scheduler:
         finished = ended.get(request.request_id) or request.end_with(token)
         if finished:
             request.finish_reason = finished
+            if request.exports and finished in ("length", "stop"):
+                self._export(request, now_s)
             self._finish(request)
         return Output(request, token, finished)
+
+    def _export(self, request: Request, now_s: float) -> None:
+        """Hold its prompt's blocks beside it."""
+        blocks = -(-request.prompt_tokens // self.pool.block_size)
+        request.export = self.exports.keep(
+            request.request_id,
+            request.prompt,
+            request.block_ids[:blocks],
+            request.cached_tokens,
+            now_s,
+        )
 
     def _finish(self, request: Request) -> None:
         queue = self._waiting
         if request.state is State.RUNNING:
             queue = self._running
             self._leave(request)
-        del queue[bisect_left(queue, request.queue_key, key=_queue_key)]
+        if request.state is State.READING:
+            self._leave_read(request)
+        else:
+            del queue[bisect_left(queue, request.queue_key, key=_queue_key)]
         del self.requests[request.request_id]
         request.state = State.FINISHED
         request.reason = None

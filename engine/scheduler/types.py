@@ -14,9 +14,10 @@ POLICY_LIMITS = (
     ("tpot_target_ms", 60_000.0),
     ("pinned_share", 0.9),
 )
+MAX_LEASE_S = 3600.0
 LEAST = (
     *(("max_batch_size", 1), ("min_chunk_tokens", 1), ("max_queue", 1)),
-    *(("max_model_tokens", 2), ("prefix_wait_tokens", 0)),
+    *(("max_model_tokens", 2), ("prefix_wait_tokens", 0), ("max_exports", 0)),
 )
 Refusal = Literal["empty_prompt", "no_output", "too_long", "kv_capacity", "queue_full"]
 
@@ -51,6 +52,8 @@ class SchedulerSettings:
     that decodes keep this time per token; 0: no such limit. tenant_share: in (0, 1], share of the
     blocks that one tenant's requests take while they run, beyond its first. pinned_share: in
     [0, 0.9], share of the blocks that may be pinned, and that no single request may count on.
+    export_lease_s: for so long a prompt's KV is held for a worker that has not asked for it yet.
+    max_exports: prompts held so at once; the KV of more is for nobody else.
     """
 
     max_num_tokens: int = 8192
@@ -67,6 +70,8 @@ class SchedulerSettings:
     tpot_target_ms: float = 0.0
     tenant_share: float = 1.0
     pinned_share: float = 0.0
+    export_lease_s: float = 30.0
+    max_exports: int = 1024
 
     @property
     def reserves_outputs(self) -> bool:
@@ -97,11 +102,26 @@ class SchedulerSettings:
                 f"batch_scheduler_policy must be one of {', '.join(get_args(BatchPolicy))}, "
                 f"got {self.batch_scheduler_policy!r}"
             )
+        if not 0.0 < self.export_lease_s <= MAX_LEASE_S:
+            raise ValueError(
+                f"export_lease_s must be above 0 and at most {MAX_LEASE_S:g}, got "
+                f"{self.export_lease_s}"
+            )
         for name, most in POLICY_LIMITS:
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be 0..{most:g}, got {getattr(self, name)}")
         if not 0.0 < self.tenant_share <= 1.0:
             raise ValueError(f"tenant_share must be above 0 and at most 1, got {self.tenant_share}")
+
+
+class Read(NamedTuple):
+    """Tokens `start`..`stop` of a request whose KV another worker has. `start` tokens stand in the
+    cache here; where `stop` is no more than that, nothing is to be read and the request has begun.
+    """
+
+    request: Request
+    start: int
+    stop: int
 
 
 class Chunk(NamedTuple):

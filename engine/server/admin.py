@@ -76,6 +76,41 @@ async def explain_request(http: web.Request) -> web.Response:
     return json_response({"request": name, "sequences": found})
 
 
+async def server_info(http: web.Request) -> web.Response:
+    """GET /server_info: the worker's role, and who can read its KV, by which way."""
+    worker = http.app[WORKER]
+    transfers = worker.transfers
+    info = {
+        "engine": "warmroute",
+        "model": worker.model,
+        "role": worker.settings.role,
+        "block_size": worker.pool.block_size,
+        "group": None if transfers is None else transfers.group,
+        "kv_transfer": None if transfers is None else transfers.shown(),
+    }
+    return json_response(info)
+
+
+class ReleaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of /kv/release: as `kv_transfer_params` name it."""
+
+    request_id: Annotated[str, Meta(pattern="^[0-9]{1,18}$")]
+    generation: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+_RELEASE = msgspec.json.Decoder(ReleaseBody)
+
+
+async def kv_release(http: web.Request) -> web.Response:
+    """POST /kv/release: nobody will read the KV of this prompt; give its blocks back."""
+    body = decode(await http.read(), _RELEASE)
+    transfers = http.app[WORKER].transfers
+    if transfers is None:
+        raise ApiError(404, "this worker gives its KV to nobody (--kv-transport none)")
+    released = transfers.exporter.release(int(body.request_id), body.generation)
+    return json_response({"released": released})
+
+
 MAX_TTL_MS = 2_592_000_000  # thirty days
 MAX_HASH = 2**64 - 1
 
@@ -104,6 +139,8 @@ def routes() -> list[web.RouteDef]:
         web.get("/metrics", metrics),
         web.get("/debug/steps", debug_steps),
         web.get("/explain/{request}", explain_request),
+        web.get("/server_info", server_info),
+        web.post("/kv/release", kv_release),
         web.post("/pin_prefix", pin_prefix),
         web.post("/unpin_prefix", unpin_prefix),
         web.get("/pinned_prefixes", pinned_prefixes),

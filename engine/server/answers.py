@@ -99,11 +99,18 @@ class Answer:
     return_token_ids: bool
     each: int = 1  # choices a prompt
     shows_special: bool = False  # special tokens are part of the text
+    kv_transfer_params: dict[str, Any] | None = None  # by which another worker reads its KV
+    is_told: bool = False  # its body was made
     choices: list[Choice] = field(default_factory=list)
     unfinished: int = 0
     done: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    @property
+    def is_stream(self) -> bool:
+        """It is sent as its tokens come."""
+        return False
 
     def text_of(self, choice: Choice, token: int, finished: str | None) -> str:
         """The text to tell with `token`; a whole answer without stop strings is decoded at once."""
@@ -173,6 +180,9 @@ class Answer:
         answer["usage"] = self.usage()
         if is_chat and self.return_token_ids:
             answer["prompt_token_ids"] = self.choices[0].request.prompt.tolist()
+        if self.kv_transfer_params is not None:
+            answer["kv_transfer_params"] = self.kv_transfer_params
+        self.is_told = True
         return _json(answer)
 
     def text(self, choice: Choice) -> str:
@@ -240,9 +250,14 @@ class StreamAnswer(Answer):
             self._write(b"".join(early))
 
     @property
-    def has_deadline(self) -> bool:
-        """The answer is worth nothing after some time."""
-        return any(isfinite(choice.request.deadline_s) for choice in self.choices)
+    def is_stream(self) -> bool:
+        return True
+
+    @property
+    def may_fail(self) -> bool:
+        """It may be worth nothing when it comes, or its prompt's KV may not come."""
+        requests = [choice.request for choice in self.choices]
+        return any(isfinite(one.deadline_s) or one.imports for one in requests)
 
     async def first_or_done(self) -> None:
         """Until there is something to tell; raises ApiError where there will not be."""

@@ -17,6 +17,7 @@ from msgspec import Meta
 from engine.block_pool import DEFAULT_PRIORITY, InvalidRetention, Retention, TokenRange
 from engine.sampling.params import InvalidParam, SamplingParams
 from engine.server.errors import ApiError
+from engine.transfer.wire import TransferParams
 from engine.wire.tokens import Chat, Message
 
 FIELD = "kv_cache_retention_config"
@@ -111,6 +112,7 @@ class RequestOptions:
     timeout_s: float = float("inf")  # from now; then nobody waits for the answer any more
     tenant: str = ""
     retention: Retention | None = None  # what its blocks are worth
+    transfer: TransferParams | None = None  # where its KV is, or that another worker wants it
 
 
 def timeout_s(headers: Mapping[str, str]) -> float:
@@ -180,6 +182,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: _PromptLimit | None = None
     kv_cache_retention_config: RetentionBody | None = None
+    kv_transfer_params: TransferParams | None = None
     truncation_side: Literal["left", "right"] | None = None
     # What shapes an answer and is not built: read to be refused, not to be passed over.
     logit_bias: Any = None

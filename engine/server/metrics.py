@@ -26,7 +26,9 @@ from prometheus_client.registry import Collector
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Step, StepSplit
 from engine.server.settings import NO_BACKENDS, Backends, Runner
+from engine.server.transfers import Transfers
 from engine.step_time import StepLoad
+from engine.transfer.ends import Exporter, Importer
 from engine.wire import metrics as names
 
 HEADER = "prefill_tokens,prefill_seqs,decode_seqs,decode_ctx_tokens,attention_pairs,seconds\n"
@@ -245,7 +247,9 @@ class WorkerCollector(Collector):
         steps: StepRecords,
         model_name: str,
         backends: Backends = NO_BACKENDS,
+        transfers: Transfers | None = None,
     ) -> None:
+        self._transfers = transfers
         self._counters = counters
         self._runner = runner
         self._steps = steps
@@ -266,6 +270,15 @@ class WorkerCollector(Collector):
             yield self._info(name, text, {"backend": backend, "because_of": why})
         yield from self._own()
         yield from self._of_cache()
+        if self._transfers is not None:
+            yield from self._of_exports(self._transfers.exporter)
+            yield from self._of_imports(self._transfers.importer)
+            moved = {
+                "sent": self._transfers.exporter.sent_bytes_total,
+                "received": self._transfers.importer.received_bytes_total,
+            }
+            name = "warmroute_engine_kv_bytes"
+            yield self._counter(name, "KV moved.", moved, "direction")
 
     def _vllm(self) -> Iterator[Metric]:
         """Those that vLLM has, under its names."""
@@ -337,6 +350,34 @@ class WorkerCollector(Collector):
         pins.advance(self._runner.clock.now_s())  # an idle engine makes no steps that end them
         yield self._gauge(own + "pinned_blocks", "Blocks that pins keep.", pins.held_blocks)
         yield self._counter(own + "evicted_blocks", "Blocks evicted.", pool.evicted_total)
+
+    def _of_exports(self, exporter: Exporter) -> Iterator[Metric]:
+        own = "warmroute_engine_kv_"
+        exports = self._runner.scheduler.exports
+        exports.advance(self._runner.clock.now_s())  # an idle engine makes no steps that end them
+        text = "Prompts whose KV is held for other workers."
+        yield self._gauge(own + "exports", text, len(exports))
+        yield self._gauge(own + "exported_blocks", "Blocks held so.", exports.held_blocks)
+        ends = {"read": exporter.sent_total, "late": exporter.late_total}
+        ends |= {"expired": exports.expired_total, "too_many": exports.refused_total}
+        text = "Prompts to be kept for other workers, by what became of them."
+        yield self._counter(own + "exports_ended", text, ends, "end")
+        text = "Readers sent away."
+        yield self._counter(own + "readers_refused", text, exporter.refused, "reason")
+        text = "Prompts whose KV was given back before anybody read it."
+        yield self._counter(names.NIXL_EXPIRED, text, exports.expired_total)
+
+    def _of_imports(self, importer: Importer) -> Iterator[Metric]:
+        own = "warmroute_engine_kv_"
+        text = "Requests whose prompt's KV has not come yet."
+        yield self._gauge(own + "imports", text, importer.active)
+        come = {"received": importer.received_total, **importer.failed}
+        text = "Prompts read from other workers, or why not."
+        yield self._counter(own + "reads", text, come, "outcome")
+        text = "From reserved blocks to the KV in them."
+        yield self._counter(own + "read_seconds", text, importer.wait_s_total)
+        text = "Reads of other workers' KV that failed."
+        yield self._counter(names.NIXL_FAILED, text, importer.failed.total())
 
     def _gauge(self, name: str, text: str, value: Value, label: str | None = None) -> Metric:
         return self._filled(GaugeMetricFamily(name, text, labels=self._names(label)), value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +27,7 @@ from engine.server.bodies import (
 )
 from engine.server.errors import ApiError, from_refusal
 from engine.server.worker import Tokens, Worker
-from engine.wire.tokens import Chat
+from engine.wire.tokens import Chat, PromptError
 
 WORKER = web.AppKey("worker", Worker)
 MAX_ID_CHARS = 128
@@ -45,20 +47,32 @@ async def completions(http: web.Request) -> web.StreamResponse:
     Several prompts give several choices, numbered in their order.
     """
     body = bodies.decode(await http.read(), bodies.COMPLETION)
-    worker = admit(http, body)
-    prompts = [
-        await tokens_of(worker, prompt, body.add_special_tokens)
-        for prompt in bodies.prompts_of(body.prompt)
-    ]
-    return await _answer(http, worker, "completion", body, prompts)
+    with _kv_of(http, body):
+        worker = admit(http, body)
+        prompts = [
+            await tokens_of(worker, prompt, body.add_special_tokens)
+            for prompt in bodies.prompts_of(body.prompt)
+        ]
+        return await _answer(http, worker, "completion", body, prompts)
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     body = bodies.decode(await http.read(), bodies.CHAT)
-    worker = admit(http, body)
-    prompt = await encoded_chat(http, worker, bodies.chat_of(body))
-    return await _answer(http, worker, "chat", body, [prompt])
+    with _kv_of(http, body):
+        worker = admit(http, body)
+        prompt = await encoded_chat(http, worker, bodies.chat_of(body))
+        return await _answer(http, worker, "chat", body, [prompt])
+
+
+@contextmanager
+def _kv_of(http: web.Request, body: CompletionBody | ChatBody) -> Iterator[None]:
+    """Where the request is refused, nobody will read its KV: tell the worker that has it."""
+    try:
+        yield
+    except (ApiError, PromptError):
+        http.app[WORKER].give_up(body.kv_transfer_params)
+        raise
 
 
 async def encoded_chat(http: web.Request, worker: Worker, chat: Chat) -> Tokens:
@@ -167,6 +181,7 @@ def begin(
         timeout_s(http.headers),
         tenant_of(http.headers, worker.settings.tenant_header),
         retention_of(body.kv_cache_retention_config),
+        body.kv_transfer_params,
     )
     answer = make(
         kind=kind,
@@ -198,6 +213,7 @@ async def _answer(
     answer = begin(http, worker, Answer, kind, body, prompts)
     try:
         await answer.done
+        answer.kv_transfer_params = worker.kv_of(answer)
         return web.Response(body=answer.body(), content_type="application/json")
     finally:
         # Also when the client has left: the server cancels the handler then.
@@ -218,8 +234,8 @@ async def stream(
             raise ConnectionResetError("the client left before its answer began")
         # Attached first: preparing the response may wait, and steps go on meanwhile.
         answer.attach(transport, chunked, include_usage, worker.on_slow_client)
-        if answer.has_deadline:
-            # Where the answer may come too late, the status waits for its first token.
+        if answer.may_fail:
+            # Then the status waits for the first token.
             await answer.first_or_done()
         await response.prepare(http)
         answer.open()

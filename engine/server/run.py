@@ -65,6 +65,8 @@ async def serving(
         )
         await app_runner.setup()
         try:
+            if worker.transfers is not None:
+                await worker.transfers.listen()
             site = web.TCPSite(app_runner, settings.host, settings.port, backlog=1024)
             await site.start()
             async with asyncio.TaskGroup() as loops:
@@ -79,6 +81,8 @@ async def serving(
                 for task in tasks:
                     task.cancel()
         finally:
+            if worker.transfers is not None:
+                await worker.transfers.close()
             await app_runner.cleanup()
     finally:
         http_log.removeFilter(unread)

@@ -7,15 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from engine.block_pool import BlockPool
 from engine.profiles import profile
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.types import Output, SchedulerSettings, Step, StepSplit
+from engine.scheduler.types import Output, Read, SchedulerSettings, Step, StepSplit
 from engine.timed import Clock, LoopClock, TimedRunner
+from engine.transfer.store import KvStore, ModelledKv
 
+Role = Literal["both", "prefill", "decode"]
+KvTransport = Literal["tcp", "shm", "none"]
+FailurePolicy = Literal["recompute", "fail"]
+MODELLED_GBYTES_PER_S = 50.0  # between timed workers: eight lanes of 400 Gb/s make as much
 DEFAULT_VOCAB = 32_000  # of a worker without a tokenizer
 
 
@@ -25,7 +30,11 @@ class WorkerSettings:
 
     `profile_name` is a timed worker's; None: it computes, and `kv_tokens` says how much fits.
     `kv_tokens` None takes the profile's capacity; it is cut to whole blocks. Ports of 0 are
-    chosen by the system. `speed` divides the time of every step.
+    chosen by the system. `speed` divides the time of every step and transfer.
+
+    KV that others read is at `kv_port`, which they reach at `kv_host` (None: `host`, or where that
+    is any address the machine's name). `kv_gbytes_per_s` and `kv_latency_ms` are those of the link
+    by which it leaves; None: as fast as sockets are, or for a timed worker MODELLED_GBYTES_PER_S.
     """
 
     profile_name: str | None
@@ -43,6 +52,13 @@ class WorkerSettings:
     grace_s: float = 5.0  # on shutdown, for running requests
     tenant_header: str = "x-tenant"  # names the tenant whose share of the blocks is counted
     step_log: Path | None = None  # a line for each step, to calibrate by
+    role: Role = "both"  # told to those who ask; what a request is for it says itself
+    kv_transport: KvTransport = "tcp"
+    kv_host: str | None = None
+    kv_port: int = 0
+    kv_load_failure_policy: FailurePolicy = "recompute"
+    kv_gbytes_per_s: float | None = None
+    kv_latency_ms: float = 0.0
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
     def __post_init__(self) -> None:
@@ -50,7 +66,8 @@ class WorkerSettings:
             raise ValueError(f"speed must be above 0 and at most 1e6, got {self.speed}")
         if not 1 <= self.block_size <= 1024:
             raise ValueError(f"block size must be 1..1024 tokens, got {self.block_size}")
-        for name in ("port", "events_port", "replay_port"):
+        self._check_transfers()
+        for name in ("port", "events_port", "replay_port", "kv_port"):
             if not 0 <= getattr(self, name) <= 65_535:
                 raise ValueError(f"{name} must be 0..65535, got {getattr(self, name)}")
         if not self.model_name or len(self.model_name) > 256:
@@ -63,6 +80,30 @@ class WorkerSettings:
             raise ValueError(f"grace must be 0..3600 seconds, got {self.grace_s}")
         if self.blocks < 1:
             raise ValueError(f"kv tokens must be at least one block of {self.block_size} tokens")
+
+    def _check_transfers(self) -> None:
+        for name, values in (
+            ("role", Role),
+            ("kv_transport", KvTransport),
+            ("kv_load_failure_policy", FailurePolicy),
+        ):
+            if getattr(self, name) not in get_args(values):
+                allowed = ", ".join(get_args(values))
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        if self.kv_gbytes_per_s is not None and not 0.0 < self.kv_gbytes_per_s <= 1e6:
+            raise ValueError(
+                f"kv_gbytes_per_s must be above 0 and at most 1e6, got {self.kv_gbytes_per_s}"
+            )
+        if not 0.0 <= self.kv_latency_ms <= 60_000.0:
+            raise ValueError(f"kv_latency_ms must be 0..60000, got {self.kv_latency_ms}")
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """At which KV leaves; None: as fast as sockets are."""
+        given = self.kv_gbytes_per_s
+        if given is None and self.profile_name is not None:
+            given = MODELLED_GBYTES_PER_S
+        return None if given is None else given * 1e9 * self.speed
 
     @property
     def blocks(self) -> int:
@@ -105,6 +146,7 @@ class ServedModel:
     end_of_text: frozenset[int] = frozenset()
     defaults: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # of sampling, by name
     backends: Backends = field(default_factory=lambda: NO_BACKENDS)
+    store: KvStore | None = None  # None: its KV stays where it is
 
 
 class Runner(Protocol):
@@ -116,6 +158,7 @@ class Runner(Protocol):
     busy_s_total: float
     step_s: float  # the last step
     split: StepSplit  # of the last step
+    on_read: Callable[[Read], None]  # what is to be read from other workers
 
     @property
     def logprobs(self) -> Mapping[int, Logprobs]:
@@ -126,6 +169,9 @@ class Runner(Protocol):
 
     def cancel(self, request_id: int) -> bool:
         """Forget a request at once; False if it is finished already."""
+
+    def wake(self) -> None:
+        """Something changed that a resting engine waits for: blocks, or KV that came."""
 
     async def run(self) -> None:
         """Run steps until cancelled; rest while there is no request."""
@@ -148,4 +194,9 @@ def timed(settings: WorkerSettings, vocab: int) -> ServedModel:
             on_failed,
         )
 
-    return ServedModel(make)
+    chosen = profile(name)
+    # A profile that does not say how large its KV is moves it in no time.
+    kv = ModelledKv(
+        f"{settings.model_name} {vocab}", max(1, chosen.kv_bytes_per_token), settings.block_size
+    )
+    return ServedModel(make, store=kv)

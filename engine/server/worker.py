@@ -11,7 +11,9 @@ import secrets
 import time
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +28,8 @@ from engine.server.bodies import RequestOptions
 from engine.server.events import EventLog, KvPublisher
 from engine.server.metrics import Counters, StepLog, StepRecords, WorkerCollector
 from engine.server.settings import ServedModel, WorkerSettings, timed
+from engine.server.transfers import Transfers
+from engine.transfer.wire import TransferParams
 from engine.wire.tokens import Tokenizer
 from kvkernels import chain_seed
 
@@ -50,13 +54,18 @@ class Worker:
         self.pool = BlockPool(settings.blocks, settings.block_size)
         self.served = served or timed(settings, tokenizer.vocab)
         self.runner = self.served.make_runner(self.pool, self._on_step, self._on_failed)
+        self.transfers: Transfers | None = None  # its KV stays where it is
+        if settings.kv_transport != "none" and self.served.store is not None:
+            store, transport = self.served.store, settings.kv_transport
+            self.transfers = Transfers(settings, self.runner, store, transport, self._on_unread)
         self.steps = StepRecords(self.runner.scheduler)
         self._log = EventLog(self.pool, time.time)
         self.publisher = KvPublisher(
             self._log, settings.host, settings.events_port, settings.replay_port
         )
         self.metrics = WorkerCollector(
-            self.counters, self.runner, self.steps, self.model, self.served.backends
+            *(self.counters, self.runner, self.steps, self.model, self.served.backends),
+            self.transfers,
         )
         self._choices: dict[int, tuple[Answer, Choice]] = {}  # unfinished, by request id
         self._ids = itertools.count()
@@ -90,6 +99,7 @@ class Worker:
         deadline_s = self.runner.clock.now_s() + options.timeout_s
         # A timed worker's tokens do not depend on them.
         each = sampling.choices(secrets.randbits(64))
+        imports, exports = self._transfer(answer, options.transfer, len(prompts) * len(each))
         try:
             for index, (prompt, params) in enumerate(product(prompts, each)):
                 request = Request(
@@ -103,13 +113,49 @@ class Worker:
                     deadline_s=deadline_s,
                     tenant=options.tenant,
                     retention=options.retention,
+                    imports=imports is not None,
+                    exports=exports,
                 )
                 self.runner.submit(request)
+                if imports is not None and self.transfers is not None:
+                    self.transfers.importer.begin(request, imports)
                 self._begin(answer, request, index, options.salt)
         except Refused as refusal:
             self.counters.refused[refusal.reason] += 1
             self.abandon(answer)
             raise
+
+    def _transfer(
+        self, answer: Answer, params: TransferParams | None, sequences: int
+    ) -> tuple[TransferParams | None, bool]:
+        """Where the KV of a request is, if it can be read, and whether it is kept for others.
+
+        A stream cannot say where its KV is, and of several sequences only one could be read.
+        """
+        transfers = self.transfers
+        if params is None or transfers is None:
+            return None, False
+        exports = params.do_remote_decode and sequences == 1 and not answer.is_stream
+        if not params.do_remote_prefill:
+            return None, exports
+        lacks = params.lacks if sequences == 1 else "several"
+        if lacks is None:
+            return params, exports
+        transfers.importer.failed[lacks] += 1
+        transfers.importer.give_up(params)
+        return None, exports
+
+    def kv_of(self, answer: Answer) -> dict[str, Any] | None:
+        """By what another worker reads the KV of an answer; None: nobody can."""
+        if self.transfers is None or len(answer.choices) != 1:
+            return None
+        params = self.transfers.params_of(answer.choices[0].request)
+        return None if params is None else msgspec.structs.asdict(params)
+
+    def give_up(self, params: TransferParams | None) -> None:
+        """The request of `params` was refused: nobody will read its KV."""
+        if self.transfers is not None and params is not None and params.do_remote_prefill:
+            self.transfers.importer.give_up(params)
 
     def _begin(self, answer: Answer, request: Request, index: int, salt: str | None) -> None:
         choice = Choice(
@@ -130,6 +176,10 @@ class Worker:
         """Stop whatever of `answer` still runs: its client is gone, or it was cut."""
         for choice in answer.choices:
             request_id = choice.request.request_id
+            if self.transfers is not None:
+                self.transfers.importer.drop(request_id)
+                if not answer.is_told:
+                    self.transfers.release(choice.request)
             if self._choices.pop(request_id, None) is not None:
                 self.runner.cancel(request_id)
                 self._log.forget_salted(request_id)
@@ -222,6 +272,11 @@ class Worker:
                 is_late = request.finish_reason == "timeout"
                 self.abandon(answer, "timeout" if is_late else "error")
                 answer.fail(why, 504 if is_late else 500)
+
+    def _on_unread(self, request: Request, why: str) -> None:
+        """Its KV did not come, and this worker is not to compute it."""
+        self.runner.cancel(request.request_id)
+        self._on_failed((request,), f"the prompt's KV did not come from another worker: {why}")
 
     def _publish(self) -> None:
         batch = self._log.flush()

@@ -25,7 +25,9 @@ LIMITS = {
     "prefix_wait_tokens": 8,
 }
 BLOCKS = 12
-ONLY_BY_POLICY = {Reason.RESERVE_POLICY, Reason.TENANT_SHARE, Reason.QUEUE_DELAY}
+ONLY_BY_POLICY = {
+    *(Reason.RESERVE_POLICY, Reason.TENANT_SHARE, Reason.QUEUE_DELAY, Reason.KV_TRANSFER),
+}
 
 
 def continuation(prompt: list[int], count: int) -> list[int]:
@@ -120,7 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             place = (1, *victim.queue_key[1:])
             assert all(one.queue_key < place for one in step.decodes)
         for one in self.scheduler.requests.values():
-            if one.state is State.WAITING:
+            if one.state in (State.WAITING, State.READING):
                 assert one.reason is not None
                 self.waits[one.reason] += 1
         assert self.waits == self.scheduler.not_scheduled_total

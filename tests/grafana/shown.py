@@ -46,6 +46,7 @@ NO_DATA = {
     "warmroute_worker_kv_transfer_faults_total": "of workers that exchange KV, which these do not",
     "warmroute_engine_refused_total": "by reason, and no engine refuses anything",
     "warmroute_engine_graph_steps_total": "by use, and there are no CUDA graphs on CPUs",
+    "warmroute_engine_kv_readers_refused_total": "by reason, and nobody is sent away",
 }
 
 FILES = {each.name: json.loads(file_of(each).read_text(encoding="utf-8")) for each in DASHBOARDS}

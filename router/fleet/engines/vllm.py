@@ -39,6 +39,10 @@ class _Version(msgspec.Struct):
     version: str = ""
 
 
+class _ServerInfo(msgspec.Struct):
+    group: str | None = None  # None: it gives its KV to nobody
+
+
 def loads_in(text: str) -> Mapping[int, RankLoad]:
     """The load of each rank in `vllm:...` gauges. Raises WireError."""
     return {rank: _load_of(load) for rank, load in parse_loads(text).items()}
@@ -139,10 +143,28 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     if not named and (await cards(talk))[0].owned_by != "warmroute":
         return None
     profile = await profile_of(talk, named=True)
-    snapshot = f"{talk.spec.url}/kv_snapshot"
-    return profile and replace(
-        profile, snapshot=snapshot, keeps_copies=False, advice="", transfers=False
+    if profile is None:
+        return None
+    group = await _group(talk) if talk.spec.role != "both" else ""
+    return replace(
+        profile,
+        snapshot=f"{talk.spec.url}/kv_snapshot",
+        keeps_copies=False,
+        advice="",
+        transfers=bool(group),
+        version=f"{profile.version} {group}",
     )
+
+
+async def _group(talk: Interview) -> str:
+    """Whose KV our engine reads, as it says itself: workers that keep the same model's KV alike."""
+    status, body = await talk.get("/server_info")
+    if status != 200:
+        return ""
+    try:
+        return (msgspec.json.decode(body, type=_ServerInfo).group or "")[:_SHOWN_CHARACTERS]
+    except msgspec.DecodeError:
+        return ""
 
 
 WARMROUTE = Adapter("warmroute", _recognize)

@@ -1,4 +1,6 @@
-"""`warmroute-engine calibrate-kernels DIR`: measures what kernel plans cost on this device."""
+"""Commands that write files: `make-tiny DIR`, a checkpoint to try the engine with, without a
+download, and `calibrate-kernels DIR`, what kernel plans cost on this device.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.cli.options import computing
+from engine.cli.options import CommandFailed, computing
 
 DESCRIPTION = """\
 Time attention that shares prefixes, and attention that does not, for the heads of the model in a
@@ -16,7 +18,7 @@ FILE`. Takes seconds on a GPU; the device should be idle. Without it plans go by
 """
 
 
-def main(arguments: Sequence[str]) -> int:
+def calibrate_kernels(arguments: Sequence[str]) -> int:
     """Run the program; its exit code: 0 written, 1 it could not be, 2 bad flags."""
     parser = argparse.ArgumentParser("warmroute-engine calibrate-kernels", description=DESCRIPTION)
     parser.add_argument("model", type=Path, metavar="DIR")
@@ -60,3 +62,45 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
 
 def _print_progress(done: int, all_: int) -> None:
     print(f"timing {done} of {all_}", file=sys.stderr, flush=True)
+
+
+def write_tiny(arguments: Sequence[str]) -> int:
+    """Write it; the exit code. Raises CommandFailed where it could not be written."""
+    from engine.model.tiny import ARCHS, DTYPES, TinySettings, make_tiny
+
+    parser = argparse.ArgumentParser(
+        prog="warmroute-engine make-tiny",
+        description="Write a small random checkpoint (weights, tokenizer, chat template).",
+    )
+    own = TinySettings()
+    add = parser.add_argument
+    add("directory", type=Path, metavar="DIR", help="made if need be; what is there is kept")
+    add("--arch", choices=ARCHS, default=own.arch, help=f"({own.arch})")
+    add("--seed", type=int, default=own.seed, metavar="N", help="of the weights (0)")
+    add("--layers", type=int, default=own.layers, metavar="L", help="(2)")
+    add("--max-positions", type=int, default=own.max_positions, metavar="T", help="tokens (2048)")
+    add("--dtype", choices=DTYPES, default=own.dtype, help=f"({own.dtype})")
+    flags = parser.parse_args(arguments)
+    for name, value, least in (
+        ("--seed", flags.seed, 0),
+        ("--layers", flags.layers, 1),
+        ("--max-positions", flags.max_positions, 1),
+    ):
+        if not least <= value <= 1 << 20:
+            parser.error(f"{name} must be {least}..{1 << 20}, is {value}")
+    directory: Path = flags.directory
+    if (directory / "config.json").exists():
+        raise CommandFailed(f"{directory} has a model already; name another folder")
+    settings = TinySettings(
+        arch=flags.arch,
+        seed=flags.seed,
+        layers=flags.layers,
+        max_positions=flags.max_positions,
+        dtype=flags.dtype,
+    )
+    try:
+        make_tiny(directory, settings)
+    except OSError as error:
+        raise CommandFailed(f"cannot write {directory}: {error.strerror or error}") from error
+    print(f"a {flags.arch} of {flags.layers} layers is in {directory}", file=sys.stderr)
+    return 0

@@ -1,0 +1,532 @@
+"""The two ends of a transfer: the worker that has a prompt's KV, and the one that reads it.
+
+Both live in the event loop of their worker; only copies are made in threads. States are the
+scheduler's: `Scheduler.take_reads`, `Scheduler.end_read`, `Scheduler.exports`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import xxhash
+
+from engine.block_pool import Tokens
+from engine.exports import Export, Exports
+from engine.scheduler.request import Request, State
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.types import Read as Wanted
+from engine.timed import Clock
+from engine.transfer.store import PART_BYTES, KvStore, Link, Place
+from engine.transfer.wire import (
+    MAX_PART_BYTES,
+    VERSION,
+    BadMessage,
+    Beat,
+    Copied,
+    Done,
+    Form,
+    Hello,
+    Message,
+    Part,
+    Read,
+    Refusal,
+    Refused,
+    Release,
+    TransferParams,
+    Welcome,
+    frame,
+    receive,
+)
+
+HELLO_S = 5.0  # from connecting to the first message
+STALL_S = 30.0  # without a message of the holder, while it sends
+BEATS = 6  # in a lease
+MAX_READERS = 4096
+Transport = Literal["tcp", "shm"]
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+def digest(prompt: Tokens) -> int:
+    """Tells whether two workers made the same tokens of a prompt."""
+    return xxhash.xxh3_64_intdigest(prompt.tobytes())
+
+
+class Exporter:
+    """Answers those who read the KV of prompts that were computed here. Lifetime: worker.
+
+    `on_free` is called when blocks were given back.
+    """
+
+    def __init__(
+        self,
+        exports: Exports,
+        store: KvStore,
+        engine_id: str,
+        clock: Clock,
+        link: Link,
+        on_free: Callable[[], None],
+    ) -> None:
+        self.engine_id = engine_id
+        self.sent_bytes_total = 0
+        self.sent_total = 0  # prompts read whole and in time
+        self.late_total = 0  # read to their end when the lease was over: their readers were told
+        self.refused: Counter[str] = Counter()  # by reason
+        self._exports = exports
+        self._store = store
+        self._clock = clock
+        self._link = link
+        self._on_free = on_free
+        self._lent: set[int] = set()  # generations that have a reader
+        self._readers: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def readers(self) -> int:
+        """Open connections."""
+        return len(self._readers)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def listen(self, host: str, port: int) -> None:
+        """Take readers from now on. Raises OSError."""
+        self._server = await asyncio.start_server(self._accept, host, port, limit=1 << 20)
+
+    async def close(self) -> None:
+        """Let all readers go: they compute their prompts themselves."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._readers:
+            task.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    def release(self, request_id: int, generation: int) -> bool:
+        """Nobody will read it; False if it is not held."""
+        export = self._exports.find(request_id, generation)
+        return export is not None and self._free(export)
+
+    def _free(self, export: Export) -> bool:
+        was_held = self._exports.release(export)
+        if was_held:
+            self._on_free()
+        return was_held
+
+    async def _accept(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                first = await receive(stream)
+            if isinstance(first, Release):
+                if first.engine_id == self.engine_id:
+                    self.release(first.request_id, first.generation)
+            elif isinstance(first, Hello):
+                await self._greet(first, stream, writer)
+            else:
+                raise BadMessage(f"{type(first).__name__} where a reader says hello")
+        except (BadMessage, asyncio.IncompleteReadError, OSError, TimeoutError) as error:
+            log.debug("a reader of KV left: %r", error)
+        finally:
+            self._readers.discard(task)
+            writer.close()
+
+    async def _greet(
+        self, hello: Hello, stream: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        export = self._found(hello)
+        if isinstance(export, Refusal):
+            self.refused[export.reason] += 1
+            writer.write(frame(export))
+            await writer.drain()
+            return
+        self._lent.add(export.generation)
+        try:
+            await self._lend(export, hello, stream, writer)
+        finally:
+            # Whatever became of it, its reader reads no more.
+            self._lent.discard(export.generation)
+            self._free(export)
+
+    def _found(self, hello: Hello) -> Export | Refusal:
+        """What is asked for, or why not."""
+        mine, its = self._store.form, hello.form
+        if hello.version != VERSION:
+            return _refusal("version", f"this worker speaks version {VERSION}")
+        if hello.engine_id != self.engine_id:
+            return _refusal("engine", "another worker is here now: it was started anew")
+        if mine != its:
+            return _refusal("model", _difference(mine, its))
+        if self.readers > MAX_READERS:
+            return _refusal("busy", f"{MAX_READERS} readers at once")
+        export = self._exports.find(hello.request_id, hello.generation)
+        if export is None:
+            return _refusal("unknown", "its KV was given back: its lease is over, or it was read")
+        if len(export.prompt) != hello.tokens or digest(export.prompt) != hello.prompt:
+            return _refusal("prompt", "both workers made other tokens of the prompt")
+        if export.generation in self._lent:
+            return _refusal("in_use", "another worker reads it")
+        return export
+
+    async def _lend(
+        self,
+        export: Export,
+        hello: Hello,
+        stream: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Do what its reader says until it is through, or gone."""
+        exports, sending = self._exports, None
+        is_mapped = hello.transport == "shm" and bool(self._store.pools)
+        welcome = Welcome(
+            self._store.block_tokens,
+            export.block_ids if is_mapped else [],
+            exports.lease_s,
+            "shm" if is_mapped else "tcp",
+            list(self._store.pools) if is_mapped else [],
+        )
+        writer.write(frame(welcome))
+        try:
+            while True:
+                exports.extend(export, self._clock.now_s())
+                async with asyncio.timeout(exports.lease_s):
+                    message = await receive(stream)
+                if isinstance(message, Release):
+                    return
+                if isinstance(message, Copied):
+                    self._finish(export, writer, 0)
+                elif isinstance(message, Read):
+                    if sending is not None or not self._can_read(export, message):
+                        raise BadMessage("a read that cannot be")
+                    if not is_mapped:
+                        sending = asyncio.create_task(self._send(export, message, writer))
+                elif not isinstance(message, Beat):
+                    raise BadMessage(f"{type(message).__name__} from a reader")
+        finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+
+    def _can_read(self, export: Export, read: Read) -> bool:
+        return 0 <= read.start < read.stop <= len(export.prompt)
+
+    async def _send(self, export: Export, read: Read, writer: asyncio.StreamWriter) -> None:
+        """The blocks that hold the tokens of `read`, in parts."""
+        store, exports, sent = self._store, self._exports, 0
+        first, last = read.start // store.block_tokens, -(-read.stop // store.block_tokens)
+        each = max(1, PART_BYTES // store.size(1))
+        try:
+            await self._link.open()
+            for start in range(first, last, each):
+                if not exports.is_held(export):
+                    break
+                stop = min(start + each, last)
+                data = await store.pack(export.block_ids[start:stop])
+                await self._link.carry(store.size(stop - start))
+                writer.write(frame(Part(start, stop, len(data))))
+                if data:
+                    writer.write(data)
+                await writer.drain()
+                exports.extend(export, self._clock.now_s())
+                sent += store.size(stop - start)
+            self._finish(export, writer, sent)
+        except Exception as error:
+            if not isinstance(error, OSError):
+                log.exception("KV could not be sent")
+            writer.close()  # its reader sees that nothing more comes
+
+    def _finish(self, export: Export, writer: asyncio.StreamWriter, sent: int) -> None:
+        """Say whether what was read was this prompt's KV to the end."""
+        valid = self._exports.is_held(export)
+        self.sent_bytes_total += sent
+        self.sent_total += valid
+        self.late_total += not valid
+        writer.write(frame(Done(valid, sent)))
+
+
+def _refusal(reason: Refused, message: str) -> Refusal:
+    return Refusal(reason, message)
+
+
+def _difference(mine: Form, its: Form) -> str:
+    """Which fields differ, and how."""
+    names = [name for name in Form.__struct_fields__ if getattr(mine, name) != getattr(its, name)]
+    found = [f"{name} {getattr(mine, name)!r:.40} and {getattr(its, name)!r:.40}" for name in names]
+    return f"the KV here differs from the reader's: {', '.join(found)}"
+
+
+async def _unbroken(copy: Coroutine[Any, Any, T]) -> T:
+    """What `copy` gives; where this task is cancelled, not before `copy` has ended: nobody else may
+    have memory that it writes."""
+    job = asyncio.ensure_future(copy)
+    try:
+        return await asyncio.shield(job)
+    finally:
+        while not job.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((job,))
+
+
+def _forget(incoming: asyncio.Future[Message]) -> None:
+    """Nobody needs the message that may come."""
+    if not incoming.cancel() and not incoming.cancelled():
+        incoming.exception()
+
+
+async def _release(params: TransferParams) -> None:
+    """Tell the worker that has the KV; one that cannot be reached finds out by its lease."""
+    message = Release(
+        params.remote_engine_id or "",
+        int(params.remote_request_id or 0),
+        params.remote_registration_generation or 0,
+    )
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(HELLO_S):
+            _, writer = await asyncio.open_connection(params.remote_host, params.remote_port)
+            try:
+                writer.write(frame(message))
+                await writer.drain()
+            finally:
+                writer.close()
+
+
+class NotRead(Exception):  # noqa: N818 - how a transfer ends
+    """No KV, for a `reason` that is counted; `message` is for people."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class _Import:
+    """One request whose prompt's KV is elsewhere. Lifetime: from its arrival to its KV's."""
+
+    request: Request
+    params: TransferParams
+    room: asyncio.Future[Wanted] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    task: asyncio.Task[None] | None = None
+
+
+class Importer:
+    """Reads the KV of prompts from the workers that computed them. Lifetime: worker.
+
+    A connection is opened as a request arrives, and keeps the KV alive while the request waits for
+    room. `on_end` is called when a request can go on, or has to compute its prompt: then with why.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        store: KvStore,
+        clock: Clock,
+        transport: Transport,
+        on_end: Callable[[Request, str | None], None],
+    ) -> None:
+        self.received_bytes_total = 0
+        self.received_total = 0
+        self.failed: Counter[str] = Counter()  # by reason
+        self.wait_s_total = 0.0  # from reserved blocks to their KV
+        self._scheduler = scheduler
+        self._store = store
+        self._clock = clock
+        self._transport: Transport = transport
+        self._on_end = on_end
+        self._imports: dict[int, _Import] = {}  # by request id
+        self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def active(self) -> int:
+        """Requests that have not got their KV yet."""
+        return len(self._imports)
+
+    def begin(self, request: Request, params: TransferParams) -> None:
+        """`request`, just added with `imports`, waits; tell the worker that has its KV."""
+        one = _Import(request, params)
+        self._imports[request.request_id] = one
+        one.task = asyncio.create_task(self._run(one))
+
+    def read(self, wanted: Wanted) -> None:
+        """Its blocks are reserved: read what is missing."""
+        self._imports[wanted.request.request_id].room.set_result(wanted)
+
+    def drop(self, request_id: int) -> None:
+        """The request has ended; its blocks are given back once nobody writes them."""
+        one = self._imports.get(request_id)
+        if one is not None and one.task is not None:
+            one.task.cancel()
+
+    def give_up(self, params: TransferParams) -> None:
+        """This request was refused here: nobody will read its KV."""
+        if params.lacks is None:
+            task = asyncio.create_task(_release(params))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def close(self) -> None:
+        """Leave all transfers."""
+        tasks = [one.task for one in self._imports.values() if one.task is not None]
+        for task in [*tasks, *self._releases]:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._releases, return_exceptions=True)
+
+    async def _run(self, one: _Import) -> None:
+        why: NotRead | None = None
+        try:
+            await self._fetch(one)
+        except NotRead as error:
+            why = error
+        except asyncio.CancelledError:
+            why = NotRead("dropped", "its request ended first")
+        except TimeoutError:
+            why = NotRead("timeout", "the worker that has the KV says nothing more")
+        except (BadMessage, OSError, asyncio.IncompleteReadError) as error:
+            why = NotRead("connection", f"the worker that has the KV left: {error!r:.200}")
+        except Exception as error:
+            log.exception("KV could not be read")
+            why = NotRead("error", f"{error!r:.200}")
+        self._end(one, why)
+
+    def _end(self, one: _Import, why: NotRead | None) -> None:
+        request, room = one.request, one.room
+        del self._imports[request.request_id]
+        if room.done() and room.result().start < room.result().stop:
+            self._scheduler.end_read(request.request_id, self._clock.now_s(), arrived=why is None)
+        else:
+            self._scheduler.forget_import(request.request_id)
+        if why is None:
+            cached_tokens = one.params.remote_prefill_cached_tokens
+            if cached_tokens is not None and room.done():
+                request.cached_tokens = cached_tokens
+            self.received_total += 1
+        else:
+            self.failed[why.reason] += 1
+        is_over = request.state is State.FINISHED
+        self._on_end(request, None if why is None or is_over else str(why))
+
+    async def _fetch(self, one: _Import) -> None:
+        """Wait for room, beside a connection, and read. Raises NotRead and what sockets raise."""
+        stream, writer = await self._connect(one.params)
+        try:
+            welcome = await self._hello(one, stream, writer)
+            beat_s = welcome.lease_s / BEATS
+            incoming = asyncio.ensure_future(receive(stream))
+            try:
+                while not one.room.done():
+                    await asyncio.wait(
+                        (one.room, incoming), timeout=beat_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if incoming.done():
+                        raise BadMessage(f"{type(incoming.result()).__name__} before any read")
+                    writer.write(frame(Beat()))
+                wanted = one.room.result()
+                if wanted.start < wanted.stop:
+                    begun_s = self._clock.now_s()
+                    writer.write(frame(Read(wanted.start, wanted.stop)))
+                    await self._read(wanted, welcome, incoming, stream, writer)
+                    self.wait_s_total += self._clock.now_s() - begun_s
+                writer.write(frame(Release()))
+                await writer.drain()
+            finally:
+                _forget(incoming)
+        finally:
+            writer.close()
+
+    async def _connect(
+        self, params: TransferParams
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(HELLO_S):
+            return await asyncio.open_connection(
+                params.remote_host, params.remote_port, limit=1 << 20
+            )
+
+    async def _hello(
+        self, one: _Import, stream: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Welcome:
+        params, request = one.params, one.request
+        hello = Hello(
+            params.remote_engine_id or "",
+            int(params.remote_request_id or 0),
+            params.remote_registration_generation or 0,
+            request.prompt_tokens,
+            digest(request.prompt),
+            self._store.form,
+            self._transport,
+        )
+        writer.write(frame(hello))
+        async with asyncio.timeout(HELLO_S):
+            answer = await receive(stream)
+        if isinstance(answer, Refusal):
+            raise NotRead(answer.reason, answer.message)
+        if not isinstance(answer, Welcome) or not 1 <= answer.block_tokens <= 1 << 16:
+            raise BadMessage(f"{type(answer).__name__} as an answer to hello")
+        return answer
+
+    async def _read(
+        self,
+        wanted: Wanted,
+        welcome: Welcome,
+        incoming: asyncio.Future[Message],
+        stream: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Take the parts in, or copy from the mapped pools, and ask whether it was valid."""
+        place = Place(wanted.request.block_ids, wanted.start, wanted.stop)
+        if welcome.transport == "shm":
+            copied = await _unbroken(self._store.copy(welcome, place))
+            writer.write(frame(Copied()))
+        message, come = await self._next(incoming, writer, welcome), wanted.start
+        while isinstance(message, Part):
+            first = message.start * welcome.block_tokens
+            is_next = first <= come < message.stop * welcome.block_tokens
+            if not is_next or not 0 <= message.size <= MAX_PART_BYTES:
+                raise BadMessage(f"blocks {message.start}..{message.stop} after {come} tokens")
+            data = await asyncio.wait_for(stream.readexactly(message.size), STALL_S)
+            come = min(message.stop * welcome.block_tokens, wanted.stop)
+            part = Place(place.block_ids, max(first, wanted.start), come)
+            blocks = message.stop - message.start
+            await _unbroken(
+                self._store.put(data, welcome.block_tokens, message.start, blocks, part)
+            )
+            writer.write(frame(Beat()))
+            message = await self._next(asyncio.ensure_future(receive(stream)), writer, welcome)
+        if not isinstance(message, Done):
+            raise BadMessage(f"{type(message).__name__} among the parts of a read")
+        if not message.valid:
+            raise NotRead("late", "the lease was over before all was read")
+        if welcome.transport == "shm":
+            self.received_bytes_total += copied
+        elif come < wanted.stop:
+            raise BadMessage(f"the KV of {come} tokens came, {wanted.stop} were asked for")
+        else:
+            self.received_bytes_total += message.sent_bytes
+
+    async def _next(
+        self, incoming: asyncio.Future[Message], writer: asyncio.StreamWriter, welcome: Welcome
+    ) -> Message:
+        """The next message, with signs of life until it comes. Raises TimeoutError."""
+        beat_s = welcome.lease_s / BEATS
+        left_s = max(STALL_S, 2 * beat_s)
+        try:
+            while not (await asyncio.wait((incoming,), timeout=beat_s))[0]:
+                left_s -= beat_s
+                if left_s < 0:
+                    raise TimeoutError
+                writer.write(frame(Beat()))
+            return incoming.result()
+        finally:
+            _forget(incoming)

@@ -1,0 +1,55 @@
+"""Two legs of a request by hand: what a router sends, and what it carries between two workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.engine.harness import Running, eventually
+
+ASK = {
+    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
+    "remote_block_ids": None, "remote_host": None, "remote_port": None,
+}  # fmt: skip
+PATH = "/v1/completions"
+
+
+async def prefilled(worker: Running, body: dict[str, Any], path: str = PATH) -> Any:
+    """The first leg; `kv_transfer_params` of its answer."""
+    leg = body | {"max_tokens": 1, "stream": False, "kv_transfer_params": ASK}
+    status, answer = await worker.post(path, leg)
+    assert status == 200, answer
+    assert answer["usage"]["completion_tokens"] == 1
+    return answer.get("kv_transfer_params")
+
+
+async def split(
+    prefill: Running, decode: Running, body: dict[str, Any], path: str = PATH
+) -> dict[str, Any]:
+    """Both legs; the second one's answer."""
+    params = await prefilled(prefill, body, path)
+    assert params is not None
+    status, answer = await decode.post(path, body | {"kv_transfer_params": params})
+    assert status == 200, answer
+    return answer  # type: ignore[no-any-return]
+
+
+def computed(worker: Running) -> int:
+    """Prompt tokens that it computed so far."""
+    return int(worker.worker.steps.tokens["prefill"])
+
+
+async def at_rest(*workers: Running) -> None:
+    """Wait until nothing of any transfer is left, but what is cached."""
+
+    def idle() -> bool:
+        parts = [one.worker.transfers for one in workers]
+        used = sum(one.worker.pool.used_blocks for one in workers)
+        return not used and all(
+            part is not None and not part.exporter.readers and not part.importer.active
+            for part in parts
+        )
+
+    await eventually(idle, "no block, lease, or connection left")
+    for one in workers:
+        assert not len(one.worker.runner.scheduler.exports)
+        assert one.worker.runner.scheduler.reading == 0

@@ -1,0 +1,500 @@
+"""Timed workers that move modelled KV: real HTTP, real connections, faults of either end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from engine.scheduler.types import SchedulerSettings
+from engine.timed import continuation
+from engine.transfer.wire import Beat, Done, Hello, Part, Refusal, Release, Welcome, frame, receive
+from tests.engine.harness import VOCAB, Running, eventually, running
+from tests.engine.split import ASK, PATH, at_rest, computed, prefilled, split
+
+LEASE_S = 0.6
+
+
+@asynccontextmanager
+async def pair(**changes: Any) -> AsyncIterator[tuple[Running, Running]]:
+    """One that prefills and one that decodes; `decode_...`: of the second alone."""
+    of_decode = {
+        name.removeprefix("decode_"): changes.pop(name)
+        for name in [*changes]
+        if name.startswith("decode_")
+    }
+    async with running(**changes) as one, running(**(changes | of_decode)) as other:
+        yield one, other
+
+
+def asked(seed: int = 0, tokens: int = 100, output: int = 6) -> dict[str, Any]:
+    prompt = [random.Random(seed).randrange(VOCAB) for _ in range(tokens)]
+    return {"prompt": prompt, "max_tokens": output, "return_token_ids": True}
+
+
+def ids(answer: dict[str, Any]) -> list[int]:
+    return answer["choices"][0]["token_ids"]  # type: ignore[no-any-return]
+
+
+def failures(worker: Running) -> dict[str, int]:
+    assert worker.worker.transfers is not None
+    return dict(worker.worker.transfers.importer.failed)
+
+
+async def test_the_answer_is_the_same_and_its_prompt_is_computed_once() -> None:
+    async with pair() as (one, other):
+        body = asked()
+        answer = await split(one, other, body)
+        assert ids(answer) == continuation(body["prompt"], 6, VOCAB)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert (computed(one), computed(other)) == (100, 1)
+        await at_rest(one, other)
+        moved = 7 * 16 * 131_072
+        assert one.worker.transfers.exporter.sent_bytes_total == moved
+        assert other.worker.transfers.importer.received_bytes_total == moved
+        assert other.worker.pool.cached_blocks == 6
+
+
+async def test_only_what_is_not_cached_is_read() -> None:
+    async with pair() as (one, other):
+        body = asked()
+        await other.post(PATH, body | {"prompt": body["prompt"][:64], "max_tokens": 1})
+        answer = await split(one, other, body)
+        assert ids(answer) == continuation(body["prompt"], 6, VOCAB)
+        assert computed(other) == 64 + 1
+        assert one.worker.transfers.exporter.sent_bytes_total == 3 * 16 * 131_072
+        again = await split(one, other, body | {"prompt": body["prompt"][:97]})
+        assert ids(again) == continuation(body["prompt"][:97], 6, VOCAB)
+        assert one.worker.transfers.exporter.sent_bytes_total == 3 * 16 * 131_072
+        await at_rest(one, other)
+
+
+async def test_a_transfer_takes_as_long_as_its_bytes() -> None:
+    """100 blocks of 2 MiB at 2 GB/s, twice at once over one link."""
+    async with pair(speed=1.0, kv_gbytes_per_s=2.0, kv_latency_ms=50.0) as (one, other):
+        bodies = [asked(seed, 1600, 1) for seed in (1, 2)]
+        both = [await prefilled(one, body) for body in bodies]
+        begun_s = asyncio.get_running_loop().time()
+        legs = [body | {"kv_transfer_params": p} for body, p in zip(bodies, both, strict=True)]
+        await asyncio.gather(*(other.post(PATH, leg) for leg in legs))
+        took_s = asyncio.get_running_loop().time() - begun_s
+        moved_s = 2 * 100 * 16 * 131_072 / 2e9
+        assert moved_s + 0.05 < took_s < moved_s + 0.25
+
+
+async def test_chats_are_split_and_streams_too() -> None:
+    async with pair() as (one, other):
+        chat = {"messages": [{"role": "user", "content": "a b c " * 40}], "max_tokens": 5}
+        path = "/v1/chat/completions"
+        answer = await split(one, other, chat, path)
+        _, whole = await one.post(path, chat)
+        assert answer["choices"][0]["message"] == whole["choices"][0]["message"]
+        params = await prefilled(one, chat, path)
+        events = await other.events(path, chat | {"kv_transfer_params": params})
+        said = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+        assert said == whole["choices"][0]["message"]["content"]
+        await at_rest(one, other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"stream": True}, {"n": 2}, {"prompt": [[1, 2, 3], [4, 5, 6]]}],
+    ids=["stream", "n", "batch"],
+)
+async def test_what_cannot_be_split_is_answered_and_keeps_nothing(changes: dict[str, Any]) -> None:
+    async with running() as one:
+        body = asked() | {"max_tokens": 1, "kv_transfer_params": ASK} | changes
+        async with one.http.post(one.url + PATH, json=body) as reply:
+            text = await reply.text()
+            assert reply.status == 200
+        assert '"remote_port"' not in text
+        await at_rest(one)
+
+
+def without(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda params: {key: value for key, value in params.items() if key != name}
+
+
+def having(**more: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda params: params | more
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without("remote_port"), "incomplete"),
+        (without("remote_registration_generation"), "incomplete"),
+        (having(remote_request_id="cmpl-x"), "incomplete"),
+        (having(transfer_mode="pull"), "foreign"),
+        (having(remote_request_id="77"), "unknown"),
+        (having(remote_registration_generation=9), "unknown"),
+        (having(remote_engine_id="other"), "engine"),
+        (having(remote_port=1), "connection"),
+        (having(new_key={"a": []}, remote_block_ids=None), None),
+    ],
+)
+async def test_parameters_that_do_not_fit_cost_a_prefill(change: Any, reason: str | None) -> None:
+    async with pair() as (one, other):
+        body = asked()
+        params = change(await prefilled(one, body))
+        status, answer = await other.post(PATH, body | {"kv_transfer_params": params})
+        assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
+        assert failures(other) == ({reason: 1} if reason else {})
+        assert computed(other) == (100 if reason else 1)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [3, {"remote_port": -1}, {"remote_host": "x" * 1000}, {"remote_num_tokens": "12"}],
+    ids=["number", "port", "host", "tokens"],
+)
+async def test_parameters_of_a_wrong_type_are_refused(params: Any) -> None:
+    async with running() as one:
+        status, answer = await one.post(PATH, asked() | {"kv_transfer_params": params})
+        assert (status, "kv_transfer_params" in answer["error"]["message"]) == (400, True)
+
+
+async def test_another_prompt_is_not_answered_from_this_ones_kv() -> None:
+    async with pair() as (one, other):
+        params = await prefilled(one, asked(1))
+        status, answer = await other.post(PATH, asked(2) | {"kv_transfer_params": params})
+        assert (status, ids(answer)) == (200, continuation(asked(2)["prompt"], 6, VOCAB))
+        assert failures(other) == {"prompt": 1}
+
+
+async def test_workers_of_other_models_read_nothing_from_each_other() -> None:
+    async with pair(decode_vocab=VOCAB, decode_profile_name="qwen3-32b-h100-tp2") as (one, other):
+        answer = await split(one, other, asked())
+        assert ids(answer) == continuation(asked()["prompt"], 6, VOCAB)
+        assert failures(other) == {"model": 1}
+        groups = [await info(worker) for worker in (one, other)]
+        assert groups[0]["group"] != groups[1]["group"]
+
+
+async def info(worker: Running) -> Any:
+    async with worker.http.get(f"{worker.url}/server_info") as reply:
+        return await reply.json()
+
+
+async def test_blocks_of_another_size_are_taken_in() -> None:
+    async with pair(decode_block_size=48) as (one, other):
+        body = asked()
+        assert ids(await split(one, other, body)) == continuation(body["prompt"], 6, VOCAB)
+        assert (computed(other), failures(other)) == (1, {})
+        await at_rest(one, other)
+
+
+async def test_policy_fail_says_so_before_the_first_byte() -> None:
+    async with pair(decode_kv_load_failure_policy="fail") as (one, other):
+        body = asked()
+        params = having(remote_engine_id="gone")(await prefilled(one, body))
+        for stream in (False, True):
+            leg = body | {"kv_transfer_params": params, "stream": stream}
+            async with other.http.post(other.url + PATH, json=leg) as reply:
+                assert reply.status == 500
+                assert "did not come" in await reply.text()
+        assert computed(other) == 0
+        await eventually(lambda: not other.worker.transfers.importer.active, "its end")
+        assert other.worker.pool.used_blocks == 0
+
+
+async def test_what_nobody_reads_is_given_back_when_its_lease_ends() -> None:
+    terms = SchedulerSettings(export_lease_s=LEASE_S)
+    async with running(scheduler=terms) as one:
+        await prefilled(one, asked())
+        exports = one.worker.runner.scheduler.exports
+        assert (len(exports), one.worker.pool.used_blocks) == (1, 7)
+        await asyncio.sleep(LEASE_S)
+        text = (await one.get("/metrics")).decode()
+        assert 'kv_exports_ended_total{end="expired",engine="0"' in text.replace(" ", "")
+        assert (exports.expired_total, one.worker.pool.used_blocks) == (1, 0)
+
+
+async def test_a_router_can_release_it() -> None:
+    async with running() as one:
+        params = await prefilled(one, asked())
+        body = {
+            "request_id": params["remote_request_id"],
+            "generation": params["remote_registration_generation"],
+        }
+        for released in (True, False):
+            assert await one.post("/kv/release", body) == (200, {"released": released})
+        await at_rest(one)
+        for wrong in ({}, body | {"request_id": "x"}, body | {"generation": -1}):
+            status, _ = await one.post("/kv/release", wrong)
+            assert status == 400
+
+
+async def test_a_request_that_is_refused_gives_its_kv_back() -> None:
+    async with pair(decode_kv_tokens=64) as (one, other):
+        params = await prefilled(one, asked())
+        status, _ = await other.post(PATH, asked() | {"kv_transfer_params": params})
+        assert status == 400
+        await at_rest(one, other)
+
+
+async def test_the_lease_lasts_while_its_reader_waits_for_room() -> None:
+    """Longer than the lease, behind a request that fills the cache."""
+    terms = SchedulerSettings(export_lease_s=LEASE_S)
+    async with pair(scheduler=terms, decode_kv_tokens=256, speed=1.0) as (one, other):
+        params = await prefilled(one, asked())
+        long = asked(5, 160, 90)
+        before = asyncio.create_task(other.post(PATH, long))
+        await eventually(lambda: other.worker.runner.scheduler.running == 1, "it runs")
+        body = asked()
+        begun_s = asyncio.get_running_loop().time()
+        status, answer = await other.post(PATH, body | {"kv_transfer_params": params})
+        assert asyncio.get_running_loop().time() - begun_s > LEASE_S
+        assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
+        assert failures(other) == {}
+        await before
+        await at_rest(one, other)
+
+
+async def test_a_prefix_that_two_read_at_once_is_read_once() -> None:
+    async with pair(kv_gbytes_per_s=0.05) as (one, other):
+        trunk = asked(1, 800)["prompt"]
+        bodies = [asked() | {"prompt": [*trunk, number]} for number in (1, 2)]
+        both = [await prefilled(one, body) for body in bodies]
+        legs = [body | {"kv_transfer_params": p} for body, p in zip(bodies, both, strict=True)]
+        answers = await asyncio.gather(*(other.post(PATH, leg) for leg in legs))
+        for body, (_, answer) in zip(bodies, answers, strict=True):
+            assert ids(answer) == continuation(body["prompt"], 6, VOCAB)
+        assert one.worker.transfers.exporter.sent_bytes_total == 50 * 16 * 131_072
+        await at_rest(one, other)
+
+
+async def test_a_client_that_leaves_leaves_nothing() -> None:
+    """Before its turn, while its KV comes, while it decodes; in the first leg."""
+    async with pair(kv_gbytes_per_s=0.01, speed=20.0) as (one, other):
+        scheduler = other.worker.runner.scheduler
+        importer = other.worker.transfers.importer
+        for seed, (part, state) in enumerate(
+            ((importer, "active"), (scheduler, "reading"), (scheduler, "running"))
+        ):
+            body = asked(seed, 400, 2000)
+            params = await prefilled(one, body)
+            leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
+            await eventually(lambda of=part, name=state: getattr(of, name) > 0, state)
+            leg.cancel()
+            await asyncio.gather(leg, return_exceptions=True)
+            await at_rest(one, other)
+        leg = asyncio.create_task(prefilled(one, asked(9, 8000)))
+        await eventually(lambda: one.worker.runner.scheduler.running > 0, "the first leg")
+        leg.cancel()
+        await asyncio.gather(leg, return_exceptions=True)
+        await at_rest(one, other)
+
+
+async def test_a_deadline_ends_a_read() -> None:
+    async with pair(kv_gbytes_per_s=0.01, speed=20.0) as (one, other):
+        body = asked(0, 4000)
+        params = await prefilled(one, body)
+        headers = {"x-request-timeout-ms": "100"}
+        leg = body | {"kv_transfer_params": params}
+        async with other.http.post(other.url + PATH, json=leg, headers=headers) as reply:
+            assert reply.status == 504
+        await at_rest(one, other)
+
+
+async def test_a_holder_that_leaves_costs_a_prefill() -> None:
+    """Before the read begins, and within it."""
+    async with running(kv_gbytes_per_s=0.01) as other:
+        for wait in (False, True):
+            body = asked(int(wait), 800)
+            async with running(kv_gbytes_per_s=0.01) as one:
+                params = await prefilled(one, body)
+                if wait:
+                    leg = asyncio.create_task(
+                        other.post(PATH, body | {"kv_transfer_params": params})
+                    )
+                    reading = other.worker.runner.scheduler
+                    await eventually(lambda part=reading: part.reading == 1, "it reads")
+            if not wait:
+                leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
+            status, answer = await leg
+            assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
+        assert failures(other) == {"connection": 2}
+        await at_rest(other)
+
+
+async def connected(worker: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    assert worker.worker.transfers is not None
+    return await asyncio.open_connection("127.0.0.1", worker.worker.transfers.exporter.port)
+
+
+def hello(worker: Running, params: dict[str, Any], prompt: list[int]) -> Hello:
+    from engine.transfer.ends import digest
+    from tests.engine.scheduling import array
+
+    part = worker.worker.served.store
+    assert part is not None
+    return Hello(
+        params["remote_engine_id"], int(params["remote_request_id"]),
+        params["remote_registration_generation"], len(prompt), digest(array(prompt)), part.form,
+        "tcp",
+    )  # fmt: skip
+
+
+async def test_a_second_reader_is_sent_away_and_a_dead_one_frees_the_kv() -> None:
+    async with running() as one:
+        body = asked()
+        params = await prefilled(one, body)
+        stream, writer = await connected(one)
+        writer.write(frame(hello(one, params, body["prompt"])))
+        assert isinstance(await receive(stream), Welcome)
+        second, other = await connected(one)
+        other.write(frame(hello(one, params, body["prompt"])))
+        refusal = await receive(second)
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason == "in_use"
+        other.close()
+        writer.close()
+        await at_rest(one)
+
+
+async def test_a_read_that_outlives_its_lease_is_told_so() -> None:
+    """A router that released it while it was read: 200 with another prompt's text must not be."""
+    async with pair(kv_gbytes_per_s=0.05) as (one, other):
+        body = asked(0, 1600)
+        params = await prefilled(one, body)
+        leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
+        await eventually(lambda: other.worker.runner.scheduler.reading == 1, "it reads")
+        name = {
+            "request_id": params["remote_request_id"],
+            "generation": params["remote_registration_generation"],
+        }
+        assert await one.post("/kv/release", name) == (200, {"released": True})
+        status, answer = await leg
+        assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
+        assert failures(other) == {"late": 1}
+        assert one.worker.transfers.exporter.late_total == 1
+        await at_rest(one, other)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\xff\xff\xff",
+        b"\x02\x00\x00\x00\xc1\xc1",
+        frame(Beat()),
+        b"",
+    ],
+    ids=["http", "long", "rubbish", "beat", "nothing"],
+)
+async def test_strangers_at_the_port_are_sent_away(said: bytes) -> None:
+    async with running() as one:
+        stream, writer = await connected(one)
+        writer.write(said)
+        if not said:
+            writer.close()
+        async with asyncio.timeout(10):
+            assert await stream.read() == b""
+        writer.close()
+        await at_rest(one)
+
+
+async def test_a_holder_that_sends_rubbish_costs_a_prefill() -> None:
+    answers: list[list[bytes]] = [
+        [b"HTTP/1.1 400 Bad Request\r\n\r\n"],
+        [frame(Done(True, 0))],
+        [frame(Welcome(16, [], 0.6, "tcp")), frame(Part(3, 4, 0)), frame(Done(True, 0))],
+        [frame(Welcome(16, [], 0.6, "tcp")), frame(Done(True, 0))],
+        [frame(Welcome(16, [], 0.6, "tcp")), frame(Part(0, 7, 2)), b"xx", frame(Done(True, 0))],
+        [frame(Welcome(16, [], 0.6, "tcp")), frame(Part(0, 7, 2**40))],
+        [frame(Welcome(0, [], 0.6, "tcp"))],
+    ]
+
+    given: list[bytes] = []
+
+    async def answer(stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await receive(stream)
+        writer.write(b"".join(given))
+        await stream.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, running() as other, running() as one:
+        for number, messages in enumerate(answers):
+            given[:] = messages
+            body = asked(number)
+            params = having(remote_port=port)(await prefilled(one, body))
+            status, said = await other.post(PATH, body | {"kv_transfer_params": params})
+            assert (status, ids(said)) == (200, continuation(body["prompt"], 6, VOCAB))
+        assert sum(failures(other).values()) == len(answers)
+        assert set(failures(other)) <= {"connection", "error"}
+        await at_rest(other)
+
+
+async def test_server_info_says_who_it_is() -> None:
+    async with running(role="decode", kv_host="10.0.0.9") as one:
+        told = await info(one)
+        assert (told["role"], told["kv_transfer"]["host"]) == ("decode", "10.0.0.9")
+        assert told["kv_transfer"]["layout"]["block_size"] == 16
+    async with running(kv_transport="none") as one:
+        told = await info(one)
+        assert (told["group"], told["kv_transfer"]) == (None, None)
+        assert await prefilled(one, asked()) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"role": "prefil"}, {"kv_transport": "rdma"}, {"kv_gbytes_per_s": 0.0},
+        {"kv_latency_ms": -1.0}, {"kv_port": 99_999}, {"kv_load_failure_policy": "retry"},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        async with running(**wrong):
+            pass
+
+
+async def test_random_lives_leave_nothing() -> None:
+    """Aborts in all states, holders that restart, leases that end: every answer is right."""
+    draw = random.Random(7)
+    terms = SchedulerSettings(export_lease_s=LEASE_S, max_batch_size=8, max_num_tokens=512)
+    options = {"scheduler": terms, "kv_tokens": 4096, "kv_gbytes_per_s": 0.2}
+
+    async def life(seed: int, one: Running, other: Running) -> str:
+        body = asked(seed % 40, 16 + seed % 300, 1 + seed % 20)
+        await asyncio.sleep(draw.random() * 0.5)
+        params = await prefilled(one, body)
+        if draw.random() < 0.1 or params is None:
+            return "left"
+        leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
+        if draw.random() < 0.3:
+            await asyncio.sleep(draw.random() * 0.1)
+            leg.cancel()
+        try:
+            status, answer = await leg
+        except asyncio.CancelledError:
+            return "aborted"
+        except aiohttp.ClientError:
+            return "cut"
+        assert status == 200, answer
+        assert ids(answer) == continuation(body["prompt"], body["max_tokens"], VOCAB)
+        return "answered"
+
+    async with pair(**options) as (one, other):
+        ends = await asyncio.gather(*(life(seed, one, other) for seed in range(300)))
+        assert ends.count("answered") > 150
+        assert ends.count("aborted") > 20
+        await asyncio.sleep(LEASE_S)
+        for worker in (one, other):
+            await worker.get("/metrics")
+        await at_rest(one, other)
+        received = other.worker.transfers.importer.received_total
+        assert received > 100
+
+
+def test_released_messages_need_their_names() -> None:
+    assert frame(Release()) != frame(Release("x", 1, 2))
