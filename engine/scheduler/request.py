@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.block_pool import Retention
-from engine.exports import Export
+from engine.pins import Export
 from engine.sampling.params import SamplingParams
 from kvkernels import chain_hashes
 

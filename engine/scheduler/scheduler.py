@@ -18,7 +18,7 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from engine.block_pool import BlockPool
-from engine.exports import Exports
+from engine.pins import Exports
 from engine.scheduler.blocks import RequestBlocks
 from engine.scheduler.request import FinishReason, Reason, Request, State
 from engine.scheduler.types import (

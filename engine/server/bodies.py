@@ -17,7 +17,7 @@ from msgspec import Meta
 from engine.block_pool import DEFAULT_PRIORITY, InvalidRetention, Retention, TokenRange
 from engine.sampling.params import InvalidParam, SamplingParams
 from engine.server.errors import ApiError
-from engine.transfer.wire import TransferParams
+from engine.wire.kv_transfer import TransferParams
 from engine.wire.tokens import Chat, Message
 
 FIELD = "kv_cache_retention_config"

@@ -26,9 +26,8 @@ from prometheus_client.registry import Collector
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Step, StepSplit
 from engine.server.settings import NO_BACKENDS, Backends, Runner
-from engine.server.transfers import Transfers
 from engine.step_time import StepLoad
-from engine.transfer.ends import Exporter, Importer
+from engine.transfer import Exporter, Importer
 from engine.wire import metrics as names
 
 HEADER = "prefill_tokens,prefill_seqs,decode_seqs,decode_ctx_tokens,attention_pairs,seconds\n"
@@ -247,7 +246,7 @@ class WorkerCollector(Collector):
         steps: StepRecords,
         model_name: str,
         backends: Backends = NO_BACKENDS,
-        transfers: Transfers | None = None,
+        transfers: tuple[Exporter, Importer] | None = None,
     ) -> None:
         self._transfers = transfers
         self._counters = counters
@@ -271,12 +270,10 @@ class WorkerCollector(Collector):
         yield from self._own()
         yield from self._of_cache()
         if self._transfers is not None:
-            yield from self._of_exports(self._transfers.exporter)
-            yield from self._of_imports(self._transfers.importer)
-            moved = {
-                "sent": self._transfers.exporter.sent_bytes_total,
-                "received": self._transfers.importer.received_bytes_total,
-            }
+            exporter, importer = self._transfers
+            yield from self._of_exports(exporter)
+            yield from self._of_imports(importer)
+            moved = {"sent": exporter.sent_bytes_total, "received": importer.received_bytes_total}
             name = "warmroute_engine_kv_bytes"
             yield self._counter(name, "KV moved.", moved, "direction")
 

@@ -15,7 +15,7 @@ from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Output, Read, SchedulerSettings, Step, StepSplit
 from engine.timed import Clock, LoopClock, TimedRunner
-from engine.transfer.store import KvStore, ModelledKv
+from engine.transfer import KvStore, ModelledKv
 
 Role = Literal["both", "prefill", "decode"]
 KvTransport = Literal["tcp", "shm", "none"]

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from engine.exports import EXTENSION, Export, Exports
+from engine.pins import EXTENSION, Export, Exports
 from engine.scheduler.request import Reason, Request, State
 from engine.scheduler.types import Output, Read, SchedulerSettings
 from tests.effort import examples

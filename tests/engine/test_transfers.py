@@ -13,7 +13,17 @@ import pytest
 
 from engine.scheduler.types import SchedulerSettings
 from engine.timed import continuation
-from engine.transfer.wire import Beat, Done, Hello, Part, Refusal, Release, Welcome, frame, receive
+from engine.wire.kv_transfer import (
+    Beat,
+    Done,
+    Hello,
+    Part,
+    Refusal,
+    Release,
+    Welcome,
+    frame,
+    receive,
+)
 from tests.engine.harness import VOCAB, Running, eventually, running
 from tests.engine.split import ASK, PATH, at_rest, computed, prefilled, split
 
@@ -329,7 +339,7 @@ async def connected(worker: Running) -> tuple[asyncio.StreamReader, asyncio.Stre
 
 
 def hello(worker: Running, params: dict[str, Any], prompt: list[int]) -> Hello:
-    from engine.transfer.ends import digest
+    from engine.transfer import digest
     from tests.engine.scheduling import array
 
     part = worker.worker.served.store

@@ -12,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
-from kvkernels.ops.copy_runs import as_bytes
-from kvkernels.ops.relayout import AXES, RUN_BYTES, Piece, PoolLayout, moves, pieces, plan
+from kvkernels.ops.relayout import (
+    AXES,
+    RUN_BYTES,
+    Piece,
+    PoolLayout,
+    as_bytes,
+    moves,
+    pieces,
+    plan,
+)
 from tests.kernels.emulated import emulate, needs_compiler
 
 pytestmark = needs_compiler

@@ -9,6 +9,16 @@
 Tokens move in units: the largest number of tokens that divides both block sizes. A plan has the
 runs of one unit; where a unit is a whole block in both pools, neighbouring runs become one. A
 buffer is a pool, too: gathering blocks is a plan between a layout and itself with fewer blocks.
+
+`torch.ops.warmroute.copy_runs(source, target, runs, moves)` (kernel: `cuda/copy_runs.cuh`):
+
+    source, target  int8[bytes]: whole pools as bytes, see `as_bytes`
+    runs            int64[R, 3]: offset in source, offset in target, length, in bytes
+    moves           int64[M, 2]: what to add to every run's offsets; a negative one: no copy
+
+Runs of `target` must not overlap each other or what is read. On CUDA what would leave a pool is not
+copied; on CPUs it raises ValueError. One launch; runs at multiples of 16 bytes are copied as such,
+those of 4 as those, else byte by byte.
 """
 
 from __future__ import annotations
@@ -21,6 +31,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from kvkernels.ops.operator import define
 
 Ints = npt.NDArray[np.int64]
 
@@ -122,7 +134,7 @@ class CopyPlan(NamedTuple):
     source: PoolLayout
     target: PoolLayout
     unit_tokens: int
-    runs: torch.Tensor  # int64[R, 3], see `copy_runs.py`; on the CPU
+    runs: torch.Tensor  # int64[R, 3], see above; on the CPU
 
 
 def plan(source: PoolLayout, target: PoolLayout, piece: Piece | None = None) -> CopyPlan:
@@ -210,3 +222,30 @@ def _bases(owner: PoolLayout, name: str, blocks: Sequence[int], first: Ints) -> 
     if len(wrong):
         raise ValueError(f"{name} names block {wrong[0]}, the pool has 0..{owner.blocks - 1}")
     return used * step["block"] + first % size * step["token"]
+
+
+def as_bytes(pool: torch.Tensor) -> torch.Tensor:
+    """A contiguous pool of any dtype as int8[bytes]; shares memory."""
+    return pool.view(-1).view(torch.int8)
+
+
+def copy_runs_on_cpu(
+    source: torch.Tensor, target: torch.Tensor, runs: torch.Tensor, moves: torch.Tensor
+) -> None:
+    """Run by run."""
+    lengths = runs.tolist()
+    for source_base, target_base in moves.tolist():
+        if source_base < 0 or target_base < 0:
+            continue
+        for source_offset, target_offset, length in lengths:
+            first, into = source_base + source_offset, target_base + target_offset
+            for name, pool, at in (("source", source, first), ("target", target, into)):
+                if not 0 <= at <= at + length <= len(pool):
+                    raise ValueError(
+                        f"a run of {length} bytes at {at} leaves {name}, which has {len(pool)}: "
+                        "plan it with the layouts that the pools have"
+                    )
+            target[into : into + length] = source[first : first + length]
+
+
+define("copy_runs", copy_runs_on_cpu, ("target",))

@@ -11,8 +11,8 @@ from math import ceil
 import torch
 
 from kvkernels.ops import append as append_op
-from kvkernels.ops import copy_runs as copy_op
 from kvkernels.ops import prefill as prefill_op
+from kvkernels.ops import relayout as copy_op
 from kvkernels.ops import w8a16 as w8a16_op
 from kvkernels.ops.operator import cuda_library
 from kvkernels.ops.prefill import plan_prefill

@@ -1,7 +1,8 @@
 """The two ends of a transfer: the worker that has a prompt's KV, and the one that reads it.
 
 Both live in the event loop of their worker; only copies are made in threads. States are the
-scheduler's: `Scheduler.take_reads`, `Scheduler.end_read`, `Scheduler.exports`.
+scheduler's: `Scheduler.take_reads`, `Scheduler.end_read`, `Scheduler.exports`. `KvStore` is all
+that a transfer knows of tensors; `ModelledKv` has none, only their sizes.
 """
 
 from __future__ import annotations
@@ -9,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import xxhash
 
 from engine.block_pool import Tokens
-from engine.exports import Export, Exports
+from engine.pins import Export, Exports
 from engine.scheduler.request import Request, State
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Read as Wanted
 from engine.timed import Clock
-from engine.transfer.store import PART_BYTES, KvStore, Link, Place
-from engine.transfer.wire import (
+from engine.wire.kv_transfer import (
     MAX_PART_BYTES,
     VERSION,
     BadMessage,
@@ -34,6 +34,7 @@ from engine.transfer.wire import (
     Hello,
     Message,
     Part,
+    Pool,
     Read,
     Refusal,
     Refused,
@@ -43,6 +44,104 @@ from engine.transfer.wire import (
     frame,
     receive,
 )
+
+PART_BYTES = 4 << 20  # of KV sent at once
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the KV of a prompt's tokens `start`..`stop` goes: the prompt's blocks, its first one
+    first. Lifetime: read."""
+
+    block_ids: Sequence[int]
+    start: int
+    stop: int
+
+
+class KvStore(Protocol):
+    """A worker's KV. Lifetime: worker."""
+
+    @property
+    def form(self) -> Form:
+        """What must be the same at both ends."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """Memory that others of this host may map; empty: none."""
+
+    def size(self, blocks: int) -> int:
+        """Bytes of so many blocks, scales included."""
+
+    async def pack(self, block_ids: Sequence[int]) -> bytes | memoryview:
+        """The KV of these blocks in the order in which it is sent, whatever the pool's is."""
+
+    async def put(
+        self, data: bytes, block_tokens: int, first_block: int, blocks: int, place: Place
+    ) -> None:
+        """Write what another worker packed: `blocks` of its own of `block_tokens` tokens, from the
+        prompt's block `first_block` on. Raises ValueError for another size."""
+
+    async def copy(self, welcome: Welcome, place: Place) -> int:
+        """Read the other worker's pools themselves; bytes copied. Raises OSError, ValueError."""
+
+
+class ModelledKv:
+    """KV that only has a size. Lifetime: worker."""
+
+    def __init__(self, model: str, bytes_per_token: int, block_tokens: int) -> None:
+        self.form = Form(model, 1, 1, bytes_per_token, "modelled")
+        self.block_tokens = block_tokens
+        self.pools: Sequence[Pool] = ()
+
+    def size(self, blocks: int) -> int:
+        return blocks * self.block_tokens * self.form.row_bytes
+
+    async def pack(self, block_ids: Sequence[int]) -> bytes | memoryview:
+        return b""
+
+    async def put(
+        self, data: bytes, block_tokens: int, first_block: int, blocks: int, place: Place
+    ) -> None:
+        if data:
+            raise ValueError(f"{len(data)} bytes of KV came where only their size is modelled")
+
+    async def copy(self, welcome: Welcome, place: Place) -> int:
+        raise OSError("there is no memory to map: KV is modelled")
+
+
+class Link:
+    """What leaves a worker, one after another; lifetime: worker.
+
+    `bytes_per_s` None: as fast as the sockets take it. `latency_s`: of each read, before its first
+    byte. Raises ValueError for what no link is.
+    """
+
+    def __init__(self, clock: Clock, bytes_per_s: float | None, latency_s: float = 0.0) -> None:
+        if bytes_per_s is not None and not 0.0 < bytes_per_s < float("inf"):
+            raise ValueError(f"a link must carry more than 0 bytes/s, got {bytes_per_s}")
+        if not 0.0 <= latency_s < float("inf"):
+            raise ValueError(f"a link's latency must be 0 s or more, got {latency_s}")
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._latency_s = latency_s
+        self._free_s = 0.0  # when all that was given to it has left
+
+    async def open(self) -> None:
+        """A read begins."""
+        if self._latency_s:
+            await self._clock.sleep_until(self._clock.now_s() + self._latency_s)
+
+    async def carry(self, size: int) -> None:
+        """Until so many bytes, and all those before them, have left."""
+        if self._bytes_per_s is None:
+            return
+        self._free_s = max(self._free_s, self._clock.now_s()) + size / self._bytes_per_s
+        await self._clock.sleep_until(self._free_s)
+
 
 HELLO_S = 5.0  # from connecting to the first message
 STALL_S = 30.0  # without a message of the holder, while it sends
