@@ -31,6 +31,7 @@ from router.fleet.engines.adapter import (
     cards,
 )
 from router.fleet.engines.trtllm import EVENTS_PATH
+from router.request.legs import TRANSFERS
 from router.request.paths import lacking
 
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
@@ -115,6 +116,7 @@ async def recognize(
         block_size=size,
         role=spec.role,
         group=_group(spec, kind, profile),
+        serves_alone=spec.role == "both" or kind not in TRANSFERS or TRANSFERS[kind].serves_alone,
         kv_capacity_tokens=_capacity(spec, profile),
         max_model_tokens=min(limits) if limits else None,
         has_events=source is not None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
-from router.request.legs import CollectedReply, decode_body, params_in, prefill_body
+from router.request.legs import TRANSFERS, TRY_BITS, CollectedReply, Handover, Leg, Try
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest
 from router.request.scan import LONG_BYTES, Tokens
@@ -331,10 +332,12 @@ class Attempts:
         keep_authorization: bool,
         migrations: Migrations | None = None,
         clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
         """`keep_authorization`: False where clients' keys are this router's own business."""
         self.terms = terms  # replaced on reload
         self._clock = clock  # that deadlines are told by
+        self._draw = draw  # so many random bits
         self._keep_authorization = keep_authorization
         self.migrations = migrations
 
@@ -352,7 +355,7 @@ class Attempts:
 
     async def _answer(self, request: InferenceRequest, stream: Stream | None) -> Answer:
         held: HeldReply | None = None
-        params: bytes | None = None  # of the KV that the first leg has left
+        second: Callable[[bytes], Leg] = Leg  # makes the second leg of what the first one left
         while True:
             attempt = await request.next_attempt()
             await cohort()
@@ -368,7 +371,7 @@ class Attempts:
                 continue
             terms = self.terms
             if attempt.leg == "prefill":
-                answer, params = await self._prefill(request, attempt, member, terms)
+                answer, second = await self._prefill(request, attempt, member, terms)
                 if answer is not None:
                     return answer
                 continue
@@ -377,11 +380,11 @@ class Attempts:
             if stream is not None and not stream.take(member.kind, reply):
                 request.gone()
                 continue
-            given = request.body
+            leg = Leg(request.body)
             if attempt.leg == "decode":
-                given = await _edited(partial(decode_body, params=params), given)
+                leg = await _edited(second, request.body)
             outcome, own_tokens = await self._attempt(
-                request, given, attempt, member, reply, stream, terms
+                request, leg, attempt, member, reply, stream, terms
             )
             held = outcome.held or held
             rest = stream.rest() if stream is not None and outcome.resumable else None
@@ -391,11 +394,13 @@ class Attempts:
 
     async def _prefill(
         self, request: InferenceRequest, attempt: Attempt, member: Member, terms: AttemptTerms
-    ) -> tuple[Answer | None, bytes | None]:
-        """The first leg: what its client gets where it ends there, else what the second is told."""
+    ) -> tuple[Answer | None, Callable[[bytes], Leg]]:
+        """The first leg: what its client gets where it ends there, else how the second is made."""
         arrival, collected = request.arrival, CollectedReply()
-        body = await _edited(prefill_body, request.body)
-        sent = self._upstream_request(request, body, attempt, member, terms)
+        transfer, told = TRANSFERS[member.kind or ""], Handover()
+        of = Try(self._draw(TRY_BITS), request.path.path, arrival.stream)
+        leg = await _edited(partial(transfer.prefill, of=of), request.body)
+        sent = self._upstream_request(request, leg, attempt, member, terms)
         timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
         sending = member.upstream.send(sent, collected, timeouts)
         reply = ClientReply(request.http, terms.client_buffer_bytes, request.headers(attempt))
@@ -406,31 +411,36 @@ class Attempts:
             error = WorkerError("garbage", "the answer to a first leg is too large")
             outcome = replace(outcome, error=error)
         if outcome.error is None and outcome.answers:
+            try:
+                told = transfer.read(collected.body, of)
+            except WorkerError as error:
+                outcome = replace(outcome, error=error)
+        if outcome.error is None and outcome.answers and told.reply is None:
             request.first_leg_ended(outcome)
-            return None, params_in(collected.body)
+            return None, partial(transfer.decode, told=told.told, of=of)
         # Of what it answered its client has seen nothing.
         if request.ended(replace(outcome, bytes_to_client=0), None):
-            return None, None
+            return None, Leg
         if ran_out(outcome):
-            return late_answer(reply), None
-        if (held := collected.held or outcome.held) is not None:
+            return late_answer(reply), Leg
+        if (held := told.reply or collected.held or outcome.held) is not None:
             held.deliver(reply)
-        return reply, None
+        return reply, Leg
 
     def _upstream_request(
         self,
         request: InferenceRequest,
-        body: bytes,
+        leg: Leg,
         attempt: Attempt,
         member: Member,
         terms: AttemptTerms,
     ) -> UpstreamRequest:
-        """What a worker is sent: the client's headers, ours, and `body`."""
+        """What a worker is sent: the client's headers, ours, and what its leg is."""
         arrival = request.arrival
         sent = upstream_request(
             request.http,
-            body,
-            () if attempt.leg == "both" else request.leg_headers(),
+            leg.body,
+            () if attempt.leg == "both" else (*request.leg_headers(), *leg.headers),
             keep_authorization=self._keep_authorization,
             rank=member.rank,
             trace=request.trace,
@@ -443,7 +453,7 @@ class Attempts:
     async def _attempt(
         self,
         request: InferenceRequest,
-        given: bytes,
+        leg: Leg,
         attempt: Attempt,
         member: Member,
         reply: ClientReply,
@@ -452,15 +462,16 @@ class Attempts:
     ) -> tuple[Outcome, int | None]:
         """What became of the request at one worker, and our count of its prompt's tokens.
 
-        `given`: the body, as it would be sent as text.
+        `leg`: what it would be sent as text.
         """
-        arrival, body = request.arrival, given
+        arrival, given, body = request.arrival, leg.body, leg.body
         if terms.forward_token_ids and request.path.reads == "openai":
             if len(body) < LONG_BYTES:
                 body = _body_for(member, request, given)
             else:
                 body = await asyncio.to_thread(_body_for, member, request, given)
-        sent = self._upstream_request(request, body, attempt, member, terms)
+        leg = replace(leg, body=body)
+        sent = self._upstream_request(request, leg, attempt, member, terms)
         sieve = None
         if arrival.needs is not None:
             sent, sieve = replace(sent, mark=request.path.mark), Sieve(stream or reply)
@@ -506,7 +517,7 @@ class Attempts:
         return answer
 
 
-async def _edited(edit: Callable[[bytes], bytes], body: bytes) -> bytes:
+async def _edited(edit: Callable[[bytes], Leg], body: bytes) -> Leg:
     """A body as a leg's worker is sent it; a long one is edited beside the event loop."""
     return edit(body) if len(body) < LONG_BYTES else await asyncio.to_thread(edit, body)
 

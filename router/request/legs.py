@@ -1,16 +1,16 @@
 """A request in two legs: what the worker that prefills is sent, what it answers, and what the
 worker that decodes is sent then. Bodies are edited in place: all other bytes stay as they came.
 
-vLLM's NixlConnector (0.14 to 0.33; our engine speaks the same): the first leg asks for one token
-and says `do_remote_decode`; its answer names the KV in `kv_transfer_params`, which go unchanged
-into the second leg, whose body is the client's otherwise.
+Each way in which KV passes between two workers is a `Transfer`; `TRANSFERS` has them by name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 from kvkernels import body_fields
 from router.request.errors import ClientError
@@ -77,9 +77,60 @@ def _forbidden(name: str) -> ClientError:
     return ClientError(400, f"{name} is set by routers, not by clients", name, "transfer_field")
 
 
-def prefill_body(body: bytes) -> bytes:
-    """The first leg of a completion or chat: one token, and KV that is kept for another worker."""
-    fields = {PARAMS: _ASK}
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """What one of the two workers is sent: a body, and headers beside the client's."""
+
+    body: bytes
+    headers: tuple[Header, ...] = ()
+
+
+TRY_BITS = 52  # the number survives tools that keep JSON's as doubles
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One try at a request by two workers."""
+
+    number: int  # of `TRY_BITS`, drawn: no other try of any router has it while it lives
+    path: str  # as its client asked
+    stream: bool  # its client reads a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What the answer to a first leg says."""
+
+    told: bytes | None = None  # what `Transfer.decode` gets of it; None: the KV was not kept
+    # The client's, where the request is over with its first token: no second leg follows.
+    reply: HeldReply | None = None
+
+
+class Transfer(Protocol):
+    """How KV passes from a worker that prefills to one that decodes: the edits of both legs.
+
+    The same object serves all requests, and edits long bodies on other threads: it keeps nothing
+    of a request between two calls. What it must carry from one leg to the other is in `Try` and
+    `Handover.told`. Bodies were read before: they are JSON objects.
+    """
+
+    @property
+    def serves_alone(self) -> bool:
+        """A worker with a role does all of a request, too, if it is sent one as it came."""
+
+    def prefill(self, body: bytes, of: Try) -> Leg:
+        """The first leg of a request with this body."""
+
+    def read(self, answer: bytes, of: Try) -> Handover:
+        """The whole body of the first leg's answer, a 2xx. Raises WorkerError for nonsense."""
+
+    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+        """The second leg of it."""
+
+
+def one_token_body(body: bytes, fields: Mapping[str, bytes]) -> bytes:
+    """A completion or chat that asks for one token, whole, with more `fields`."""
+    fields = dict(fields)
     names = tuple(_ONE_TOKEN)
     fault, _, found = body_fields(body, names)
     assert fault is None, "a body that was read before"
@@ -93,11 +144,6 @@ def prefill_body(body: bytes) -> bytes:
     return with_fields(b"".join((*pieces, body[at:])), fields)
 
 
-def decode_body(body: bytes, params: bytes | None) -> bytes:
-    """The second leg; without `params` its worker computes the prompt itself."""
-    return body if params is None else with_fields(body, {PARAMS: params})
-
-
 def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
     """The object with more fields, each as JSON, before its own ones."""
     brace = body.index(b"{") + 1
@@ -107,13 +153,34 @@ def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
     return b"".join((body[:brace], new, body[brace:]))
 
 
-def params_in(answer: bytes) -> bytes | None:
-    """`kv_transfer_params` of a first leg's answer, byte for byte; None: its KV was not kept."""
-    fault, _, (field,) = body_fields(answer, (PARAMS,))
-    if fault is not None or field is None:
-        return None
-    params = answer[field[0] : field[1]]
-    return params if params.startswith(b"{") else None
+class Nixl:
+    """vLLM's NixlConnector (0.14 to 0.33; our engine speaks the same), one leg after the other.
+
+    The first leg asks for one token and says `do_remote_decode`; its answer names the KV in
+    `kv_transfer_params`, which go unchanged into the second leg, whose body is the client's
+    otherwise. Without them its worker computes the prompt itself. Lifetime: process.
+    """
+
+    serves_alone = True
+
+    def prefill(self, body: bytes, of: Try) -> Leg:
+        """As of `Transfer`, and so are the others."""
+        return Leg(one_token_body(body, {PARAMS: _ASK}))
+
+    def read(self, answer: bytes, of: Try) -> Handover:
+        fault, _, (field,) = body_fields(answer, (PARAMS,))
+        if fault is not None or field is None:
+            return Handover()
+        params = answer[field[0] : field[1]]
+        return Handover(params if params.startswith(b"{") else None)
+
+    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+        return Leg(body if told is None else with_fields(body, {PARAMS: told}))
+
+
+_NIXL = Nixl()
+# By the kind of engine.
+TRANSFERS: Mapping[str, Transfer] = MappingProxyType({"vllm": _NIXL, "warmroute": _NIXL})
 
 
 class CollectedReply:

@@ -13,16 +13,17 @@ from router.request.errors import ClientError
 from router.request.legs import (
     PARAMS,
     TRANSFER_FIELDS,
+    TRANSFERS,
+    Try,
     check_no_override,
     check_no_transfer,
-    decode_body,
-    params_in,
-    prefill_body,
     splits,
 )
 from router.request.paths import PATHS
 from tests.router.property_support import patient
 
+NIXL = TRANSFERS["vllm"]
+TRY = Try(1, "/v1/completions", stream=False)
 COMPLETIONS, CHAT = PATHS["/v1/completions"], PATHS["/v1/chat/completions"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=8),
@@ -42,7 +43,7 @@ FIELDS = st.dictionaries(st.sampled_from(NAMES), JSON)
 @given(fields=FIELDS, spaces=st.sampled_from([None, 2]))
 def test_the_first_leg_asks_for_one_token_and_its_kv(fields: dict[str, Any], spaces: Any) -> None:
     body = json.dumps(fields, indent=spaces).encode()
-    sent = json.loads(prefill_body(body))
+    sent = json.loads(NIXL.prefill(body, TRY).body)
     params = sent.pop(PARAMS)
     assert (params["do_remote_decode"], params["do_remote_prefill"]) == (True, False)
     changed = {"stream": False, "stream_options": None, "min_tokens": 0}
@@ -60,9 +61,9 @@ def test_the_second_leg_is_the_clients_body_and_the_parameters_as_they_came(
 ) -> None:
     told = json.dumps(params, indent=1).encode()
     answer = b'{"choices":[{"text":" a"}],"kv_transfer_params":%b,"usage":{}}' % told
-    assert params_in(answer) == told
+    assert NIXL.read(answer, TRY).told == told
     body = json.dumps(fields).encode()
-    sent = decode_body(body, told)
+    sent = NIXL.decode(body, told, TRY).body
     assert told in sent
     assert json.loads(sent) == fields | {PARAMS: params}
     assert sent.endswith(body[1:])
@@ -73,8 +74,8 @@ def test_the_second_leg_is_the_clients_body_and_the_parameters_as_they_came(
     [b"{}", b'{"kv_transfer_params":null}', b'{"kv_transfer_params":[1]}', b"no JSON", b""],
 )
 def test_an_answer_without_parameters_leaves_the_second_leg_as_it_is(answer: bytes) -> None:
-    assert params_in(answer) is None
-    assert decode_body(b'{"prompt":"a"}', None) == b'{"prompt":"a"}'
+    assert NIXL.read(answer, TRY).told is None
+    assert NIXL.decode(b'{"prompt":"a"}', None, TRY).body == b'{"prompt":"a"}'
 
 
 @pytest.mark.parametrize("name", TRANSFER_FIELDS)
