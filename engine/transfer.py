@@ -25,6 +25,7 @@ from engine.scheduler.types import Read as Wanted
 from engine.timed import Clock
 from engine.wire.kv_transfer import (
     MAX_PART_BYTES,
+    PART_BYTES,
     VERSION,
     BadMessage,
     Beat,
@@ -34,6 +35,7 @@ from engine.wire.kv_transfer import (
     Hello,
     Message,
     Part,
+    Place,
     Pool,
     Read,
     Refusal,
@@ -45,21 +47,9 @@ from engine.wire.kv_transfer import (
     receive,
 )
 
-PART_BYTES = 4 << 20  # of KV sent at once
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the KV of a prompt's tokens `start`..`stop` goes: the prompt's blocks, its first one
-    first. Lifetime: read."""
-
-    block_ids: Sequence[int]
-    start: int
-    stop: int
-
 
 class KvStore(Protocol):
-    """A worker's KV. Lifetime: worker."""
+    """A worker's KV. Lifetime: worker. What `copies` is called in threads of their own."""
 
     @property
     def form(self) -> Form:
@@ -73,43 +63,49 @@ class KvStore(Protocol):
     def pools(self) -> Sequence[Pool]:
         """Memory that others of this host may map; empty: none."""
 
+    @property
+    def copies(self) -> bool:
+        """`pack`, `put` and `copy` take their time."""
+
     def size(self, blocks: int) -> int:
         """Bytes of so many blocks, scales included."""
 
-    async def pack(self, block_ids: Sequence[int]) -> bytes | memoryview:
+    def pack(self, block_ids: Sequence[int]) -> bytes | memoryview:
         """The KV of these blocks in the order in which it is sent, whatever the pool's is."""
 
-    async def put(
+    def put(
         self, data: bytes, block_tokens: int, first_block: int, blocks: int, place: Place
     ) -> None:
         """Write what another worker packed: `blocks` of its own of `block_tokens` tokens, from the
         prompt's block `first_block` on. Raises ValueError for another size."""
 
-    async def copy(self, welcome: Welcome, place: Place) -> int:
+    def copy(self, welcome: Welcome, place: Place) -> int:
         """Read the other worker's pools themselves; bytes copied. Raises OSError, ValueError."""
 
 
 class ModelledKv:
     """KV that only has a size. Lifetime: worker."""
 
+    pools: Sequence[Pool] = ()
+    copies = False
+
     def __init__(self, model: str, bytes_per_token: int, block_tokens: int) -> None:
         self.form = Form(model, 1, 1, bytes_per_token, "modelled")
         self.block_tokens = block_tokens
-        self.pools: Sequence[Pool] = ()
 
     def size(self, blocks: int) -> int:
         return blocks * self.block_tokens * self.form.row_bytes
 
-    async def pack(self, block_ids: Sequence[int]) -> bytes | memoryview:
+    def pack(self, block_ids: Sequence[int]) -> bytes | memoryview:
         return b""
 
-    async def put(
+    def put(
         self, data: bytes, block_tokens: int, first_block: int, blocks: int, place: Place
     ) -> None:
         if data:
             raise ValueError(f"{len(data)} bytes of KV came where only their size is modelled")
 
-    async def copy(self, welcome: Welcome, place: Place) -> int:
+    def copy(self, welcome: Welcome, place: Place) -> int:
         raise OSError("there is no memory to map: KV is modelled")
 
 
@@ -253,7 +249,7 @@ class Exporter:
             return
         self._lent.add(export.generation)
         try:
-            await self._lend(export, hello, stream, writer)
+            await self._lend(export, stream, writer)
         finally:
             # Whatever became of it, its reader reads no more.
             self._lent.discard(export.generation)
@@ -282,20 +278,14 @@ class Exporter:
     async def _lend(
         self,
         export: Export,
-        hello: Hello,
         stream: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         """Do what its reader says until it is through, or gone."""
         exports, sending = self._exports, None
-        is_mapped = hello.transport == "shm" and bool(self._store.pools)
-        welcome = Welcome(
-            self._store.block_tokens,
-            export.block_ids if is_mapped else [],
-            exports.lease_s,
-            "shm" if is_mapped else "tcp",
-            list(self._store.pools) if is_mapped else [],
-        )
+        pools = list(self._store.pools)
+        block_ids = export.block_ids if pools else []
+        welcome = Welcome(self._store.block_tokens, exports.lease_s, block_ids, pools)
         writer.write(frame(welcome))
         try:
             while True:
@@ -309,7 +299,7 @@ class Exporter:
                 elif isinstance(message, Read):
                     if sending is not None or not self._can_read(export, message):
                         raise BadMessage("a read that cannot be")
-                    if not is_mapped:
+                    if not message.is_mapped:
                         sending = asyncio.create_task(self._send(export, message, writer))
                 elif not isinstance(message, Beat):
                     raise BadMessage(f"{type(message).__name__} from a reader")
@@ -332,7 +322,7 @@ class Exporter:
                 if not exports.is_held(export):
                     break
                 stop = min(start + each, last)
-                data = await store.pack(export.block_ids[start:stop])
+                data = await _apart(store, store.pack, export.block_ids[start:stop])
                 await self._link.carry(store.size(stop - start))
                 writer.write(frame(Part(start, stop, len(data))))
                 if data:
@@ -364,6 +354,13 @@ def _difference(mine: Form, its: Form) -> str:
     names = [name for name in Form.__struct_fields__ if getattr(mine, name) != getattr(its, name)]
     found = [f"{name} {getattr(mine, name)!r:.40} and {getattr(its, name)!r:.40}" for name in names]
     return f"the KV here differs from the reader's: {', '.join(found)}"
+
+
+async def _apart(store: KvStore, call: Callable[..., T], *given: Any) -> T:
+    """`call` in a thread, if it copies: steps go on meanwhile."""
+    if store.copies:
+        return await asyncio.to_thread(call, *given)
+    return call(*given)
 
 
 async def _unbroken(copy: Coroutine[Any, Any, T]) -> T:
@@ -399,6 +396,15 @@ async def _release(params: TransferParams) -> None:
                 await writer.drain()
             finally:
                 writer.close()
+
+
+def _valid(message: Message) -> int:
+    """The bytes of a read that has ended as it should; else raises."""
+    if not isinstance(message, Done):
+        raise BadMessage(f"{type(message).__name__} among the parts of a read")
+    if not message.valid:
+        raise NotRead("late", "the lease was over before all was read")
+    return message.sent_bytes
 
 
 class NotRead(Exception):  # noqa: N818 - how a transfer ends
@@ -535,8 +541,12 @@ class Importer:
                 wanted = one.room.result()
                 if wanted.start < wanted.stop:
                     begun_s = self._clock.now_s()
-                    writer.write(frame(Read(wanted.start, wanted.stop)))
-                    await self._read(wanted, welcome, incoming, stream, writer)
+                    is_mapped = bool(welcome.pools) and self._transport == "shm"
+                    writer.write(frame(Read(wanted.start, wanted.stop, is_mapped)))
+                    if is_mapped:
+                        await self._copy(wanted, welcome, incoming, writer)
+                    else:
+                        await self._read(wanted, welcome, incoming, stream, writer)
                     self.wait_s_total += self._clock.now_s() - begun_s
                 writer.write(frame(Release()))
                 await writer.drain()
@@ -564,7 +574,6 @@ class Importer:
             request.prompt_tokens,
             digest(request.prompt),
             self._store.form,
-            self._transport,
         )
         writer.write(frame(hello))
         async with asyncio.timeout(HELLO_S):
@@ -583,11 +592,8 @@ class Importer:
         stream: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Take the parts in, or copy from the mapped pools, and ask whether it was valid."""
-        place = Place(wanted.request.block_ids, wanted.start, wanted.stop)
-        if welcome.transport == "shm":
-            copied = await _unbroken(self._store.copy(welcome, place))
-            writer.write(frame(Copied()))
+        """Take the parts in; their end says whether they were valid."""
+        store, block_ids = self._store, wanted.request.block_ids
         message, come = await self._next(incoming, writer, welcome), wanted.start
         while isinstance(message, Part):
             first = message.start * welcome.block_tokens
@@ -596,23 +602,30 @@ class Importer:
                 raise BadMessage(f"blocks {message.start}..{message.stop} after {come} tokens")
             data = await asyncio.wait_for(stream.readexactly(message.size), STALL_S)
             come = min(message.stop * welcome.block_tokens, wanted.stop)
-            part = Place(place.block_ids, max(first, wanted.start), come)
+            part = Place(block_ids, max(first, wanted.start), come)
             blocks = message.stop - message.start
-            await _unbroken(
-                self._store.put(data, welcome.block_tokens, message.start, blocks, part)
-            )
+            taken = data, welcome.block_tokens, message.start, blocks, part
+            await _unbroken(_apart(store, store.put, *taken))
             writer.write(frame(Beat()))
             message = await self._next(asyncio.ensure_future(receive(stream)), writer, welcome)
-        if not isinstance(message, Done):
-            raise BadMessage(f"{type(message).__name__} among the parts of a read")
-        if not message.valid:
-            raise NotRead("late", "the lease was over before all was read")
-        if welcome.transport == "shm":
-            self.received_bytes_total += copied
-        elif come < wanted.stop:
+        sent_bytes = _valid(message)
+        if come < wanted.stop:
             raise BadMessage(f"the KV of {come} tokens came, {wanted.stop} were asked for")
-        else:
-            self.received_bytes_total += message.sent_bytes
+        self.received_bytes_total += sent_bytes
+
+    async def _copy(
+        self,
+        wanted: Wanted,
+        welcome: Welcome,
+        incoming: asyncio.Future[Message],
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Copy out of the other's memory, and ask whether it was valid to the end."""
+        place = Place(wanted.request.block_ids, wanted.start, wanted.stop)
+        copied = await _unbroken(_apart(self._store, self._store.copy, welcome, place))
+        writer.write(frame(Copied()))
+        _valid(await self._next(incoming, writer, welcome))
+        self.received_bytes_total += copied
 
     async def _next(
         self, incoming: asyncio.Future[Message], writer: asyncio.StreamWriter, welcome: Welcome

@@ -150,6 +150,7 @@ def _load_settings(flags: argparse.Namespace, limits: Limits) -> LoadSettings:
         StepSettings(flags.overlap, flags.cuda_graphs, flags.kernel_costs),
         flags.threads,
         flags.memory_bytes,
+        flags.kv_transport == "shm",
     )
 
 
@@ -205,6 +206,7 @@ def served(loaded: Loaded) -> ServedModel:
         end_of_text=frozenset(loaded.config.eos_ids),
         defaults={name: value for name, value in given.items() if value is not None},
         backends=backends,
+        store=loaded.kv,
     )
 
 

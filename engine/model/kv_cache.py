@@ -2,16 +2,35 @@
 
 Physical order is (block, head, layer, K or V, token, dim): one block of one head is one run of
 bytes over all layers, so that a transfer to a worker with other shards copies whole runs.
+`KvMemory` is all ranks' memory as transfers between workers see it.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import re
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 import torch
 
 from engine.model.config import KV_ALIGNMENT_BYTES, ModelConfig, ModelError, Shard
+from engine.wire.kv_transfer import Form, Place, Pool, Welcome
+from kvkernels.ops.relayout import (
+    CopyPlan,
+    PoolLayout,
+    as_bytes,
+    moves,
+    pieces,
+    plan,
+)
 
+_SHARED = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}")
 SCALES = torch.float32
 FP8 = torch.float8_e4m3fn
 
@@ -70,6 +89,36 @@ def dequantize(values: torch.Tensor, scales: torch.Tensor, wide: torch.dtype) ->
     return values.to(wide) * scales.to(wide).unsqueeze(-1)
 
 
+def _shared_zeros(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, str]:
+    """Memory without a name of its own, so that nothing of it outlives those who have it open, and
+    the path by which processes of the same user open it."""
+    descriptor = os.memfd_create("warmroute-kv")
+    os.ftruncate(descriptor, prod(shape) * dtype.itemsize)
+    with os.fdopen(os.dup(descriptor), "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    tensor = torch.frombuffer(memory, dtype=dtype).view(*shape)
+    weakref.finalize(memory, os.close, descriptor)
+    return tensor, f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def mapped(path: str, size: int, *, writable: bool) -> torch.Tensor:
+    """uint8[size] of memory that `_shared_zeros` made, in whichever process.
+
+    What is not `writable` stays as it is there: written pages become copies. Raises OSError, and
+    ValueError for another file or size.
+    """
+    if not _SHARED.fullmatch(path):
+        raise ValueError(f"{path!r:.80} is no KV cache's memory")
+    with open(path, "r+b" if writable else "rb") as file:
+        if not os.readlink(path).startswith("/memfd:warmroute-kv"):
+            raise ValueError(f"{path!r:.80} is no KV cache's memory")
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
+        memory = mmap.mmap(file.fileno(), 0, access=access)
+    if len(memory) != size:
+        raise ValueError(f"{path} has {len(memory)} bytes of KV, {size} were told of")
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
 class LayerKv(NamedTuple):
     """One layer's K and V, views [block, token, head, dim]; the last block is scratch."""
 
@@ -84,7 +133,8 @@ class KvCache:
 
     One block more than asked for takes what padding writes, so that slot -1 needs no branch.
     `kv` auto keeps K and V in `dtype`, int8 and fp8 in a byte an element with a scale per token and
-    head. Raises ValueError for no blocks, ModelError for what `kv` cannot do here.
+    head. `shared`: other processes of this host can map it, as `files` names it (CPUs on Linux).
+    Raises ValueError for no blocks, ModelError for what `kv` cannot do here.
     """
 
     def __init__(
@@ -96,6 +146,7 @@ class KvCache:
         dtype: torch.dtype = torch.float32,
         shard: Shard | None = None,
         kv: str = "auto",
+        shared: bool = False,
     ) -> None:
         if blocks < 1 or block_size < 1:
             raise ValueError(f"{blocks} blocks of {block_size} tokens are no cache")
@@ -106,8 +157,18 @@ class KvCache:
         shape = (blocks + 1, heads.stop - heads.start, own_layers, 2, block_size)
         storage = kv_storage(config, kv, device, dtype)
         # Zeros: what was never written is masked, but must not be NaN.
+        self.files = ("", "")  # of pool and scales
+        self.scales: torch.Tensor | None = None
+        if shared:
+            self.pool, pool_file = _shared_zeros((*shape, config.head_dim), storage)
+            scales_file = ""
+            if kv != "auto":
+                self.scales, scales_file = _shared_zeros(shape, SCALES)
+            self.files = pool_file, scales_file
+            return
         self.pool = torch.zeros((*shape, config.head_dim), dtype=storage, device=device)
-        self.scales = torch.zeros(shape, dtype=SCALES, device=device) if kv != "auto" else None
+        if kv != "auto":
+            self.scales = torch.zeros(shape, dtype=SCALES, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -122,3 +183,161 @@ class KvCache:
             return LayerKv(k, v)
         scales = self.scales[:, :, number]
         return LayerKv(k, v, scales[:, :, 0].transpose(1, 2), scales[:, :, 1].transpose(1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank's KV as bytes. Lifetime: worker."""
+
+    layout: PoolLayout
+    bytes: torch.Tensor  # int8
+    scales: torch.Tensor | None  # int8
+    files: tuple[str, str] = ("", "")
+
+    @classmethod
+    def of(cls, config: ModelConfig, kv: KvCache, shard: Shard | None = None) -> RankMemory:
+        """A cache of this process."""
+        scales = None if kv.scales is None else as_bytes(kv.scales)
+        layout = layout_of(config, kv.blocks, kv.block_size, kv.pool.element_size(), shard)
+        return cls(layout, as_bytes(kv.pool), scales, kv.files)
+
+    @classmethod
+    def at(cls, layout: PoolLayout, files: tuple[str, str], *, writable: bool) -> RankMemory:
+        """A cache of another process. Raises OSError, ValueError."""
+        pool = mapped(files[0], layout.bytes, writable=writable)
+        scales = None
+        if files[1]:
+            size = _of_scales(layout).bytes
+            scales = as_bytes(mapped(files[1], size, writable=writable))
+        return cls(layout, as_bytes(pool), scales, files)
+
+    def parts(self) -> list[tuple[PoolLayout, torch.Tensor]]:
+        """The pool, and its scales where it has some."""
+        found = [(self.layout, self.bytes)]
+        return found if self.scales is None else [*found, (_of_scales(self.layout), self.scales)]
+
+
+def layout_of(
+    config: ModelConfig, blocks: int, block_size: int, itemsize: int, shard: Shard | None = None
+) -> PoolLayout:
+    """Of a `KvCache`, its scratch block included."""
+    shard = shard or Shard()
+    heads = shard.kv_heads(config.kv_heads)
+    return PoolLayout(
+        shard.layers(config.layers),
+        range(heads.start, heads.stop),
+        blocks + 1,
+        block_size,
+        config.head_dim * itemsize,
+    )
+
+
+def _of_scales(layout: PoolLayout) -> PoolLayout:
+    return replace(layout, row_bytes=SCALES.itemsize)
+
+
+class KvMemory:
+    """A worker's KV for those who read and write it beside the model. Lifetime: worker.
+
+    What it is given is checked by `plan` and `moves`: a block that no pool has raises ValueError.
+    """
+
+    copies = True
+
+    def __init__(self, form: Form, ranks: Sequence[RankMemory], shows_files: bool = False) -> None:
+        """`shows_files`: workers of this host may map it."""
+        self.form = form
+        self.block_tokens = ranks[0].layout.block_tokens
+        self._ranks = ranks
+        self._sent_rows = (form.row_bytes, *([form.scale_bytes] if form.scale_bytes else []))
+        self.pools = [_shown(rank) for rank in ranks if shows_files and rank.files[0]]
+
+    def size(self, blocks: int) -> int:
+        """Bytes of so many blocks of the whole model."""
+        return sum(layout.bytes for layout in self._sent(blocks, self.block_tokens))
+
+    def pack(self, block_ids: Sequence[int]) -> memoryview:
+        """These blocks of all ranks in the order of `relayout.AXES`, values before scales."""
+        tokens = len(block_ids) * self.block_tokens
+        sent = self._sent(len(block_ids), self.block_tokens)
+        buffers = [torch.empty(layout.bytes, dtype=torch.int8) for layout in sent]
+        for number, (layout, buffer) in enumerate(zip(sent, buffers, strict=True)):
+            own = [rank.parts()[number] for rank in self._ranks]
+            place = range(len(block_ids))
+            _copy(own, [(layout, buffer)], block_ids, place, range(tokens))
+        return torch.cat(buffers).numpy().data.cast("B")
+
+    def put(
+        self, data: bytes, block_tokens: int, first_block: int, blocks: int, place: Place
+    ) -> None:
+        """Scatter what another worker's `pack` gave."""
+        sent = self._sent(blocks, block_tokens)
+        if len(data) != sum(layout.bytes for layout in sent):
+            raise ValueError(f"{len(data)} bytes are not the KV of {blocks} blocks")
+        memory, at = torch.frombuffer(bytearray(data), dtype=torch.int8), 0
+        source_ids = [0] * first_block + list(range(blocks))
+        for number, layout in enumerate(sent):
+            part = memory[at : at + layout.bytes]
+            at += layout.bytes
+            own = [rank.parts()[number] for rank in self._ranks]
+            _copy([(layout, part)], own, source_ids, place.block_ids, range(*place[1:]))
+
+    def copy(self, welcome: Welcome, place: Place) -> int:
+        """Copy out of another worker's memory itself."""
+        theirs = [self._theirs(pool, welcome.block_tokens) for pool in welcome.pools]
+        tokens = range(place.start, place.stop)
+        for number in range(len(self._sent_rows)):
+            source = [rank.parts()[number] for rank in theirs]
+            own = [rank.parts()[number] for rank in self._ranks]
+            _copy(source, own, welcome.block_ids, place.block_ids, tokens)
+        return self.size(1) * len(tokens) // self.block_tokens
+
+    def _theirs(self, pool: Pool, block_tokens: int) -> RankMemory:
+        layout = PoolLayout(
+            range(*pool.layers), range(*pool.heads), pool.blocks, block_tokens,
+            self.form.row_bytes, pool.order,
+        )  # fmt: skip
+        return RankMemory.at(layout, (pool.file, pool.scales_file), writable=False)
+
+    def _sent(self, blocks: int, block_tokens: int) -> list[PoolLayout]:
+        """What is sent, as pools of the whole model."""
+        layers, heads = range(self.form.layers), range(self.form.heads)
+        return [PoolLayout(layers, heads, blocks, block_tokens, row) for row in self._sent_rows]
+
+
+_Parts = Sequence[tuple[PoolLayout, torch.Tensor]]
+
+
+def _copy(
+    sources: _Parts,
+    targets: _Parts,
+    source_ids: Sequence[int],
+    target_ids: Sequence[int],
+    tokens: range,
+) -> None:
+    """Every target's share of `tokens`, from the sources that have it."""
+    layouts = tuple(layout for layout, _ in sources)
+    for rank, (layout, memory) in enumerate(targets):
+        for source, made in _plans(layouts, layout, rank):
+            at = moves(made, source_ids, target_ids, tokens)
+            torch.ops.warmroute.copy_runs(sources[source][1], memory, made.runs, at)
+
+
+@lru_cache(maxsize=256)
+def _plans(
+    sources: tuple[PoolLayout, ...], target: PoolLayout, rank: int
+) -> tuple[tuple[int, CopyPlan], ...]:
+    """The same for every request between the same pools."""
+    found = pieces(sources, target, rank)
+    return tuple((one.source, plan(sources[one.source], target, one)) for one in found)
+
+
+def _shown(rank: RankMemory) -> Pool:
+    layout = rank.layout
+    return Pool(
+        (layout.layers.start, layout.layers.stop),
+        (layout.heads.start, layout.heads.stop),
+        layout.blocks,
+        layout.order,
+        *rank.files,
+    )

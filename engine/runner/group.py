@@ -82,11 +82,15 @@ class Group:
         self._step_s = spec.step_s
         self._lost = ""
         self._others = [_start(replace(spec, rank=rank)) for rank in range(1, size)]
+        self.kv_files: list[tuple[str, str]] = []  # of each rank, where they are shared
         try:
             self._model = self._meet(spec)
+            self.kv_files.append(self._model.kv.files)
             for rank, process in enumerate(self._others, 1):
-                if _said(rank, process) != READY:
+                said, *files = _said(rank, process).decode().rstrip("\n").split(" ")
+                if said != READY.decode():
                     raise GroupLost(f"rank {rank} ended while it loaded: see its log above")
+                self.kv_files.append((files[0], files[1]))
         except BaseException:
             self._kill()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from engine.model.config import (
 )
 from engine.model.kernel_attention import KernelPlanner, attention_of
 from engine.model.kernel_choice import KVKERNELS, TORCH, Int8Choice, KernelChoice
-from engine.model.kv_cache import KvCache
+from engine.model.kv_cache import KvCache, KvMemory, RankMemory, kv_storage, layout_of
 from engine.model.transformer import Transformer
 from engine.runner.compute import Compute, StagedCompute
 from engine.runner.graphs import DecodeGraphs
@@ -38,6 +39,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Output, SchedulerSettings, Step
 from engine.timed import LoopClock
 from engine.wire.hf import HfTokenizer
+from engine.wire.kv_transfer import Form
 from kvkernels.ops.shared_costs import AttentionShape, Costs
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class Computing:
 
     def __init__(self, transformer: Transformer, kv: KvCache) -> None:
         self._transformer = transformer
-        self._kv = kv
+        self.kv = kv
 
     @property
     def logits_dtype(self) -> torch.dtype:
@@ -59,7 +61,7 @@ class Computing:
         return torch.float64 if self._transformer.dtype == torch.float64 else torch.float32
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:
-        return self._transformer.forward(batch, self._kv)
+        return self._transformer.forward(batch, self.kv)
 
     def close(self) -> None:
         """Nothing: memory goes with the process."""
@@ -79,6 +81,7 @@ class Loaded:
     attention: KernelChoice = TORCH_ATTENTION
     int8: Int8Choice | None = None  # what multiplies INT8 weights, where there are any
     planner: Planner | None = None  # of what the kernels read, where they are the attention
+    kv: KvMemory | None = None  # None: it is where transfers do not reach
     tell: Callable[[str], None] = log.info
 
     def runner(
@@ -164,13 +167,14 @@ def load(
             blocks=capacity.blocks, block_size=capacity.block_size,
             threads=settings.threads, weights=quantization.weights, kv=quantization.kv,
             attention=chosen.backend, int8=needs.int8.backend if needs.int8 else TORCH,
+            shares_kv=settings.maps_kv,
         ),
         config,
     )  # fmt: skip
     scheduler = replace(scheduler, max_model_tokens=limits.max_model_tokens)
     return Loaded(
         *(config, tokenizer, capacity, scheduler, device, model, steps, chosen),
-        *(needs.int8, planner),
+        *(needs.int8, planner, _kv_memory(config, model, capacity, settings, name)),
     )
 
 
@@ -186,8 +190,59 @@ def _model(spec: RankSpec, config: ModelConfig) -> Computing | Group:
             max_tokens=spec.max_tokens, quantization=quantization,
             attention=attention_of(spec.attention), int8_kernel=spec.int8 == KVKERNELS,
         )  # fmt: skip
-    kv = KvCache(config, spec.blocks, spec.block_size, device, dtype, kv=spec.kv)
+    kv = KvCache(
+        *(config, spec.blocks, spec.block_size, device, dtype),
+        kv=spec.kv,
+        shared=spec.shares_kv,
+    )
     return Computing(transformer, kv)
+
+
+def _kv_memory(
+    config: ModelConfig,
+    model: Computing | Group,
+    capacity: Capacity,
+    settings: LoadSettings,
+    dtype: str,
+) -> KvMemory | None:
+    """All ranks' KV as bytes; None on a GPU, where transfers do not reach yet."""
+    if settings.device != "cpu":
+        return None
+    storage = kv_storage(config, settings.quantization.kv, "cpu", getattr(torch, dtype))
+    told = f"{dtype} {settings.quantization.weights} {fingerprint(settings.directory)}"
+    form = Form(
+        hashlib.sha256(told.encode()).hexdigest(),
+        *(config.layers, config.kv_heads, config.head_dim * storage.itemsize),
+        str(storage).removeprefix("torch."),
+        0 if settings.quantization.kv == "auto" else SCALE_BYTES,
+    )
+    if isinstance(model, Computing):
+        return KvMemory(form, [RankMemory.of(config, model.kv)], settings.shares_kv)
+    ranks = []
+    for rank, files in enumerate(model.kv_files):
+        stage, place = divmod(rank, settings.tp_size)
+        shard = Shard(place, settings.tp_size, stage, settings.pp_size)
+        blocks = capacity.blocks, capacity.block_size
+        layout = layout_of(config, *blocks, storage.itemsize, shard)
+        ranks.append(RankMemory.at(layout, files, writable=True))
+    return KvMemory(form, ranks, settings.shares_kv)
+
+
+SAMPLES, SAMPLE_BYTES = 16, 64 << 10  # of each file of weights
+
+
+def fingerprint(directory: Path) -> str:
+    """Tells models from each other by their configuration and samples of their weights: all of
+    them would take minutes to read. Raises OSError."""
+    seen = hashlib.sha256((directory / "config.json").read_bytes())
+    for path in sorted(directory.glob("*.safetensors")):
+        size = path.stat().st_size
+        seen.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for at in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+                file.seek(at)
+                seen.update(file.read(SAMPLE_BYTES))
+    return seen.hexdigest()
 
 
 def _planner(

@@ -79,7 +79,7 @@ class LoadSettings:
     `int8`: what computes attention, and products with INT8 weights; of `kernel_choice.BACKENDS`.
     `steps`: how they follow each other. `threads`: of this process's matrix products on CPUs; None:
     torch's choice. `memory_bytes`: what this instance may use, weights included; None: all that is
-    available.
+    available. `shares_kv`: other processes of this host may map the KV.
     """
 
     directory: Path
@@ -94,6 +94,12 @@ class LoadSettings:
     steps: StepSettings = PLAIN_STEPS
     threads: int | None = None
     memory_bytes: int | None = None
+    shares_kv: bool = False
+
+    @property
+    def maps_kv(self) -> bool:
+        """KV is made so that other processes can map it: those of this host, or the first rank."""
+        return self.device == "cpu" and (self.shares_kv or self.tp_size * self.pp_size > 1)
 
 
 @dataclass(frozen=True, slots=True)

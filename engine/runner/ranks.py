@@ -32,7 +32,7 @@ from engine.model.kv_cache import KvCache
 from engine.model.transformer import Transformer
 from engine.scheduler.scheduler import MAX_STEPS_IN_FLIGHT
 
-READY = b"ready\n"  # what a rank prints when it has loaded
+READY = b"ready"  # what a rank prints when it has loaded, and its KV's files, if they are shared
 _MAGIC = 0x57_52_42_33
 _HEAD = 8 * (len(Sizes._fields) + 1)
 
@@ -95,6 +95,7 @@ class RankSpec:
     kv: str = "auto"
     attention: str = TORCH  # a backend's name
     int8: str = TORCH  # the same, of products with INT8 weights
+    shares_kv: bool = False  # rank 0 can map its KV
     step_s: float = STEP_S  # a rank that waits for the others for longer gives up
 
     @property
@@ -191,8 +192,9 @@ class RankModel:
                 attention_of(spec.attention),
                 spec.int8 == KVKERNELS,
             )
-        self._kv = KvCache(
-            config, spec.blocks, spec.block_size, spec.own_device, self._dtype, self._shard, spec.kv
+        self.kv = KvCache(
+            *(config, spec.blocks, spec.block_size, spec.own_device, self._dtype, self._shard),
+            *(spec.kv, spec.shares_kv),
         )
 
     def compute(self, batch: FlatBatch) -> torch.Tensor | None:
@@ -204,7 +206,7 @@ class RankModel:
             shape = (len(batch.token_ids), self._hidden_size)
             hidden = torch.empty(shape, dtype=self._dtype, device=spec.own_device)
             distributed.recv(hidden, spec.rank - spec.tp_size)
-        made = self._model.forward(batch, self._kv, hidden)
+        made = self._model.forward(batch, self.kv, hidden)
         if not shard.is_last:
             self._send(made, spec.rank + spec.tp_size, None)
         elif spec.pp_size == 1:
@@ -242,7 +244,7 @@ def main() -> int:
     spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
     try:
         model = RankModel(spec)
-        os.write(1, READY)
+        os.write(1, b" ".join((READY, *(file.encode() for file in model.kv.files))) + b"\n")
         batches: Queue[FlatBatch | BaseException | None] = Queue(MAX_STEPS_IN_FLIGHT)
         Thread(target=_read, args=(batches, spec.own_device), daemon=True).start()
         while (batch := batches.get()) is not None:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+PART_BYTES = 4 << 20  # of KV sent at once, about
 VERSION = 1  # of these messages
 MAX_FRAME_BYTES = 16 << 20  # a welcome names each block of a long prompt
 MAX_PART_BYTES = 64 << 20
@@ -81,7 +83,7 @@ class Pool(msgspec.Struct, frozen=True):
     heads: tuple[int, int]
     blocks: int
     order: tuple[str, ...]
-    file: _Name = ""  # its memory, where others of this host may map it
+    file: _Name  # its memory, which others of this host may map
     scales_file: _Name = ""
 
 
@@ -94,7 +96,6 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     tokens: int
     prompt: int  # digest of the tokens, as the reader has them
     form: Form
-    transport: Literal["tcp", "shm"]
     version: int = VERSION
 
 
@@ -102,10 +103,9 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """The KV is held, and its holder waits for a `Read`."""
 
     block_tokens: int
-    block_ids: list[int]  # in shm: what of the pools is this prompt's
     lease_s: float
-    transport: Literal["tcp", "shm"]  # as asked, or tcp
-    pools: list[Pool] = []  # in shm
+    block_ids: list[int] = []  # where there are pools: the prompt's blocks in each
+    pools: list[Pool] = []  # of each rank; empty: its memory is its own
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
@@ -120,10 +120,12 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
-    """The reader has room: send the KV of tokens `start`..`stop`; in shm: it is being read."""
+    """The reader has room: send the KV of tokens `start`..`stop`; or it is being copied out of the
+    pools, which `Copied` ends."""
 
     start: int
     stop: int
+    is_mapped: bool = False
 
 
 class Part(msgspec.Struct, frozen=True, tag="part"):
@@ -151,6 +153,15 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     engine_id: _Name = ""
     request_id: int = 0
     generation: int = 0
+
+
+class Place(NamedTuple):
+    """Where the KV of a prompt's tokens `start`..`stop` goes: all blocks of the prompt, the first
+    one first. Lifetime: read."""
+
+    block_ids: Sequence[int]
+    start: int
+    stop: int
 
 
 Message = Hello | Welcome | Refusal | Beat | Read | Part | Done | Copied | Release

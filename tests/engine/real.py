@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import torch
@@ -34,11 +35,13 @@ def loaded(
     steps: StepSettings = PLAIN_STEPS,
     attention: str = "auto",
     int8: str = "auto",
-    **scheduler: int,
+    block_size: int = BLOCK_SIZE,
+    shares_kv: bool = False,
+    **scheduler: Any,
 ) -> Loaded:
     """The model in `directory`; tensor-parallel ranks and stages, its scheduler's limits."""
     limits = Limits(
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         max_tokens_in_paged_kv_cache=kv_tokens,
         expected_input_tokens=8,
         expected_output_tokens=8,
@@ -56,21 +59,23 @@ def loaded(
         steps=steps,
         attention=attention,
         int8=int8,
+        shares_kv=shares_kv,
     )
     return load(made, settings)
 
 
 @contextlib.asynccontextmanager
-async def computing(model: Loaded) -> AsyncIterator[Running]:
-    """A worker that serves `model`."""
+async def computing(model: Loaded, **changes: Any) -> AsyncIterator[Running]:
+    """A worker that serves `model`, with the settings given changed."""
     settings = WorkerSettings(
         profile_name=None,
         kv_tokens=model.capacity.tokens,
-        block_size=BLOCK_SIZE,
+        block_size=model.capacity.block_size,
         model_name="tiny",
         port=0,
         grace_s=0.0,
         scheduler=model.scheduler,
+        **changes,
     )
     async with (
         serving(settings, model.tokenizer, served(model)) as (url, worker),

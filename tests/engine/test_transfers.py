@@ -347,7 +347,6 @@ def hello(worker: Running, params: dict[str, Any], prompt: list[int]) -> Hello:
     return Hello(
         params["remote_engine_id"], int(params["remote_request_id"]),
         params["remote_registration_generation"], len(prompt), digest(array(prompt)), part.form,
-        "tcp",
     )  # fmt: skip
 
 
@@ -414,11 +413,11 @@ async def test_a_holder_that_sends_rubbish_costs_a_prefill() -> None:
     answers: list[list[bytes]] = [
         [b"HTTP/1.1 400 Bad Request\r\n\r\n"],
         [frame(Done(True, 0))],
-        [frame(Welcome(16, [], 0.6, "tcp")), frame(Part(3, 4, 0)), frame(Done(True, 0))],
-        [frame(Welcome(16, [], 0.6, "tcp")), frame(Done(True, 0))],
-        [frame(Welcome(16, [], 0.6, "tcp")), frame(Part(0, 7, 2)), b"xx", frame(Done(True, 0))],
-        [frame(Welcome(16, [], 0.6, "tcp")), frame(Part(0, 7, 2**40))],
-        [frame(Welcome(0, [], 0.6, "tcp"))],
+        [frame(Welcome(16, 0.6)), frame(Part(3, 4, 0)), frame(Done(True, 0))],
+        [frame(Welcome(16, 0.6)), frame(Done(True, 0))],
+        [frame(Welcome(16, 0.6)), frame(Part(0, 7, 2)), b"xx", frame(Done(True, 0))],
+        [frame(Welcome(16, 0.6)), frame(Part(0, 7, 2**40))],
+        [frame(Welcome(0, 0.6))],
     ]
 
     given: list[bytes] = []

@@ -229,23 +229,47 @@ def as_bytes(pool: torch.Tensor) -> torch.Tensor:
     return pool.view(-1).view(torch.int8)
 
 
+INDEX_WORDS = 1 << 18  # copied at once: indices take as much memory as words of eight bytes
+_WORDS = ((8, torch.int64), (4, torch.int32), (1, torch.int8))
+
+
 def copy_runs_on_cpu(
     source: torch.Tensor, target: torch.Tensor, runs: torch.Tensor, moves: torch.Tensor
 ) -> None:
-    """Run by run."""
-    lengths = runs.tolist()
-    for source_base, target_base in moves.tolist():
-        if source_base < 0 or target_base < 0:
-            continue
-        for source_offset, target_offset, length in lengths:
-            first, into = source_base + source_offset, target_base + target_offset
-            for name, pool, at in (("source", source, first), ("target", target, into)):
-                if not 0 <= at <= at + length <= len(pool):
-                    raise ValueError(
-                        f"a run of {length} bytes at {at} leaves {name}, which has {len(pool)}: "
-                        "plan it with the layouts that the pools have"
-                    )
-            target[into : into + length] = source[first : first + length]
+    """In rows as long as all offsets and lengths allow, by two of torch's own copies a batch, so
+    that Python's lock is free meanwhile. Nothing is copied where something would leave a pool."""
+    at, parts = moves.numpy(), runs.numpy()
+    at = at[(at >= 0).all(axis=1)]
+    _check_inside(at, parts, (len(source), len(target)))
+    if not len(at) or not parts[:, 2].any():
+        return
+    row = int(np.gcd.reduce(np.concatenate((at.ravel(), parts.ravel()))))
+    word, dtype = next(one for one in _WORDS if row % one[0] == 0)
+    pools = [
+        pool[: len(pool) // row * row].view(dtype).view(-1, row // word)
+        for pool in (source, target)
+    ]
+    counts = parts[:, 2] // row
+    steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = [steps + np.repeat(parts[:, side] // row, counts) for side in (0, 1)]
+    each = max(1, INDEX_WORDS // len(steps))
+    for first in range(0, len(at), each):
+        some = at[first : first + each] // row
+        index = [torch.from_numpy((some[:, side, None] + rows[side]).ravel()) for side in (0, 1)]
+        pools[1].index_copy_(0, index[1], pools[0].index_select(0, index[0]))
+
+
+def _check_inside(at: Ints, parts: Ints, sizes: tuple[int, int]) -> None:
+    """Raises ValueError for the first run that leaves its pool."""
+    for side, name in enumerate(("source", "target")):
+        begins = at[:, side, None] + parts[:, side]
+        wrong = np.argwhere((parts[:, 2] < 0) | (begins < 0) | (begins + parts[:, 2] > sizes[side]))
+        if len(wrong):
+            move, run = wrong[0]
+            raise ValueError(
+                f"a run of {parts[run, 2]} bytes at {begins[move, run]} leaves {name}, which has "
+                f"{sizes[side]}: plan it with the layouts that the pools have"
+            )
 
 
 define("copy_runs", copy_runs_on_cpu, ("target",))

@@ -1,0 +1,320 @@
+"""KV that is there: it moves between any two shapes of a worker, and answers stay what they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.model.config import ModelConfig, Quantization, Shard
+from engine.model.kv_cache import KvCache, KvMemory, RankMemory
+from engine.runner.load import Loaded, fingerprint
+from engine.wire.kv_transfer import Form, Place, Pool, Welcome
+from kvkernels.ops.relayout import AXES, PoolLayout
+from tests.effort import examples
+from tests.engine.harness import Running, eventually
+from tests.engine.real import COMPLETIONS, computing, greedy, ids_of, loaded
+from tests.engine.split import at_rest, computed, prefilled, split
+
+LAYERS, HEADS = 4, 4
+PAIRS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (8, 1)]  # TP, PP
+
+
+def shards(ranks: tuple[int, int], base: PoolLayout) -> list[PoolLayout]:
+    """Every rank's layout; ranks share a head where there are more ranks than heads."""
+    tp_size, pp_size = ranks
+    found = []
+    for rank in range(tp_size * pp_size):
+        stage, place = divmod(rank, tp_size)
+        shard = Shard(place, tp_size, stage, pp_size)
+        heads = shard.kv_heads(HEADS)
+        found.append(
+            replace(base, layers=shard.layers(LAYERS), heads=range(heads.start, heads.stop))
+        )
+    return found
+
+
+def memory(draw: random.Random, ranks: tuple[int, int], block_tokens: int, form: Form) -> KvMemory:
+    """A worker of random order, all of whose bytes are 0."""
+    order = tuple(draw.sample(AXES, len(AXES)))
+    base = PoolLayout(range(LAYERS), range(HEADS), 12, block_tokens, form.row_bytes, order)
+    made = []
+    for layout in shards(ranks, base):
+        scales = replace(layout, row_bytes=4)
+        made.append(
+            RankMemory(
+                layout,
+                torch.zeros(layout.bytes, dtype=torch.int8),
+                torch.zeros(scales.bytes, dtype=torch.int8) if form.scale_bytes else None,
+            )
+        )
+    return KvMemory(form, made)
+
+
+def tag(tokens: range, row_bytes: int, salt: int) -> torch.Tensor:
+    """int32[token, head, layer, kv, elements]: every element says what it is of."""
+    axes = [torch.tensor(list(tokens)), torch.arange(HEADS), torch.arange(LAYERS), torch.arange(2)]
+    token, head, layer, kv = torch.meshgrid(*axes, indexing="ij")
+    row = ((token * HEADS + head) * LAYERS + layer) * 2 + kv
+    elements = torch.arange(row_bytes // 4)
+    return (row.unsqueeze(-1) * 64 + elements + salt).to(torch.int32)
+
+
+def views(store: KvMemory, part: int) -> Iterator[tuple[PoolLayout, torch.Tensor]]:
+    """Each rank's pool, or its scales, as int32[block, head, layer, kv, token, elements]."""
+    for rank in store._ranks:
+        layout, raw = rank.parts()[part]
+        shaped = raw.view(torch.int32).view(*layout.shape(), layout.row_bytes // 4)
+        yield layout, shaped.permute(*(layout.order.index(axis) for axis in AXES), 5)
+
+
+def fill(store: KvMemory, block_ids: list[int], tokens: int) -> None:
+    """Write the tags of a prompt into its blocks, in all ranks."""
+    for part in range(2 if store.form.scale_bytes else 1):
+        for layout, view in views(store, part):
+            tags = tag(range(tokens), layout.row_bytes, part)
+            own = tags[:, layout.heads.start : layout.heads.stop]
+            own = own[:, :, layout.layers.start : layout.layers.stop]
+            for token in range(tokens):
+                block = block_ids[token // store.block_tokens]
+                view[block, :, :, :, token % store.block_tokens] = own[token]
+
+
+def check(store: KvMemory, block_ids: list[int], tokens: range) -> None:
+    """Assert that the tags of `tokens` are where they belong, and nothing is in other blocks."""
+    others = [block for block in range(12) if block not in block_ids]
+    for part in range(2 if store.form.scale_bytes else 1):
+        for layout, view in views(store, part):
+            tags = tag(tokens, layout.row_bytes, part)
+            own = tags[:, layout.heads.start : layout.heads.stop]
+            own = own[:, :, layout.layers.start : layout.layers.stop]
+            for number, token in enumerate(tokens):
+                block = block_ids[token // store.block_tokens]
+                got = view[block, :, :, :, token % store.block_tokens]
+                assert torch.equal(got, own[number]), f"token {token} of {layout}"
+            assert not view[others].any()
+
+
+def sent(source: KvMemory, target: KvMemory, ids: list[int], place: Place, each: int) -> None:
+    """As a transfer does it: parts of whole blocks of the source."""
+    size = source.block_tokens
+    first, last = place.start // size, -(-place.stop // size)
+    for start in range(first, last, each):
+        stop = min(start + each, last)
+        data = source.pack(ids[start:stop])
+        assert len(data) == source.size(stop - start)
+        part = Place(place.block_ids, max(start * size, place.start), min(stop * size, place.stop))
+        target.put(bytes(data), size, start, stop - start, part)
+
+
+def test_every_element_arrives_where_it_belongs() -> None:
+    """Random TP, PP, page, order and dtype at both ends, behind what the target has cached."""
+    for seed in range(examples(200)):
+        draw = random.Random(seed)
+        form = Form("m", LAYERS, HEADS, draw.choice([8, 16, 64]), "x", draw.choice([0, 4]))
+        pages = [draw.choice([4, 6, 8, 16, 48]) for _ in range(2)]
+        source = memory(draw, draw.choice(PAIRS), pages[0], form)
+        target = memory(draw, draw.choice(PAIRS), pages[1], form)
+        tokens = draw.randint(2, 12 * min(pages))
+        ids = [draw.sample(range(12), -(-tokens // page)) for page in pages]
+        fill(source, ids[0], tokens)
+        start = pages[1] * draw.randrange(0, (tokens - 1) // pages[1] + 1)
+        stop = draw.randint(start + 1, tokens)
+        sent(source, target, ids[0], Place(ids[1], start, stop), draw.randint(1, 4))
+        check(target, ids[1], range(start, stop))
+
+
+def config(kv_heads: int = HEADS) -> ModelConfig:
+    from dataclasses import replace as changed
+
+    made: ModelConfig = changed(TINY, layers=LAYERS, kv_heads=kv_heads, head_dim=16)
+    return made
+
+
+TINY = ModelConfig(
+    Path("config.json"), "llama", 264, 64, 128, LAYERS, HEADS, HEADS, 16, 2048, 1e-5,
+    None, True, False, False, False, False, "float32", (), (), None,  # type: ignore[arg-type]
+)  # fmt: skip
+
+
+def shared_worker(ranks: tuple[int, int], block_size: int, kv: str) -> tuple[KvMemory, list[Any]]:
+    """A worker in memory that others map, and what keeps that memory."""
+    tp_size, pp_size = ranks
+    made, kept = [], []
+    for rank in range(tp_size * pp_size):
+        stage, place = divmod(rank, tp_size)
+        shard = Shard(place, tp_size, stage, pp_size)
+        cache = KvCache(config(), 11, block_size, shard=shard, kv=kv, shared=True)
+        kept.append(cache)
+        made.append(RankMemory.of(config(), cache, shard))
+    item = 4 if kv == "auto" else 1
+    form = Form("m", LAYERS, HEADS, 16 * item, "x", 0 if kv == "auto" else 4)
+    return KvMemory(form, made, shows_files=True), kept
+
+
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+@pytest.mark.parametrize("ranks", [((1, 1), (1, 1)), ((2, 2), (4, 1)), ((8, 1), (1, 2))], ids=str)
+def test_memory_that_is_mapped_is_copied_alike(kv: str, ranks: Any) -> None:
+    source, kept = shared_worker(ranks[0], 8, kv)
+    target, also = shared_worker(ranks[1], 12, kv)
+    fill(source, [3, 1, 7, 2], 30)
+    welcome = Welcome(8, 1.0, [3, 1, 7, 2], list(source.pools))
+    assert target.copy(welcome, Place([5, 9, 4], 12, 29)) > 0
+    check(target, [5, 9, 4], range(12, 29))
+    assert kept is not also
+
+
+def test_nothing_but_kv_is_mapped() -> None:
+    target, _kept = shared_worker((1, 1), 8, "auto")
+    pool = target.pools[0]
+    for file in ("/etc/passwd", "/proc/self/fd/0", "/proc/1/fd/0", "/proc/99999999/fd/3", ""):
+        told = Pool(pool.layers, pool.heads, pool.blocks, pool.order, file)
+        with pytest.raises((ValueError, OSError)):
+            target.copy(Welcome(8, 1.0, [1], [told]), Place([1], 0, 8))
+    wrong = Pool(pool.layers, pool.heads, pool.blocks + 1, pool.order, pool.file)
+    with pytest.raises(ValueError, match="were told of"):
+        target.copy(Welcome(8, 1.0, [1], [wrong]), Place([1], 0, 8))
+    with pytest.raises(ValueError, match="the pool has"):
+        target.copy(Welcome(8, 1.0, [12], [pool]), Place([1], 0, 8))
+
+
+def test_parts_of_another_size_are_refused() -> None:
+    target, _kept = shared_worker((1, 1), 8, "auto")
+    with pytest.raises(ValueError, match="are not the KV"):
+        target.put(b"xx", 8, 0, 1, Place([1], 0, 8))
+
+
+def test_models_are_told_from_each_other(tmp_path: Path) -> None:
+    from engine.model.tiny import TinySettings, make_tiny
+
+    for seed in (1, 2):
+        make_tiny(tmp_path / str(seed), TinySettings(seed=seed))
+    make_tiny(tmp_path / "again", TinySettings(seed=1))
+    one, other, again = (fingerprint(tmp_path / name) for name in ("1", "2", "again"))
+    assert one == again != other
+
+
+def asked(seed: int, tokens: int = 60, output: int = 12) -> dict[str, Any]:
+    """Greedy or seeded, by turns."""
+    prompt = [random.Random(seed).randrange(3, 260) for _ in range(tokens)]
+    body = greedy(prompt, output)
+    return body if seed % 2 else body | {"temperature": 1.0, "seed": seed}
+
+
+def said(answer: dict[str, Any]) -> list[int]:
+    return answer["choices"][0]["token_ids"]  # type: ignore[no-any-return]
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    one: Loaded, other: Loaded, **changes: Any
+) -> AsyncIterator[tuple[Running, Running]]:
+    try:
+        async with computing(one, **changes) as prefill, computing(other, **changes) as decode:
+            yield prefill, decode
+    finally:
+        for model in (one, other):
+            model.model.close()
+
+
+async def same_answers(prefill: Running, decode: Running, alone: Running, seeds: range) -> None:
+    """Prompts of which nothing, a part, or all is cached where they are decoded."""
+    for seed in seeds:
+        body = asked(seed, random.Random(seed).randint(1, 90))
+        expected = await ids_of(alone, body)
+        cached = random.Random(seed).choice([0, len(body["prompt"]) // 2, len(body["prompt"])])
+        if cached:
+            await decode.post(COMPLETIONS, body | {"prompt": body["prompt"][:cached]})
+        before = computed(decode)
+        assert said(await split(prefill, decode, body)) == expected, f"seed {seed}"
+        assert computed(decode) == before + 1
+    await at_rest(prefill, decode)
+    assert decode.worker.transfers is not None
+    assert not decode.worker.transfers.importer.failed
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"page": (8, 8)},
+    {"page": (16, 8), "kv": "int8"},
+    {"page": (4, 24), "transport": "shm"},
+    {"page": (6, 4), "kv": "int8", "transport": "shm"},
+]
+GROUPS: list[dict[str, Any]] = [
+    {"page": (8, 16), "ranks": ((2, 1), (1, 1))},
+    {"page": (8, 8), "ranks": ((1, 1), (1, 2)), "transport": "shm"},
+    {"page": (16, 8), "ranks": ((1, 1), (2, 1)), "kv": "int8"},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+async def test_answers_are_those_of_one_worker(shape: dict[str, Any], folder: Path) -> None:
+    await _same(shape, folder, range(12))
+
+
+@pytest.mark.parametrize("shape", GROUPS, ids=str)
+async def test_answers_are_those_of_one_worker_of_several_ranks(
+    shape: dict[str, Any], folder: Path
+) -> None:
+    await _same(shape, folder, range(6))
+
+
+async def _same(shape: dict[str, Any], folder: Path, seeds: range) -> None:
+    pages, ranks = shape["page"], shape.get("ranks", ((1, 1), (1, 1)))
+    transport = shape.get("transport", "tcp")
+    quantization = Quantization(kv=shape.get("kv", "auto"))
+    made = [
+        loaded(
+            folder,
+            quantization=quantization,
+            ranks=ranks[side],
+            block_size=pages[side],
+            shares_kv=transport == "shm",
+        )
+        for side in (0, 1)
+    ]
+    # Alone: as the worker that decodes would have computed all of it.
+    alone = loaded(folder, quantization=quantization, block_size=pages[1])
+    async with (
+        pair(*made, kv_transport=transport) as (one, other),
+        computing(alone) as by_itself,
+    ):
+        await same_answers(one, other, by_itself, seeds)
+
+
+async def test_another_dtype_is_refused_with_a_reason(folder: Path) -> None:
+    made = [loaded(folder, quantization=Quantization(kv=kv)) for kv in ("auto", "int8")]
+    async with pair(made[0], made[1]) as (one, other):
+        body = asked(1)
+        alone = await ids_of(other, body | {"prompt": [5, *body["prompt"]]})
+        split_answer = await split(one, other, body | {"prompt": [5, *body["prompt"]]})
+        assert said(split_answer) == alone
+        assert other.worker.transfers is not None
+        assert other.worker.transfers.importer.failed == {"model": 1}
+
+
+async def test_a_read_of_real_kv_that_is_cut_off_leaves_nothing(folder: Path) -> None:
+    """At every stage: the client leaves, the holder leaves; then the next prompt is right."""
+    model = loaded(folder, max_num_tokens=512)
+    async with pair(model, loaded(folder), kv_gbytes_per_s=0.002) as (one, other):
+        scheduler = other.worker.runner.scheduler
+        for seed in range(6):
+            body = asked(seed, 400)
+            params = await prefilled(one, body)
+            leg = asyncio.create_task(
+                other.post(COMPLETIONS, body | {"kv_transfer_params": params})
+            )
+            if seed % 3:
+                await eventually(lambda: scheduler.reading == 1, "it reads")
+                await asyncio.sleep(0.01 * seed)
+            leg.cancel()
+            await asyncio.gather(leg, return_exceptions=True)
+            await eventually(lambda: not other.worker.pool.used_blocks, "its blocks")
+        body = asked(100, 300)
+        assert said(await split(one, other, body)) == await ids_of(one, body)
