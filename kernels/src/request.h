@@ -35,6 +35,10 @@ struct Request {
   std::int64_t preemptions = 0;
   std::uint64_t epoch = 0;  // of the pool, at admission
   bool running = false;
+  bool imports = false;  // another worker has its prompt's KV; false from its start on
+  bool exports = false;  // another worker will read its prompt's KV when it has ended
+  bool reading = false;  // its blocks are reserved, and another worker's KV is written into them
+  bool started = false;
   std::size_t visible_blocks = 0;
   std::size_t known_blocks = 0;      // of the names, those that prompt and output have reached
   std::vector<std::uint64_t> names;  // as given, and own ones where that is not enough

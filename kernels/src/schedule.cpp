@@ -5,7 +5,7 @@
 
 namespace kv::engine {
 
-bool Scheduler::schedule(double now_s) {
+bool Scheduler::schedule(double now_s, std::vector<Read>& reads) {
   step_.decodes.clear();
   step_.chunks.clear();
   step_.preempted = false;
@@ -19,7 +19,10 @@ bool Scheduler::schedule(double now_s) {
   for (Request* request : running_) {
     if (budget != 0 && request->prefilling()) budget -= add_chunk(*request, budget);
   }
-  const bool unmoved = admit(budget, now_s);
+  const std::size_t reads_before = reads.size();
+  const bool unmoved = admit(budget, now_s, reads);
+  const bool rests = may_rest() || reads.size() != reads_before;
+  if (rests && step_.decodes.empty() && step_.chunks.empty()) return false;
   ++totals_.steps;
   quiet_ = unmoved && step_.chunks.empty() && !step_.preempted &&
            step_.decodes.size() == running_.size();
@@ -74,12 +77,13 @@ std::int64_t Scheduler::add_chunk(Request& request, std::int64_t budget) {
 
 // Starts waiting requests in order. True if what keeps the others will keep them for as long as
 // nothing but decodes happens.
-bool Scheduler::admit(std::int64_t budget, double now_s) {
+bool Scheduler::admit(std::int64_t budget, double now_s, std::vector<Read>& reads) {
   bool unmoved = true;
   std::size_t kept = 0;
   std::size_t place = 0;
   while (place < waiting_.size()) {
-    if (static_cast<std::int64_t>(running_.size()) >= settings_.max_batch_size) break;
+    const auto taken = static_cast<std::int64_t>(running_.size() + reading_.size());
+    if (taken >= settings_.max_batch_size) break;
     Request& request = *waiting_[place];
     const std::size_t hit = blocks_.hit(request);
     const Obstacle why = obstacle(request, hit, budget, now_s);
@@ -90,8 +94,8 @@ bool Scheduler::admit(std::int64_t budget, double now_s) {
       waiting_[kept++] = &request;
       unmoved = false;  // its wait has an end in time
     } else {
-      start(request, hit);
-      budget -= add_chunk(request, budget);
+      start(request, hit, reads);
+      if (request.running) budget -= add_chunk(request, budget);
     }
   }
   using Offset = std::ptrdiff_t;
@@ -104,10 +108,14 @@ Scheduler::Obstacle Scheduler::obstacle(const Request& request, std::size_t hit,
                                         std::int64_t budget, double now_s) const {
   const std::int64_t uncached_tokens =
       request.total_tokens() - static_cast<std::int64_t>(hit) * block_size_;
-  if (budget < std::min(settings_.min_chunk_tokens, uncached_tokens)) return Obstacle::tokens;
+  const bool computes = !request.imports || uncached_tokens == 1;
+  if (computes && budget < std::min(settings_.min_chunk_tokens, uncached_tokens)) {
+    return Obstacle::tokens;
+  }
   if (waits_for_prefix(request, hit, uncached_tokens, now_s)) return Obstacle::prefix;
   // An empty engine takes whatever fits: the watermark protects decodes, and there are none.
-  const std::size_t spare_blocks = running_.empty() ? 0 : watermark_blocks_;
+  const bool empty = running_.empty() && reading_.empty();
+  const std::size_t spare_blocks = empty ? 0 : watermark_blocks_;
   if (step_.preempted || !blocks_.fits(request, hit, spare_blocks)) return Obstacle::blocks;
   return Obstacle::none;
 }
@@ -120,15 +128,29 @@ bool Scheduler::waits_for_prefix(const Request& request, std::size_t hit,
   return shared_tokens >= least_tokens && 2 * shared_tokens >= uncached_tokens;
 }
 
-void Scheduler::start(Request& request, std::size_t hit) {
+void Scheduler::start(Request& request, std::size_t hit, std::vector<Read>& reads) {
   blocks_.start(request, hit);
   if (request.preemptions != 0) {
     totals_.recomputed_tokens += request.total_tokens() - request.computed_tokens;
-  } else {
+  } else if (!request.started) {
+    request.started = true;
     request.cached_tokens = request.computed_tokens;
     totals_.query_tokens += request.prompt_tokens;
     totals_.hit_tokens += request.cached_tokens;
   }
+  if (request.imports) {
+    request.imports = false;
+    reads.push_back({request.id, request.computed_tokens, request.total_tokens() - 1});
+    if (request.computed_tokens < request.total_tokens() - 1) {
+      request.reading = true;
+      reading_.push_back(&request);
+      return;
+    }
+  }
+  run(request);
+}
+
+void Scheduler::run(Request& request) {
   request.running = true;
   request.was_preempted = false;
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &request, Request::before),

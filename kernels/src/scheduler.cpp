@@ -32,7 +32,12 @@ Scheduler::Scheduler(const Settings& settings, BlockPool& pool, std::int64_t blo
 
 std::int64_t Scheduler::queued_tokens() const {
   std::int64_t tokens = 0;
+  tokens += static_cast<std::int64_t>(reading_.size());
   for (const Request* request : waiting_) {
+    if (request->imports) {
+      ++tokens;
+      continue;
+    }
     const auto hit = static_cast<std::int64_t>(blocks_.hit(*request));
     tokens += request->total_tokens() - hit * block_size_;
   }
@@ -67,6 +72,8 @@ Refusal Scheduler::add(const NewRequest& fresh, double now_s) {
   auto request = std::make_unique<Request>();
   request->id = fresh.id;
   request->prompt_tokens = fresh.prompt_tokens;
+  request->imports = fresh.imports;
+  request->exports = fresh.exports;
   request->arrival_s = now_s;
   request->token_limit =
       std::min(fresh.prompt_tokens + fresh.max_output_tokens, max_sequence_tokens_);
@@ -90,6 +97,33 @@ bool Scheduler::cancel(std::int64_t id) {
   std::erase(step_.decodes, request);
   std::erase_if(step_.chunks, [request](const Chunk& chunk) { return chunk.request == request; });
   finish(*request);
+  return true;
+}
+
+bool Scheduler::end_read(std::int64_t id, bool arrived) {
+  const auto found = requests_.find(id);
+  if (found == requests_.end() || !found->second->reading) return false;
+  Request* request = found->second.get();
+  quiet_ = false;
+  std::erase(reading_, request);
+  request->reading = false;
+  if (arrived) {
+    request->computed_tokens = request->total_tokens() - 1;
+    blocks_.publish(*request);
+    run(*request);
+  } else {
+    blocks_.leave(*request);
+    put(waiting_, request);
+  }
+  return true;
+}
+
+bool Scheduler::release(std::int64_t id) {
+  const auto found = exports_.find(id);
+  if (found == exports_.end()) return false;
+  quiet_ = false;
+  pool_.release(found->second);
+  exports_.erase(found);
   return true;
 }
 
@@ -136,25 +170,44 @@ void Scheduler::take_token(Request& request, Outputs& outputs) {
   }
   if (request.computed_tokens + 1 >= request.token_limit) {
     outputs.finished.push_back(request.id);
+    if (request.exports) keep(request);
     finish(request);
   }
 }
 
+// The prompt's blocks are held beyond its end.
+void Scheduler::keep(Request& request) {
+  release(request.id);  // of an earlier attempt
+  const std::int64_t blocks = (request.prompt_tokens + block_size_ - 1) / block_size_;
+  const auto end = request.blocks.begin() + static_cast<std::ptrdiff_t>(blocks);
+  exports_[request.id].assign(request.blocks.begin(), end);
+  request.blocks.erase(request.blocks.begin(), end);
+}
+
 void Scheduler::finish(Request& request) {
-  if (request.running) blocks_.leave(request);
-  drop(request.running ? running_ : waiting_, &request);
+  if (request.running || request.reading) blocks_.leave(request);
+  if (request.reading) {
+    std::erase(reading_, &request);
+  } else {
+    drop(request.running ? running_ : waiting_, &request);
+  }
   requests_.erase(request.id);
 }
 
 std::string Scheduler::check() const {
-  if (running_.size() + waiting_.size() != requests_.size()) return "a request was lost";
+  if (running_.size() + waiting() != requests_.size()) return "a request was lost";
   if (!std::is_sorted(running_.begin(), running_.end(), Request::before) ||
       !std::is_sorted(waiting_.begin(), waiting_.end(), Request::before)) {
     return "a queue is out of order";
   }
   std::vector<BlockId> held;
-  for (const Request* request : running_) {
-    held.insert(held.end(), request->blocks.begin(), request->blocks.end());
+  for (const auto* requests : {&running_, &reading_}) {
+    for (const Request* request : *requests) {
+      held.insert(held.end(), request->blocks.begin(), request->blocks.end());
+    }
+  }
+  for (const auto& entry : exports_) {
+    held.insert(held.end(), entry.second.begin(), entry.second.end());
   }
   std::sort(held.begin(), held.end());
   const auto last = std::unique(held.begin(), held.end());

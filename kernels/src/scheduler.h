@@ -24,6 +24,13 @@ struct NewRequest {
   std::int64_t id;
   Chain chain;
   std::int64_t prompt_tokens, max_output_tokens, priority;
+  bool imports = false;  // all but its last prompt token's KV comes from another worker
+  bool exports = false;  // its prompt's blocks are held when it has ended, until `release`
+};
+
+// Tokens `start`..`stop` of a request whose KV another worker has.
+struct Read {
+  std::int64_t id, start, stop;
 };
 
 // What completed steps gave, in order.
@@ -31,6 +38,7 @@ struct Outputs {
   std::vector<std::int64_t> first;  // requests that got their first token
   std::vector<std::int64_t> first_hit_tokens;
   std::vector<std::int64_t> finished;
+  std::vector<Read> reads;
 };
 
 struct Chunk {
@@ -58,16 +66,25 @@ class Scheduler {
 
   bool in_use(std::int64_t id) const { return requests_.contains(id); }
   bool empty() const { return requests_.empty(); }
+  // What it has may all wait for other workers.
+  bool may_rest() const { return !reading_.empty() || !exports_.empty(); }
   const std::vector<Request*>& running() const { return running_; }
-  std::size_t waiting() const { return waiting_.size(); }
+  std::size_t waiting() const { return waiting_.size() + reading_.size(); }
   std::int64_t queued_tokens() const;
   std::vector<std::int64_t> unfinished() const;  // ids, oldest first
 
   Refusal add(const NewRequest& request, double now_s);  // its id must not be in use
   bool cancel(std::int64_t id);
 
-  // The next step, or false when there is no request at all.
-  bool schedule(double now_s);
+  // The read of a request has ended: its prompt's KV is there, or it waits for its turn again and
+  // computes it here. False for one that does not read.
+  bool end_read(std::int64_t id, bool arrived);
+  // Nobody reads the prompt of an ended request any more; false if nobody could.
+  bool release(std::int64_t id);
+
+  // The next step, or false when there is no request at all, or all of them wait for KV, or for
+  // blocks that other workers read. What is to be read is put into `reads`.
+  bool schedule(double now_s, std::vector<Read>& reads);
   const Step& step() const { return step_; }
   void complete(Outputs& outputs);
 
@@ -89,12 +106,14 @@ class Scheduler {
   bool make_room(Request& request);
   void preempt(Request& victim);
   std::int64_t add_chunk(Request& request, std::int64_t budget);
-  bool admit(std::int64_t budget, double now_s);
+  bool admit(std::int64_t budget, double now_s, std::vector<Read>& reads);
   Obstacle obstacle(const Request& request, std::size_t hit, std::int64_t budget,
                     double now_s) const;
   bool waits_for_prefix(const Request& request, std::size_t hit, std::int64_t uncached_tokens,
                         double now_s) const;
-  void start(Request& request, std::size_t hit);
+  void start(Request& request, std::size_t hit, std::vector<Read>& reads);
+  void run(Request& request);
+  void keep(Request& request);
   void take_token(Request& request, Outputs& outputs);
   void finish(Request& request);
 
@@ -108,6 +127,8 @@ class Scheduler {
   std::unordered_map<std::int64_t, std::unique_ptr<Request>> requests_;  // unfinished
   std::vector<Request*> waiting_;  // both in their order
   std::vector<Request*> running_;
+  std::vector<Request*> reading_;
+  std::unordered_map<std::int64_t, std::vector<BlockId>> exports_;  // prompts of ended requests
   std::uint64_t serial_ = 0;
   Step step_;
   bool quiet_ = false;

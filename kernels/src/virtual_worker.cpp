@@ -28,11 +28,31 @@ Refusal VirtualWorker::add(const NewRequest& request) {
 
 bool VirtualWorker::cancel(std::int64_t id) {
   planned_ = false;
-  return engine_->scheduler.cancel(id);
+  std::erase_if(outputs_.reads, [id](const Read& read) { return read.id == id; });
+  const bool cancelled = engine_->scheduler.cancel(id);
+  // It read, and others may have waited for its blocks.
+  if (cancelled && !in_flight_) start_step(now_ns_);
+  return cancelled;
+}
+
+bool VirtualWorker::end_read(std::int64_t id, bool arrived) {
+  planned_ = false;
+  const bool ended = engine_->scheduler.end_read(id, arrived);
+  changes_.tell();
+  if (ended && !in_flight_) start_step(now_ns_);
+  return ended;
+}
+
+bool VirtualWorker::release(std::int64_t id) {
+  planned_ = false;
+  const bool released = engine_->scheduler.release(id);
+  if (released && !in_flight_) start_step(now_ns_);
+  return released;
 }
 
 std::int64_t VirtualWorker::next_ns() {
-  const bool told = !outputs_.first.empty() || !outputs_.finished.empty() || changes_.has_told();
+  const bool told = !outputs_.first.empty() || !outputs_.finished.empty() ||
+                    !outputs_.reads.empty() || changes_.has_told();
   if (told) return now_ns_;
   if (!in_flight_ || midway_) return -1;
   plan_quiet();
@@ -74,6 +94,7 @@ std::vector<std::int64_t> VirtualWorker::abort() {
   evicted_before_ += engine_->pool.evicted();
   in_flight_ = planned_ = false;
   changes_.drop_untold();
+  outputs_.reads.clear();
   engine_ = std::make_unique<Engine>(settings_, changes_, totals_);
   return unfinished;
 }
@@ -82,14 +103,15 @@ std::string VirtualWorker::check() const {
   if (midway_) return "the worker broke in an earlier call";
   const std::string wrong = engine_->pool.check();
   if (!wrong.empty()) return wrong;
-  if (!in_flight_ && !engine_->scheduler.empty()) return "requests, but no step";
-  return engine_->scheduler.check();
+  const Scheduler& scheduler = engine_->scheduler;
+  if (!in_flight_ && !scheduler.empty() && !scheduler.may_rest()) return "requests, but no step";
+  return scheduler.check();
 }
 
 void VirtualWorker::start_step(std::int64_t now_ns) {
   planned_ = false;
   midway_ = true;
-  in_flight_ = engine_->scheduler.schedule(static_cast<double>(now_ns) / 1e9);
+  in_flight_ = engine_->scheduler.schedule(static_cast<double>(now_ns) / 1e9, outputs_.reads);
   midway_ = false;
   if (!in_flight_) return;
   const Step& step = engine_->scheduler.step();

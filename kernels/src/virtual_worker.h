@@ -46,6 +46,8 @@ class VirtualWorker {
 
   Refusal add(const NewRequest& request);  // its id must not be in use
   bool cancel(std::int64_t id);
+  bool end_read(std::int64_t id, bool arrived);
+  bool release(std::int64_t id);
   std::int64_t next_ns();
   std::vector<std::pair<std::int64_t, std::int64_t>> progress() const;  // id, output tokens
   Stats stats() const;

@@ -75,13 +75,13 @@ void make_worker(VirtualWorker* self, nb::handle blocks, nb::handle block_size,
 
 const char* add(VirtualWorker& self, nb::handle request_id, nb::handle chain,
                 nb::handle prompt_tokens, nb::handle max_output_tokens, nb::handle priority,
-                nb::handle now_ns) {
+                nb::handle now_ns, bool imports, bool exports) {
   const std::int64_t id = in_range(request_id, "request_id", 0, INT64_MAX);
   const Hashes names(chain, "chain");
   const kv::engine::NewRequest request{
       id, names.span(), in_range(prompt_tokens, "prompt_tokens", 0, INT32_MAX),
       in_range(max_output_tokens, "max_output_tokens", -INT32_MAX, INT32_MAX),
-      in_range(priority, "priority", -INT32_MAX, INT32_MAX)};
+      in_range(priority, "priority", -INT32_MAX, INT32_MAX), imports, exports};
   settled(self, now_ns);
   if (self.in_use(id)) {
     throw nb::value_error(("request id " + std::to_string(id) + " is in use").c_str());
@@ -92,6 +92,24 @@ const char* add(VirtualWorker& self, nb::handle request_id, nb::handle chain,
 bool cancel(VirtualWorker& self, nb::handle request_id, nb::handle now_ns) {
   const std::int64_t id = in_range(request_id, "request_id", 0, INT64_MAX);
   return settled(self, now_ns).cancel(id);
+}
+
+nb::list take_reads(VirtualWorker& self, nb::handle now_ns) {
+  auto& reads = settled(self, now_ns).outputs().reads;
+  nb::list list;
+  for (const auto& read : reads) list.append(nb::make_tuple(read.id, read.start, read.stop));
+  reads.clear();
+  return list;
+}
+
+bool end_read(VirtualWorker& self, nb::handle request_id, bool arrived, nb::handle now_ns) {
+  const std::int64_t id = in_range(request_id, "request_id", 0, INT64_MAX);
+  return settled(self, now_ns).end_read(id, arrived);
+}
+
+bool release(VirtualWorker& self, nb::handle request_id, nb::handle now_ns) {
+  const std::int64_t id = in_range(request_id, "request_id", 0, INT64_MAX);
+  return settled(self, now_ns).release(id);
 }
 
 nb::tuple advance(VirtualWorker& self, nb::handle now_ns) {
@@ -183,13 +201,24 @@ void kv::bind_virtual_worker(nb::module_& module) {
                    "prefix_wait_tokens: int = 256, record_events: bool = True, "
                    "speed: float = 1.0) -> None"))
       .def("add", calls::add, arg("request_id"), arg("chain"), arg("prompt_tokens"),
-           arg("max_output_tokens"), arg("priority"), arg("now_ns"),
+           arg("max_output_tokens"), arg("priority"), arg("now_ns"), nb::arg("imports") = false,
+           nb::arg("exports") = false,
            nb::sig("def add(self, request_id: int, chain: Hashes, prompt_tokens: int, "
-                   "max_output_tokens: int, priority: int, now_ns: int) -> str"),
+                   "max_output_tokens: int, priority: int, now_ns: int, imports: bool = False, "
+                   "exports: bool = False) -> str"),
            "Queue a request; \"\" or the code of its refusal.")
       .def("cancel", calls::cancel, arg("request_id"), arg("now_ns"),
            nb::sig("def cancel(self, request_id: int, now_ns: int) -> bool"),
            "Forget a request; False if it is finished or was never added.")
+      .def("take_reads", calls::take_reads, arg("now_ns"),
+           nb::sig("def take_reads(self, now_ns: int) -> list[tuple[int, int, int]]"),
+           "Requests whose prompt's KV is to be read from another worker now, and which tokens.")
+      .def("end_read", calls::end_read, arg("request_id"), nb::arg("arrived"), arg("now_ns"),
+           nb::sig("def end_read(self, request_id: int, arrived: bool, now_ns: int) -> bool"),
+           "A read has ended, well or not; False for a request that does not read.")
+      .def("release", calls::release, arg("request_id"), arg("now_ns"),
+           nb::sig("def release(self, request_id: int, now_ns: int) -> bool"),
+           "Nobody reads the prompt of an ended request any more; False if nobody could.")
       .def("next_ns", &VirtualWorker::next_ns, nb::sig("def next_ns(self) -> int"),
            "When to call `advance` next; -1: not before something else is asked.")
       .def("advance", calls::advance, arg("now_ns"),

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.capacity.mix import Mix
 from simulator.capacity.rates import (
     HIGHEST_LOAD,
     Link,
+    Mix,
     Rate,
     Shape,
     Targets,

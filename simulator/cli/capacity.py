@@ -14,9 +14,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from simulator.capacity.mix import Measured, MixError, measure
 from simulator.capacity.pools import MAX_GPUS, FrontPoint, Match, Pool, Shapes, match, pareto
-from simulator.capacity.rates import Link, Shape, Targets, step_s
+from simulator.capacity.rates import Link, Measured, MixError, Shape, Targets, measure, step_s
 from simulator.cli.replay_options import PROFILE, workload_of
 from simulator.cli.usage import UsageError, check_files
 from simulator.report.console import say_trace_errors

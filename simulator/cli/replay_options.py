@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from engine.profiles import PROFILES
+from policies.facts import Role
 from policies.load import names, wrapper_names
+from router.core.settings import Disaggregation
 from simulator.cli import usage as arguments
 from simulator.cli.usage import (
     HELP_COLUMNS,
@@ -22,7 +24,15 @@ from simulator.cli.usage import (
     from_module,
 )
 from simulator.replay.fleet import check_setup
-from simulator.replay.setup import Goodput, ReplayError, Setup, WorkerGroup, WorkloadSpec, World
+from simulator.replay.setup import (
+    Goodput,
+    ReplayError,
+    RouterSettings,
+    Setup,
+    WorkerGroup,
+    WorkloadSpec,
+    World,
+)
 from simulator.traces.formats import FORMATS
 
 # By turns, by load alone, by load and caches. `kv_prefix` alone would be a warning, not a choice.
@@ -32,7 +42,11 @@ WORKERS = 8
 SEEDS = (1, 2, 3)  # where one is not enough to tell
 GENERATED = "gen:"
 GENERATED_BLOCK = 16  # tokens a KV block where nothing is recorded, as vLLM's default
-ALONE = ("workers", "profile", "kv_tokens", "prefix_wait_tokens")  # options that --group replaces
+# Options that --group replaces.
+ALONE = (
+    *("workers", "prefill_workers", "decode_workers", "profile", "kv_tokens"),
+    "prefix_wait_tokens",
+)
 
 
 def setups_of(options: argparse.Namespace) -> list[Setup]:
@@ -69,12 +83,15 @@ def setup_of(options: argparse.Namespace, policy: str, seed: int) -> Setup:
             event_loss=options.event_loss,
             report_every_ms=options.report_every_ms,
             report_lag_ms=options.report_lag_ms,
+            link_gbps=options.link_gbps,
+            link_setup_ms=options.link_setup_ms,
             replicas=options.replicas,
             replica_lag_ms=options.replica_lag_ms,
             replicas_share=not options.no_sharing,
         ),
         faults=options.faults,
         goodput=Goodput(options.good_ttft_ms, options.good_tpot_ms),
+        router=RouterSettings(disaggregation=options.disaggregation),
     )
 
 
@@ -105,16 +122,25 @@ def workload_of(options: argparse.Namespace) -> WorkloadSpec:
 def groups_of(options: argparse.Namespace) -> tuple[WorkerGroup, ...]:
     """The pool; raises `UsageError` for a --group that says too much, too little or nonsense."""
     if not options.group:
-        workers = options.workers or WORKERS
         if options.profile is not None:
             check_profile(options.profile)
-        return (
+        roles: dict[Role, int | None] = {
+            "both": options.workers,
+            "prefill": options.prefill_workers,
+            "decode": options.decode_workers,
+        }
+        if not any(roles.values()):
+            roles["both"] = WORKERS
+        return tuple(
             WorkerGroup(
-                workers,
+                count,
                 options.profile or PROFILE,
                 options.kv_tokens,
                 prefix_wait_tokens=options.prefix_wait_tokens,
-            ),
+                role=role,
+            )
+            for role, count in roles.items()
+            if count
         )
     for name in ALONE:
         if getattr(options, name) is not None:
@@ -245,7 +271,18 @@ def add_policies(
 def add_pool(parser: argparse.ArgumentParser) -> None:
     """Options that say which workers there are."""
     group = parser.add_argument_group("workers").add_argument
-    group("--workers", type=arguments.count, metavar="N", help=f"how many; default {WORKERS}")
+    group(
+        "--workers", type=arguments.count, metavar="N",
+        help=f"how many that do all of a request; default {WORKERS}, 0 beside those of roles",
+    )  # fmt: skip
+    group(
+        "--prefill-workers", type=arguments.count, metavar="N",
+        help="how many that prefill for those that decode (docs/disaggregation.md)",
+    )  # fmt: skip
+    group(
+        "--decode-workers", type=arguments.count, metavar="N",
+        help="how many that decode what others prefilled, or all of a request",
+    )  # fmt: skip
     group(
         "--profile", metavar="P",
         help="model and GPUs of a worker: a name, or a .json file that `calibrate` wrote; "
@@ -262,9 +299,10 @@ def add_pool(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group(
         "--group", action="append", metavar="KEY=VALUE,...",
-        help="workers that are alike, instead of the four options above; repeat for a mixed pool. "
-        "Keys: count, profile, kv_tokens, speed, max_num_tokens, max_batch_size, "
-        "max_model_tokens, prefix_wait_tokens, max_requests, max_queued_tokens, max_kv_fraction",
+        help="workers that are alike, instead of the options above; repeat for a mixed pool. "
+        "Keys: count, profile, role (both, prefill, decode), kv_tokens, speed, max_num_tokens, "
+        "max_batch_size, max_model_tokens, prefix_wait_tokens, max_requests, max_queued_tokens, "
+        "max_kv_fraction",
     )  # fmt: skip
     group(
         "--block-size", type=arguments.count, metavar="B",
@@ -334,6 +372,19 @@ def add_world(parser: argparse.ArgumentParser) -> None:
             f"--{name}-ms", type=arguments.not_negative, default=default, metavar="MS",
             help=f"{what}; default {default:g}",
         )  # fmt: skip
+    group(
+        "--link-gbps", type=arguments.positive, default=_WORLD.link_gbps, metavar="G",
+        help="Gbit/s of each GPU for KV between workers of roles; default %(default)g",
+    )  # fmt: skip
+    group(
+        "--link-setup-ms", type=arguments.not_negative, default=_WORLD.link_setup_ms, metavar="MS",
+        help="before each transfer; default %(default)g",
+    )  # fmt: skip
+    group(
+        "--disaggregation", choices=get_args(Disaggregation),
+        help="auto: two workers where the first token comes sooner; always: wherever there are "
+        "two; never; default auto",
+    )  # fmt: skip
     group(
         "--event-loss", type=arguments.share, default=_WORLD.event_loss, metavar="SHARE",
         help=f"of KV event batches that never arrive; default {_WORLD.event_loss:g}",

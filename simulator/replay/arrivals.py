@@ -7,6 +7,7 @@ from random import Random
 from typing import Protocol
 
 from policies.contract import Hashes
+from policies.facts import Role
 from simulator.replay.station import Station
 from simulator.traces.job import Job
 from simulator.traces.open import sessions
@@ -94,10 +95,11 @@ class ClosedLoop:
 class Live:
     """Lifetime: request."""
 
-    __slots__ = ("begun", "chain", "station", "turn")
+    __slots__ = ("begun", "chain", "leg", "station", "turn")
 
     def __init__(self, turn: Turn, chain: Hashes) -> None:
         self.turn = turn
         self.chain = chain  # full blocks of its prompt, then those known of its answer
         self.station: Station | None = None  # where it was sent; None: held, or it failed there
         self.begun = False  # its client has the first token
+        self.leg: Role = "both"  # what it was sent for

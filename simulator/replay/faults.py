@@ -198,6 +198,8 @@ class Failing:
         rows, tokens = station.engine.progress(local_ns)
         given = dict(zip(rows.tolist(), tokens.tolist(), strict=True))
         unfinished = station.engine.abort(local_ns)
+        if relay.serving.transfers is not None:
+            relay.serving.transfers.died(now_ns, station)
         for row in unfinished:
             if row not in station.abandoned:
                 relay.serving.broken(now_ns, row, "early_close", given.get(row, 0))

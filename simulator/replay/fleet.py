@@ -8,7 +8,7 @@ from dataclasses import astuple
 from itertools import chain, islice
 from random import Random
 
-from engine.profiles import profile
+from engine.profiles import gpus_of, profile
 from engine.scheduler.types import SchedulerSettings
 from kvkernels import VirtualWorker
 from policies.facts import WorkerFacts
@@ -27,12 +27,15 @@ _TIMES = (
     "report_lag_ms",
     "progress_ms",
     "replica_lag_ms",
+    "link_setup_ms",
+    "kv_lease_ms",
 )
 _PERIODS = ("tick_ms", "health_ms")
 _MAX_MS = 86_400_000.0
 _MAX_ROUTER_S = 86_400.0
 _MAX_REPLICAS = 64
 _MAX_REQUESTS = 10_000_000
+_MAX_GBPS = 1e6
 
 
 def check_setup(setup: Setup) -> None:
@@ -51,8 +54,27 @@ def check_setup(setup: Setup) -> None:
         raise ReplayError(f"groups: {workers} workers in all; expected 1..{MAX_WORKERS}")
     if setup.block_size is not None and setup.block_size < 1:
         raise ReplayError(f"block_size: {setup.block_size}; expected 1 token or more")
+    _check_roles(setup)
     _check_world(setup.world)
     _check_router(setup.router)
+
+
+def _check_roles(setup: Setup) -> None:
+    """Every request needs somebody who may decode it, and links that move something."""
+    roles = {group.role for group in setup.groups if group.count}
+    if roles == {"prefill"}:
+        raise ReplayError(
+            "groups: all workers prefill and nobody decodes; give some of them role decode or both"
+        )
+    if not 0 < setup.world.link_gbps <= _MAX_GBPS:
+        gbps = setup.world.link_gbps
+        raise ReplayError(f"world.link_gbps: {gbps}; expected above 0, to {_MAX_GBPS:g}")
+    for number, group in enumerate(setup.groups):
+        if roles - {"both"} and not profile(group.profile).kv_bytes_per_token:
+            raise ReplayError(
+                f"groups[{number}].profile: {group.profile} does not say how many bytes the KV of "
+                "a token has (kv_bytes_per_token), so no transfer can be timed"
+            )
 
 
 def _check_router(router: RouterSettings) -> None:
@@ -106,6 +128,7 @@ class FleetBuilder:
         self._setup = setup
         self._block_size = block_size
         self._kept_batches = KEPT_BATCHES if lossy else 0
+        self._has_roles = any(group.role != "both" for group in setup.groups)
 
     def build(self, group_number: int, worker_id: int) -> Station:
         """A worker of a group. Raises ReplayError for one that cannot be."""
@@ -147,6 +170,8 @@ class FleetBuilder:
             max_queued_tokens=_or_nan(group.max_queued_tokens),
             max_kv_fraction=_or_nan(group.max_kv_fraction),
             has_events=has_events,
+            role=group.role,
+            group=MODEL if self._has_roles else None,
         )
         return Station(
             worker_id,
@@ -157,6 +182,8 @@ class FleetBuilder:
             sequence_tokens=min(limits.max_model_tokens, blocks * self._block_size),
             kept_batches=self._kept_batches,
             random=Random(f"{self._setup.seed}/lost events/{worker_id}"),
+            kv_bytes_per_token=hardware.kv_bytes_per_token,
+            link_bytes_per_ns=self._setup.world.link_gbps * gpus_of(group.profile) / 8,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from policies.contract import Hashes
-from policies.facts import Arrival, Failure, Finish, FirstToken, Probed, Progress
+from policies.facts import Arrival, Failure, Finish, FirstToken, Prefilled, Probed, Progress
 from router.core.actions import Action, Dispatch, Ejected, Probe, Reject, Resync
 from simulator.replay.agenda import Agenda, Rank
 from simulator.replay.arrivals import Anonymous, Arrivals, Live, Turn
@@ -17,6 +17,7 @@ from simulator.replay.observer import Observer
 from simulator.replay.replicas import Replicas
 from simulator.replay.result import NEVER, Book, Verdict
 from simulator.replay.station import Station
+from simulator.replay.transfers import Transfers
 from simulator.traces.chain import Chainer
 
 Changes = list[tuple[int, int | None, Hashes]]
@@ -39,6 +40,7 @@ class Serving:
     on_changes: Callable[[int, Station, Changes], None]
 
     def __init__(self, agenda: Agenda, live: dict[int, Live], network_ns: int) -> None:
+        self.transfers: Transfers | None = None  # of workers with roles
         self._agenda = agenda
         self._live = live
         self._network_ns = network_ns
@@ -62,15 +64,22 @@ class Serving:
     def enter(self, now_ns: int, station: Station, row: int) -> None:
         """The worker takes a request into its queue, or refuses it."""
         live = self._live[row]
-        job = live.turn.job
+        job, transfers = live.turn.job, self.transfers
+        of_legs: tuple[bool, ...] = ()  # its prompt's KV: comes from elsewhere, is kept for others
+        if transfers is not None:
+            imports = live.leg == "decode" and transfers.wanted(row)
+            of_legs = (imports, live.leg == "prefill")
         refusal = station.engine.add(
             row,
             live.chain,
             job.prompt_tokens,
-            job.output_tokens,
+            1 if live.leg == "prefill" else job.output_tokens,
             job.priority,
             now_ns - station.offset_ns,
+            *of_legs,
         )
+        if refusal and transfers is not None:
+            transfers.unwanted(now_ns, row)
         if not refusal:
             self.look_again(station)
         elif refusal == _QUEUE_FULL:
@@ -103,10 +112,23 @@ class Serving:
     def gather(self, now_ns: int, station: Station) -> None:
         """Send off what a worker has given since last time."""
         first, hit_tokens, finished, changes = station.engine.advance(station.local_ns(now_ns))
+        if self.transfers is not None:
+            self._move(now_ns, station, self.transfers, finished)
         if first or finished:
             self._reply(now_ns, self.on_answer, (station, first, hit_tokens, finished))
         if changes:
             self.on_changes(now_ns, station, changes)
+
+    def _move(
+        self, now_ns: int, station: Station, transfers: Transfers, finished: list[int]
+    ) -> None:
+        """What ended its prefill here is kept for others; what others have is read."""
+        for row in finished:
+            live = self._live.get(row)
+            if live is not None and live.station is station and live.leg == "prefill":
+                transfers.keep(now_ns, station, row)
+        for row, start, stop in station.engine.take_reads(station.local_ns(now_ns)):
+            transfers.read(now_ns, station, row, stop - start)
 
     def _reply(self, now_ns: int, take: Callable[[int, Any], None], what: object) -> None:
         self._agenda.at(now_ns + self._network_ns, Rank.ANSWER, take, what)
@@ -198,6 +220,7 @@ class Relay:
             session=self._anonymous.seen(job.session),
             tenant=job.tenant,
             priority=job.priority,
+            splits=self.serving.transfers is not None,
         )
         self.carry_out(now_ns, self.core.tell(arrival))
 
@@ -243,12 +266,13 @@ class Relay:
     def _dispatch(self, now_ns: int, action: Dispatch) -> None:
         row, book = action.request_id, self.book
         live, station = self._live[row], self.stations[action.worker_id]
-        live.station = station
+        live.station, live.leg = station, action.stages[-1].role
         station.dispatches += 1
         book.worker[row] = action.worker_id
-        book.dispatched_ns[row] = now_ns
-        book.expected_hit_tokens[row] = action.decision.hit_tokens
-        book.hit_tokens[row] = NEVER
+        if live.leg != "decode":  # whose prompt was sent, expected and found with the other leg
+            book.dispatched_ns[row] = now_ns
+            book.expected_hit_tokens[row] = action.decision.hit_tokens
+            book.hit_tokens[row] = NEVER
         if not book.attempts[row]:
             book.held_ns[row] = now_ns - book.arrival_ns[row]
         book.attempts[row] += 1
@@ -277,18 +301,25 @@ class Relay:
         now_s, book, live = now_ns / 1e9, self.book, self._live
         for row, hits in zip(first, hit_tokens, strict=True):
             if self._answers(row, station):
-                live[row].begun = True
-                book.first_token_ns[row] = now_ns
-                book.hit_tokens[row] = hits
-                self.core.tell(FirstToken(now_s, row))
+                if live[row].leg != "decode":
+                    book.hit_tokens[row] = hits
+                if live[row].leg != "prefill":
+                    live[row].begun = True
+                    book.first_token_ns[row] = now_ns
+                    self.core.tell(FirstToken(now_s, row))
         for row in finished:
             if self._answers(row, station):
+                if live[row].leg == "prefill":
+                    fact = Prefilled(now_s, row, book.hit_tokens[row])
+                    self.carry_out(now_ns, self.core.tell(fact))
+                    continue
                 job = live[row].turn.job
                 given = min(job.output_tokens, station.sequence_tokens - job.prompt_tokens)
                 book.finish_ns[row] = now_ns
                 book.output_tokens[row] = given
-                fact = Finish(now_s, row, job.prompt_tokens, book.hit_tokens[row], given)
-                actions = self.core.tell(fact)
+                # Whoever decodes knows nothing of what its prompt found elsewhere.
+                own_hits = None if live[row].leg == "decode" else book.hit_tokens[row]
+                actions = self.core.tell(Finish(now_s, row, job.prompt_tokens, own_hits, given))
                 self._end(now_ns, row, Verdict.COMPLETED)
                 self.carry_out(now_ns, actions)
 

@@ -17,7 +17,10 @@ from router.replicas.sharing import Sharing
 from simulator.replay.agenda import Agenda, Rank
 
 CarryOut = Callable[[int, list[Action]], None]
-OF_A_REQUEST = (facts.Arrival, facts.FirstToken, facts.Progress, facts.Finish, facts.Failure)
+OF_A_REQUEST = (
+    *(facts.Arrival, facts.Prefilled, facts.FirstToken, facts.Progress, facts.Finish),
+    facts.Failure,
+)
 
 
 class Replicas:

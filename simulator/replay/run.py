@@ -24,6 +24,7 @@ from simulator.replay.result import ReplayResult, WorkerTotals
 from simulator.replay.setup import ReplayError, Setup
 from simulator.replay.signals import Feed, Health
 from simulator.replay.station import Station
+from simulator.replay.transfers import Transfers, TransferTotals
 from simulator.traces.open import Chainer, JobStream, open_jobs
 
 
@@ -104,6 +105,11 @@ class _Run:
             Anonymous(setup.seed, setup.world.no_session_share),
         )
         self._core.carry_out = self._relay.carry_out
+        if any(group.role != "both" for group in setup.groups):
+            world, serving = setup.world, self._relay.serving
+            serving.transfers = Transfers(
+                self._agenda, serving.look_again, _ns(world.link_setup_ms), _ns(world.kv_lease_ms)
+            )
         if len(cores) > 1 and setup.world.replicas_share:
             self._core.share()
         self._relay.on_ended = None if on_progress is None else self._tell
@@ -158,6 +164,9 @@ class _Run:
                 stats = station.engine.stats(station.local_ns(self._agenda.now_ns))
                 left = stats.running + stats.waiting
                 assert left == 0, f"{station.facts.name} still has {left} requests"
+                transfers = self._relay.serving.transfers
+                held = transfers is not None and transfers.held_at(station)
+                assert held or not stats.used_blocks, f"{station.facts.name} still holds blocks"
 
     def _tell(self, now_ns: int) -> None:
         assert self._on_progress is not None
@@ -193,6 +202,8 @@ class _Run:
     def _notes(self) -> tuple[str, ...]:
         relay, feed = self._relay, self._feed
         notes = [self._stream.origin]
+        if relay.serving.transfers is not None:
+            notes.append(_moved(relay.serving.transfers.totals, len(relay.book)))
         if relay.ejections:
             notes.append(f"workers ejected after failures in a row: {relay.ejections} times")
         if feed.lost_batches:
@@ -202,6 +213,16 @@ class _Run:
             notes.append(f"faults after the last request, left out: {len(left)}")
         notes += list(self._stream.errors)
         return tuple(notes)
+
+
+def _moved(totals: TransferTotals, requests: int) -> str:
+    """What was prefilled by one worker and decoded by another."""
+    mean_ms = totals.moved_ns / max(totals.moved, 1) / 1e6
+    return (
+        f"prefilled for another worker: {totals.prefilled} of {requests} requests; KV moved: "
+        f"{totals.moved} times, {totals.moved_bytes / 1e9:.1f} GB, {mean_ms:.1f} ms each; computed "
+        f"again: {totals.recomputed}; leases that ended unread: {totals.expired}"
+    )
 
 
 def _policy(spec: str) -> LoadedPolicy:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from policies.facts import Role
+from router.core.settings import Disaggregation
+
 
 class ReplayError(ValueError):
     """A set-up that cannot be replayed. The text says what, where, and what to do."""
@@ -43,6 +46,7 @@ class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_requests: float | None = None  # the worker's own thresholds, as in the router
     max_queued_tokens: float | None = None
     max_kv_fraction: float | None = None
+    role: Role = "both"  # where some have one, all of a pool move KV between them
 
 
 class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +66,10 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replica_lag_ms: float = 15.0  # until what one does is known to the others
     replicas_share: bool = True  # False: they know nothing of each other
     no_session_share: float = 0.0  # share of sessions whose id the router is not told, [0, 1]
+    # KV between workers of different roles: gigabits per second of each GPU, each way, ...
+    link_gbps: float = 200.0
+    link_setup_ms: float = 1.0  # ... before a transfer begins, ...
+    kv_lease_ms: float = 30_000.0  # ... and how long a prefilled prompt is kept for nobody
 
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +79,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hold_requests: int | None = None  # held at a time
     inflight_requests: int | None = None  # dispatched and held together
     speculative_s: float | None = None  # that a block on its way is believed in
+    disaggregation: Disaggregation | None = None  # auto, always, never; of workers with roles
 
 
 class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

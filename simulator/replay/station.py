@@ -32,6 +32,8 @@ class Station:
         sequence_tokens: int,
         kept_batches: int,
         random: Random,
+        kv_bytes_per_token: int,
+        link_bytes_per_ns: float,
     ) -> None:
         self.worker_id = worker_id
         self.facts = facts
@@ -40,6 +42,8 @@ class Station:
         self.speed = speed  # now
         self.step_time = step_time  # at speed 1.0
         self.sequence_tokens = sequence_tokens  # longest prompt plus output that fits
+        self.kv_bytes_per_token = kv_bytes_per_token
+        self.link_bytes_per_ns = link_bytes_per_ns  # each way
         self.dispatches = 0
         self.random = random  # which of its batches get lost
 

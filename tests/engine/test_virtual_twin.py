@@ -57,6 +57,7 @@ class TwinMachine(RuleBasedStateMachine):
         prompt_tokens=st.integers(0, 70),
         output_tokens=st.integers(0, 40),
         priority=st.integers(-1, 2),
+        legs=st.sampled_from([(False, False)] * 3 + [(True, False), (False, True), (True, True)]),
     )
     def arrive(
         self,
@@ -66,10 +67,19 @@ class TwinMachine(RuleBasedStateMachine):
         prompt_tokens: int,
         output_tokens: int,
         priority: int,
+        legs: tuple[bool, bool],
     ) -> None:
         chain = chain_of([trunk] * depth + branches)
-        self.pair.at("add", self.requests, chain, prompt_tokens, output_tokens, priority)
+        self.pair.add(self.requests, chain, prompt_tokens, output_tokens, priority, legs=legs)
         self.requests += 1
+
+    @rule(place=st.integers(0, 20), arrived=st.booleans())
+    def end_read(self, place: int, arrived: bool) -> None:
+        self.pair.end_read(place, arrived)
+
+    @rule(place=st.integers(0, 20))
+    def release(self, place: int) -> None:
+        self.pair.release(place)
 
     @rule(wait_ns=st.integers(0, 200_000_000))
     def wait(self, wait_ns: int) -> None:
@@ -129,7 +139,10 @@ def live(pair: Pair, seed: int, calls: int, options: dict[str, Any]) -> None:
             output_tokens = draw.choice([draw.randrange(6), draw.randrange(1, 60)])
             priority = draw.randrange(-1, 3)
             chain = chain_of(path)
-            pair.at("add", request_id, chain, prompt_tokens, output_tokens, priority)
+            legs = (draw.random() < 0.2, draw.random() < 0.2)
+            pair.add(request_id, chain, prompt_tokens, output_tokens, priority, legs=legs)
+            pair.end_read(draw.randrange(20), draw.random() < 0.8)
+            pair.release(draw.randrange(20))
         elif kind < 0.85:
             pair.at("cancel", draw.randrange(max(0, request_id - 12), request_id + 1))
         elif kind < 0.92:
@@ -157,7 +170,7 @@ def soak(seeds: range, calls: int) -> dict[str, int]:
 def test_random_lives_are_alike_and_rich() -> None:
     """And all that the twins could differ in did happen."""
     seen = soak(range(60), calls=100)
-    for name in ("first", "finished", "stored", "removed", "cleared", "runs"):
+    for name in ("first", "finished", "stored", "removed", "cleared", "runs", "reads", "released"):
         assert seen[name] > 50, f"hardly any {name} in {seen}"
     for name in ("evicted", "preemptions", "recomputed_tokens", "hit_tokens"):
         assert seen[name] > 50, f"hardly any {name} in {seen}"

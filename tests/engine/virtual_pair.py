@@ -39,8 +39,13 @@ class Twin(Protocol):
         max_output_tokens: int,
         priority: int,
         now_ns: int,
+        imports: bool = False,
+        exports: bool = False,
     ) -> str: ...
     def cancel(self, request_id: int, now_ns: int) -> bool: ...
+    def take_reads(self, now_ns: int) -> list[tuple[int, int, int]]: ...
+    def end_read(self, request_id: int, arrived: bool, now_ns: int) -> bool: ...
+    def release(self, request_id: int, now_ns: int) -> bool: ...
     def next_ns(self) -> int: ...
     def advance(self, now_ns: int) -> Ended: ...
     def progress(self, now_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]: ...
@@ -81,7 +86,11 @@ class Pair:
         self.plain: Twin = VirtualWorker(**options)
         self.native: Twin = native(**options)
         self.now_ns = 0
-        self.seen = dict.fromkeys(("first", "finished", "stored", "removed", "cleared", "runs"), 0)
+        self.seen = dict.fromkeys(
+            ("first", "finished", "stored", "removed", "cleared", "runs", "reads", "released"), 0
+        )
+        self.reading: list[int] = []  # told to read, perhaps cancelled since
+        self.exporting: list[int] = []  # asked to keep their KV, perhaps not ended
 
     def both(self, call: str, *arguments: Any) -> Any:
         plain = plain_of(getattr(self.plain, call)(*arguments))
@@ -95,6 +104,26 @@ class Pair:
         answer = self.both(call, *arguments, self.now_ns)
         self.compare()
         return answer
+
+    def add(self, request_id: int, *arguments: Any, legs: tuple[bool, bool]) -> str:
+        """As `at`, with whether it imports and exports behind the time."""
+        answer = self.both("add", request_id, *arguments, self.now_ns, *legs)
+        if legs[1]:
+            self.exporting.append(request_id)
+        self.compare()
+        return str(answer)
+
+    def end_read(self, place: int, arrived: bool) -> None:
+        """One of those who read has read, or will not."""
+        if self.reading:
+            request_id = self.reading.pop(place % len(self.reading))
+            self.seen["reads"] += self.at("end_read", request_id, arrived)
+
+    def release(self, place: int) -> None:
+        """What one has left for others is read, if it has ended."""
+        if self.exporting:
+            released = self.at("release", self.exporting[place % len(self.exporting)])
+            self.seen["released"] += released
 
     def compare(self) -> None:
         self.plain.check()
@@ -118,11 +147,21 @@ class Pair:
             self.seen["finished"] += len(finished)
             for kind, _parent, _hashes in changes:
                 self.seen[("stored", "removed", "cleared")[kind]] += 1
+            reads = self.both("take_reads", next_ns)
+            self.reading += [number for number, start, stop in reads if start < stop]
         self.now_ns = max(self.now_ns, end_ns)
 
     def drain(self) -> None:
-        """Until nobody has anything left to do."""
-        while (next_ns := self.native.next_ns()) >= 0:
-            self.run_until(next_ns)
+        """Until nobody has anything left to do, nor anything to read."""
+        while True:
+            while (next_ns := self.native.next_ns()) >= 0:
+                self.run_until(next_ns)
+            if not self.reading and not self.exporting:
+                break
+            while self.reading:
+                self.end_read(0, True)
+            while self.exporting:
+                self.release(0)
+                del self.exporting[0]
         self.compare()
         assert self.plain.next_ns() == -1

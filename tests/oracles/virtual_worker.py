@@ -17,9 +17,10 @@ import numpy.typing as npt
 import pytest
 
 from engine.block_pool import BlockPool, Removed, Stored
+from engine.pins import Export
 from engine.scheduler.request import Request, State, Tokens
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.types import Refused, SchedulerSettings, Step
+from engine.scheduler.types import MAX_LEASE_S, Refused, SchedulerSettings, Step
 from engine.step_time import StepTime
 from kvkernels.virtual_stats import WorkerStats
 from simulator.limits import losses
@@ -175,6 +176,8 @@ class VirtualWorker:
             ageing_s=check_finite("ageing_s", ageing_s),
             max_queue=in_range("max_queue", max_queue, 1, MAX_INT32),
             prefix_wait_tokens=in_range("prefix_wait_tokens", prefix_wait_tokens, 0, MAX_INT32),
+            export_lease_s=MAX_LEASE_S,  # whoever drives it ends leases
+            max_exports=MAX_INT32,
         )
         if min_chunk_tokens > max_num_tokens:
             raise ValueError(
@@ -195,6 +198,7 @@ class VirtualWorker:
         self._first_hit_tokens: list[int] = []
         self._finished: list[int] = []
         self._changes: list[Change] = []
+        self._reads: list[tuple[int, int, int]]
         self._begin()
 
     def add(
@@ -205,11 +209,15 @@ class VirtualWorker:
         max_output_tokens: int,
         priority: int,
         now_ns: int,
+        imports: bool = False,
+        exports: bool = False,
     ) -> str:
         """Queue a request; "" or the code of its refusal. ValueError for an id still in use.
 
         `chain` names the full blocks of the prompt and may go on with those that the answer
-        completes. Where it ends early, blocks get names that nobody else has.
+        completes. Where it ends early, blocks get names that nobody else has. `imports`: another
+        worker has its prompt's KV (`take_reads`); `exports`: its prompt's blocks are held when it
+        has ended, until `release`.
         """
         in_range("request_id", request_id, 0, MAX_INT64)
         check_chain(chain)
@@ -224,6 +232,8 @@ class VirtualWorker:
             priority,
             names=chain.tolist(),
             zeros=self._zeros,
+            imports=imports,
+            exports=exports,
         )
         try:
             self._scheduler.add(request, now_ns / 1e9)
@@ -237,11 +247,51 @@ class VirtualWorker:
         """Forget a request; False if it is finished or was never added."""
         in_range("request_id", request_id, 0, MAX_INT64)
         self._settle(now_ns)
-        return self._scheduler.cancel(request_id)
+        self._reads = [read for read in self._reads if read[0] != request_id]
+        request = self._scheduler.requests.get(request_id)
+        reads = request is not None and request.state is State.READING
+        cancelled = self._scheduler.cancel(request_id)
+        if reads:  # nobody writes its blocks any more: the transfer has ended with it
+            self._scheduler.end_read(request_id, now_ns / 1e9, arrived=False)
+        if cancelled and self._step is None:  # others may have waited for its blocks
+            self._start_step(now_ns)
+        return cancelled
+
+    def take_reads(self, now_ns: int) -> list[tuple[int, int, int]]:
+        """Requests whose prompt's KV is to be read from another worker since the last call, and
+        which tokens of it: (id, start, stop). Where there are none, it has begun already."""
+        self._settle(now_ns)
+        reads, self._reads = self._reads, []
+        return reads
+
+    def end_read(self, request_id: int, arrived: bool, now_ns: int) -> bool:
+        """A read has ended: the KV is there, or is computed here. False: it does not read."""
+        in_range("request_id", request_id, 0, MAX_INT64)
+        self._settle(now_ns)
+        request = self._scheduler.requests.get(request_id)
+        ended = request is not None and request.state is State.READING
+        if ended:
+            self._scheduler.end_read(request_id, now_ns / 1e9, arrived=arrived)
+        self._tell_changes()
+        if ended and self._step is None:
+            self._start_step(now_ns)
+        return ended
+
+    def release(self, request_id: int, now_ns: int) -> bool:
+        """Nobody reads the prompt of an ended request any more; False if nobody could."""
+        in_range("request_id", request_id, 0, MAX_INT64)
+        self._settle(now_ns)
+        export = self._exports.pop(request_id, None)
+        if export is None:
+            return False
+        self._scheduler.exports.release(export)
+        if self._step is None:
+            self._start_step(now_ns)
+        return True
 
     def next_ns(self) -> int:
         """When to call `advance` next; -1: not before something else is asked of the worker."""
-        if self._first or self._finished or self._changes:
+        if self._first or self._finished or self._changes or self._reads:
             return self._now_ns
         return -1 if self._step is None else self._end_ns
 
@@ -328,14 +378,19 @@ class VirtualWorker:
     def check(self) -> None:
         """AssertionError when an invariant is broken."""
         check_pool(self._pool)
-        held = {block for one in self._running() for block in one.block_ids}
+        requests = self._scheduler.requests.values()
+        held = {block for one in requests for block in one.block_ids}
+        held |= {block for one in self._exports.values() for block in one.block_ids}
         assert len(held) == self._pool.used_blocks, "blocks are held by nobody"
-        assert (self._step is not None) or not self._scheduler.requests, "requests, but no step"
+        rests = self._exports or any(one.state is State.READING for one in requests)
+        assert self._step is not None or not requests or rests, "requests, but no step"
 
     def _begin(self) -> None:
         """An empty cache, an empty queue, no step."""
         self._pool = BlockPool(self._blocks, self._block_size)
         self._scheduler = Scheduler(self._settings, self._pool)
+        self._reads = []
+        self._exports: dict[int, Export] = {}  # by request
         self._step: Step | None = None
         self._start_ns = self._end_ns = 0
 
@@ -355,11 +410,18 @@ class VirtualWorker:
                 self._first_hit_tokens.append(request.cached_tokens)
             if finished:
                 self._finished.append(request.request_id)
+                if request.export is not None:
+                    before = self._exports.pop(request.request_id, None)
+                    if before is not None:
+                        self._scheduler.exports.release(before)
+                    self._exports[request.request_id] = request.export
         self._tell_changes()
         self._start_step(end_ns)
 
     def _start_step(self, now_ns: int) -> None:
         step = self._step = self._scheduler.schedule(now_ns / 1e9)
+        for request, start, stop in self._scheduler.take_reads():
+            self._reads.append((request.request_id, start, stop))
         if step is not None:
             assert step.decodes or step.chunks, "a step that computes nothing"
             length_ns = self._step_time.seconds(step) / self._speed * 1e9
@@ -386,6 +448,8 @@ class VirtualWorker:
         """Tokens that prefills have yet to compute of it."""
         if request.state is State.RUNNING:
             return max(0, request.prefill_target - request.computed_tokens)
+        if request.state is State.READING or request.imports:
+            return 1
         limit = (request.total_tokens - 1) // self._block_size
         return request.total_tokens - self._pool.hit(request.chain, limit) * self._block_size
 

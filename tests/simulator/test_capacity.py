@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 
 from engine.profiles import PROFILES, profile
 from engine.step_time import StepTime
-from simulator.capacity.mix import Mix, MixError, attention_pairs, measure
 from simulator.capacity.pools import Shapes, match, pareto, split
 from simulator.capacity.rates import (
     HIGHEST_LOAD,
     Link,
+    Mix,
+    MixError,
     Shape,
     Targets,
     aggregated,
+    attention_pairs,
     decode,
     load_within,
+    measure,
     prefill,
     prefill_s,
     service,

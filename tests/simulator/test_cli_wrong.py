@@ -20,7 +20,7 @@ WRONG_OPTIONS = [
     (["--policy", "hybrid?nope=1"], "valid: load_factor"),
     (["--policy", "hybrid?load_factor=x"], "could not convert string to float: 'x'"),
     (["--policy", "nowhere.at:all"], "nowhere"),
-    (["--profile", "nope"], "--profile: unknown profile 'nope'; valid ones: llama-3-70b-h100-tp4"),
+    (["--profile", "nope"], "--profile: unknown profile 'nope'; valid ones: deepseek-r1"),
     (["--profile", "nope.json"], "profile nope.json: cannot be read: No such file"),
     (["--format", "nope"], "format 'nope': expected auto, qwen, mooncake"),
     (["--format", "requests?nope=1"], "unknown key 'nope'; valid ones: model"),

@@ -231,7 +231,7 @@ def test_nothing_to_do_is_a_result_too() -> None:
         ({"groups": (pool(2, speed=0.0),)}, r"groups\[0\]\.speed"),
         ({"groups": (pool(2, kv_tokens=0),)}, r"groups\[0\]\.kv_tokens"),
         ({"groups": (pool(2, max_batch_size=0),)}, "max_batch_size must be at least 1"),
-        ({"groups": (msgspec.structs.replace(pool(), profile="h1000"),)}, "valid ones: llama"),
+        ({"groups": (msgspec.structs.replace(pool(), profile="h1000"),)}, "valid ones: deepseek"),
         ({"policy": "best"}, "valid: round_robin"),
         ({"policy": "hybrid?speed=3"}, "speed"),
         ({"block_size": 0}, "block_size: 0"),

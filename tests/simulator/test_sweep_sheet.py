@@ -71,6 +71,8 @@ def test_every_axis_can_be_varied() -> None:
         "profile": [PROFILE],
         "faults": ["f.yaml"],
         "closed_loop": [True],
+        "fleet.role": ["both", "decode"],
+        "router.disaggregation": ["auto", "never"],
     }
     paths = axis_paths()
     used = set()
