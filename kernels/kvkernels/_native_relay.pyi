@@ -150,8 +150,10 @@ class Relay:
     byte has a status, one of progress has none, the last one has the end. `marks_fd` is readable
     when there are some. The client's socket is lent until the end was taken, or `cancel` called,
     which returns how many bytes the client has, whether its reply is framed by the connection's
-    end, and whether it is whole: the job ends then as if nobody had given it up. Raises
-    RuntimeError once stopped, OSError where no thread or event file can be had.
+    end, and whether it is whole: the job ends then as if nobody had given it up. With a
+    `client_fd` below 0 there is no client: the end has the reply, held, if its body has at most
+    `client_buffer_bytes`, else it is garbage. Raises RuntimeError once stopped, OSError where no
+    thread or event file can be had.
     """
 
     def __init__(self) -> None: ...

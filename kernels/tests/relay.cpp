@@ -167,7 +167,8 @@ struct Asked {
   std::unique_ptr<Client> client;
   std::shared_ptr<kv::relay::Job> job;
   std::string body;
-  bool by_events = false, leaves = false, cancelled = false, whole = false, ended = false;
+  bool by_events = false, kept = false, leaves = false;
+  bool cancelled = false, whole = false, ended = false;
   std::uint64_t expected = 0;
   int stranger = -1;  // the other end of who has the client's number since it was given up
 };
@@ -217,11 +218,12 @@ class Round {
     order.pool = pool_;
     order.head = "POST / HTTP/1.1\r\nContent-Length: " + std::to_string(asked.body.size()) +
                  "\r\n\r\n";
-    order.client_fd = asked.client->theirs;
+    asked.kept = dice_() % 6 == 0;  // nobody's: its end has it
+    order.client_fd = asked.kept ? -1 : asked.client->theirs;
     order.client_buffer_bytes = 65'536;
     order.timeouts.client_s = 20;
     order.tells = true;
-    if (dice_() % 3 != 0) order.journal = terms_;
+    if (!asked.kept && dice_() % 3 != 0) order.journal = terms_;
     asked.by_events = order.journal != nullptr && std::string("cbgmd").find(asked.body[0]) < 5;
     Asked& kept = asked_.emplace(order.id, std::move(asked)).first->second;
     order.body = kept.body;
@@ -265,13 +267,16 @@ class Round {
       asked.expected = end.written - end.unsent.size();
       const bool whole = end.failure.fault == Fault::none;
       if (asked.whole && !whole) fail("a whole reply was given up", seed_);
-      if (whole && end.status == 200 && end.bytes_to_client == 0) fail("nothing was given", seed_);
+      const bool given = end.bytes_to_client != 0;
+      if (whole && end.status == 200 && given == asked.kept) fail("it went elsewhere", seed_);
       const auto* journal = end.journal.get();
       if (journal != nullptr && !asked.by_events) fail("no stream was asked for", seed_);
       const bool spoke = journal != nullptr && whole && asked.body[0] == 'm';
       if (spoke && journal->said().size() != 20) fail("ids are missing", seed_);
       if (whole && asked.body[0] == 'g') fail("garbage was taken", seed_);
-      if (end.held != (asked.body[0] == '5' && end.status == 503)) fail("5xx not held", seed_);
+      const bool failed = asked.body[0] == '5' && end.status == 503;
+      if (end.held != (failed || (asked.kept && whole))) fail("held, or not, by mistake", seed_);
+      if (asked.kept && (end.written != 0 || end.held_body.size() > 65'536)) fail("kept", seed_);
     }
   }
 

@@ -26,12 +26,12 @@ from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
-from router.request.legs import TRANSFERS, TRY_BITS, CollectedReply, Handover, Leg, Try
+from router.request.legs import TRANSFERS, TRY_BITS, Handover, Leg, Try
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest
 from router.request.scan import LONG_BYTES, Tokens
 from router.server.messages import Answer, Request, Response, error_response
-from router.upstream.client_reply import ClientReply, upstream_request
+from router.upstream.client_reply import ClientReply, CollectedReply, upstream_request
 from router.upstream.http1 import Body, follow
 from router.upstream.migration.plan import MOVABLE
 from router.upstream.migration.stream import Migrations, Stream
@@ -47,6 +47,7 @@ from router.upstream.reply import (
 
 ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
 CODE = DEADLINE
+_FIRST_LEG_BYTES = 4 << 20  # its answer; parameters of a million tokens take half of that
 _MOST_MS = 86_400_000
 
 
@@ -396,7 +397,7 @@ class Attempts:
         self, request: InferenceRequest, attempt: Attempt, member: Member, terms: AttemptTerms
     ) -> tuple[Answer | None, Callable[[bytes], Leg]]:
         """The first leg: what its client gets where it ends there, else how the second is made."""
-        arrival, collected = request.arrival, CollectedReply()
+        arrival, collected = request.arrival, CollectedReply(_FIRST_LEG_BYTES)
         transfer, told = TRANSFERS[member.kind or ""], Handover()
         of = Try(self._draw(TRY_BITS), request.path.path, arrival.stream)
         leg = await _edited(partial(transfer.prefill, of=of), request.body)

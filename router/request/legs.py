@@ -15,7 +15,7 @@ from typing import Protocol
 from kvkernels import body_fields
 from router.request.errors import ClientError
 from router.request.paths import Path
-from router.upstream.reply import Header, HeldReply, ReplyHead
+from router.upstream.reply import Header, HeldReply
 
 PARAMS = "kv_transfer_params"
 # Set by routers. A worker would fetch KV from whatever address it is given.
@@ -46,7 +46,6 @@ _WHOLE = re.compile(
     rb'(?:echo|prompt_logprobs|logprob_start_len|use_beam_search|image_url|input_audio|video_url)"'
     rb"[ \t\r\n]*:)"
 )
-_ANSWER_BYTES = 4 << 20  # of a first leg; parameters of a million tokens take half of that
 
 
 def splits(body: bytes, path: Path, max_output_tokens: int | None) -> bool:
@@ -181,45 +180,3 @@ class Nixl:
 _NIXL = Nixl()
 # By the kind of engine.
 TRANSFERS: Mapping[str, Transfer] = MappingProxyType({"vllm": _NIXL, "warmroute": _NIXL})
-
-
-class CollectedReply:
-    """A `ReplySink` of a worker's answer to the router itself. Lifetime: first leg."""
-
-    movable = False
-    dechunk = True
-    congested = False
-
-    def __init__(self) -> None:
-        self._head: ReplyHead | None = None
-        self._data: list[bytes] = []
-        self._bytes = 0
-        self.whole = False
-
-    def head(self, head: ReplyHead) -> None:
-        """As of `ReplySink`, and so are the others."""
-        self._head = head
-
-    def data(self, data: bytes) -> None:
-        self._bytes += len(data)
-        if self._bytes <= _ANSWER_BYTES:
-            self._data.append(data)
-
-    async def drain(self) -> None:
-        return
-
-    def finish(self) -> None:
-        self.whole = self._bytes <= _ANSWER_BYTES
-
-    def abort(self) -> None:
-        self.whole = False
-
-    @property
-    def body(self) -> bytes:
-        """All of it; what was too long is missing."""
-        return b"".join(self._data)
-
-    @property
-    def held(self) -> HeldReply | None:
-        """To be delivered to the client; None where there is none."""
-        return None if self._head is None or not self.whole else HeldReply(self._head, self.body)

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import kvkernels
 from router.request.errors import ClientError, WorkerError, WorkerErrorKind
-from router.upstream.client_reply import ClientSocket, reply_for_thread
+from router.upstream.client_reply import ClientSocket, CollectedReply, reply_for_thread
 from router.upstream.fallback import Upstream
 from router.upstream.http1 import parse_head, request_head
 from router.upstream.meter import usage_in
@@ -25,6 +25,7 @@ from router.upstream.reply import (
     UpstreamRequest,
 )
 
+_NO_CLIENT = -1  # in place of a socket
 _KEPT_S = 10.0
 
 
@@ -299,19 +300,15 @@ class NativeUpstream(Upstream):
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
         """As `Upstream.send`."""
+        if isinstance(sink, CollectedReply):
+            return await self._collect(request, sink, timeouts)
         reply, stream, journal = reply_for_thread(sink)
         asked = (request, sink, timeouts, on_first_byte, on_progress)
         if isinstance(reply, str) or self._closed:
             return await self._by_fallback("worker_gone" if self._closed else str(reply), *asked)
+        if (lost := await self._look_up(timeouts)) is not None:
+            return lost
         head = request_head(request, self._host_header, self._base_path)
-        started_s = self._clock()
-        try:
-            if self._addresses.stale(started_s) and (
-                fresh := await self._addresses.fresh(started_s, timeouts.connect_s)
-            ):
-                self._relay.thread().set_addresses(self._pool, fresh, self.port)
-        except WorkerError as error:
-            return Outcome(started_s=started_s, error=error)
         client = reply.lend()
         if isinstance(client, str):
             return await self._by_fallback(client, *asked)
@@ -333,6 +330,34 @@ class NativeUpstream(Upstream):
         elif end.written and end.fault:
             reply.abort()
         return _outcome(request, end)
+
+    async def _collect(
+        self, request: UpstreamRequest, sink: CollectedReply, timeouts: Timeouts
+    ) -> Outcome:
+        """The same of a reply that has no client."""
+        if self._closed:
+            return await self._by_fallback("worker_gone", request, sink, timeouts)
+        if (lost := await self._look_up(timeouts)) is not None:
+            return lost
+        head = request_head(request, self._host_header, self._base_path)
+        nobody = ClientSocket(_NO_CLIENT, b"", keep_alive=False, buffer_bytes=sink.limit_bytes)
+        job = self._submit(request, head, nobody, timeouts, False, None)
+        end = await self._relay.over(job, None, None, lambda *_: None)
+        if not end.fault:
+            sink.take(end, request.method)
+        return _outcome(request, end)
+
+    async def _look_up(self, timeouts: Timeouts) -> Outcome | None:
+        """Ask for the worker's addresses where they are old; the outcome where it has none."""
+        started_s = self._clock()
+        try:
+            if self._addresses.stale(started_s) and (
+                fresh := await self._addresses.fresh(started_s, timeouts.connect_s)
+            ):
+                self._relay.thread().set_addresses(self._pool, fresh, self.port)
+        except WorkerError as error:
+            return Outcome(started_s=started_s, error=error)
+        return None
 
     async def _by_fallback(self, why: str, *asked: Any) -> Outcome:
         outcome = await super().send(*asked)
@@ -378,7 +403,7 @@ class NativeUpstream(Upstream):
 
 def _outcome(request: UpstreamRequest, end: kvkernels.RelayEnd) -> Outcome:
     held = None
-    if end.held:
+    if end.held and end.fault:
         held = HeldReply(parse_head(end.held_head, request.method), end.held_body)
     return Outcome(
         started_s=end.started_s,

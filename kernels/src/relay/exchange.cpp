@@ -35,7 +35,7 @@ void Relay::exchange(Job& job, Connection& connection) {
   job.received = 0;
   if (job.order.journal != nullptr) job.journal = std::make_shared<Journal>(job.order.journal);
   job.reply.emplace(connection.pool->limits, job.order.head_request, job.order.client,
-                    job.journal.get());
+                    job.journal.get(), job.order.kept_bytes());
   timers_.start(&job, job.deadline, now_s_ + job.order.timeouts.send_s);
   send_request(job);
   watch(connection, wanted(job));
@@ -107,8 +107,12 @@ void Relay::on_reply(Job& job, std::string_view data) {
     end(job, {broken.fault, broken.what()});
     return;
   }
-  if (!headed && reply.held()) {
+  if (!headed && reply.failed()) {
     timers_.start(&job, job.deadline, now_s_ + job.order.pool->limits.held_s);
+  } else if (reply.held() && !reply.failed()) {
+    timers_.start(&job, job.deadline, now_s_ + job.order.timeouts.between_s);
+    job.last_byte_s = now_s_;
+    if (job.silent()) job.first_byte_s = now_s_;
   }
   if (reply.body_bytes() != 0) on_body(job);
   if (!job.ended && (reply.done() || reply.failure())) end(job, reply.failure());
@@ -189,10 +193,10 @@ void Relay::end(Job& job, Failure failure) {
   Connection* connection = job.connection;
   const bool replied = connection != nullptr && !connection->connecting && job.reply->headed();
   bool reusable = replied && whole && job.reply->reusable() && !job.reply->surplus();
-  if (replied && job.reply->held() && !given_up) {
+  if (replied && job.reply->failed() && !given_up) {
     failure = {job.reply->held_fault(),
                "the worker answered with status " + std::to_string(job.reply->status())};
-  } else if (replied && whole && job.bytes_to_client == 0) {
+  } else if (replied && whole && job.bytes_to_client == 0 && !job.reply->held()) {
     give(job, job.reply->head_for_client(), {});
     if (job.ended) return;  // there was nobody to give it to
   }
@@ -225,10 +229,11 @@ void Relay::finish(Job& job, Failure failure, bool held_whole) {
     end->ends_with_connection = reply.ends_with_connection();
     // What it keeps is Python's to free, not for this job's own end to wait for.
     if (reply.by_events()) end->journal = std::move(job.journal);
-    if (!reply.held()) {
+    if (!reply.failed()) {
       end->events = reply.meter().events();
       end->usage = reply.meter().usage();
-    } else if (held_whole) {
+    }
+    if (reply.held() && held_whole) {
       end->held = true;
       end->held_head = reply.held_head();
       end->held_body = reply.held_body();

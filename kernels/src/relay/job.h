@@ -22,12 +22,16 @@ struct Order {
   std::string head;        // of the request, with the empty line
   std::string_view body;   // borrowed until the end is told
   bool head_request = false;
-  int client_fd = -1;      // lent by the event loop, which closes it after the end or `cancel`
+  // Lent by the event loop, which closes it after the end or `cancel`. Below 0 there is no client:
+  // the reply is told with its end, if it has at most `client_buffer_bytes`.
+  int client_fd = -1;
   ClientTerms client;
   std::size_t client_buffer_bytes = 262'144;
   Timeouts timeouts;
   bool tells = false;      // first byte and progress are asked for
   std::shared_ptr<const JournalTerms> journal;  // null: bytes go on as they come
+
+  std::size_t kept_bytes() const { return client_fd < 0 ? client_buffer_bytes : 0; }
 };
 
 // Lifetime: request. All but the gate and what stands with it belongs to the relay's thread.
@@ -74,7 +78,7 @@ struct Job {
   // The client has seen nothing, or nothing that needs this worker.
   bool expendable() const {
     const bool by_events = reply.has_value() && reply->by_events();
-    return silent() || (by_events && written != 0 && journal->fit());
+    return silent() || order.client_fd < 0 || (by_events && written != 0 && journal->fit());
   }
   std::size_t waiting() const { return unsent.size() - unsent_at; }
 };

@@ -69,13 +69,15 @@ void Reply::begin_body(std::string_view text, const ReplyHead& head) {
   reusable_ = head.reusable;
   reason_ = head.reason;
   body_.begin(head, limits_);
-  held_ = is_retryable(head.status);
-  if (held_) {
-    held_head_ = text;
+  failed_ = is_retryable(head.status);
+  held_ = failed_ || kept_bytes_ != 0;
+  if (held_) held_head_ = text;
+  if (failed_) {
     busy_ = head.status == 503 && head.retry_after;
     return;
   }
   meter_.begin(head.event_stream, limits_.tail_bytes);
+  if (held_) return;
   by_events_ = journal_ != nullptr && answers() && head.event_stream && !head.coded;
   persistent_ = client_.keep_alive && !ends_with_connection();
   head_for_client_ = client_head(head, client_, persistent_, by_events_, ours_at_);
@@ -93,12 +95,14 @@ void Reply::read_body(std::string_view data) {
   payload_.clear();
   const std::size_t taken = body_.feed(data, payload_);
   surplus_ = surplus_ || taken < data.size();
+  if (!failed_) {
+    for (const std::string_view piece : payload_) meter_.feed(piece);
+  }
   if (held_) {
     hold();
     return;
   }
   body_bytes_ = taken;
-  for (const std::string_view piece : payload_) meter_.feed(piece);
   if (by_events_) {
     pass_events();
   } else {
@@ -143,11 +147,14 @@ void Reply::close() {
   if (by_events_) pass_events();
 }
 
-// Keeps a 5xx reply's body from the client while another worker may do better.
+// Keeps the body: of a 5xx reply, while another worker may do better, or where nobody else would.
 void Reply::hold() {
   for (const std::string_view piece : payload_) held_body_.append(piece);
-  if (held_body_.size() > limits_.held_bytes) {
+  if (failed_ && held_body_.size() > limits_.held_bytes) {
     throw Broken(Fault::status_5xx, "the worker's error reply is too long to keep");
+  }
+  if (!failed_ && held_body_.size() > kept_bytes_) {
+    throw garbage("the worker's reply is above " + std::to_string(kept_bytes_) + " bytes");
   }
 }
 

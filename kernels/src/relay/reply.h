@@ -18,9 +18,14 @@ namespace kv::relay {
 class Reply {
  public:
   // `journal`: a stream goes by whole events, in chunks of our own, as far as it is one; or null.
+  // `kept_bytes` above 0: there is no client, and the reply is held up to so many bytes.
   Reply(const Limits& limits, bool head_request, const ClientTerms& client,
-        Journal* journal = nullptr)
-      : limits_(limits), client_(client), journal_(journal), head_request_(head_request) {}
+        Journal* journal = nullptr, std::size_t kept_bytes = 0)
+      : limits_(limits),
+        client_(client),
+        journal_(journal),
+        kept_bytes_(kept_bytes),
+        head_request_(head_request) {}
   Reply(const Reply&) = delete;
   Reply& operator=(const Reply&) = delete;
 
@@ -42,7 +47,8 @@ class Reply {
   bool ends_with_connection() const { return closes() && !by_events_; }
   // Why a reply by events goes no further, though its worker's is well framed.
   const Failure& failure() const { return failure_; }
-  bool held() const { return held_; }  // a 5xx reply: the client gets nothing of it
+  bool failed() const { return failed_; }  // a 5xx reply, for which another worker may do better
+  bool held() const { return held_; }      // its client gets nothing of it, or there is none
   Fault held_fault() const { return busy_ ? Fault::busy : Fault::status_5xx; }
 
   std::string_view forward() const { return forward_; }  // of the last `feed`, for the client
@@ -67,11 +73,12 @@ class Reply {
   const Limits& limits_;
   const ClientTerms& client_;
   Journal* journal_;
+  std::size_t kept_bytes_;
   bool head_request_;
   int status_ = 0;
   Framing framing_ = Framing::none;
-  bool reusable_ = false, persistent_ = false, held_ = false, busy_ = false, surplus_ = false;
-  bool by_events_ = false;
+  bool reusable_ = false, persistent_ = false, failed_ = false, held_ = false, busy_ = false;
+  bool surplus_ = false, by_events_ = false;
   Failure failure_;
   std::size_t heads_bytes_ = 0, body_bytes_ = 0;
   std::string buffer_;  // of the head, until it is complete
