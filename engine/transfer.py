@@ -444,6 +444,7 @@ class Importer:
     ) -> None:
         self.received_bytes_total = 0
         self.received_total = 0
+        self.mapped_total = 0  # of these, copied out of the other's memory
         self.failed: Counter[str] = Counter()  # by reason
         self.wait_s_total = 0.0  # from reserved blocks to their KV
         self._scheduler = scheduler
@@ -541,11 +542,8 @@ class Importer:
                 wanted = one.room.result()
                 if wanted.start < wanted.stop:
                     begun_s = self._clock.now_s()
-                    is_mapped = bool(welcome.pools) and self._transport == "shm"
-                    writer.write(frame(Read(wanted.start, wanted.stop, is_mapped)))
-                    if is_mapped:
-                        await self._copy(wanted, welcome, incoming, writer)
-                    else:
+                    if not await self._copy(wanted, welcome, incoming, writer):
+                        writer.write(frame(Read(wanted.start, wanted.stop)))
                         await self._read(wanted, welcome, incoming, stream, writer)
                     self.wait_s_total += self._clock.now_s() - begun_s
                 writer.write(frame(Release()))
@@ -619,13 +617,23 @@ class Importer:
         welcome: Welcome,
         incoming: asyncio.Future[Message],
         writer: asyncio.StreamWriter,
-    ) -> None:
-        """Copy out of the other's memory, and ask whether it was valid to the end."""
+    ) -> bool:
+        """Copy out of the other's memory, and ask whether it was valid to the end; False where it
+        cannot be mapped: it is on another host."""
+        if self._transport != "shm" or not welcome.pools:
+            return False
         place = Place(wanted.request.block_ids, wanted.start, wanted.stop)
-        copied = await _unbroken(_apart(self._store, self._store.copy, welcome, place))
+        writer.write(frame(Read(wanted.start, wanted.stop, is_mapped=True)))
+        try:
+            copied = await _unbroken(_apart(self._store, self._store.copy, welcome, place))
+        except (OSError, ValueError) as error:
+            log.debug("the holder's memory cannot be mapped, KV comes by tcp: %s", error)
+            return False
         writer.write(frame(Copied()))
         _valid(await self._next(incoming, writer, welcome))
         self.received_bytes_total += copied
+        self.mapped_total += 1
+        return True
 
     async def _next(
         self, incoming: asyncio.Future[Message], writer: asyncio.StreamWriter, welcome: Welcome

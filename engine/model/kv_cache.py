@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import secrets
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from kvkernels.ops.relayout import (
     plan,
 )
 
-_SHARED = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}")
+_SHARED = re.compile(r"(/proc/[0-9]{1,10}/fd/[0-9]{1,10})#(warmroute-kv-[0-9a-f]{16})")
 SCALES = torch.float32
 FP8 = torch.float8_e4m3fn
 
@@ -91,31 +92,35 @@ def dequantize(values: torch.Tensor, scales: torch.Tensor, wide: torch.dtype) ->
 
 def _shared_zeros(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, str]:
     """Memory without a name of its own, so that nothing of it outlives those who have it open, and
-    the path by which processes of the same user open it."""
-    descriptor = os.memfd_create("warmroute-kv")
+    where processes of the same host and user open it: `path#name`, for on another host the path may
+    be of another worker's."""
+    name = f"warmroute-kv-{secrets.token_hex(8)}"
+    descriptor = os.memfd_create(name)
     os.ftruncate(descriptor, prod(shape) * dtype.itemsize)
     with os.fdopen(os.dup(descriptor), "r+b") as file:
         memory = mmap.mmap(file.fileno(), 0)
     tensor = torch.frombuffer(memory, dtype=dtype).view(*shape)
     weakref.finalize(memory, os.close, descriptor)
-    return tensor, f"/proc/{os.getpid()}/fd/{descriptor}"
+    return tensor, f"/proc/{os.getpid()}/fd/{descriptor}#{name}"
 
 
-def mapped(path: str, size: int, *, writable: bool) -> torch.Tensor:
+def mapped(file: str, size: int, *, writable: bool) -> torch.Tensor:
     """uint8[size] of memory that `_shared_zeros` made, in whichever process.
 
     What is not `writable` stays as it is there: written pages become copies. Raises OSError, and
     ValueError for another file or size.
     """
-    if not _SHARED.fullmatch(path):
-        raise ValueError(f"{path!r:.80} is no KV cache's memory")
-    with open(path, "r+b" if writable else "rb") as file:
-        if not os.readlink(path).startswith("/memfd:warmroute-kv"):
-            raise ValueError(f"{path!r:.80} is no KV cache's memory")
+    found = _SHARED.fullmatch(file)
+    if found is None:
+        raise ValueError(f"{file!r:.80} is no KV cache's memory")
+    with open(found[1], "r+b" if writable else "rb") as opened:
+        name = os.readlink(f"/proc/self/fd/{opened.fileno()}")
+        if name != f"/memfd:{found[2]} (deleted)":
+            raise ValueError(f"{found[1]} is {name!r:.80}, not the memory that was told of")
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
-        memory = mmap.mmap(file.fileno(), 0, access=access)
+        memory = mmap.mmap(opened.fileno(), 0, access=access)
     if len(memory) != size:
-        raise ValueError(f"{path} has {len(memory)} bytes of KV, {size} were told of")
+        raise ValueError(f"{file} has {len(memory)} bytes of KV, {size} were told of")
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 

@@ -174,7 +174,9 @@ def test_memory_that_is_mapped_is_copied_alike(kv: str, ranks: Any) -> None:
 def test_nothing_but_kv_is_mapped() -> None:
     target, _kept = shared_worker((1, 1), 8, "auto")
     pool = target.pools[0]
-    for file in ("/etc/passwd", "/proc/self/fd/0", "/proc/1/fd/0", "/proc/99999999/fd/3", ""):
+    another = f"{pool.file[:-4]}beef"
+    gone = f"/proc/99999999/fd/3#{pool.file.partition('#')[2]}"
+    for file in ("/etc/passwd", "/proc/self/fd/0", "/proc/1/fd/0", another, gone, ""):
         told = Pool(pool.layers, pool.heads, pool.blocks, pool.order, file)
         with pytest.raises((ValueError, OSError)):
             target.copy(Welcome(8, 1.0, [1], [told]), Place([1], 0, 8))
@@ -237,7 +239,11 @@ async def same_answers(prefill: Running, decode: Running, alone: Running, seeds:
         assert computed(decode) == before + 1
     await at_rest(prefill, decode)
     assert decode.worker.transfers is not None
-    assert not decode.worker.transfers.importer.failed
+    importer = decode.worker.transfers.importer
+    assert not importer.failed
+    mapped = decode.worker.settings.kv_transport == "shm"
+    assert importer.received_total
+    assert bool(importer.mapped_total) is mapped
 
 
 SHAPES: list[dict[str, Any]] = [
@@ -286,6 +292,24 @@ async def _same(shape: dict[str, Any], folder: Path, seeds: range) -> None:
         computing(alone) as by_itself,
     ):
         await same_answers(one, other, by_itself, seeds)
+
+
+async def test_memory_that_cannot_be_mapped_is_sent(folder: Path) -> None:
+    """As between two hosts, where the other's memory has the same path and is another's."""
+    made = [loaded(folder, shares_kv=True) for _ in range(2)]
+    async with pair(made[0], made[1], kv_transport="shm") as (one, other):
+        store = one.worker.served.store
+        assert isinstance(store, KvMemory)
+        pool = store.pools[0]
+        file = f"{pool.file[:-4]}beef"
+        store.pools[0] = Pool(pool.layers, pool.heads, pool.blocks, pool.order, file)
+        body = asked(1)
+        answer = await split(one, other, body)
+        assert said(answer) == await ids_of(one, body)
+        assert other.worker.transfers is not None
+        importer = other.worker.transfers.importer
+        assert (importer.mapped_total, importer.received_total) == (0, 1)
+        await at_rest(one, other)
 
 
 async def test_another_dtype_is_refused_with_a_reason(folder: Path) -> None:
