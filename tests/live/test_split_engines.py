@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
@@ -11,10 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
+from engine.model.tiny import make_tiny
 from engine.timed import continuation
 from simulator.live.processes import Program, Programs
-from tests.live.stack import Stack, engine_arguments, metric_sum, until
+from tests.effort import QUICK
+from tests.live.stack import (
+    MODEL,
+    Stack,
+    computing_arguments,
+    engine_arguments,
+    metric_sum,
+    until,
+)
 
 VOCAB = 32_000
 ROLES = ("prefill", "decode")
@@ -108,3 +119,92 @@ async def test_two_workers_with_roles_are_a_pair(tmp_path: Path) -> None:
         await both.until_split(10)
         assert await both.counted("decode", "warmroute_engine_kv_bytes_total") > 10 * 18 * 2**21
         assert await both.counted("prefill", "vllm:nixl_num_kv_expired_reqs_total") == 0
+
+
+async def test_real_engines_of_other_shapes_are_a_pair(tmp_path: Path) -> None:
+    """Tensor-parallel ranks here, stages there, other blocks: the text of one worker by itself."""
+    make_tiny(tmp_path / "model")
+    shapes = {
+        "prefill-0": ["--tensor-parallel-size", "2", "--block-size", "8", "--role", "prefill"],
+        "decode-0": ["--pipeline-parallel-size", "2", "--block-size", "32", "--role", "decode"],
+    }
+    flags = {
+        name: [*computing_arguments(tmp_path / "model"), "--kv-dtype", "int8", *shape]
+        for name, shape in shapes.items()
+    }
+    async with served(tmp_path, flags) as both:
+        decode = both.workers["decode"][0]
+        for serial in range(8):
+            prompt = [token % 250 + 3 for token in prompt_of(serial, 100)]
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "return_token_ids": True}
+            body |= {"seed": serial} if serial % 2 else {"temperature": 0}
+            said = [await ids_at(both, url, body) for url in (both.stack.url, decode.url)]
+            assert said[0] == said[1]
+        await both.at_rest()
+        assert await both.counted("decode", "warmroute_engine_kv_reads_total") == 8
+        await both.until_split(8)
+
+
+async def ids_at(both: Pool, url: str, body: dict[str, Any]) -> list[int]:
+    async with both.stack.http.post(f"{url}/v1/completions", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        return (await reply.json())["choices"][0]["token_ids"]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Whom a trial kills, and when: as soon as a worker of that role counts this."""
+
+    role: str
+    metric: str
+
+
+KILLS = {
+    "prefill in its leg": Kill("prefill", "vllm:num_requests_running"),
+    "prefill in transfer": Kill("prefill", "warmroute_engine_kv_exports"),
+    "decode before its first byte": Kill("decode", "warmroute_engine_kv_imports"),
+}
+
+
+@pytest.mark.parametrize("kill", KILLS.values(), ids=KILLS)
+async def test_no_request_fails_when_a_worker_is_killed(tmp_path: Path, kill: Kill) -> None:
+    """With two workers of each role, one of which dies without a word.
+
+    Where it dies between its request and the connection for the KV, that KV's lease has to end.
+    """
+    terms = {"kv-gbytes-per-s": 0.4, "export-lease-s": 3}
+    async with pool(tmp_path, each=2, speed=2, **terms) as both:
+        for trial in range(3 if QUICK else 50):
+            serials = range(4 * trial, 4 * trial + 4)
+            asks = [asyncio.create_task(both.ask(serial, 3_000)) for serial in serials]
+            number = await busy(both, kill)
+            victim = both.workers[kill.role][number]
+            victim.process.kill()
+            await victim.process.wait()
+            for serial, (status, answer) in zip(serials, await asyncio.gather(*asks), strict=True):
+                assert (status, right(serial, answer, 3_000)) == (200, True), answer
+            await start_again(both, kill.role, number)
+        await both.at_rest()
+
+
+async def busy(both: Pool, kill: Kill) -> int:
+    """The first worker of the role that counts something."""
+    found: list[int] = []
+
+    async def counts() -> bool:
+        for number, one in enumerate(both.workers[kill.role]):
+            if await metric_sum(both.stack.http, one.url, kill.metric):
+                found.append(number)
+                return True
+        return False
+
+    await until(counts, f"{kill.metric} of a {kill.role} worker")
+    return found[0]
+
+
+async def start_again(both: Pool, role: str, number: int) -> None:
+    name = f"{role}-{number}"
+    again = await both.stack.programs.start(name, "engine", both.flags[name])
+    worker_id = both.stack.workers.index(both.workers[role][number])
+    both.workers[role][number] = both.stack.workers[worker_id] = again
+    await both.stack.until_state(worker_id, "ready")
