@@ -140,6 +140,7 @@ class FirstToken:
 class Prefilled:
     """The worker that was to prefill a request for another one has done so.
 
+    Where both legs were begun at once, the other one has its KV, or will have.
     `cached_tokens` of the prompt were in its cache; None: it did not say.
     """
 
@@ -178,6 +179,10 @@ class Failure:
     which says nothing of its health). `retry` asks the core for another worker: before the first
     byte reached the client, or where another worker can go on with the answer. What it shall do
     then is `rest`, under the same number: the prompt has grown by what was answered already.
+
+    Where both legs of a request were begun at once, `leg` says whose fault it is: of the worker
+    that answers, of the one that prefills, or of the pair, where nobody can tell. Both legs are
+    over then, but for a "prefill" that fails without a `retry`: the answer has begun, and goes on.
     """
 
     now_s: float
@@ -186,6 +191,7 @@ class Failure:
     retry: bool = False
     reason: str = ""
     rest: Arrival | None = None  # in the first arrival's place; None: all of it is still to do
+    leg: Literal["answer", "prefill", "pair"] = "answer"
 
 
 @record
@@ -264,6 +270,8 @@ class WorkerFacts:
     role: Role = "both"
     group: str | None = None  # its workers take KV from each other; None: it takes and gives none
     serves_alone: bool = True  # whatever its role: it can prefill and decode a request
+    concurrent: bool = False  # both legs of a request begin at once, and its workers meet
+    keeps_prefixes: bool = True  # what it decoded for others is found in its cache again
     kv_capacity_tokens: float = float("nan")
     max_model_tokens: int | None = None
     prefill_tokens_per_s: float = 15_000.0

@@ -217,12 +217,13 @@ class Decision:
 
 @record
 class Dispatch:
-    """Send the request. Its load is already charged."""
+    """Send the request. Its load is already charged. Two stages begin at once: prefill, decode."""
 
     request_id: int
     stages: tuple[Stage, ...]
-    decision: Decision
+    decision: Decision  # about the worker that answers the client
     after_s: float = 0.0  # to wait before, after another worker failed it
+    prefill: Decision | None = None  # of two stages, about the first
 
     @property
     def worker_id(self) -> int:

@@ -27,6 +27,7 @@ from policies.facts import (
     Probed,
     Progress,
     ReplayEnd,
+    Role,
     Tick,
     WorkerChange,
 )
@@ -45,7 +46,7 @@ from router.core.retries import Retries, draw_of
 from router.core.roster import Roster
 from router.core.session_tracking import SessionTracking
 from router.core.settings import CoreSettings
-from router.core.split import Splits
+from router.core.split import Splits, beside_of, request_of
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 from router.estimators.speed import SpeedEstimator
@@ -168,12 +169,21 @@ class RouterCore:
         self.listener.first_token(fact.request_id)
         pending = self._pending[fact.request_id]
         self.admission.prefill_over(pending, True, fact.now_s)
-        return self.health.begun(charge.worker_id, pending, fact.now_s)
+        actions = self.health.begun(charge.worker_id, pending, fact.now_s)
+        if pending.beside_id is not None:
+            self.splits.faults.served(pending.beside_id, charge.worker_id, fact.now_s)
+        return [*actions, *self._beside_served(pending, fact.now_s, None)]
 
     def on_prefilled(self, fact: Prefilled) -> list[Action]:
         """Its prefill, all that its worker had to do, is over: another one decodes it now."""
         pending = self._pending.get(fact.request_id)
-        if pending is None or pending.leg != "prefill" or pending.worker_id is None:
+        if pending is None:
+            return []
+        if pending.beside_id is not None:
+            self.admission.prefill_over(pending, True, fact.now_s)
+            actions = self._beside_served(pending, fact.now_s, fact.cached_tokens)
+            return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
+        if pending.leg != "prefill" or pending.worker_id is None:
             return []
         now_s, prompt = fact.now_s, pending.arrival.prompt_tokens
         finish = Finish(now_s, fact.request_id, prompt, fact.cached_tokens, 1)
@@ -213,24 +223,32 @@ class RouterCore:
         charge = self.ledger.get(fact.request_id)
         if charge is not None and fact.output_tokens is not None:
             self._speed.answered(charge, fact.output_tokens, fact.now_s)
+        besides = self._beside_served(pending, fact.now_s, None)
         worker = self._release(pending, fact.now_s, fact)
         self.admission.answered(fact.output_tokens)
         self.session_tracking.ended(pending, fact.now_s, fact.output_tokens or 0)
-        actions = [*self.health.answered(worker, pending, fact), *self.roster.news()]
+        actions = [*besides, *self.health.answered(worker, pending, fact), *self.roster.news()]
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def on_failure(self, fact: Failure) -> list[Action]:
         """A dispatch ended badly, or the client left: release, and retry where asked."""
-        self._observe(fact)
         pending = self._pending.get(fact.request_id)
+        if pending is not None and fact.leg == "prefill" and not fact.retry:
+            return self._beside_failed(pending, fact)
+        self._observe(fact)
         if pending is None:
             return []
+        prefill_id = pending.beside_id
+        actions: list[Action] = self._cancel_other(pending, fact)
         worker = self._release(pending, fact.now_s)
         if fact.blame == "client":
             self._drop(pending, fact.now_s)
             return self._ask_held(fact.now_s)
-        actions: list[Action] = []
-        if worker is not None:
+        if fact.leg == "prefill":
+            worker = None if prefill_id is None else self.workers.get(prefill_id)
+        if fact.leg == "pair" and prefill_id is not None:
+            actions += self._pair_failed(pending, worker, self.workers.get(prefill_id), fact)
+        elif worker is not None:
             pending.tried.add(worker.worker_id)
             if fact.blame == "worker":
                 actions += self.health.failed(worker, pending, fact)
@@ -259,8 +277,13 @@ class RouterCore:
             for charge in self.ledger.on_worker(fact.worker_id):
                 if self.peer_requests.forget(charge.request_id, fact.now_s):
                     continue
-                self._release(self._pending[charge.request_id], fact.now_s)
-                actions.append(Cancel(charge.request_id, fact.worker_id, "worker removed"))
+                request_id = request_of(charge.request_id)
+                pending = self._pending[request_id]
+                if request_id != charge.request_id:
+                    self._release_beside(pending, fact.now_s, None)
+                else:
+                    self._release(pending, fact.now_s)
+                actions.append(Cancel(request_id, fact.worker_id, "worker removed"))
             if (worker := self.workers.get(fact.worker_id)) is not None:
                 self.splits.gone(worker)
         if fact.state in ("gone", "down"):
@@ -353,22 +376,41 @@ class RouterCore:
         return [self._dispatch(pending, choice, now_s)]
 
     def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
+        prefill = self.splits.beside(pending)
+        computing = prefill or choice
+        if prefill is not None or pending.leg != "decode":
+            self.admission.sent(pending, _uncached(computing), now_s)
+        stages: tuple[Stage, ...] = (self._charge(pending, choice, now_s, prefill is not None),)
+        if prefill is not None:
+            pending.beside, pending.beside_id = beside_of(pending), prefill.worker.worker_id
+            stages = (self._charge(pending.beside, prefill, now_s, True), *stages)
+        if prefill is not None or pending.leg != "decode":
+            # Where what its session comes back for is computed.
+            self.session_tracking.dispatched(pending, computing.worker.slot)
+        after_s = max(pending.not_before_s - now_s, 0.0)
+        about = None if prefill is None else prefill.decision
+        return Dispatch(pending.arrival.request_id, stages, choice.decision, after_s, about)
+
+    def _charge(self, pending: Pending, choice: Choice, now_s: float, at_once: bool) -> Stage:
+        """Charge what `pending.leg` says to a worker. `at_once`: both legs begin now, so it keeps
+        room for what it decodes, and when it has prefilled tells of more than its speed.
+        """
         arrival, worker, leg = pending.arrival, choice.worker, pending.leg
         request_id, prompt = arrival.request_id, arrival.prompt_tokens
-        uncached, moved = max(prompt - choice.decision.hit_tokens, 1), 0
+        uncached, moved = _uncached(choice), 0
         if leg == "decode":
             uncached, moved = 1, uncached
-        else:
-            self.admission.sent(pending, uncached, now_s)
         stream = arrival.stream or leg == "prefill"  # whose end shows like a first token
         charge = self.ledger.reserve(
-            request_id, worker.slot, prompt, uncached, stream, now_s, moved_tokens=moved
+            *(request_id, worker.slot, prompt, uncached, stream, now_s),
+            moved_tokens=moved,
+            room_tokens=prompt if at_once and leg == "decode" else 0,
+            tells=not at_once,
         )
-        pending.promise = self.roster.promise(worker, arrival, charge.alone)
-        pending.prediction = self.roster.expect(worker, arrival, now_s)
+        if leg != "decode" or worker.facts.keeps_prefixes:
+            pending.promise = self.roster.promise(worker, arrival, charge.alone)
+            pending.prediction = self.roster.expect(worker, arrival, now_s)
         pending.worker_id = worker.worker_id
-        if leg != "decode":  # where what its session comes back for is computed
-            self.session_tracking.dispatched(pending, worker.slot)
         self.listener.dispatched(pending, worker, uncached)
         self.health.sent(worker, pending, now_s)
         self.counters.dispatched(choice.decision, leg)
@@ -376,9 +418,7 @@ class RouterCore:
             blocks = arrival.chains[worker.facts.block_size]
             sent = (request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
             self._observe(Dispatched(now_s, *sent, blocks, arrival.session, arrival.tenant))
-        stage = Stage(worker.worker_id, leg)
-        after_s = max(pending.not_before_s - now_s, 0.0)
-        return Dispatch(request_id, (stage,), choice.decision, after_s)
+        return Stage(worker.worker_id, leg)
 
     def _hold(self, pending: Pending, now_s: float) -> list[Action]:
         hold = Hold(pending.arrival.request_id, "policy")
@@ -410,13 +450,72 @@ class RouterCore:
         self.roster.ended(pending, self.ledger.get(pending.arrival.request_id), finish)
         charge = self.ledger.release(pending.arrival.request_id)
         self.splits.forget(pending)
+        self._release_beside(pending, now_s, None)
         self.admission.prefill_over(pending, finish is not None, now_s)
-        pending.worker_id = None
+        pending.worker_id = pending.beside_id = None
         if charge is None:
             return None
         self.health.left(charge.worker_id, charge.request_id)
         self.listener.ended(charge.request_id, finish)
         return self.workers.get(charge.worker_id)
+
+    # --- two legs at once -------------------------------------------------------------------
+
+    def _beside_served(
+        self, pending: Pending, now_s: float, cached_tokens: int | None
+    ) -> list[Action]:
+        """Its prefill at another worker is over, and well; a second call changes nothing."""
+        beside = pending.beside
+        if beside is None:
+            return []
+        number, prompt = beside.arrival.request_id, beside.arrival.prompt_tokens
+        finish = Finish(now_s, number, prompt, cached_tokens, 1)
+        self.roster.answered(beside, finish)
+        worker = self._release_beside(pending, now_s, finish)
+        return [*self.health.answered(worker, beside, finish), *self.roster.news()]
+
+    def _beside_failed(self, pending: Pending, fact: Failure) -> list[Action]:
+        """The worker that prefilled it failed when the answer had begun: only counted."""
+        worker = None if pending.beside_id is None else self.workers.get(pending.beside_id)
+        self._release_beside(pending, fact.now_s, None)
+        actions: list[Action] = []
+        if worker is not None and fact.blame == "worker":
+            actions = self.health.failed(worker, pending, fact)
+        return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
+
+    def _cancel_other(self, pending: Pending, fact: Failure) -> list[Action]:
+        """Where one leg failed, the other one has nothing to do any more."""
+        other = pending.worker_id if fact.leg == "prefill" else pending.beside_id
+        if pending.beside_id is None or other is None or fact.blame == "client":
+            return []
+        if fact.leg != "prefill" and pending.beside is None:
+            return []
+        return [Cancel(fact.request_id, other, "its other leg failed")]
+
+    def _pair_failed(
+        self, pending: Pending, decode: Worker | None, prefill: Worker | None, fact: Failure
+    ) -> list[Action]:
+        """Either worker may have failed: others in their places, where there are any."""
+        if decode is None or prefill is None:
+            return []
+        legs: tuple[tuple[Worker, Role], ...] = ((prefill, "prefill"), (decode, "decode"))
+        tried = [w.worker_id for w, leg in legs if self.splits.replaceable(pending, w, leg)]
+        pending.tried.update(tried)
+        ids = prefill.worker_id, decode.worker_id
+        blamed = self.splits.faults.failed(*ids, fact.now_s) if fact.blame == "worker" else []
+        failed = (self.health.failed(w, pending, fact) for w, _ in legs if w.worker_id in blamed)
+        return [*chain.from_iterable(failed)]
+
+    def _release_beside(
+        self, pending: Pending, now_s: float, finish: Finish | None
+    ) -> Worker | None:
+        """Take its prefill's charge off that worker; nothing where there is none (any more)."""
+        beside, pending.beside = pending.beside, None
+        if beside is None:
+            return None
+        if self.guard.remembers:
+            self._observe(finish or Failure(now_s, beside.arrival.request_id, "client"))
+        return self._release(beside, now_s, finish)
 
     def _drop(self, pending: Pending, now_s: float) -> None:
         """Forget a request whose end the caller knows already."""
@@ -428,6 +527,11 @@ class RouterCore:
     def _give_up(self, pending: Pending, now_s: float, rejection: Rejection) -> Reject:
         self._drop(pending, now_s)
         return self.admission.refuse(pending.arrival, now_s, rejection)
+
+
+def _uncached(choice: Choice) -> int:
+    """Tokens of a prompt that its worker must compute, by what is known."""
+    return max(choice.decision.prompt_tokens - choice.decision.hit_tokens, 1)
 
 
 # The handler of each kind of fact.

@@ -15,6 +15,7 @@ from router.core.hold_queue import Pending
 from router.core.workers import Worker, WorkerTable
 
 _MODELS_NAMED = 8  # models listed in an error
+_LEGS: tuple[Role, Role] = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +194,21 @@ def _one_role_only(model: str, ready: list[Worker]) -> str:
     """Why workers that are ready can do nothing for a request."""
     roles = {w.facts.role for w in ready}
     missing = "decodes" if roles == {"prefill"} else "prefills"
+    if {"prefill", "decode"} <= roles and _meet(ready):
+        return (
+            f"no worker of model {model!r} does all of a request, and this one is not for two: "
+            "those with n, echo, media or log probabilities of the prompt are not split"
+        )
     if len(roles) > 1:
         groups = ", ".join(sorted({w.facts.group or "none" for w in ready}))
         return f"no worker of model {model!r} takes KV from another: their groups are {groups}"
     return f"no worker of model {model!r} {missing}: all {len(ready)} that are ready have one role"
+
+
+def _meet(ready: list[Worker]) -> bool:
+    """Whether one that prefills and one that decodes have a group in common."""
+    groups = {leg: {w.facts.group for w in ready if w.facts.role == leg} for leg in _LEGS}
+    return bool(groups["prefill"] & groups["decode"] - {None})
 
 
 def _reject(arrival: Arrival, status: int, code: str, message: str) -> Reject:

@@ -152,6 +152,10 @@ class Pending:
     worker_id: int | None = None  # where it is dispatched
     leg: Role = "both"  # what of it is dispatched, or looked for a worker for
     group: str | None = None  # of the worker that will decode it, while it looks for another one
+    # Of a request whose legs were begun at once: its prefill, which has a number and a charge of
+    # its own, until that is over; and the worker of it, until the request leaves both.
+    beside: Pending | None = None
+    beside_id: int | None = None
     held: bool = False
     tracked: TrackedRequest | None = None  # to its session, where these are followed
     standing: Standing = "new"  # of its session, when it was last decided about

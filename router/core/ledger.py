@@ -41,6 +41,7 @@ class Charge:
     alone: bool  # nothing else was queued there
     period: PrefillPeriod
     moved_tokens: int = 0  # whose KV comes from another worker
+    room_tokens: int = 0  # kept for its KV while it waits
     waiting: bool = True
     output_tokens: int = 0  # that were seen to come
     progress_s: float = 0.0  # when `output_tokens` was last brought up to date
@@ -116,10 +117,13 @@ class Ledger:
         now_s: float,
         *,
         moved_tokens: int = 0,
+        room_tokens: int = 0,
+        tells: bool = True,
     ) -> Charge:
         """Charge a request to the worker in `slot`. The request must have no open charge.
 
-        `moved_tokens`: it waits for the KV of so many from elsewhere.
+        `moved_tokens`: it waits for the KV of so many from elsewhere. `room_tokens`: for so many
+        its worker keeps room from now on. `tells`: when its prefill ends is known.
         """
         assert request_id not in self._charges, f"request {request_id} is charged twice"
         cells = self._cells
@@ -128,15 +132,14 @@ class Ledger:
         if self._drained_s is None:
             self._drained_s = now_s
         waiting = cells.waiting[slot]
-        period = self._periods[slot]
-        if period is None or not waiting:
-            period = self._periods[slot] = PrefillPeriod(now_s)
-        period.dispatched += 1
-        period.told &= stream and not moved_tokens  # else it tells of no worker's speed
+        period = self._period(slot, now_s)
+        period.told &= stream and tells and not moved_tokens  # else it tells of no one's speed
         end_work = cells.charged_work[slot] + work_tokens
         cells.charged_work[slot] = end_work
         cells.requests[slot] += 1
         cells.waiting[slot] = waiting + 1
+        cells.context_tokens[slot] += room_tokens
+        cells.promised_tokens[slot] += room_tokens
         self._queue(slot, uncached_tokens, work_tokens)
         charge = Charge(
             request_id=request_id,
@@ -150,6 +153,7 @@ class Ledger:
             alone=waiting == 0,
             period=period,
             moved_tokens=moved_tokens,
+            room_tokens=room_tokens,
         )
         self._charges[request_id] = charge
         if stream:
@@ -162,6 +166,14 @@ class Ledger:
         else:
             self._silent.setdefault(slot, deque()).append(charge)
         return charge
+
+    def _period(self, slot: int, now_s: float) -> PrefillPeriod:
+        """Of a worker that is about to be sent one more."""
+        period = self._periods[slot]
+        if period is None or not self._cells.waiting[slot]:
+            period = self._periods[slot] = PrefillPeriod(now_s)
+        period.dispatched += 1
+        return period
 
     def first_token(self, request_id: int, now_s: float) -> Charge | None:
         """Its prefill is over, and so is all that was queued before it. None if not waiting."""
@@ -235,7 +247,10 @@ class Ledger:
         charge.progress_s = now_s
 
     def _wait_over(self, charge: Charge) -> None:
-        self._cells.waiting[charge.slot] -= 1
+        cells, slot = self._cells, charge.slot
+        cells.waiting[slot] -= 1
+        cells.context_tokens[slot] -= charge.room_tokens
+        cells.promised_tokens[slot] -= charge.room_tokens
         self._queue(charge.slot, -charge.uncached_tokens, -charge.work_tokens)
 
     def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:

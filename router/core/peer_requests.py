@@ -80,9 +80,14 @@ class PeerRequests:
         pending.worker_id = worker.worker_id
         self._pending[request_id] = pending
         self._admission.sent(pending, uncached, now_s)
-        self._ledger.reserve(request_id, worker.slot, prompt, uncached, arrival.stream, now_s)
+        # One that another worker prefills meanwhile has its room already.
+        at_once = worker.facts.concurrent and worker.facts.role == "decode" and uncached == 1
+        self._ledger.reserve(
+            *(request_id, worker.slot, prompt, uncached, arrival.stream, now_s),
+            room_tokens=prompt if at_once else 0,
+        )
         chain = arrival.chains.get(worker.facts.block_size)
-        if chain is None:
+        if chain is None or not worker.facts.keeps_prefixes:
             return
         guard = self._guard
         guard.observe(arrival)

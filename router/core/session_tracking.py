@@ -149,7 +149,8 @@ class SessionTracking:
             )
             for pending in under_way:
                 self.arrived(pending)
-                charge = self._ledger.get(pending.arrival.request_id)
+                computing = pending.beside or pending
+                charge = self._ledger.get(computing.arrival.request_id)
                 if charge is not None:
                     self.dispatched(pending, charge.slot)
 

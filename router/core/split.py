@@ -4,22 +4,77 @@ A decision takes two calls of the policy, one over the workers that decode and o
 prefill, each with its own hits; the pair is made here, in seconds. One worker does all of a request
 where that gives the first token no later, counting what its prefill costs those who decode beside
 it (conditional disaggregation, as in Dynamo 1.6 and TensorRT-LLM, whose thresholds are in tokens).
+
+Legs follow each other, and a place is promised to the second one meanwhile; or, where the workers
+meet by themselves, both begin at once and are charged at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from policies.facts import Role
 from router.core.actions import Reject
 from router.core.chooser import Choice, Chooser, Withheld
 from router.core.columns import Cells, WorkerColumns
+from router.core.eligible import does
 from router.core.hold_queue import Pending
 from router.core.ledger import Charge, Ledger
 from router.core.settings import Disaggregation
 from router.core.workers import Worker, WorkerTable
+
+_BESIDE = 1 << 61  # numbers of requests are below
+
+
+def beside_of(pending: Pending) -> Pending:
+    """Its prefill, begun at once with its decode, as a request with a number of its own."""
+    arrival = replace(pending.arrival, request_id=pending.arrival.request_id + _BESIDE)
+    leg: Role = "prefill"
+    return Pending(arrival, pending.serial, pending.draw, standing=pending.standing, leg=leg)
+
+
+def request_of(number: int) -> int:
+    """The request that a charge's number stands for."""
+    return number - _BESIDE if number >= _BESIDE else number
+
+
+class PairFaults:
+    """Which of two workers is to blame where their transfers fail. Lifetime: process.
+
+    One that fails with several others, or whose partner has served with another one since.
+    """
+
+    def __init__(self) -> None:
+        self._failed_s: dict[tuple[int, int], float] = {}  # pairs since their last success
+        self._served: dict[int, tuple[float, int]] = {}  # workers: last success, with whom
+
+    def served(self, prefill_id: int, decode_id: int, now_s: float) -> None:
+        """KV came from the one to the other."""
+        self._failed_s.pop((prefill_id, decode_id), None)
+        self._served[prefill_id] = now_s, decode_id
+        self._served[decode_id] = now_s, prefill_id
+
+    def failed(self, prefill_id: int, decode_id: int, now_s: float) -> list[int]:
+        """It did not: who is to blame; nobody, as long as either could be."""
+        since_s = self._failed_s.setdefault((prefill_id, decode_id), now_s)
+        both = prefill_id, decode_id
+        return [one for one, other in (both, both[::-1]) if self._to_blame(one, other, since_s)]
+
+    def gone(self, worker_id: int) -> None:
+        """It is removed."""
+        self._served.pop(worker_id, None)
+        for pair in [pair for pair in self._failed_s if worker_id in pair]:
+            del self._failed_s[pair]
+
+    def _to_blame(self, one: int, other: int, since_s: float) -> bool:
+        if sum(one in pair for pair in self._failed_s) > 1:
+            return True
+        at_s, partner = self._served.get(other, (-math.inf, one))
+        return partner != one and at_s >= since_s
+
 
 T = TypeVar("T")
 Ask = Callable[[Pending, float, str], Choice | Reject | T]
@@ -51,6 +106,8 @@ class Splits:
         self._workers = workers
         self._ledger = ledger
         self._decode: dict[int, Choice] = {}  # of requests that are being prefilled, by number
+        self._beside: tuple[int, Choice] | None = None  # who prefills what was chosen last
+        self.faults = PairFaults()
         self.tokens_per_s = _TOKENS_PER_S  # of KV that one worker gets from another, as learned
 
     def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
@@ -59,6 +116,9 @@ class Splits:
         choice, decode = self._plan(pending, self._chooser.choose, now_s, reason)
         if decode is not None:
             arrival = pending.arrival
+            if decode.worker.facts.concurrent and isinstance(choice, Choice):
+                self._beside, pending.leg = (arrival.request_id, choice), "decode"
+                return decode
             self._decode[arrival.request_id] = decode
             self._ledger.promise(arrival.request_id, decode.worker.slot, arrival.prompt_tokens)
         return choice
@@ -82,6 +142,10 @@ class Splits:
         may = pending.arrival.splits and self._mode != "never"
         if not (may and self._workers.splits(pending.arrival.model)):
             return asked("both"), None
+        if pending.arrival.max_output_tokens == 1:  # it is all prefill
+            alone = asked("both")
+            if not isinstance(alone, Reject):
+                return alone, None
         decode = asked("decode")
         if isinstance(decode, Reject):
             return asked("both"), None
@@ -96,6 +160,12 @@ class Splits:
                 return decode, None
             return prefill, None
         return prefill, decode
+
+    def beside(self, pending: Pending) -> Choice | None:
+        """Who prefills it while the worker that was chosen already waits for its KV; asked once."""
+        known, self._beside = self._beside, None
+        found = known is not None and known[0] == pending.arrival.request_id
+        return known[1] if known is not None and found and pending.leg == "decode" else None
 
     def prefilled(self, pending: Pending, now_s: float) -> Choice | Reject | None:
         """Its prefill is over: the worker that decodes it, as chosen, or another of its group."""
@@ -113,6 +183,8 @@ class Splits:
 
     def arrived(self, charge: Charge, now_s: float) -> None:
         """The first token came from the worker that only decodes: so long the KV took."""
+        if charge.room_tokens:  # it waited for the prefill as well
+            return
         tokens, elapsed_s = charge.moved_tokens, now_s - charge.dispatched_s - _LEGS_S
         if tokens >= _SAMPLE_TOKENS_MIN and elapsed_s > 0:
             ratio = min(max(tokens / elapsed_s / self.tokens_per_s, 1 / _OUTLIER), _OUTLIER)
@@ -127,6 +199,16 @@ class Splits:
         """Nothing is promised at a worker that is removed: its slot may be another's soon."""
         for request_id in self._ledger.promised_at(worker.slot):
             self._ledger.unpromise(request_id)
+        self.faults.gone(worker.worker_id)
+
+    def replaceable(self, pending: Pending, worker: Worker, leg: Role) -> bool:
+        """Whether another worker that has not failed the request could do this leg of it."""
+        tried, group = pending.tried, worker.facts.group
+        return any(
+            one is not worker and one.takes_requests and one.worker_id not in tried
+            for one in self._workers.serving(pending.arrival.model)
+            if does(one, leg, group)
+        )
 
     def _alone_is_better(self, pending: Pending, prefill: Choice, decode: Choice) -> bool:
         """Whether the worker that would decode gives the first token as soon by itself."""
