@@ -17,7 +17,8 @@ from policies.load import load
 from router.config.keys import Key
 from router.config.schema import Config, check_endpoint
 from router.config.worker_spec import WorkerSpecError, taken, worker_spec_of
-from router.discovery.source import parse_source
+from router.discovery.source import TrtllmSpec, parse_source
+from router.discovery.trtllm import read_pool
 from router.events.sources import event_hosts
 from router.record.access_log import STDOUT
 from router.replicas.redis_url import parse_redis_url
@@ -257,10 +258,15 @@ def _sources(value: Any) -> tuple[str, ...]:
     def text_of(one: object) -> str:
         if not isinstance(one, str):
             raise ValueError(f"a source is text such as file:PATH; got {type(one).__name__}")
-        text = str(parse_source(one))
+        text = str(spec := parse_source(one))
         if text in seen:
             raise ValueError(f"{text} is given twice")
         seen.add(text)
+        if isinstance(spec, TrtllmSpec):
+            try:
+                read_pool(spec)
+            except ValueError as error:
+                raise ValueError(f"{spec.path}: {error}") from error
         return text
 
     return _each(value, text_of)

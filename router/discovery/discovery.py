@@ -12,8 +12,7 @@ from typing import Any
 
 from router.config.schema import Config
 from router.config.worker_spec import WorkerSpec, WorkerSpecError, parse_worker_spec
-from router.discovery.dns_source import DnsSource
-from router.discovery.file_source import FileSource
+from router.discovery.plain_sources import DnsSource, FileSource
 from router.discovery.source import (
     DnsSpec,
     FileSpec,
@@ -23,8 +22,10 @@ from router.discovery.source import (
     ReportedWorker,
     Source,
     SourceSpec,
+    TrtllmSpec,
     parse_source,
 )
+from router.discovery.trtllm import TrtllmSource
 from router.events.sources import event_hosts
 from router.fleet.manager import FleetManager, reconcile
 from router.fleet.wanted import CONFIGURATION, Key, WantedWorker, key_of
@@ -407,6 +408,8 @@ def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
             return FileSource(Path(path))
         case DnsSpec():
             return DnsSource(spec)
+        case TrtllmSpec():
+            return TrtllmSource(spec)
         case RedisSpec():
             # Imported here, like the next: each with its client, which few need.
             from router.discovery.redis_source import RedisSource

@@ -11,7 +11,7 @@ from router.config.worker_spec import POLL, WorkerSpec, WorkerSpecError, worker_
 
 FORMS = (
     "file:PATH, dns:NAME:PORT[,every=5][,scheme=https], redis, "
-    "kubernetes:NAMESPACE/SERVICE[:PORTNAME]"
+    "kubernetes:NAMESPACE/SERVICE[:PORTNAME], trtllm:PATH[,listen=HOST:PORT][,token_file=FILE]"
 )
 SCHEMES = ("http", "https")
 MAX_CHARACTERS = 4_096
@@ -92,7 +92,23 @@ class KubernetesSpec:
         return f"kubernetes:{self.namespace}/{self.service}{port}{self.template.options}"
 
 
-SourceSpec = FileSpec | DnsSpec | RedisSpec | KubernetesSpec
+@dataclass(frozen=True, slots=True)
+class TrtllmSpec:
+    """TensorRT-LLM's disaggregation YAML, and the store that it may have its workers join."""
+
+    path: str
+    host: str = ""  # where the store listens; empty: loopback
+    port: int = 0  # and its port; 0: as `disagg_cluster.cluster_uri` says
+    token_file: str | None = None  # its first line is the bearer token that workers need
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        listen = f",listen={host}:{self.port}" if self.host else ""
+        token = "" if self.token_file is None else f",token_file={self.token_file}"
+        return f"trtllm:{self.path}{listen}{token}"
+
+
+SourceSpec = FileSpec | DnsSpec | RedisSpec | KubernetesSpec | TrtllmSpec
 
 
 def parse_source(text: str) -> SourceSpec:
@@ -108,6 +124,8 @@ def parse_source(text: str) -> SourceSpec:
         return _dns(where)
     if kind == "kubernetes" and colon:
         return _kubernetes(where)
+    if kind == "trtllm" and where:
+        return _trtllm(where)
     raise SourceSpecError(f"{text[:80]!r} is no source of workers; allowed: {FORMS}")
 
 
@@ -138,6 +156,21 @@ def _kubernetes(where: str) -> KubernetesSpec:
             f"kubernetes:{place} is not of the form kubernetes:NAMESPACE/SERVICE[:PORTNAME]"
         )
     return KubernetesSpec(namespace, service, port or None, _template(options))
+
+
+def _trtllm(where: str) -> TrtllmSpec:
+    path, options = _options(where)
+    listen, token_file = options.pop("listen", None), options.pop("token_file", None)
+    if options or not path or token_file == "":
+        wrong = ", ".join(options) or "an empty name"
+        raise SourceSpecError(f"trtllm:{path} has {wrong}; options: listen, token_file")
+    if listen is None:
+        return TrtllmSpec(path, token_file=token_file)
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= 65_535):
+        raise SourceSpecError(f"listen is {listen[:80]!r}; allowed: HOST:PORT")
+    return TrtllmSpec(path, host, int(port), token_file)
 
 
 def _options(where: str) -> tuple[str, dict[str, str]]:

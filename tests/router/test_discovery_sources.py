@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from router.discovery.dns_source import DnsSource
-from router.discovery.file_source import FileSource
+from router.discovery.plain_sources import DnsSource, FileSource
 from router.discovery.source import DnsSpec, Report, Source, parse_source
 
 LOOK_S = 0.01

@@ -1,10 +1,11 @@
-"""Workers in a file: taken whole or not at all, and again whenever it changes."""
+"""Sources that are asked again and again: a file, and a name with several addresses."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import msgspec
 import yaml
 
 from router.config.worker_spec import WorkerSpecError, worker_spec_of
-from router.discovery.source import MAX_SEEN, Report, ReportedWorker
+from router.discovery.source import MAX_SEEN, DnsSpec, Report, ReportedWorker, bounded
 
 LOOK_S = 0.25
 MAX_BYTES = 1 << 20
+ReadFile = Callable[[Path], tuple[ReportedWorker, ...]]
 _Mark = tuple[int, int, int] | str  # what tells one content from another; text: why there is none
 
 
@@ -27,9 +29,11 @@ class FileSource:
     the file has stood still from one look to the next, since a half-written one may look whole.
     """
 
-    def __init__(self, path: Path, look_s: float = LOOK_S) -> None:
+    def __init__(self, path: Path, look_s: float = LOOK_S, read: ReadFile | None = None) -> None:
+        """`read`: what makes workers of the file; it raises ValueError."""
         self._path = path
         self._look_s = look_s
+        self._read = read or _workers_in
         self._good: tuple[ReportedWorker, ...] | None = None
 
     async def reports(self) -> AsyncIterator[Report]:
@@ -45,7 +49,7 @@ class FileSource:
 
     async def _report(self) -> Report:
         try:
-            self._good = await asyncio.to_thread(_workers_in, self._path)
+            self._good = await asyncio.to_thread(self._read, self._path)
         except ValueError as error:
             stays = "; what it said before stays" if self._good is not None else ""
             return Report(self._good, f"{error}{stays}")
@@ -60,8 +64,8 @@ def _mark(path: Path) -> _Mark:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _workers_in(path: Path) -> tuple[ReportedWorker, ...]:
-    """Raises ValueError."""
+def data_in(path: Path) -> bytes:
+    """The file, no more than `MAX_BYTES`. Raises ValueError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -69,6 +73,12 @@ def _workers_in(path: Path) -> tuple[ReportedWorker, ...]:
         raise ValueError(f"cannot be read: {error.strerror}") from error
     if len(data) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES} bytes")
+    return data
+
+
+def _workers_in(path: Path) -> tuple[ReportedWorker, ...]:
+    """Raises ValueError."""
+    data = data_in(path)
     if not data.strip():
         raise ValueError("it is empty; write [] (or a comment) to name no worker")
     items = _items(path.suffix, data)
@@ -106,3 +116,49 @@ def _items(suffix: str, data: bytes) -> list[tuple[str, Any]]:
     if not isinstance(whole, list):
         raise ValueError("it must be a list of workers, or a mapping whose `workers` is one")
     return [(f"worker {n}", item) for n, item in enumerate(whole, 1)]
+
+
+ANSWER_S = 5.0  # after this the name does not resolve, for now
+
+
+class DnsSource:
+    """Lifetime: as long as it is named. One question at a time, however long the resolver takes."""
+
+    def __init__(self, spec: DnsSpec, answer_s: float = ANSWER_S) -> None:
+        self._spec = spec
+        self._answer_s = answer_s
+        self._asking: asyncio.Task[Report] | None = None
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """One for each answer."""
+        while True:
+            yield await self._asked()
+            await asyncio.sleep(self._spec.every_s)
+
+    async def _asked(self) -> Report:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        # A look-up runs in a thread, which nobody can stop: it is waited for again next time.
+        done, _ = await asyncio.wait({self._asking}, timeout=self._answer_s)
+        if not done:
+            return Report(None, f"{self._spec.name}: no answer from DNS in {self._answer_s:g} s")
+        answer, self._asking = self._asking, None
+        return answer.result()
+
+    async def _ask(self) -> Report:
+        spec = self._spec
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(spec.name, spec.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            return Report(None, f"{spec.name} does not resolve: {error}")
+        seen: dict[str, ReportedWorker] = {}
+        refused: list[str] = []
+        for address in sorted({str(entry[4][0]) for entry in found}):
+            try:
+                worker = spec.template.at(address, spec.port, spec.name)
+            except WorkerSpecError as error:
+                refused.append(f"{address}: {error}")
+            else:
+                seen[worker.url] = ReportedWorker(worker)
+        return bounded(list(seen.values()), refused)
