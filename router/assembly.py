@@ -168,6 +168,7 @@ class Router:
             await asyncio.sleep(self.config.intervals.tick_s)
             self.dispatcher.tell(Tick(self.dispatcher.clock()))
             self.fleet.sweep(lambda worker_id: len(core.ledger.on_worker(worker_id)))
+            self.service.tell_halves()
 
     def apply(self, config: Config) -> list[str]:
         """Take over a new configuration; returns what cannot change while running, and why.

@@ -19,9 +19,9 @@ from router.admin.views import (
     trunks_shown,
     worker_shown,
 )
-from router.config.worker_spec import WorkerSpecError, worker_spec_of
+from router.config.worker_spec import ROLES, WorkerSpecError, worker_spec_of
 from router.core.roster import TableFullError
-from router.fleet.manager import DuplicateWorkerError, FleetManager
+from router.fleet.manager import DuplicateWorkerError, FleetManager, RoleRefusedError
 from router.fleet.member import Member
 from router.keys.key_ring import KeyRing
 from router.metrics.exposition import exposition
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _PROBES = ("/health", "/ready")
 _OPEN = (*_PROBES, PAGE)  # without a key: probes have none, and the page has no data in it
-_BY_URL = ("/workers", "/workers/drain", "/workers/undrain")
+_BY_URL = ("/workers", "/workers/drain", "/workers/undrain", "/workers/role")
 _OF_PAGES = ("Origin", "Sec-Fetch-Site")
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _NAME_CHARS = 200  # shown of a name
@@ -86,6 +86,8 @@ class AdminApi:
             },
             "/workers/drain": {"POST": self.drain_workers},
             "/workers/undrain": {"POST": self.undrain_workers},
+            "/workers/role": {"POST": self.change_role},
+            "/workers/{id}/role": {"POST": self.change_role},
             "/workers/{id}": {"GET": self.show_worker, "DELETE": self.remove_workers},
             "/workers/{id}/drain": {"POST": self.drain_workers},
             "/workers/{id}/undrain": {"POST": self.undrain_workers},
@@ -185,6 +187,19 @@ class AdminApi:
         for member in members:
             member.undrain(_REQUEST)
         return self._shown(request, members)
+
+    async def change_role(self, request: Request) -> Response:
+        """Drain them, then let them prefill, decode or do both: `{"role": "decode"}`."""
+        wanted = _json_of(request)
+        role = wanted.get("role") if isinstance(wanted, dict) and len(wanted) == 1 else None
+        if role not in ROLES:
+            raise ClientError(400, f'send {{"role": R}}; R: {", ".join(ROLES)}', "role")
+        members = self._named(request)
+        try:
+            self._fleet.change_role(members, role, _REQUEST)
+        except RoleRefusedError as error:
+            raise ClientError(409, str(error), code="role_refused") from error
+        return self._shown(request, members, 202)
 
     async def drain(self, request: Request) -> Response:
         """Be ready no more, so that balancers turn elsewhere; requests that come are served."""

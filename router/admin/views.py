@@ -36,6 +36,7 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         "state": "joining" if worker is None else worker.shown_state,
         "leaving": member.leaving,
         "leaving_s": None if member.leave is None else _number(now_s - member.leave.since_s),
+        "role_to_be": None if member.turning is None else member.turning.role,
         "named_by": member.named.by,
         "trouble": member.trouble or None,
         "refused_ranks": member.named.refused_ranks,

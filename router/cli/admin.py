@@ -11,6 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+ROLES = ("both", "prefill", "decode")  # as in `router.config.worker_spec`, not imported for them
 _MAX_KEY_CHARS = 4_096
 _SHOWN_BYTES = 2_000  # of an answer that is an error
 _MOST_BYTES = 64 << 20
@@ -115,17 +116,19 @@ Look at the workers of a running router, or change them, by its admin port.
   warmroute workers drain 2
   warmroute workers undrain http://127.0.0.1:8003
   warmroute workers remove 2 --force
+  warmroute workers role 2 decode
 
 WORKER is a number, or a URL: all ranks of that engine. Exit status: 0 done, 1 not.
 """
 _NAMED_BY = "named by"
-_ACTIONS = ("list", "add", "drain", "undrain", "remove")
+_ACTIONS = ("list", "add", "drain", "undrain", "remove", "role")
 
 
 def add_workers_command(parser: argparse.ArgumentParser) -> None:
     """The arguments of `warmroute workers`."""
     parser.add_argument("action", nargs="?", choices=_ACTIONS, default="list")
     parser.add_argument("worker", nargs="?", metavar="WORKER", help="number or URL")
+    parser.add_argument("role", nargs="?", choices=ROLES, help="that it is to have")
     parser.add_argument("--force", action="store_true", help="remove at once what runs there, too")
     add_admin_flags(parser)
 
@@ -135,6 +138,8 @@ def workers_command(args: argparse.Namespace) -> int:
     try:
         if args.action != "list" and args.worker is None:
             raise AdminError(f"`workers {args.action}` needs a worker: its number or its URL")
+        if (args.action == "role") != (args.role is not None):
+            raise AdminError("`workers role WORKER ROLE` changes a role; ROLE: " + ", ".join(ROLES))
         print(_table(_done(admin_of(args), args)))
     except AdminError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -157,7 +162,8 @@ def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
             method, path = "DELETE", f"/workers{one}"
         else:
             method, path = "POST", f"/workers{one}/{action}"
-        answer = admin.ask(method, path + ("?" + "&".join(query) if query else ""))
+        body = None if args.role is None else {"role": args.role}
+        answer = admin.ask(method, path + ("?" + "&".join(query) if query else ""), body)
     rows: list[dict[str, Any]] = answer.get("workers", [answer])
     return rows
 
@@ -173,6 +179,10 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> str:
         if row.get("rank") is not None:
             url += f"#{row['rank']}"
         why = f"  ({row['trouble']})" if row.get("trouble") else ""
+        if row.get("role", "both") != "both":
+            why = f"  role {row['role']}{why}"
+        if row.get("role_to_be"):
+            why += f"  (to be {row['role_to_be']})"
         if row.get("events_from") not in (None, "read here"):
             why += f"  (events {row['events_from']})"
         requests = row.get("inflight_requests", "")

@@ -172,7 +172,8 @@ class Splits:
         chosen = self._decode.pop(pending.arrival.request_id)
         self._ledger.unpromise(pending.arrival.request_id)
         worker = self._workers.get(chosen.worker.worker_id)
-        if worker is chosen.worker and worker.takes_requests:
+        stays = worker is not None and worker.facts.role in ("both", "decode")
+        if worker is chosen.worker and worker.takes_requests and stays:
             pending.leg = "decode"
             return chosen
         pending.group = chosen.worker.facts.group

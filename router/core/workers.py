@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
 from typing import Literal
 
-from policies.facts import WorkerFacts
+from policies.facts import Role, WorkerFacts
 from router.core.counters import Window
 from router.core.kv_state import KvState
 
@@ -80,6 +81,51 @@ class Worker:
         if self.state == "ready" and self.health.state != "healthy":
             return "trial" if self.health.state == "trial" else "ejected"
         return self.state
+
+
+@dataclass(frozen=True, slots=True)
+class HalfMissing:
+    """Workers of one role, none of whose group has the other one. Lifetime: while it is so."""
+
+    group: str | None  # None: these have none, and nobody can take KV from them
+    role: Role  # that they have
+    workers: int
+
+    @property
+    def missing(self) -> str:
+        """What nobody of the group does."""
+        return "decodes" if self.role == "prefill" else "prefills"
+
+    def __str__(self) -> str:
+        """For people."""
+        group = "without a group" if self.group is None else f"of the group {self.group!r}"
+        return f"nobody {group} {self.missing}: {self.workers} have the role {self.role}"
+
+
+def halves_missing(facts: Iterable[WorkerFacts]) -> list[HalfMissing]:
+    """Which groups of a model's workers have one role only; those that do all of a request
+    count as either.
+    """
+    roles: dict[str | None, Counter[Role]] = {}
+    for one in facts:
+        roles.setdefault(one.group, Counter())[one.role] += 1
+    found = []
+    for group, counts in roles.items():
+        for role, other in _OTHER.items():
+            if counts[role] and (group is None or not (counts[other] or counts["both"])):
+                found.append(HalfMissing(group, role, counts[role]))
+    return found
+
+
+_OTHER: Mapping[Role, Role] = MappingProxyType({"prefill": "decode", "decode": "prefill"})
+
+
+def serves(facts: Sequence[WorkerFacts]) -> bool:
+    """Whether a request finds what it needs among a model's workers: one for all, or a pair."""
+    if any(one.role == "both" or one.serves_alone for one in facts):
+        return True
+    groups = {one.group for one in facts if one.role == "prefill"} - {None}
+    return any(one.role == "decode" and one.group in groups for one in facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +208,10 @@ class WorkerTable:
             splits = any(w.facts.role != "both" for w in serving)
             pool = self._pools[model] = _Pool((first.models[0], adapter), sizes, splits)
         return pool
+
+    def halves_missing(self, model: str) -> list[HalfMissing]:
+        """Roles that do nothing for `model` now, since nobody ready has the other one."""
+        return halves_missing(w.facts for w in self.serving(model) if w.state == "ready")
 
     def serving(self, model: str) -> list[Worker]:
         """Workers of a model's pool, whatever their state, in the order of their ids."""

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from policies.facts import WorkerChange
+from policies.facts import Role, WorkerChange, WorkerFacts
 from router.config.worker_spec import WorkerSpec, WorkerSpecError, taken
 from router.core.roster import TableFullError
+from router.core.workers import halves_missing, serves
 from router.fleet.context import FleetContext
 from router.fleet.member import Member
+from router.fleet.recognize import with_role
 from router.fleet.wanted import (
     CONFIGURATION,
     Key,
     Leaving,
     NamedWorker,
+    Turning,
     WantedWorker,
     key_of,
     same_but_thresholds,
@@ -27,6 +31,15 @@ from router.fleet.wanted import (
 log = logging.getLogger(__name__)
 
 _RANKS = "its engine's ranks"
+
+
+# Engines that must be told their role, and are idle then; by SGLang 0.5.23, `role_switch.py`. For
+# the others a role is what requests make of it.
+_SWITCHES: Mapping[str, str] = MappingProxyType({"sglang": "/pd_role_switch"})
+
+
+class RoleRefusedError(Exception):
+    """A worker may not take another role; the text says why."""
 
 
 class DuplicateWorkerError(Exception):
@@ -46,6 +59,8 @@ class FleetManager:
         self.dismissed: set[Key] = set()  # named by somebody, and taken out by hand
         self._next_id = 0
         self.cut_short = 0  # removed at the end of `drain_s`, with requests
+        self.turned = 0  # roles changed
+        self._switching: set[asyncio.Task[None]] = set()
 
     @property
     def now_s(self) -> float:
@@ -138,7 +153,7 @@ class FleetManager:
         fits = member.spec.rank in wanted
         try:
             if not fits and missing:
-                member.spec = spec_of(named, missing.pop(0))
+                member.spec = member.as_turned(spec_of(named, missing.pop(0)))
             elif not fits:
                 self.drop(member, _RANKS)
             for rank in missing:
@@ -217,7 +232,8 @@ class FleetManager:
                 member.amend(replace(known, facts=facts))
 
     def sweep(self, requests_of: Callable[[int], int]) -> None:
-        """Remove those that are leaving and have nothing left to do, or had long enough.
+        """Remove those that are leaving and have nothing left to do, or had long enough; the same
+        for those that take another role.
 
         Called on every tick.
         """
@@ -225,11 +241,124 @@ class FleetManager:
         until_s = self.now_s - drain_s if drain_s else -math.inf
         for member in list(self.members.values()):
             if member.leave is None:
+                if (turning := member.turning) is not None:
+                    self._turn_idle(member, turning, requests_of, turning.since_s <= until_s)
                 continue
             if requests_of(member.worker_id) == 0:
                 self._go(member, "idle")
             elif member.leave.since_s <= until_s:
                 self._go(member, f"cut short: it drained for {drain_s:g} s (drain_s)")
+
+    def change_role(self, members: Sequence[Member], role: Role, by: str) -> None:
+        """Drain them, and let them have another role once idle (`sweep`), all or none.
+
+        Where nobody else can serve meanwhile and the engine need not be told, at once. Raises
+        RoleRefusedError.
+        """
+        now = [m for m in members if m.turning is None and m.spec.role == role]
+        members = [m for m in members if m not in now]
+        for member in members:
+            self._check_role(member, role, members)
+        for member in members:
+            before = member.turning
+            drained = member.draining if before is None else before.drained
+            if before is not None and member.spec.role == role:  # it has not begun
+                self._turned(member, None, by)
+            elif self._left_without(members) and not member.draining:
+                self._turned(member, role, by)
+            else:
+                if not member.draining:
+                    member.drain(f"{by}, to take the role {role} when idle")
+                member.turning = Turning(role, self.now_s, drained)
+
+    def _check_role(self, member: Member, role: Role, members: Sequence[Member]) -> None:
+        known, name = member.recognized, f"worker {member.worker_id} ({member.spec.name})"
+        if known is None or member.leaving:
+            raise RoleRefusedError(f"{name} is {'leaving' if known else 'not recognized yet'}")
+        if member.turning is not None and member.turning.switching:
+            raise RoleRefusedError(f"{name} takes the role {member.turning.role} just now")
+        if role != "both" and member.spec.group is None and known.own_group is None:
+            raise RoleRefusedError(f"{name} takes KV from nobody: it has no group")
+        missing = self._left_without(members)
+        if known.kind in _SWITCHES:
+            if role == "both":
+                raise RoleRefusedError(f"{name}: its engine can be prefill or decode only")
+            ranks = [m for m in self.at_url(member.spec.url) if m not in members and not m.leaving]
+            if ranks:
+                raise RoleRefusedError(f"{name} shares its engine: name its URL, for all ranks")
+            if missing:
+                raise RoleRefusedError(f"{missing} while {name} drains")
+        elif missing:
+            facts = [with_role(m.recognized, replace(m.spec, role=role)).facts for m in members
+                     if m.recognized]  # fmt: skip
+            if missing := self._left_without(members, facts):
+                raise RoleRefusedError(f"{missing} if {name} has the role {role}")
+
+    def _left_without(self, members: Sequence[Member], facts: Sequence[WorkerFacts] = ()) -> str:
+        """Which model cannot be served by all but `members`, and why; empty: each can.
+
+        `facts`: of more workers.
+        """
+        models = {name for m in members if m.recognized for name in m.recognized.facts.models}
+        others = [m for m in self.members.values() if m.ready and m not in members]
+        all_facts = [*(m.recognized.facts for m in others if m.recognized), *facts]
+        for model in sorted(models):
+            serving = [one for one in all_facts if model in one.models]
+            if not serves(serving):
+                why = next(iter(halves_missing(serving)), None)
+                what = "worker" if why is None else f"worker that {why.missing}"
+                return f"the model {model!r} would have no {what}"
+        return ""
+
+    def _turn_idle(
+        self, member: Member, turning: Turning, requests_of: Callable[[int], int], late: bool
+    ) -> None:
+        """Go on with a change of role, which waits for its requests to end; `late`: or has waited
+        for `drain_s`. Ranks turn together, where their engine must be told.
+        """
+        path = _SWITCHES.get(member.kind or "")
+        if path is None:  # what still runs there may: nothing is taken from it
+            if late or not requests_of(member.worker_id):
+                self._turned(member, turning.role, "drain_s is over" if late else "idle")
+            return
+        ranks = [m for m in self.at_url(member.spec.url) if m.turning is not None]
+        if member is not ranks[0] or turning.switching:
+            return
+        requests = sum(requests_of(m.worker_id) for m in ranks)
+        if requests and late:
+            log.error("worker %d keeps its role: %d requests run", member.worker_id, requests)
+            for rank in ranks:
+                self._turned(rank, None, "drain_s is over")
+        elif not requests:
+            turning.switching = True
+            task = asyncio.create_task(self._switch(ranks, turning, path, late))
+            self._switching.add(task)
+            task.add_done_callback(self._switching.discard)
+            task.add_done_callback(_shout)
+
+    async def _switch(
+        self, ranks: Sequence[Member], turning: Turning, path: str, late: bool
+    ) -> None:
+        refusal = await ranks[0].switch_engine(path, turning.role)
+        if refusal:
+            log.warning("worker %d keeps its role: %s", ranks[0].worker_id, refusal)
+            if not late:  # other routers' requests may run there still
+                await asyncio.sleep(self._context.terms.health_s)
+                turning.switching = False
+                return
+        for rank in ranks:
+            if rank.turning is not None and not rank.parting:
+                role = None if refusal else turning.role
+                self._turned(rank, role, "drain_s is over" if refusal else "its engine switched")
+
+    def _turned(self, member: Member, role: Role | None, by: str) -> None:
+        """It has another role now, or (None) keeps its own; requests as before."""
+        turning, member.turning = member.turning, None
+        if role is not None:
+            self.turned += 1
+            member.turn(role, by)
+        if member.draining and turning is not None and not turning.drained and not member.leaving:
+            member.undrain(by)
 
     def _go(self, member: Member, how: str) -> None:
         if member.parting:
@@ -246,6 +375,8 @@ class FleetManager:
 
     async def aclose(self) -> None:
         """Stop following everybody."""
+        for task in self._switching:
+            task.cancel()
         while self.members:  # a rank may still join meanwhile
             await self._part_from(next(iter(self.members.values())))
         if self._closing:

@@ -7,13 +7,14 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 import aiohttp
 
 from engine.wire.events import WireError
-from policies.facts import LoadReport, Probed, Suspension, WorkerChange
+from policies.facts import LoadReport, Probed, Role, Suspension, WorkerChange
 from router.config.worker_spec import WorkerSpec
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
@@ -27,9 +28,15 @@ from router.fleet.engines.adapter import (
     is_paused,
     total,
 )
-from router.fleet.recognize import NoSuchRankError, Recognized, recognize, with_thresholds
+from router.fleet.recognize import (
+    NoSuchRankError,
+    Recognized,
+    recognize,
+    with_role,
+    with_thresholds,
+)
 from router.fleet.upstreams import upstream_at
-from router.fleet.wanted import Leaving, NamedWorker
+from router.fleet.wanted import Leaving, NamedWorker, Turning
 from router.request.errors import out_of_files
 
 log = logging.getLogger(__name__)
@@ -99,6 +106,8 @@ def _used_tokens(load: RankLoad, capacity_tokens: float) -> float:
     return load.kv_usage * capacity_tokens if math.isnan(used) else used
 
 
+_SWITCH_S = 300.0  # an engine builds itself anew for another role
+_SAID_BYTES = 500  # of its answer
 _DOWN_AFTER = 2  # health probes in a row that fail
 
 State = Literal["ready", "draining", "down"]
@@ -131,6 +140,8 @@ class Member:
         self.draining = False
         self.leave: Leaving | None = None  # to be removed once idle
         self.parting = False  # its removal has begun
+        self.turning: Turning | None = None  # to take another role once idle
+        self.turned: Role | None = None  # the role that it took, whatever it was named with
         self.transfers = KvTransfers()  # of its engine, as latest told
         self.abandoned = 0  # how often all that waited there for a first byte was given up
         self._state: State = "down"  # as last told; before that nobody knows of it
@@ -225,9 +236,34 @@ class Member:
 
     def respec(self, spec: WorkerSpec) -> None:
         """Take over other thresholds or another weight; all else of `spec` must be as it was."""
-        self.spec = spec
+        spec = self.spec = self.as_turned(spec)
         if self.recognized is not None:
             self.amend(with_thresholds(self.recognized, spec))
+
+    def as_turned(self, spec: WorkerSpec) -> WorkerSpec:
+        """The options, with the role that it took since it was named."""
+        return spec if self.turned is None else replace(spec, role=self.turned)
+
+    def turn(self, role: Role, by: str) -> None:
+        """Have another role from now on; its engine has it, too."""
+        log.info("worker %d (%s): role %s, by %s", self.worker_id, self.spec.name, role, by)
+        self.turned = role
+        self.spec = replace(self.spec, role=role)
+        if self.recognized is not None:
+            self.amend(with_role(self.recognized, self.spec))
+
+    async def switch_engine(self, path: str, role: Role) -> str:
+        """Tell the engine its new role (SGLang's `/pd_role_switch`); returns why it refused."""
+        timeout = aiohttp.ClientTimeout(total=_SWITCH_S)
+        url = f"{self.spec.url}{path}"
+        try:
+            async with self._context.http.post(
+                url, json={"new_role": role}, timeout=timeout, allow_redirects=False
+            ) as reply:
+                said = (await reply.content.read(_SAID_BYTES)).decode(errors="replace")
+                return "" if reply.status == 200 else f"POST {path}: {reply.status}: {said}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return f"POST {path}: {str(error) or type(error).__name__}"
 
     def amend(self, recognized: Recognized) -> None:
         """It is known better than before."""
@@ -251,11 +287,15 @@ class Member:
         """Send it nothing new; what runs there finishes. `by` says in the log who asked for it."""
         log.info("worker %d (%s) is draining, by %s", self.worker_id, self.spec.name, by)
         self.draining = True
+        if self.turning is not None:
+            self.turning.drained = True
         if self._state == "ready":
             self._tell_state("draining", None)
 
     def undrain(self, by: str) -> None:
-        """Send it requests again."""
+        """Send it requests again, in the role that it has."""
+        if self.turning is not None and not self.turning.switching:
+            self.turning = None
         log.info("worker %d (%s) drains no more, by %s", self.worker_id, self.spec.name, by)
         self.draining = False
         if self._state == "draining":

@@ -74,6 +74,7 @@ class Recognized:
     advice: str = ""  # to its operator
     sized: bool = True  # it told its block size
     pause_url: str | None = None  # tells whether it is paused; None: it cannot be
+    own_group: str | None = None  # whose KV it could take, by engine and version
 
     def __str__(self) -> str:
         """One line for people."""
@@ -114,9 +115,6 @@ async def recognize(
         name=spec.name,
         models=(spec.model,) if spec.model else tuple(m.id for m in models),
         block_size=size,
-        role=spec.role,
-        group=_group(spec, kind, profile),
-        serves_alone=spec.role == "both" or kind not in TRANSFERS or TRANSFERS[kind].serves_alone,
         kv_capacity_tokens=_capacity(spec, profile),
         max_model_tokens=min(limits) if limits else None,
         has_events=source is not None,
@@ -135,8 +133,9 @@ async def recognize(
         refused or _advice(spec, profile),
         profile.block_size is not None,
         profile.pause_url,
+        _own_group(kind, profile),
     )
-    return with_thresholds(recognized, spec)
+    return with_role(with_thresholds(recognized, spec), spec)
 
 
 def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
@@ -151,12 +150,21 @@ def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
     return replace(recognized, facts=facts)
 
 
-def _group(spec: WorkerSpec, kind: str, profile: Profile) -> str | None:
-    """Whom it takes KV from. Engines do so from others of their own version only."""
-    if spec.group is not None:
-        return spec.group
-    known = profile.transfers and profile.version and spec.role != "both"
-    return f"{kind} {profile.version}" if known else None
+def with_role(recognized: Recognized, spec: WorkerSpec) -> Recognized:
+    """The same worker with the role that `spec` has now, and those whom it takes KV from then."""
+    kind, own = recognized.kind, None if spec.role == "both" else recognized.own_group
+    facts = replace(
+        recognized.facts,
+        role=spec.role,
+        group=spec.group or own,
+        serves_alone=spec.role == "both" or kind not in TRANSFERS or TRANSFERS[kind].serves_alone,
+    )
+    return replace(recognized, facts=facts)
+
+
+def _own_group(kind: str, profile: Profile) -> str | None:
+    """Whom it could take KV from. Engines do so from others of their own version only."""
+    return f"{kind} {profile.version}" if profile.transfers and profile.version else None
 
 
 def _block_size(spec: WorkerSpec, profile: Profile, has_events: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from policies.facts import Role
 from router.config.worker_spec import WorkerSpec, of_rank
 
 Key = tuple[str, int | None]  # a worker's URL and rank: which one it is, whoever names it
@@ -42,6 +43,16 @@ class Leaving:
     since_s: float
     may_return: bool  # whoever named it can name it again
     drained: bool  # it was draining before
+
+
+@dataclass(slots=True)
+class Turning:
+    """A worker drains, to take another role then. Lifetime: until it has it, or keeps its own."""
+
+    role: Role
+    since_s: float
+    drained: bool  # it was draining before
+    switching: bool = False  # its engine is being told
 
 
 def key_of(spec: WorkerSpec) -> Key:

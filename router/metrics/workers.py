@@ -88,10 +88,26 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
             joined.append(worker)
             for cause, count in worker.health.causes.items():
                 failures.add_metric([label, cause], count)
+    yield halves_missing_metric(core)
+    turned = "Workers that took another role while running"
+    yield counter("warmroute_role_changes", turned, fleet.turned)
     refused = "Data-parallel ranks of engines that did not become workers, by a limit"
     yield from (_info(fleet), up, failures, transfers, events, lag)
     yield gauge("warmroute_refused_ranks", refused, fleet.refused_ranks)
     yield from _gauges(joined, core.columns, fleet.now_s)
+
+
+def halves_missing_metric(core: RouterCore) -> Metric:
+    """Empty where each role has its other half."""
+    family = GaugeMetricFamily(
+        "warmroute_pool_half_missing",
+        "Workers whose role does nothing: nobody of their group has the other",
+        labels=["model", "group", "missing"],
+    )
+    for model in core.workers.models():
+        for half in core.workers.halves_missing(model):
+            family.add_metric([model, half.group or "", half.missing], half.workers)
+    return family
 
 
 def _gauges(workers: list[Worker], columns: WorkerColumns, now_s: float) -> Iterator[Metric]:

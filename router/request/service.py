@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from router.core.workers import HalfMissing, serves
 from router.fleet.manager import FleetManager
 from router.keys.tenant_counts import TenantCounts
 from router.metrics.registry import RouterMetrics
@@ -60,6 +61,8 @@ class Service:
         self.splits = dispatcher.core.workers.splits
         self._id_prefix = secrets.token_hex(6)
         self._id_numbers = itertools.count()
+        self._told_version = -1  # of the workers, when it was looked which roles do nothing
+        self._told_halves: set[str] = set()
 
     def id_of(self, request: Request) -> str:
         """The client's number for a request, else one of ours, which no other router gives."""
@@ -85,6 +88,34 @@ class Service:
         """Of each model served, sorted: how many of its workers take requests now."""
         workers = self.dispatcher.core.workers
         return {m: sum(w.takes_requests for w in workers.serving(m)) for m in workers.models()}
+
+    def halves_missing(self) -> dict[str, list[HalfMissing]]:
+        """Of each model whose workers have roles that do nothing now: which and why."""
+        workers = self.dispatcher.core.workers
+        found = ((model, workers.halves_missing(model)) for model in workers.models())
+        return {model: halves for model, halves in found if halves}
+
+    def unserved(self, model: str) -> str:
+        """Why none of a model's ready workers, nor a pair of them, can serve; empty: they can."""
+        workers = self.dispatcher.core.workers
+        ready = [w.facts for w in workers.serving(model) if w.state == "ready"]
+        if not ready or serves(ready):
+            return ""
+        why = "; ".join(map(str, workers.halves_missing(model)))
+        return f"the model {model!r} cannot be served: {why}"
+
+    def tell_halves(self) -> None:
+        """Log which roles do nothing, where that changed. Called on every tick."""
+        workers = self.dispatcher.core.workers
+        if workers.version == self._told_version:
+            return
+        self._told_version = workers.version
+        now = {f"model {m!r}: {h}" for m, halves in self.halves_missing().items() for h in halves}
+        for line in sorted(now - self._told_halves):
+            log.warning("%s; it is used only as far as it serves alone", line)
+        for line in sorted(self._told_halves - now):
+            log.info("no longer so: %s", line)
+        self._told_halves = now
 
     def reasons(self) -> tuple[str, ...]:
         """Why no new requests are wanted here, whatever the workers say; none: they are."""

@@ -36,7 +36,9 @@ def workers_of(router: Router) -> tuple[Worker, ...]:
             worker = core.workers.get(member.worker_id)
             known = worker is not None and member.feed is not None and worker.kv.known
             name = member.spec.name
-            found.append(Worker(name, member.draining, member.ready, known))
+            turning = member.turning  # a change of role that has not ended is forgotten
+            draining = member.draining and (turning is None or turning.drained)
+            found.append(Worker(name, draining, member.ready, known, member.turned))
     return tuple(found)
 
 
@@ -62,12 +64,18 @@ async def resume(router: Router, handover: Handover) -> None:
 
 
 def _missing(router: Router, handover: Handover) -> set[str]:
-    """Workers of which the router before knew more. Drains those that it drained."""
+    """Workers of which the router before knew more. Drains those that it drained, and lets
+    others have the roles that they took there.
+    """
     now = {worker.name: worker for worker in workers_of(router)}
     followed = {member.spec.url for member in router.fleet.members.values()}
     missing = set()
     for before in handover.workers:
         worker = now.get(before.name)
+        if worker is not None and before.turned is not None and worker.turned is None:
+            for member in router.fleet.members.values():
+                if member.spec.name == before.name:
+                    member.turn(before.turned, _BY)
         if worker is not None and before.draining and not worker.draining:
             for member in router.fleet.members.values():
                 if member.spec.name == before.name:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import msgspec
 
+from policies.facts import Role
 from router.restart.sockets import close_all
 
 HELLO = b"warmroute takeover 1\n"
@@ -46,6 +47,7 @@ class Worker(msgspec.Struct, frozen=True):
     draining: bool
     ready: bool
     known: bool  # all of its cache is
+    turned: Role | None = None  # the role that it took while it ran
 
 
 class Handover(msgspec.Struct, frozen=True):

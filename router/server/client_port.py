@@ -128,9 +128,16 @@ def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
             reasons.append(f"no worker serves the model {model!r}")
         elif not by_model[model]:
             reasons.append(f"no worker of the model {model!r} takes requests")
+        elif why := service.unserved(model):
+            reasons.append(why)
         by_model = {name: count for name, count in by_model.items() if name == model}
     elif not by_model:
         reasons.append("no worker is recognized")
     elif not any(by_model.values()):
         reasons.append("no worker takes requests")
-    return {"ready": not reasons, "reasons": reasons, "ready_workers_by_model": by_model}
+    elif all(service.unserved(name) for name, count in by_model.items() if count):
+        reasons.extend(service.unserved(name) for name, count in by_model.items() if count)
+    shown = {"ready": not reasons, "reasons": reasons, "ready_workers_by_model": by_model}
+    if halves := {m: h for m, h in service.halves_missing().items() if m in by_model}:
+        shown["halves_missing"] = {m: [str(half) for half in each] for m, each in halves.items()}
+    return shown
