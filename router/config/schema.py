@@ -370,7 +370,7 @@ class Config(_Section, frozen=True):
     ] = ()
     discovery: Annotated[
         tuple[str, ...],
-        Meta(description="who else names workers: file:PATH, dns:NAME:PORT, redis, kubernetes:..."),
+        Meta(description="who else names workers: file:PATH, dns:NAME:PORT, redis, kubernetes:..., trtllm:..."),
     ] = ()
     event_hosts: Annotated[
         tuple[str, ...],
