@@ -370,7 +370,10 @@ class Config(_Section, frozen=True):
     ] = ()
     discovery: Annotated[
         tuple[str, ...],
-        Meta(description="who else names workers: file:PATH, dns:NAME:PORT, redis, kubernetes:..., trtllm:..."),
+        Meta(
+            description="who else names workers: file:PATH, dns:NAME:PORT, redis, kubernetes:..., "
+            "trtllm:PATH"
+        ),
     ] = ()
     event_hosts: Annotated[
         tuple[str, ...],

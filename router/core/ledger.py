@@ -101,6 +101,8 @@ class Ledger:
         if promised is not None:
             self._cells.requests[promised.slot] -= 1
             self._cells.context_tokens[promised.slot] -= promised.prompt_tokens
+            if self._cells.requests[promised.slot] == 0:
+                self._idle(promised.slot)
             self._cells.promised_tokens[promised.slot] -= promised.prompt_tokens
 
     def promised_at(self, slot: int) -> list[int]:
@@ -218,13 +220,18 @@ class Ledger:
             self._lift_limit(slot)
         else:
             cells.context_tokens[slot] -= charge.prompt_tokens + charge.output_tokens
-        if cells.requests[slot] == 0:  # an idle worker has an empty queue, whatever the model
-            cells.drained_work[slot] = cells.charged_work[slot]
-            cells.context_tokens[slot] = 0.0  # nor do promises remain: each is a request
-            self._silent.pop(slot, None)
-            self._coming.pop(slot, None)
-            cells.drain_limit_work[slot] = inf
+        if cells.requests[slot] == 0:
+            self._idle(slot)
         return charge
+
+    def _idle(self, slot: int) -> None:
+        """An idle worker has an empty queue, whatever the model; promises are requests, too."""
+        cells = self._cells
+        cells.drained_work[slot] = cells.charged_work[slot]
+        cells.context_tokens[slot] = 0.0
+        self._silent.pop(slot, None)
+        self._coming.pop(slot, None)
+        cells.drain_limit_work[slot] = inf
 
     def advance(self, now_s: float) -> None:
         """Drain the queues by the model and let silent answers pass to decode."""

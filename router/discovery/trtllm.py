@@ -25,8 +25,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from policies.facts import Role
-from router.config.worker_spec import WorkerSpec, WorkerSpecError
+from router.config.worker_spec import Role, WorkerSpec, WorkerSpecError
 from router.discovery.plain_sources import FileSource, data_in
 from router.discovery.source import Report, ReportedWorker, TrtllmSpec, bounded
 from router.request.errors import ClientError
