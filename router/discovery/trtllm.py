@@ -18,14 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
 import msgspec
 import yaml
 from msgspec import Meta
 
-from router.config.worker_spec import Role, WorkerSpec, WorkerSpecError
+from router.config.worker_spec import WorkerSpec, WorkerSpecError
 from router.discovery.plain_sources import FileSource, data_in
 from router.discovery.source import Report, ReportedWorker, TrtllmSpec, bounded
 from router.request.errors import ClientError
@@ -36,6 +36,7 @@ from router.server.server import HttpServer, ServerTerms
 
 log = logging.getLogger(__name__)
 
+Role = Literal["prefill", "decode"]
 _MAX_URLS = 4_096
 _SERVERS: Mapping[str, Role] = {"context_servers": "prefill", "generation_servers": "decode"}
 _READ = (*_SERVERS, "disagg_cluster", "internal_request_auth_key", "node_id")
