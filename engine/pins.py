@@ -157,8 +157,14 @@ class Export:
     generation: int  # no two exports of a worker have the same
     prompt: Tokens
     block_ids: list[int]  # whole prompt, first block first
-    until_s: float
+    until_s: float  # infinity while its request computes it: that one holds its blocks
     cached_tokens: int = 0  # of them, ones that this worker had not to compute
+    ready_tokens: int = 0  # leading ones whose KV is in the blocks
+
+    @property
+    def is_computing(self) -> bool:
+        """Its request has not ended: it was told of early."""
+        return self.until_s == inf
 
 
 class Exports:
@@ -184,21 +190,31 @@ class Exports:
     @property
     def next_s(self) -> float | None:
         """When the next lease ends; None: there is none."""
-        return min((export.until_s for export in self._held.values()), default=None)
+        ends = [export.until_s for export in self._held.values() if not export.is_computing]
+        return min(ends, default=None)
 
-    def keep(
-        self, request_id: int, prompt: Tokens, block_ids: Sequence[int], cached: int, now_s: float
+    def begin(
+        self, request_id: int, prompt: Tokens, block_ids: list[int], cached: int
     ) -> Export | None:
-        """Hold the blocks of `prompt`, which somebody holds; None: too many are kept."""
+        """A prompt that is about to be computed into `block_ids`, its request's own list; None: too
+        many are kept. It may be read block by block as `ready_tokens` grow. `keep` it at the end of
+        its request, and release it where that loses its blocks before."""
         if len(self._held) >= self._most:
             self.refused_total += 1
             return None
-        self._pool.hold(block_ids)
         self.kept_total += 1
-        until_s = now_s + self.lease_s
-        export = Export(request_id, self.kept_total, prompt, list(block_ids), until_s, cached)
+        export = Export(request_id, self.kept_total, prompt, block_ids, inf, cached, cached)
         self._held[export.generation] = export
         return export
+
+    def keep(self, export: Export, block_ids: Sequence[int], now_s: float) -> None:
+        """Hold the blocks of its whole prompt, which is computed, beside the request that ends."""
+        if not self.is_held(export):
+            return
+        self._pool.hold(block_ids)
+        export.block_ids = list(block_ids)
+        export.ready_tokens = len(export.prompt)
+        export.until_s = now_s + self.lease_s
 
     def find(self, request_id: int, generation: int) -> Export | None:
         """The export, if it is still held."""
@@ -211,14 +227,15 @@ class Exports:
 
     def extend(self, export: Export, now_s: float) -> None:
         """Its reader lives: the lease ends no sooner than EXTENSION of one from now."""
-        export.until_s = max(export.until_s, now_s + self.lease_s * EXTENSION)
+        export.until_s = max(export.until_s, now_s + self.lease_s * EXTENSION)  # or infinity
 
     def release(self, export: Export) -> bool:
         """Give its blocks back; False if that has happened before."""
         if not self.is_held(export):
             return False
         del self._held[export.generation]
-        self._pool.release(export.block_ids)
+        if not export.is_computing:
+            self._pool.release(export.block_ids)
         return True
 
     def advance(self, now_s: float) -> None:

@@ -157,7 +157,8 @@ def digest(prompt: Tokens) -> int:
 class Exporter:
     """Answers those who read the KV of prompts that were computed here. Lifetime: worker.
 
-    `on_free` is called when blocks were given back.
+    `on_free` is called with what was given back. Of a prompt that is still being computed, blocks
+    are sent as they become ready: call `stepped` after each step.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class Exporter:
         engine_id: str,
         clock: Clock,
         link: Link,
-        on_free: Callable[[], None],
+        on_free: Callable[[Export], None],
     ) -> None:
         self.engine_id = engine_id
         self.sent_bytes_total = 0
@@ -177,10 +178,11 @@ class Exporter:
         self._exports = exports
         self._store = store
         self._clock = clock
-        self._link = link
+        self.link = link
         self._on_free = on_free
         self._lent: set[int] = set()  # generations that have a reader
         self._readers: set[asyncio.Task[None]] = set()
+        self._step = asyncio.Event()  # set by the next step
         self._server: asyncio.Server | None = None
 
     @property
@@ -215,8 +217,14 @@ class Exporter:
     def _free(self, export: Export) -> bool:
         was_held = self._exports.release(export)
         if was_held:
-            self._on_free()
+            self._on_free(export)
         return was_held
+
+    def stepped(self) -> None:
+        """More of prompts may be ready."""
+        if self._lent:
+            self._step.set()
+            self._step = asyncio.Event()
 
     async def _accept(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -283,7 +291,8 @@ class Exporter:
     ) -> None:
         """Do what its reader says until it is through, or gone."""
         exports, sending = self._exports, None
-        pools = list(self._store.pools)
+        # Memory is mapped at once and whole; what is being computed comes as it becomes ready.
+        pools = [] if export.is_computing else list(self._store.pools)
         block_ids = export.block_ids if pools else []
         welcome = Welcome(self._store.block_tokens, exports.lease_s, block_ids, pools)
         writer.write(frame(welcome))
@@ -316,25 +325,40 @@ class Exporter:
         store, exports, sent = self._store, self._exports, 0
         first, last = read.start // store.block_tokens, -(-read.stop // store.block_tokens)
         each = max(1, PART_BYTES // store.size(1))
+        start = first
         try:
-            await self._link.open()
-            for start in range(first, last, each):
-                if not exports.is_held(export):
-                    break
-                stop = min(start + each, last)
+            await self.link.open()
+            while start < last and await self._is_ready(export, start, writer):
+                is_whole = export.ready_tokens >= len(export.prompt)
+                ready = last if is_whole else export.ready_tokens // store.block_tokens
+                stop = min(start + each, last, ready)
                 data = await _apart(store, store.pack, export.block_ids[start:stop])
-                await self._link.carry(store.size(stop - start))
+                await self.link.carry(store.size(stop - start))
                 writer.write(frame(Part(start, stop, len(data))))
                 if data:
                     writer.write(data)
                 await writer.drain()
                 exports.extend(export, self._clock.now_s())
                 sent += store.size(stop - start)
+                start = stop
             self._finish(export, writer, sent)
         except Exception as error:
             if not isinstance(error, OSError):
                 log.exception("KV could not be sent")
             writer.close()  # its reader sees that nothing more comes
+
+    async def _is_ready(self, export: Export, block: int, writer: asyncio.StreamWriter) -> bool:
+        """Wait for the KV of a block, with signs of life; False where it will not come."""
+        needed = min((block + 1) * self._store.block_tokens, len(export.prompt))
+        while self._exports.is_held(export):
+            if export.ready_tokens >= needed:
+                return True
+            try:
+                async with asyncio.timeout(self._exports.lease_s / BEATS):
+                    await self._step.wait()
+            except TimeoutError:
+                writer.write(frame(Beat()))
+        return False
 
     def _finish(self, export: Export, writer: asyncio.StreamWriter, sent: int) -> None:
         """Say whether what was read was this prompt's KV to the end."""
@@ -542,7 +566,7 @@ class Importer:
                 wanted = one.room.result()
                 if wanted.start < wanted.stop:
                     begun_s = self._clock.now_s()
-                    if not await self._copy(wanted, welcome, incoming, writer):
+                    if not await self._copy(wanted, welcome, incoming, stream, writer):
                         writer.write(frame(Read(wanted.start, wanted.stop)))
                         await self._read(wanted, welcome, incoming, stream, writer)
                     self.wait_s_total += self._clock.now_s() - begun_s
@@ -592,20 +616,22 @@ class Importer:
     ) -> None:
         """Take the parts in; their end says whether they were valid."""
         store, block_ids = self._store, wanted.request.block_ids
-        message, come = await self._next(incoming, writer, welcome), wanted.start
+        message, come = await self._next(incoming, stream, writer, welcome), wanted.start
         while isinstance(message, Part):
             first = message.start * welcome.block_tokens
             is_next = first <= come < message.stop * welcome.block_tokens
             if not is_next or not 0 <= message.size <= MAX_PART_BYTES:
                 raise BadMessage(f"blocks {message.start}..{message.stop} after {come} tokens")
-            data = await asyncio.wait_for(stream.readexactly(message.size), STALL_S)
+            async with asyncio.timeout(STALL_S):
+                data = await stream.readexactly(message.size)
             come = min(message.stop * welcome.block_tokens, wanted.stop)
             part = Place(block_ids, max(first, wanted.start), come)
             blocks = message.stop - message.start
             taken = data, welcome.block_tokens, message.start, blocks, part
             await _unbroken(_apart(store, store.put, *taken))
             writer.write(frame(Beat()))
-            message = await self._next(asyncio.ensure_future(receive(stream)), writer, welcome)
+            incoming = asyncio.ensure_future(receive(stream))
+            message = await self._next(incoming, stream, writer, welcome)
         sent_bytes = _valid(message)
         if come < wanted.stop:
             raise BadMessage(f"the KV of {come} tokens came, {wanted.stop} were asked for")
@@ -616,6 +642,7 @@ class Importer:
         wanted: Wanted,
         welcome: Welcome,
         incoming: asyncio.Future[Message],
+        stream: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
         """Copy out of the other's memory, and ask whether it was valid to the end; False where it
@@ -630,23 +657,32 @@ class Importer:
             log.debug("the holder's memory cannot be mapped, KV comes by tcp: %s", error)
             return False
         writer.write(frame(Copied()))
-        _valid(await self._next(incoming, writer, welcome))
+        _valid(await self._next(incoming, stream, writer, welcome))
         self.received_bytes_total += copied
         self.mapped_total += 1
         return True
 
     async def _next(
-        self, incoming: asyncio.Future[Message], writer: asyncio.StreamWriter, welcome: Welcome
+        self,
+        incoming: asyncio.Future[Message],
+        stream: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        welcome: Welcome,
     ) -> Message:
         """The next message, with signs of life until it comes. Raises TimeoutError."""
         beat_s = welcome.lease_s / BEATS
         left_s = max(STALL_S, 2 * beat_s)
         try:
-            while not (await asyncio.wait((incoming,), timeout=beat_s))[0]:
-                left_s -= beat_s
-                if left_s < 0:
-                    raise TimeoutError
-                writer.write(frame(Beat()))
-            return incoming.result()
+            while True:
+                if not (await asyncio.wait((incoming,), timeout=beat_s))[0]:
+                    left_s -= beat_s
+                    if left_s < 0:
+                        raise TimeoutError
+                    writer.write(frame(Beat()))
+                elif isinstance(incoming.result(), Beat):
+                    left_s = max(STALL_S, 2 * beat_s)
+                    incoming = asyncio.ensure_future(receive(stream))
+                else:
+                    return incoming.result()
         finally:
             _forget(incoming)

@@ -38,7 +38,7 @@ _WORKER_FLAGS = (
     *("block_size", "host", "port", "events_port", "replay_port"),
     *("max_body_bytes", "grace_s", "tenant_header"),
     *("role", "kv_transport", "kv_host", "kv_port", "kv_load_failure_policy"),
-    *("kv_gbytes_per_s", "kv_latency_ms"),
+    *("kv_gbytes_per_s", "kv_latency_ms", "kv_overlap"),
 )
 
 
@@ -124,6 +124,10 @@ def _add_transfers(parser: argparse.ArgumentParser) -> None:
         help="at which KV leaves (as sockets do; a timed worker's: 50)",
     )  # fmt: skip
     add("--kv-latency-ms", type=float, default=0.0, metavar="X", help="before it does (0)")
+    add(
+        "--kv-overlap", action="store_true",
+        help="KV leaves while the rest of its prompt is computed (docs say what it costs)",
+    )  # fmt: skip
     add(
         "--export-lease-s", type=float, default=limits.export_lease_s, metavar="S",
         help="for so long KV is kept that nobody asks for (30)",

@@ -65,6 +65,7 @@ class Request:
     retention: Retention | None = None  # what its blocks are worth; None: as much as others
     imports: bool = False  # another worker has its prompt's KV; false from its start on
     exports: bool = False  # another worker will read its prompt's KV when it has ended
+    exports_early: bool = False  # or while it is computed
 
     arrival_s: float = 0.0  # when it was added
     token_limit: int = 0  # prompt and output together, set when it is added
@@ -85,7 +86,7 @@ class Request:
     visible_blocks: int = 0  # leading blocks of `block_ids` that are published
     epoch: int = 0  # of the pool, at admission
     finish_reason: FinishReason | None = None
-    export: Export | None = None  # where `exports`, and it has ended in the normal way
+    export: Export | None = None  # where `exports`: early, or when it has ended in the normal way
     queue_key: tuple[int, float, int] = (1, 0.0, 0)  # smaller is served first; see Scheduler
 
     def __post_init__(self) -> None:

@@ -310,6 +310,8 @@ class Scheduler:
             if request.state is State.RUNNING:
                 request.computed_tokens = start + count
                 self._blocks.publish(request)
+                if request.export is not None:
+                    request.export.ready_tokens = request.computed_tokens
                 if not request.is_prefilling:
                     outputs.append(self._take_token(request, tokens, now_s, ended))
         return outputs
@@ -545,6 +547,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Back to the front of the queue; what it published stays cached."""
+        self._end_export(request)
         self._blocks.leave(request)
         request.state = State.WAITING
         request.preemptions += 1
@@ -570,6 +573,8 @@ class Scheduler:
                 request.note(Reason.KV_TRANSFER, now_s)
                 self._reading[request.request_id] = request
                 return
+        if request.exports_early and not request.preemptions:
+            self._begin_export(request)
         self._run(request, now_s)
 
     def _run(self, request: Request, now_s: float) -> None:
@@ -597,19 +602,28 @@ class Scheduler:
             self._finish(request)
         return Output(request, token, finished)
 
+    def _begin_export(self, request: Request) -> None:
+        request.export = self.exports.begin(
+            request.request_id, request.prompt, request.block_ids, request.cached_tokens
+        )
+
     def _export(self, request: Request, now_s: float) -> None:
         """Hold its prompt's blocks beside it."""
-        blocks = -(-request.prompt_tokens // self.pool.block_size)
-        request.export = self.exports.keep(
-            request.request_id,
-            request.prompt,
-            request.block_ids[:blocks],
-            request.cached_tokens,
-            now_s,
-        )
+        if request.export is None:
+            self._begin_export(request)
+        if request.export is not None:
+            blocks = -(-request.prompt_tokens // self.pool.block_size)
+            self.exports.keep(request.export, request.block_ids[:blocks], now_s)
+
+    def _end_export(self, request: Request) -> None:
+        """It loses its blocks: who reads them is told so."""
+        if request.export is not None and request.export.is_computing:
+            self.exports.release(request.export)
+            request.export = None
 
     def _finish(self, request: Request) -> None:
         queue = self._waiting
+        self._end_export(request)
         if request.state is State.RUNNING:
             queue = self._running
             self._leave(request)

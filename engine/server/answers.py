@@ -101,6 +101,7 @@ class Answer:
     shows_special: bool = False  # special tokens are part of the text
     kv_transfer_params: dict[str, Any] | None = None  # by which another worker reads its KV
     is_told: bool = False  # its body was made
+    is_early: bool = False  # told before its end: another worker reads its KV and answers
     choices: list[Choice] = field(default_factory=list)
     unfinished: int = 0
     done: asyncio.Future[None] = field(
@@ -137,6 +138,12 @@ class Answer:
             self.unfinished -= 1
             if not self.unfinished and not self.done.done():
                 self.done.set_result(None)
+
+    def tell_early(self) -> None:
+        """Its prompt's KV can be read: nobody need wait for its token."""
+        if not self.done.done():
+            self.is_early = True
+            self.done.set_result(None)
 
     def cut(self) -> None:
         """End the wait for tokens that will not come: the worker shuts down."""
@@ -203,7 +210,8 @@ class Answer:
         else:
             part["text"] = text
         logprobs = shaped(choice.logprobs, self.kind) if choice.logprobs else None
-        part |= {"logprobs": logprobs, "finish_reason": request.finish_reason}
+        reason = "length" if self.is_early else request.finish_reason
+        part |= {"logprobs": logprobs, "finish_reason": reason}
         if self.return_token_ids:
             part["token_ids"] = request.output
             if self.kind == "completion":

@@ -216,8 +216,10 @@ async def _answer(
         answer.kv_transfer_params = worker.kv_of(answer)
         return web.Response(body=answer.body(), content_type="application/json")
     finally:
-        # Also when the client has left: the server cancels the handler then.
-        worker.abandon(answer)
+        # Also when the client has left: the server cancels the handler then. What was told early
+        # goes on for the worker that reads its KV.
+        if not (answer.is_early and answer.is_told):
+            worker.abandon(answer)
 
 
 async def stream(

@@ -59,6 +59,7 @@ class WorkerSettings:
     kv_load_failure_policy: FailurePolicy = "recompute"
     kv_gbytes_per_s: float | None = None
     kv_latency_ms: float = 0.0
+    kv_overlap: bool = False  # others may read a prompt's KV while the rest of it is computed
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
     def __post_init__(self) -> None:

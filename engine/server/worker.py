@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.block_pool import BlockPool
+from engine.pins import Export
 from engine.sampling.params import SamplingParams
 from engine.sampling.stops import StopText
 from engine.scheduler.explain import Explanation, explain
@@ -59,6 +60,7 @@ class Transfers:
         store: KvStore,
         transport: Transport,
         on_failed: Callable[[Request, str], None],
+        on_free: Callable[[Export], None],
     ) -> None:
         self.engine_id = uuid.uuid4().hex
         self._settings = settings
@@ -67,7 +69,7 @@ class Transfers:
         self._on_failed = on_failed
         scheduler, clock = runner.scheduler, runner.clock
         link = Link(clock, settings.link_bytes_per_s, settings.kv_latency_ms / 1e3 / settings.speed)
-        self.exporter = Exporter(scheduler.exports, store, self.engine_id, clock, link, runner.wake)
+        self.exporter = Exporter(scheduler.exports, store, self.engine_id, clock, link, on_free)
         self.importer = Importer(scheduler, store, clock, transport, self._on_end)
         self.transport = transport
         runner.on_read = self.importer.read
@@ -172,7 +174,9 @@ class Worker:
         self.transfers: Transfers | None = None  # its KV stays where it is
         if settings.kv_transport != "none" and self.served.store is not None:
             store, transport = self.served.store, settings.kv_transport
-            self.transfers = Transfers(settings, self.runner, store, transport, self._on_unread)
+            self.transfers = Transfers(
+                settings, self.runner, store, transport, self._on_unread, self._on_free
+            )
         self.steps = StepRecords(self.runner.scheduler)
         self._log = EventLog(self.pool, time.time)
         self.publisher = KvPublisher(
@@ -230,6 +234,7 @@ class Worker:
                     retention=options.retention,
                     imports=imports is not None,
                     exports=exports,
+                    exports_early=exports and self.settings.kv_overlap,
                 )
                 self.runner.submit(request)
                 if imports is not None and self.transfers is not None:
@@ -343,6 +348,8 @@ class Worker:
         self._publish()
         if self._step_log is not None:
             self._step_log.note(step, self.runner.step_s)
+        if self.transfers is not None:
+            self._tell_early(step)
         counters = self.counters
         counters.generation_tokens += len(outputs)
         logprobs = self.runner.logprobs
@@ -387,6 +394,28 @@ class Worker:
                 is_late = request.finish_reason == "timeout"
                 self.abandon(answer, "timeout" if is_late else "error")
                 answer.fail(why, 504 if is_late else 500)
+
+    def _tell_early(self, step: Step) -> None:
+        """Other workers may read on; answers whose first chunk is computed need not wait."""
+        assert self.transfers is not None
+        self.transfers.exporter.stepped()
+        for request, _, _ in step.chunks:
+            answer, _ = self._choices.get(request.request_id, (None, None))
+            if request.export is not None and request.is_prefilling and answer is not None:
+                answer.tell_early()
+
+    def _on_free(self, export: Export) -> None:
+        """Nobody reads it any more: a prompt that is still computed for that is given up."""
+        answer, choice = self._choices.get(export.request_id, (None, None))
+        if answer is not None and choice is not None and choice.request.export is export:
+            self._choices.pop(export.request_id)
+            self.runner.cancel(export.request_id)
+            self._log.forget_salted(export.request_id)
+            self.counters.finished["abort"] += 1
+            if not self._choices:
+                self.idle.set()
+            answer.fail("the KV that was asked for is not wanted any more")
+        self.runner.wake()
 
     def _on_unread(self, request: Request, why: str) -> None:
         """Its KV did not come, and this worker is not to compute it."""

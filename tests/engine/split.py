@@ -18,7 +18,7 @@ async def prefilled(worker: Running, body: dict[str, Any], path: str = PATH) -> 
     leg = body | {"max_tokens": 1, "stream": False, "kv_transfer_params": ASK}
     status, answer = await worker.post(path, leg)
     assert status == 200, answer
-    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["usage"]["completion_tokens"] <= 1  # none where it was told early
     return answer.get("kv_transfer_params")
 
 

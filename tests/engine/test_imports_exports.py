@@ -195,14 +195,59 @@ def test_no_more_are_kept_than_may_be() -> None:
 
 def test_free_blocks_cannot_be_held_again() -> None:
     driver = reader()
+    exports = Exports(driver.scheduler.pool, LEASE_S, 1)
+    export = exports.begin(0, array([1]), [3], 0)
+    assert export is not None
     with pytest.raises(ValueError, match="held by nobody"):
-        Exports(driver.scheduler.pool, LEASE_S, 1).keep(0, array([1]), [3], 0, 0.0)
+        exports.keep(export, [3], 0.0)
 
 
 @pytest.mark.parametrize("lease_s", [0.0, -1.0, float("nan"), 1e9])
 def test_leases_out_of_range_are_refused(lease_s: float) -> None:
     with pytest.raises(ValueError, match="export_lease_s"):
         SchedulerSettings(export_lease_s=lease_s)
+
+
+def test_a_prompt_can_be_read_while_it_is_computed() -> None:
+    driver = reader(max_num_tokens=8, max_batch_size=4, min_chunk_tokens=4)
+    one = request(0, PROMPT, 1, exports=True, exports_early=True)
+    driver.scheduler.add(one, 0.0)
+    driver.step()
+    export = one.export
+    assert export is not None
+    assert (export.ready_tokens, export.is_computing) == (8, True)
+    driver.step()
+    assert export.ready_tokens == 16
+    assert export.block_ids[:4] == one.block_ids[:4]
+    driver.run()
+    assert (export.ready_tokens, export.is_computing) == (len(PROMPT), False)
+    assert driver.scheduler.kv_used_blocks == 5
+    assert driver.scheduler.exports.release(export)
+    assert driver.scheduler.kv_used_blocks == 0
+
+
+@pytest.mark.parametrize("end", ["cancel", "preempt", "release"])
+def test_who_reads_a_prompt_that_is_not_computed_to_its_end_can_tell(end: str) -> None:
+    driver = reader(max_num_tokens=8, max_batch_size=4, min_chunk_tokens=4)
+    scheduler = driver.scheduler
+    one = request(0, PROMPT, 1, exports=True, exports_early=True)
+    scheduler.add(one, 0.0)
+    driver.step()
+    export = one.export
+    assert export is not None
+    if end == "cancel":
+        scheduler.cancel(0)
+    elif end == "preempt":
+        scheduler._running.remove(one)
+        scheduler._preempt(one)
+    else:
+        scheduler.exports.release(export)
+    assert not scheduler.exports.is_held(export)
+    driver.run()
+    for left in [one.export] if one.export is not None and end == "preempt" else []:
+        scheduler.exports.release(left)
+    assert scheduler.kv_used_blocks == 0
+    check_pool(scheduler.pool)
 
 
 class TransferMachine(SchedulerMachine):
@@ -222,12 +267,14 @@ class TransferMachine(SchedulerMachine):
         output_tokens=st.integers(1, 8),
         imports=st.booleans(),
         exports=st.booleans(),
+        early=st.booleans(),
     )
     def arrive_with_kv(
-        self, prompt: list[int], output_tokens: int, imports: bool, exports: bool
+        self, prompt: list[int], output_tokens: int, imports: bool, exports: bool, early: bool
     ) -> None:
         request_id = len(self.prompts)
-        one = request(request_id, prompt, output_tokens, imports=imports, exports=exports)
+        kv = {"imports": imports, "exports": exports, "exports_early": exports and early}
+        one = request(request_id, prompt, output_tokens, **kv)
         self.scheduler.add(one, self.driver.now_s)
         self.prompts[request_id], self.requests[request_id] = prompt, one
 
@@ -256,6 +303,7 @@ class TransferMachine(SchedulerMachine):
         held = {block for one in [*running, *self.leaving()] for block in one.block_ids}
         for one in self.requests.values():
             if one.export is not None and scheduler.exports.is_held(one.export):
+                assert one.export.is_computing == (one.state is State.RUNNING)
                 held |= set(one.export.block_ids)
         assert pool.used_blocks == len(held)
         pool.drain_events()

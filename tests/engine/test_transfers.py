@@ -507,3 +507,63 @@ async def test_random_lives_leave_nothing() -> None:
 
 def test_released_messages_need_their_names() -> None:
     assert frame(Release()) != frame(Release("x", 1, 2))
+
+
+CHUNKS = SchedulerSettings(max_num_tokens=512, export_lease_s=LEASE_S)
+
+
+async def test_kv_leaves_while_the_rest_is_computed() -> None:
+    """Where the transfer takes as long as the prefill: first token after three fifths of both."""
+    chunks = SchedulerSettings(max_num_tokens=512)
+    link = {"scheduler": chunks, "speed": 0.15, "kv_gbytes_per_s": 8192 * 131_072 / 0.25 / 1e9}
+    times: dict[bool, float] = {}
+    for overlap in (False, True):
+        async with pair(kv_overlap=overlap, **link) as (one, other):
+            body, begun_s = asked(3, 8192, 1), asyncio.get_running_loop().time()
+            answer = await split(one, other, body)
+            times[overlap] = asyncio.get_running_loop().time() - begun_s
+            assert ids(answer) == continuation(body["prompt"], 1, VOCAB)
+            assert failures(other) == {}
+            await at_rest(one, other)
+    assert times[False] > 3.0, "prefill and transfer, one after the other"
+    assert times[True] <= 0.6 * times[False]
+
+
+async def test_what_is_read_early_and_not_wanted_is_not_computed() -> None:
+    async with pair(kv_overlap=True, scheduler=CHUNKS, speed=1.0) as (one, other):
+        body = asked(3, 8192)
+        params = await prefilled(one, body)
+        scheduler = one.worker.runner.scheduler
+        assert scheduler.running == 1
+        leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
+        await eventually(lambda: one.worker.transfers.exporter.readers == 1, "its reader")
+        leg.cancel()
+        await asyncio.gather(leg, return_exceptions=True)
+        await at_rest(one, other)
+        assert computed(one) < 8192
+        assert one.worker.unfinished == 0
+
+
+async def test_a_prompt_that_fails_while_it_is_read_is_computed_by_its_reader() -> None:
+    async with pair(kv_overlap=True, scheduler=CHUNKS, speed=1.0) as (one, other):
+        body = asked(3, 8192)
+        params = await prefilled(one, body)
+        leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
+        await eventually(lambda: other.worker.runner.scheduler.reading == 1, "it reads")
+        one.worker.cut_all()
+        status, answer = await leg
+        assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
+        # Its reader may have asked for it just after that.
+        assert failures(other) in ({"late": 1}, {"unknown": 1})
+        await at_rest(one, other)
+
+
+async def test_early_kv_that_nobody_reads_is_given_back() -> None:
+    async with pair(kv_overlap=True, scheduler=CHUNKS, speed=20.0) as (one, _):
+        params = await prefilled(one, asked(3, 8192))
+        assert params["remote_num_tokens"] == 8192
+        await eventually(lambda: not one.worker.unfinished, "the prompt to be computed")
+        assert len(one.worker.runner.scheduler.exports) == 1
+        await asyncio.sleep(LEASE_S)
+        await one.get("/metrics")
+        await at_rest(one)
