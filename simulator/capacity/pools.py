@@ -1,12 +1,16 @@
-"""How many workers of which role: whole numbers for so many GPUs, and the front of all targets."""
+"""How many workers of which role: whole numbers for so many GPUs, the front of all targets, and
+what replays make of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from policies.facts import Role
+from router.core.settings import Disaggregation
 from simulator.capacity.rates import (
     HIGHEST_LOAD,
     Link,
@@ -20,6 +24,9 @@ from simulator.capacity.rates import (
     prefill,
     service,
 )
+from simulator.replay.result import Verdict
+from simulator.replay.run import replay
+from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec, World
 
 MAX_GPUS = 4096
 _APART = 1.005  # points of a front
@@ -253,3 +260,88 @@ def _front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
         if not kept or point.per_gpu > kept[-1].per_gpu * _APART:
             kept.append(point)
     return kept[::-1]
+
+
+# A target is of a mean; a single request is good within so much more.
+TTFT_MARGIN, TPOT_MARGIN = 1.5, 1.1
+RATE_SHARE = 0.95  # of what the arithmetic says, where pools are tried by replays
+_POLICY = "hybrid"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a replay gave. Lifetime: process."""
+
+    prefill_workers: int  # 0: all workers do both
+    other_workers: int
+    rate_per_s: float
+    ttft_s: float  # means
+    tpot_s: float
+    good_share: float  # of all requests
+    cached_share: float  # of prompt tokens
+    split_share: float  # of requests: prefilled by one worker, decoded by another
+
+
+def trial(
+    workload: WorkloadSpec,
+    parts: Sequence[tuple[Role, str, int]],
+    targets: Targets,
+    link: Link,
+    *,
+    block_size: int | None = None,
+    kv_tokens: int | None = None,
+    disaggregation: Disaggregation = "auto",
+    seed: int = 0,
+) -> Trial:
+    """Replay `workload` on workers of (role, profile, number). Raises ReplayError, TraceError."""
+    groups = tuple(
+        WorkerGroup(count, name, kv_tokens, role=role) for role, name, count in parts if count
+    )
+    result = replay(
+        Setup(
+            workload,
+            _POLICY,
+            groups,
+            block_size=block_size,
+            seed=seed,
+            world=World(link_gbps=link.gbps, link_setup_ms=link.setup_s * 1e3),
+            router=RouterSettings(disaggregation=disaggregation),
+        )
+    )
+    table = result.table
+    done = table.verdict == Verdict.COMPLETED
+    ttft_s = (table.first_token_ns - table.arrival_ns)[done] / 1e9
+    later = np.maximum(table.output_tokens[done] - 1, 1)
+    tpot_s = (table.finish_ns - table.first_token_ns)[done] / 1e9 / later
+    good = (ttft_s <= TTFT_MARGIN * targets.ttft_s) & (tpot_s <= TPOT_MARGIN * targets.tpot_s)
+    hits = np.maximum(table.hit_tokens[done], 0).sum() / max(1, table.prompt_tokens[done].sum())
+    count = {role: number for role, _name, number in parts}
+    return Trial(
+        prefill_workers=count.get("prefill", 0),
+        other_workers=count.get("decode", 0) + count.get("both", 0),
+        rate_per_s=len(table) / max(result.simulated_ns / 1e9, 1e-9),
+        ttft_s=float(np.mean(ttft_s)) if len(ttft_s) else math.inf,
+        tpot_s=float(np.mean(tpot_s)) if len(tpot_s) else math.inf,
+        good_share=float(np.count_nonzero(good)) / max(1, len(table)),
+        cached_share=float(hits),
+        split_share=result.split_requests / max(1, len(table)),
+    )
+
+
+def climb(start: int, most: int, try_number: Callable[[int], Trial]) -> list[Trial]:
+    """Trials of numbers that prefill, from `start` to either side for as long as more requests
+    are good, or equally many and sooner; by number."""
+    found: dict[int, Trial] = {}
+
+    def value(number: int) -> tuple[float, float]:
+        if number not in found:
+            found[number] = try_number(number)
+        return round(found[number].good_share, 3), -found[number].ttft_s
+
+    best, better = start, True
+    while better:
+        near = [number for number in (best - 1, best + 1) if 1 <= number <= most]
+        ahead = max(near, key=value, default=best)
+        better = value(ahead) > value(best)
+        best = ahead if better else best
+    return [found[number] for number in sorted(found)]

@@ -6,6 +6,8 @@ import argparse
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,9 +16,23 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from simulator.capacity.pools import MAX_GPUS, FrontPoint, Match, Pool, Shapes, match, pareto
+from simulator.capacity.pools import (
+    MAX_GPUS,
+    RATE_SHARE,
+    TPOT_MARGIN,
+    TTFT_MARGIN,
+    FrontPoint,
+    Match,
+    Pool,
+    Shapes,
+    Trial,
+    climb,
+    match,
+    pareto,
+    trial,
+)
 from simulator.capacity.rates import Link, Measured, MixError, Shape, Targets, measure, step_s
-from simulator.cli.replay_options import PROFILE, workload_of
+from simulator.cli.replay_options import GENERATED, GENERATED_BLOCK, PROFILE, workload_of
 from simulator.cli.usage import UsageError, check_files
 from simulator.report.console import say_trace_errors
 from simulator.traces.open import open_jobs
@@ -39,6 +55,8 @@ def rate_match(options: argparse.Namespace, console: Console) -> bool:
     """Prints what the best pools take; False where no pool keeps the targets."""
     check_files(options, ("json",), [options.trace])
     shapes, targets, link = _shapes(options), _targets(options, options.tpot_ms), _link(options)
+    if options.simulate and options.gpus is None:
+        raise UsageError("--simulate replays whole workers; say on how many --gpus")
     if options.gpus is not None and options.gpus > MAX_GPUS:
         raise UsageError(f"--gpus {options.gpus}: {MAX_GPUS} at most")
     measured, caches = _measured(options, console, shapes)
@@ -46,10 +64,20 @@ def rate_match(options: argparse.Namespace, console: Console) -> bool:
     console.print(_told(measured, caches), highlight=False)
     console.print(_targets_told(targets, link), highlight=False)
     console.print(_match_table(found, options.gpus))
+    trials: list[Trial] = []
+    if options.simulate and found.split is not None:
+        rate_per_s, trials = _trials(options, found, targets, link)
+        console.print(_trials_table(trials, rate_per_s), highlight=False)
+        console.print(
+            f"good: within {TTFT_MARGIN:g} times the TTFT and {TPOT_MARGIN:g} times the time per "
+            "token; *: most of them",
+            style="dim", highlight=False,
+        )  # fmt: skip
     for line in _advice(found, measured, targets, shapes, options.gpus):
         console.print(line, highlight=False, soft_wrap=True)
     if options.json is not None:
-        _write(options, {"mix": _mix_row(measured), "targets": targets, "pools": _pools(found)})
+        rows = {"mix": _mix_row(measured), "targets": targets, "pools": _pools(found)}
+        _write(options, rows | ({"trials": trials} if options.simulate else {}))
     return found.best is not None
 
 
@@ -159,6 +187,34 @@ def _speeds(shapes: Shapes, points: int) -> list[float]:
     return [float(f"{one:.4g}") for one in np.geomspace(floor_s * 1.02, SLOWEST_S, points)]
 
 
+def _trials(
+    options: argparse.Namespace, found: Match, targets: Targets, link: Link
+) -> tuple[float, list[Trial]]:
+    """Replays around the best split, and of the best workers that do both, at one rate."""
+    assert found.split is not None
+    p, d = (part.shape for part in found.split.parts)
+    spec = workload_of(options)
+    if spec.rate_per_s is None:
+        rate_per_s = RATE_SHARE * found.split.requests_per_s
+        spec = msgspec.structs.replace(spec, rate_per_s=rate_per_s, speed=1.0)
+    # Where any TTFT will do, what the arithmetic expects is what a good one is.
+    limits = replace(targets, ttft_s=min(targets.ttft_s, found.split.ttft_s))
+    block_size = GENERATED_BLOCK if options.trace.startswith(GENERATED) else None
+    tried = partial(
+        trial, spec, targets=limits, link=link, block_size=block_size, kv_tokens=options.kv_tokens
+    )
+
+    def of(prefill_workers: int) -> Trial:
+        rest = (options.gpus - prefill_workers * p.gpus) // d.gpus
+        return tried((("prefill", p.name, prefill_workers), ("decode", d.name, rest)))
+
+    trials = climb(int(found.split.workers("prefill")), (options.gpus - d.gpus) // p.gpus, of)
+    if found.alone is not None:
+        both = found.alone.parts[0]
+        trials.append(tried((("both", both.shape.name, int(both.workers)),)))
+    return spec.rate_per_s or 0.0, trials
+
+
 # --- what is told -------------------------------------------------------------------------------
 
 
@@ -206,6 +262,25 @@ def _match_table(found: Match, gpus: int | None) -> Table:
             f"{max(part.each.batch for part in pool.parts):.1f}",
             pool.limited_by,
         )
+    return table
+
+
+def _trials_table(trials: Sequence[Trial], rate_per_s: float) -> Table:
+    best = max((one.good_share for one in trials), default=0.0)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(f"replayed at {rate_per_s:.3g} requests/s", no_wrap=True)
+    for name in ("TTFT, ms", "TPOT, ms", "good", "cached", "split"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in trials:
+        if one.prefill_workers:
+            workers = f"{one.prefill_workers} prefill, {one.other_workers} decode"
+        else:
+            workers = f"{one.other_workers} do both"
+        mark = "*" if one.good_share == best else ""
+        table.add_row(
+            workers, _ms(one.ttft_s), _ms(one.tpot_s), f"{one.good_share:.1%}{mark}",
+            f"{one.cached_share:.1%}", f"{one.split_share:.0%}",
+        )  # fmt: skip
     return table
 
 

@@ -257,7 +257,7 @@ examples:
       --decode-profile deepseek-r1-gb200-ep32 --profile deepseek-r1-gb200-ep8
 
 How it is computed, and when it pays: docs/disaggregation.md. What queues, bursts and caches make of
-it: `replay` with --prefill-workers and --decode-workers.
+it: --simulate, or `replay` with --prefill-workers and --decode-workers.
 """
 FRONT_EXAMPLES = """\
 examples:
@@ -287,6 +287,11 @@ def add_rate_match(parsers: Any) -> None:
         help="mean time per token after the first, at most",
     )  # fmt: skip
     _add_capacity(parser, targets)
+    parser.add_argument(
+        "--simulate", action="store_true",
+        help="replay TRACE on the best split and its neighbours, and on workers that do both, at "
+        "95 %% of the rate that the arithmetic gives, or at --rate",
+    )  # fmt: skip
     add_reports(parser, json="the mix, the targets, the pools with all their figures")
     parser.set_defaults(command=from_module(CAPACITY, "rate_match"))
 

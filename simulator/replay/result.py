@@ -107,6 +107,7 @@ class ReplayResult:
     wall_s: float  # of the machine, reading included
     hot: tuple[HotPrefix, ...] = ()
     notes: tuple[str, ...] = field(default=())  # for people: what to know of this run
+    split_requests: int = 0  # prefills for another worker, those that were done again included
     stages: tuple[Stage, ...] = ()  # of a ladder of loads, in order of time
 
 

@@ -196,6 +196,7 @@ class _Run:
             simulated_ns=now_ns - int(table.arrival_ns[0]) if len(table) else 0,
             wall_s=wall_s,
             notes=self._notes(),
+            split_requests=0 if (kv := relay.serving.transfers) is None else kv.totals.prefilled,
             stages=self._stream.stages,
         )
 

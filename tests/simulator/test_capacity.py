@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.profiles import PROFILES, profile
 from engine.step_time import StepTime
-from simulator.capacity.pools import Shapes, match, pareto, split
+from simulator.capacity.pools import Shapes, Trial, climb, match, pareto, split
 from simulator.capacity.rates import (
     HIGHEST_LOAD,
     Link,
@@ -33,6 +33,7 @@ from simulator.capacity.rates import (
     wait_s,
 )
 from simulator.traces.job import Job
+from tests.bench.rate_match import outcome
 
 FREE = Link(gbps=1e9, setup_s=0.0)  # the table's transfers cost nothing
 LOAD = 0.8  # of the workers that prefill, in the table
@@ -298,3 +299,29 @@ def test_a_mix_that_cannot_be_is_refused() -> None:
     assert attention_pairs(np.array([10.0]), np.array([10.0])) == 50.0
     assert math.isinf(Targets(1.0).ttft_s)
     assert isinstance(Shape.of(QWEN).step_time, StepTime)
+
+
+def test_numbers_around_a_match_are_tried_for_as_long_as_they_are_better() -> None:
+    def made(good: dict[int, float]) -> tuple[list[Trial], list[int]]:
+        tried: list[int] = []
+
+        def of(number: int) -> Trial:
+            tried.append(number)
+            return Trial(number, 0, 1.0, 1.0, 0.02, good[number], 0.0, 1.0)
+
+        return climb(3, 6, of), sorted(tried)
+
+    rising = dict(zip(range(1, 7), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), strict=True))
+    trials, tried = made(rising)
+    assert [one.prefill_workers for one in trials] == tried == [2, 3, 4, 5, 6]
+    peak = dict(zip(range(1, 7), (0.1, 0.2, 0.9, 0.4, 0.95, 0.6), strict=True))
+    assert made(peak)[1] == [2, 3, 4]
+
+
+def test_the_arithmetic_is_close_to_what_replays_find_best() -> None:
+    """Two workloads on eight workers: a small part of tests/bench/rate_match.py."""
+    for workload in ("translation", "long in, short out"):
+        found = outcome(workload, QWEN, 8, 200, "always")
+        assert found is not None
+        assert abs(found.computed - found.best(found.computed)) <= 1
+        assert found.share(found.climbed) >= 0.97

@@ -90,3 +90,20 @@ def test_wrong_usage_says_what_to_do(
     said = run("rate-match", trace(tmp_path), "--tpot-ms", 25, *more)
     assert said.status == 2
     assert told in said.err
+
+
+def test_a_match_is_tried_by_replays(run: Run, tmp_path: Path) -> None:
+    found = tmp_path / "match.json"
+    said = run(
+        *("rate-match", trace(tmp_path), "--tpot-ms", 25, "--ttft-ms", 2000, "--gpus", 12),
+        *("--simulate", "--json", found),
+    )
+    assert said.status == 0, said.err
+    assert "prefill, " in said.out
+    assert "do both" in said.out
+    trials = json.loads(found.read_text())["trials"]
+    assert len(trials) >= 3
+    assert all(0 <= one["good_share"] <= 1 for one in trials)
+    said = run("rate-match", trace(tmp_path), "--tpot-ms", 25, "--simulate")
+    assert said.status == 2
+    assert "say on how many --gpus" in said.err
