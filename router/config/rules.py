@@ -197,6 +197,8 @@ def check_together(config: Config) -> list[str]:
             "port controls the router: give admin_keys_file, or admin_open: true where a network "
             "policy guards it"
         )
+    if sum(source.startswith("trtllm:") for source in config.discovery) > 1:
+        problems.append("discovery has more than one trtllm:, whose keys would differ: merge them")
     if "redis" in config.discovery and config.state is None:
         problems.append("discovery has redis, which needs `state`: the redis:// URL to look at")
     if len(config.workers) > config.limits.workers:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+
 from router.config.schema import Config
 from router.core.settings import CoreSettings
+from router.discovery.source import TrtllmSpec, parse_source
+from router.discovery.trtllm import read_pool
 from router.events.sources import event_hosts
 from router.fleet.context import FleetTerms
 from router.request.attempts import AttemptTerms, Deadlines
 from router.request.inference import InferenceTerms
+from router.request.legs import TRANSFERS, Trtllm
 from router.request.scan import ScanLimits
 from router.upstream.migration.stream import MigrationTerms
 from router.upstream.reply import RelayLimits, Timeouts
+
+log = logging.getLogger(__name__)
 
 _PROGRESS_S = 0.25  # between two reports of an answer's growth; as replays have it
 # Two of them and the wait for others' reports are less: a stream that goes on is never silent.
@@ -113,7 +120,24 @@ def attempt_terms(config: Config) -> AttemptTerms:
         client_buffer_bytes=config.limits.client_buffer_bytes,
         tenant_header=config.tenant_header,
         forward_token_ids=config.forward_token_ids,
+        transfers={**TRANSFERS, "trtllm": _trtllm(config)},
     )
+
+
+def _trtllm(config: Config) -> Trtllm:
+    """With what is secret, and the router's number, in the disaggregation YAML. The file was read
+    before: where it has become unreadable, as good as it can be.
+    """
+    for source in config.discovery:
+        spec = parse_source(source)
+        if isinstance(spec, TrtllmSpec):
+            try:
+                pool = read_pool(spec)
+            except ValueError as error:
+                log.error("%s: its key and number are not known: %s", spec, error)
+                continue
+            return Trtllm(pool.node_id, pool.auth_key)
+    return Trtllm()
 
 
 def admin_hosts(config: Config) -> tuple[str, ...]:

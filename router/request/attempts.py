@@ -26,7 +26,7 @@ from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
-from router.request.legs import TRANSFERS, TRY_BITS, Handover, Leg, Try
+from router.request.legs import TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest
 from router.request.scan import LONG_BYTES, Tokens
@@ -322,6 +322,7 @@ class AttemptTerms:
     deadlines: Deadlines = field(default_factory=Deadlines)
     tenant_header: str = "x-tenant"  # in which workers are told whose a request is
     forward_token_ids: bool = False  # workers that take ids get them instead of text
+    transfers: Mapping[str, Transfer] = field(default_factory=lambda: TRANSFERS)  # by kind
 
 
 class Attempts:
@@ -398,7 +399,7 @@ class Attempts:
     ) -> tuple[Answer | None, Callable[[bytes], Leg]]:
         """The first leg: what its client gets where it ends there, else how the second is made."""
         arrival, collected = request.arrival, CollectedReply(_FIRST_LEG_BYTES)
-        transfer, told = TRANSFERS[member.kind or ""], Handover()
+        transfer, told = terms.transfers[member.kind or ""], Handover()
         of = Try(self._draw(TRY_BITS), request.path.path, arrival.stream)
         leg = await _edited(partial(transfer.prefill, of=of), request.body)
         sent = self._upstream_request(request, leg, attempt, member, terms)

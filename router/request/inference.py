@@ -100,7 +100,9 @@ class Inference:
             asked = body, path, arrival.max_output_tokens
             long = len(body) >= LONG_BYTES
             may = await asyncio.to_thread(splits, *asked) if long else splits(*asked)
-            arrival = replace(arrival, splits=may)
+            # Of several prompts engines hand over the KV of the first one only.
+            one = arrival.longest_prompt_tokens in (None, arrival.prompt_tokens)
+            arrival = replace(arrival, splits=may and one)
         explain = self._asked(http, arrival.request_id)
         request.understood(body, arrival, prompt, explain)
 

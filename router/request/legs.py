@@ -6,16 +6,20 @@ Each way in which KV passes between two workers is a `Transfer`; `TRANSFERS` has
 
 from __future__ import annotations
 
+import hmac
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
-from kvkernels import body_fields
-from router.request.errors import ClientError
+import msgspec
+
+from kvkernels import body_fields, json_items
+from router.request.errors import ClientError, WorkerError
 from router.request.paths import Path
-from router.upstream.reply import Header, HeldReply
+from router.upstream.reply import EVENT_STREAM, Framing, Header, HeldReply, ReplyHead
 
 PARAMS = "kv_transfer_params"
 # Set by routers. A worker would fetch KV from whatever address it is given.
@@ -129,18 +133,11 @@ class Transfer(Protocol):
 
 def one_token_body(body: bytes, fields: Mapping[str, bytes]) -> bytes:
     """A completion or chat that asks for one token, whole, with more `fields`."""
-    fields = dict(fields)
     names = tuple(_ONE_TOKEN)
-    fault, _, found = body_fields(body, names)
-    assert fault is None, "a body that was read before"
-    there = {name: field for name, field in zip(names, found, strict=True) if field is not None}
-    pieces, at = list[bytes](), 0
-    for name, field in sorted(there.items(), key=lambda item: item[1][0]):
-        pieces += body[at : field[0]], _ONE_TOKEN[name]
-        at = field[1]
-    if not there.keys() & {"max_tokens", "max_completion_tokens"}:
-        fields["max_tokens"] = b"1"
-    return with_fields(b"".join((*pieces, body[at:])), fields)
+    there = {name for name, value in zip(names, values_in(body, names), strict=True) if value}
+    if not there & {"max_tokens", "max_completion_tokens"}:
+        there.add("max_tokens")
+    return with_values(body, {name: _ONE_TOKEN[name] for name in sorted(there)} | dict(fields))
 
 
 def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
@@ -150,6 +147,26 @@ def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
     if body[brace:].lstrip(b" \t\r\n").startswith(b"}"):
         new = new[:-1]
     return b"".join((body[:brace], new, body[brace:]))
+
+
+def with_values(body: bytes, fields: Mapping[str, bytes]) -> bytes:
+    """The object with other values, each as JSON: in their places, or before its own fields."""
+    fault, _, found = body_fields(body, tuple(fields))
+    assert fault is None, "what was read before"
+    pieces, at, missing = list[bytes](), 0, dict(fields)
+    there = [(field, name) for name, field in zip(fields, found, strict=True) if field is not None]
+    for (begin, end, *_), name in sorted(there):
+        pieces += body[at:begin], missing.pop(name)
+        at = end
+    return with_fields(b"".join((*pieces, body[at:])), missing)
+
+
+def values_in(text: bytes, names: tuple[str, ...]) -> list[bytes | None]:
+    """Values of an object, byte for byte; None where it has no such field, or is no object."""
+    fault, _, found = body_fields(text, names)
+    if fault is not None:
+        return [None] * len(names)
+    return [None if field is None else text[field[0] : field[1]] for field in found]
 
 
 class Nixl:
@@ -177,6 +194,117 @@ class Nixl:
         return Leg(body if told is None else with_fields(body, {PARAMS: told}))
 
 
+_TRTLLM_PARAMS = "disaggregated_params"
+_MORE = (b'"length"', b'"not_finished"')  # a first leg's ends after which there is more to come
+_SIGNED = ("ctx_info_endpoint", "encoded_opaque_state")
+SIGNATURE = b"x-trtllm-disagg-auth"
+
+
+class Trtllm:
+    """TensorRT-LLM, the context server first (`serve/openai_disagg_service.py`, 2026-08).
+
+    The first leg stops by itself after its first token, which the generation server repeats. Its
+    answer has the prompt's ids, so that the second leg need not tokenize. Lifetime: process.
+    """
+
+    serves_alone = True
+
+    def __init__(self, node_id: int = 0, auth_key: str | None = None) -> None:
+        """`node_id`: another one for each router, 0..255. `auth_key`: of all servers, if any."""
+        self._node_id = node_id
+        self._auth_key = auth_key
+
+    def request_id(self, of: Try) -> int:
+        """Of 63 bits as theirs: 39 of a time, 8 of the node, 16 more. The time is drawn from where
+        no clock that counts from a start is, and so never below 2**40, where their own ids are.
+        """
+        time_bits = 1 << 38 | of.number >> 16
+        return time_bits << 24 | self._node_id << 16 | of.number & 0xFFFF
+
+    def prefill(self, body: bytes, of: Try) -> Leg:
+        """As of `Transfer`, and so are the others."""
+        ask = b'{"request_type":"context_only","disagg_request_id":%d,"schedule_style":0}'
+        fields = {"stream": b"false", "stream_options": b"null"}
+        return Leg(with_values(body, fields | {_TRTLLM_PARAMS: ask % self.request_id(of)}))
+
+    def read(self, answer: bytes, of: Try) -> Handover:
+        choices, ids, usage = values_in(answer, ("choices", "prompt_token_ids", "usage"))
+        items = None if choices is None else json_items(choices, 1)
+        if choices is None or items is None or len(items) != 1:
+            raise WorkerError("garbage", "a context server's answer has not one choice")
+        choice = choices[items[0][0] : items[0][1]]
+        params, reason = values_in(choice, (_TRTLLM_PARAMS, "finish_reason"))
+        if reason is not None and reason not in (*_MORE, b"null"):
+            return Handover(reply=_finished(answer, of))
+        names = ("ctx_request_id", "disagg_request_id", "request_type")
+        theirs, ours, kind = values_in(params or b"", names)
+        if params is None or kind is None or theirs in (None, b"null"):
+            raise WorkerError("garbage", "a context server's answer names no KV")
+        if ours != b"%d" % self.request_id(of):
+            raise WorkerError("garbage", "a context server's answer is another request's")
+        fields = {"request_type": b'"generation_only"', "ctx_usage": usage or b"null"}
+        told = {_TRTLLM_PARAMS: with_values(params, fields)}
+        if ids is not None and ids.startswith(b"["):
+            told["ids"] = ids
+        return Handover(with_fields(b"{}", told))
+
+    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+        if told is None:  # no answer that was read leaves nothing
+            return Leg(body)
+        params, ids = values_in(told, (_TRTLLM_PARAMS, "ids"))
+        assert params is not None, "as `read` wrote it"
+        fields = {_TRTLLM_PARAMS: params}
+        if ids is not None:
+            chat = of.path.endswith("/chat/completions")
+            fields["prompt_token_ids" if chat else "prompt"] = ids
+        signature = self.signature(params)
+        signed = () if signature is None else ((SIGNATURE, signature),)
+        return Leg(with_values(body, fields), signed)
+
+    def signature(self, params: bytes) -> bytes | None:
+        """Of what names the KV (`serve/disagg_auth.py`); None: without a key, or nothing does."""
+        given = values_in(params, _SIGNED)
+        decoded = [None if one is None else msgspec.json.decode(one) for one in given]
+        endpoint, state = decoded
+        if isinstance(endpoint, list):
+            endpoint = endpoint[0] if endpoint else None
+        if self._auth_key is None or (endpoint is None and state is None):
+            return None
+        signed = dict(zip(_SIGNED, (endpoint, state), strict=True))
+        text = json.dumps(signed, separators=(",", ":"))
+        return (
+            b"sha256="
+            + hmac.digest(self._auth_key.encode(), text.encode(), "sha256").hex().encode()
+        )
+
+
+def _finished(answer: bytes, of: Try) -> HeldReply:
+    """What its client gets of an answer that ended with its first token."""
+    try:
+        whole = msgspec.json.decode(answer, type=dict[str, Any])
+        choice = whole["choices"][0]
+        choice.pop(_TRTLLM_PARAMS, None)
+        if of.stream and "message" in choice:
+            choice["delta"] = choice.pop("message")
+            whole["object"] = "chat.completion.chunk"
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise WorkerError("garbage", "a context server's answer cannot be read") from error
+    whole.pop("prompt_token_ids", None)
+    body, kind = msgspec.json.encode(whole), b"application/json"
+    if of.stream:
+        body, kind = b"data: %b\n\ndata: [DONE]\n\n" % body, EVENT_STREAM
+    head = ReplyHead(200, b"OK", ((b"Content-Type", kind),), Framing.LENGTH, len(body))
+    return HeldReply(head, body)
+
+
 _NIXL = Nixl()
 # By the kind of engine.
-TRANSFERS: Mapping[str, Transfer] = MappingProxyType({"vllm": _NIXL, "warmroute": _NIXL})
+TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
+    {"vllm": _NIXL, "warmroute": _NIXL, "trtllm": Trtllm()}
+)

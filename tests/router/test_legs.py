@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.errors import ClientError
+from router.request.errors import ClientError, WorkerError
 from router.request.legs import (
     PARAMS,
     TRANSFER_FIELDS,
     TRANSFERS,
+    Trtllm,
     Try,
     check_no_override,
     check_no_transfer,
@@ -110,3 +111,118 @@ def test_what_is_one_token_long_is_all_prefill() -> None:
     assert splits(body, COMPLETIONS, 2)
     assert not splits(body, COMPLETIONS, 1)
     assert not splits(body, PATHS["/v1/embeddings"], None)
+
+
+TRT = Trtllm(node_id=7, auth_key="k" * 32)
+CONTEXT = (
+    b'{"choices":[{"index":0, "text":" a","finish_reason":%b,"disaggregated_params": %b}],'
+    b'"prompt_token_ids": [1, 2,3],"usage":{"prompt_tokens":3, "completion_tokens":1}}'
+)
+STATE = (
+    b'{"request_type":"context_only","first_gen_tokens":[264],"ctx_request_id":7, '
+    b'"disagg_request_id":%d,"encoded_opaque_state":"AAEC","draft_tokens":null,"new":{"a": []}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("params", "signature"),
+    [
+        (
+            {"ctx_info_endpoint": "tcp://10.0.0.1:5000", "encoded_opaque_state": "AAEC"},
+            b"7bcdc5b6e444b4b97f8a21d132591998227503d6c04decbc9769a1b8e059e451",
+        ),
+        (
+            {"encoded_opaque_state": "AAEC", "ctx_info_endpoint": None},
+            b"b4bcff1ad7011d224076f26aa15a5d44ef86745378f8b7f570280a8bee0be14b",
+        ),
+        ({"ctx_info_endpoint": None, "encoded_opaque_state": None}, None),
+        ({}, None),
+    ],
+)
+def test_what_names_kv_is_signed(params: dict[str, Any], signature: bytes | None) -> None:
+    """Vectors: reference of the protocol, of `serve/disagg_auth.py`."""
+    expected = None if signature is None else b"sha256=" + signature
+    assert TRT.signature(json.dumps(params).encode()) == expected
+    assert Trtllm().signature(json.dumps(params).encode()) is None
+
+
+@given(number=st.integers(0, 2**52 - 1), node=st.integers(0, 255))
+def test_numbers_of_requests_are_nobody_elses(number: int, node: int) -> None:
+    """Above those that servers give themselves, within 63 bits, one for each try and node."""
+    one = Trtllm(node).request_id(Try(number, "", stream=False))
+    assert 2**40 <= one < 2**63
+    assert one >> 16 & 0xFF == node
+    assert one != Trtllm(node).request_id(Try(number ^ 1, "", stream=False))
+
+
+@patient
+@given(fields=FIELDS, spaces=st.sampled_from([None, 2]), chat=st.booleans())
+def test_the_legs_of_a_context_and_a_generation_server(
+    fields: dict[str, Any], spaces: Any, chat: bool
+) -> None:
+    of = Try(5, "/v1/chat/completions" if chat else "/v1/completions", stream=False)
+    body = json.dumps(fields, indent=spaces).encode()
+    number = TRT.request_id(of)
+    ask = {"request_type": "context_only", "disagg_request_id": number, "schedule_style": 0}
+    changed = {"stream": False, "stream_options": None, "disaggregated_params": ask}
+    assert json.loads(TRT.prefill(body, of).body) == fields | changed
+    told = TRT.read(CONTEXT % (b'"length"', STATE % number), of).told
+    leg = TRT.decode(body, told, of)
+    sent = json.loads(leg.body)
+    params = sent.pop("disaggregated_params")
+    ids = {"prompt_token_ids" if chat else "prompt": [1, 2, 3]}
+    assert sent == fields | ids
+    usage = {"ctx_usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+    assert params == json.loads(STATE % number) | usage | {"request_type": "generation_only"}
+    assert b'"first_gen_tokens":[264],"ctx_request_id":7, ' in leg.body, "byte for byte"
+    ((name, signature),) = leg.headers
+    assert (name, signature[:14]) == (b"x-trtllm-disagg-auth", b"sha256=b4bcff1")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_ends_with_its_first_token_is_the_clients(path: str, stream: bool) -> None:
+    of = Try(5, path, stream)
+    answer = CONTEXT % (b'"stop"', b"null")
+    chat = "chat" in path
+    if chat:
+        answer = answer.replace(b'"text":" a"', b'"message":{"content":" a"}')
+    reply = TRT.read(answer, of).reply
+    assert reply is not None
+    text = reply.body.decode()
+    if stream:
+        assert text.startswith("data: ")
+        assert text.endswith("\n\ndata: [DONE]\n\n")
+        assert dict(reply.head.headers)[b"Content-Type"] == b"text/event-stream"
+        text = text.removeprefix("data: ").partition("\n\n")[0]
+    said = json.loads(text)
+    (choice,) = said["choices"]
+    assert "disaggregated_params" not in choice
+    assert choice["finish_reason"] == "stop"
+    where = choice["delta" if stream else "message"]["content"] if chat else choice["text"]
+    assert where == " a"
+    assert "prompt_token_ids" not in said
+
+
+NUMBER = TRT.request_id(TRY)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"[]",
+        b'{"choices":[]}',
+        b'{"choices":[{"finish_reason":"length"},{"finish_reason":"length"}]}',
+        b'{"choices":[{"finish_reason":"length"}]}',
+        b'{"choices":[3]}',
+        CONTEXT % (b'"length"', b"null"),
+        CONTEXT % (b'"length"', b"[1]"),
+        CONTEXT % (b'"length"', STATE % (NUMBER + 1)),
+        CONTEXT % (b'"length"', (STATE % NUMBER).replace(b'"ctx_request_id":7', b'"x":1')),
+        CONTEXT % (b'"not_finished"', (STATE % NUMBER).replace(b'"request_type"', b'"type"')),
+    ],
+)
+def test_a_context_servers_nonsense_is_its_own_fault(answer: bytes) -> None:
+    with pytest.raises(WorkerError):
+        TRT.read(answer, TRY)
