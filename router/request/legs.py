@@ -33,6 +33,10 @@ _ASK = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
 )
+_NAMES_OF_KV = (
+    *("remote_engine_id", "remote_block_ids", "remote_request_id"),
+    *("remote_host", "remote_port"),
+)
 _ONE_TOKEN: Mapping[str, bytes] = MappingProxyType(
     {
         "stream": b"false",
@@ -169,6 +173,13 @@ def values_in(text: bytes, names: tuple[str, ...]) -> list[bytes | None]:
     return [None if field is None else text[field[0] : field[1]] for field in found]
 
 
+def _names_kv(params: bytes) -> bool:
+    """Whether a worker can find the KV by them. A vLLM (0.32) that is told to fetch what is not
+    named ends with all its requests.
+    """
+    return not {None, b"null"} & set(values_in(params, _NAMES_OF_KV))
+
+
 class Nixl:
     """vLLM's NixlConnector (0.14 to 0.33; our engine speaks the same), one leg after the other.
 
@@ -188,7 +199,7 @@ class Nixl:
         if fault is not None or field is None:
             return Handover()
         params = answer[field[0] : field[1]]
-        return Handover(params if params.startswith(b"{") else None)
+        return Handover(params if _names_kv(params) else None)
 
     def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
         return Leg(body if told is None else with_fields(body, {PARAMS: told}))

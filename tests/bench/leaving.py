@@ -25,7 +25,11 @@ from tests.live.stack import MODEL, Stack, running
 BAR_MS = 50.0
 LEGS = ("prefill", "decode")
 _MODELS = b'{"object":"list","data":[{"id":"%b"}]}' % MODEL.encode()
-_KEPT = b'{"choices":[{"text":"a","finish_reason":"length"}],"kv_transfer_params":{"a":1}}'
+_KV = (
+    b'{"remote_engine_id":"e","remote_block_ids":[[1]],"remote_request_id":"r",'
+    b'"remote_host":"h","remote_port":1}'
+)
+_KEPT = b'{"choices":[{"text":"a","finish_reason":"length"}],"kv_transfer_params":%b}' % _KV
 
 
 @dataclass(slots=True)

@@ -14,7 +14,10 @@ import pytest
 
 from tests.live.stack import MODEL, Stack, misbehaving, running, until
 
-PARAMS = b'{"remote_block_ids": [[3,1,2]],"remote_host":"10.0.0.7", "tp_size":1, "new":{"a":[]}}'
+PARAMS = (
+    b'{"remote_engine_id":"e", "remote_request_id":"r-1","remote_port": 5600,'
+    b'"remote_block_ids": [[3,1,2]],"remote_host":"10.0.0.7", "tp_size":1, "new":{"a":[]}}'
+)
 CACHED = b'"prompt_tokens_details":{"cached_tokens":4}'
 USAGE = b'"usage":{"prompt_tokens":9,"completion_tokens":%d,' + CACHED + b"}"
 
@@ -148,8 +151,16 @@ async def test_kv_that_was_fetched_too_late_is_told(tmp_path: Path) -> None:
     assert "KV was fetched 3 times after it had been freed" in log
 
 
-async def test_without_parameters_the_second_worker_computes_it(tmp_path: Path) -> None:
-    async with pair(tmp_path, first=answer(b'{"choices":[],"kv_transfer_params":null}')) as both:
+LACKING = PARAMS.replace(b'"remote_request_id":"r-1",', b"")
+NULL = PARAMS.replace(b"5600", b"null")
+
+
+@pytest.mark.parametrize("params", [b"null", b"[1]", b"{}", LACKING, NULL], ids=bytes.decode)
+async def test_without_parameters_the_second_worker_computes_it(
+    tmp_path: Path, params: bytes
+) -> None:
+    """A vLLM that is told to fetch what is not named would end with all its requests."""
+    async with pair(tmp_path, answer(b'{"choices":[],"kv_transfer_params":%b}' % params)) as both:
         assert (await both.ask())[0] == 200
         assert b"kv_transfer_params" not in both.decoded[0]
 

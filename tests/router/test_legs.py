@@ -33,6 +33,10 @@ JSON = st.recursive(
     ),
     max_leaves=8,
 )
+KV: dict[str, Any] = {
+    "remote_engine_id": "e", "remote_block_ids": [[3, 1]], "remote_request_id": "r",
+    "remote_host": "h", "remote_port": 1,
+}  # fmt: skip
 NAMES = (
     *("prompt", "model", "max_tokens", "max_completion_tokens", "stream", "stream_options"),
     *("min_tokens", "temperature", "metadata"),
@@ -60,6 +64,7 @@ def test_the_first_leg_asks_for_one_token_and_its_kv(fields: dict[str, Any], spa
 def test_the_second_leg_is_the_clients_body_and_the_parameters_as_they_came(
     fields: dict[str, Any], params: dict[str, Any]
 ) -> None:
+    params |= KV
     told = json.dumps(params, indent=1).encode()
     answer = b'{"choices":[{"text":" a"}],"kv_transfer_params":%b,"usage":{}}' % told
     assert NIXL.read(answer, TRY).told == told
@@ -77,6 +82,13 @@ def test_the_second_leg_is_the_clients_body_and_the_parameters_as_they_came(
 def test_an_answer_without_parameters_leaves_the_second_leg_as_it_is(answer: bytes) -> None:
     assert NIXL.read(answer, TRY).told is None
     assert NIXL.decode(b'{"prompt":"a"}', None, TRY).body == b'{"prompt":"a"}'
+
+
+@pytest.mark.parametrize("name", KV)
+def test_parameters_that_lack_a_name_are_none(name: str) -> None:
+    for lacking in (KV | {name: None}, {key: KV[key] for key in KV if key != name}):
+        answer = json.dumps({PARAMS: lacking}).encode()
+        assert NIXL.read(answer, TRY).told is None
 
 
 @pytest.mark.parametrize("name", TRANSFER_FIELDS)
