@@ -263,6 +263,10 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, the engine's own names last."""
+        # An idle engine makes no steps that end pins and leases.
+        scheduler, now_s = self._runner.scheduler, self._runner.clock.now_s()
+        scheduler.pins.advance(now_s)
+        scheduler.exports.advance(now_s)
         yield from self._vllm()
         for part, (backend, why) in self._backends.items():
             name, text = f"warmroute_engine_{part}_backend", f"What computes {part}, and why."
@@ -344,14 +348,12 @@ class WorkerCollector(Collector):
         yield self._counter(own + "kv_bytes_saved", text, counters.kv_bytes_saved)
         pool, pins = scheduler.pool, scheduler.pins
         yield self._gauge(own + "cached_blocks", "Blocks in the prefix cache.", pool.cached_blocks)
-        pins.advance(self._runner.clock.now_s())  # an idle engine makes no steps that end them
         yield self._gauge(own + "pinned_blocks", "Blocks that pins keep.", pins.held_blocks)
         yield self._counter(own + "evicted_blocks", "Blocks evicted.", pool.evicted_total)
 
     def _of_exports(self, exporter: Exporter) -> Iterator[Metric]:
         own = "warmroute_engine_kv_"
         exports = self._runner.scheduler.exports
-        exports.advance(self._runner.clock.now_s())  # an idle engine makes no steps that end them
         text = "Prompts whose KV is held for other workers."
         yield self._gauge(own + "exports", text, len(exports))
         yield self._gauge(own + "exported_blocks", "Blocks held so.", exports.held_blocks)

@@ -7,18 +7,22 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.model.batch import Piece, flat_batch
 from engine.model.config import ModelConfig, Quantization, Shard
 from engine.model.kv_cache import KvCache, KvMemory, RankMemory
+from engine.model.tiny import TinySettings, make_tiny
 from engine.runner.load import Loaded, fingerprint
 from engine.wire.kv_transfer import Form, Place, Pool, Welcome
 from kvkernels.ops.relayout import AXES, PoolLayout
 from tests.effort import examples
+from tests.engine import tiny_models
 from tests.engine.harness import Running, eventually
 from tests.engine.real import COMPLETIONS, computing, greedy, ids_of, loaded
 from tests.engine.split import at_rest, computed, prefilled, split
@@ -30,21 +34,25 @@ PAIRS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (8, 1)]  # TP, PP
 def shards(ranks: tuple[int, int], base: PoolLayout) -> list[PoolLayout]:
     """Every rank's layout; ranks share a head where there are more ranks than heads."""
     tp_size, pp_size = ranks
+    all_layers, all_heads = len(base.layers), len(base.heads)
     found = []
     for rank in range(tp_size * pp_size):
         stage, place = divmod(rank, tp_size)
         shard = Shard(place, tp_size, stage, pp_size)
-        heads = shard.kv_heads(HEADS)
+        heads = shard.kv_heads(all_heads)
         found.append(
-            replace(base, layers=shard.layers(LAYERS), heads=range(heads.start, heads.stop))
+            replace(base, layers=shard.layers(all_layers), heads=range(heads.start, heads.stop))
         )
     return found
 
 
-def memory(draw: random.Random, ranks: tuple[int, int], block_tokens: int, form: Form) -> KvMemory:
+def memory(
+    draw: random.Random, ranks: tuple[int, int], block_tokens: int, form: Form, blocks: int = 12
+) -> KvMemory:
     """A worker of random order, all of whose bytes are 0."""
     order = tuple(draw.sample(AXES, len(AXES)))
-    base = PoolLayout(range(LAYERS), range(HEADS), 12, block_tokens, form.row_bytes, order)
+    sides = range(form.layers), range(form.heads)
+    base = PoolLayout(*sides, blocks, block_tokens, form.row_bytes, order)
     made = []
     for layout in shards(ranks, base):
         scales = replace(layout, row_bytes=4)
@@ -194,13 +202,79 @@ def test_parts_of_another_size_are_refused() -> None:
 
 
 def test_models_are_told_from_each_other(tmp_path: Path) -> None:
-    from engine.model.tiny import TinySettings, make_tiny
-
     for seed in (1, 2):
         make_tiny(tmp_path / str(seed), TinySettings(seed=seed))
     make_tiny(tmp_path / "again", TinySettings(seed=1))
     one, other, again = (fingerprint(tmp_path / name) for name in ("1", "2", "again"))
     assert one == again != other
+
+
+class Moves:
+    """A model whose KV is computed in one cache, and moved into another. Lifetime: test."""
+
+    def __init__(self, folder: Path, dtype: str, kv: str, pages: tuple[int, int]) -> None:
+        self.model = tiny_models.loaded(folder, getattr(torch, dtype))
+        self.config, self.pages, self.kv = self.model.config, pages, kv
+        item = 1 if kv != "auto" else self.model.dtype.itemsize
+        self.form = Form(
+            *("m", self.config.layers, self.config.kv_heads, self.config.head_dim * item, dtype),
+            0 if kv == "auto" else 4,
+        )
+
+    def cache(self, side: int) -> KvCache:
+        kept = {"dtype": self.model.dtype, "kv": self.kv}
+        return KvCache(self.config, 40, self.pages[side], **kept)  # type: ignore[arg-type]
+
+    def through(self, draw: random.Random, source: KvCache, target: KvCache, place: Place) -> None:
+        """By way of two workers of random ranks, stages, blocks and order."""
+        hops = [KvMemory(self.form, [RankMemory.of(self.config, source)])]
+        for _ in range(2):
+            ranks = draw.choice([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)])
+            hops.append(memory(draw, ranks, draw.choice([4, 8, 10, 16]), self.form, 60))
+        hops.append(KvMemory(self.form, [RankMemory.of(self.config, target)]))
+        ids: list[int] = list(range(40))
+        for one, other in pairwise(hops):
+            is_last = other is hops[-1]
+            theirs = draw.sample(range(60), -(-place.stop // other.block_tokens))
+            # All of it but at the last hop, which begins where the target lacks something.
+            into = place if is_last else Place(theirs, 0, place.stop)
+            sent(one, other, ids, into, draw.randint(1, 4))
+            ids = theirs
+
+    def say(self, kv: KvCache, prompt: list[int], start: int, side: int) -> list[torch.Tensor]:
+        """Logits of the last token of a prompt of which `start` tokens are there, and of six more
+        that are the likeliest."""
+        tokens, found = prompt[start:], list[torch.Tensor]()
+        for _ in range(7):
+            piece = Piece(tokens, start, range(40))
+            found.append(self.model.forward(flat_batch([piece], self.pages[side]), kv)[0])
+            start += len(tokens)
+            tokens = [int(torch.argmax(found[-1]))]
+        return found
+
+
+def test_logits_have_the_same_bits_whatever_way_the_kv_took(tmp_path: Path) -> None:
+    """200 random pairs of ranks, stages, blocks, order and dtype (with TEST_EFFORT); nothing, a
+    part, or all of the prompt is there already."""
+    make_tiny(tmp_path / "model", TinySettings(layers=4))
+    for seed in range(examples(200)):
+        draw = random.Random(seed)
+        dtype, kv = draw.choice([("float32", "auto"), ("float32", "int8"), ("bfloat16", "auto")])
+        pages = draw.choice([4, 8, 12, 16]), draw.choice([4, 6, 8, 16, 24])
+        moved = Moves(tmp_path / "model", dtype, kv, pages)
+        prompt = [draw.randrange(3, 260) for _ in range(draw.randint(2, 120))]
+        alone = moved.say(moved.cache(1), prompt, 0, 1)
+        source, target = moved.cache(0), moved.cache(1)
+        moved.say(source, prompt, 0, 0)
+        stop = len(prompt) - 1
+        cached = draw.choice([0, stop // 2, stop]) // pages[1] * pages[1]
+        if cached:
+            piece = Piece(prompt[:cached], 0, range(40))
+            moved.model.forward(flat_batch([piece], pages[1]), target)
+        if cached < stop:
+            moved.through(draw, source, target, Place(list(range(40)), cached, stop))
+        got = moved.say(target, prompt, stop, 1)
+        assert all(torch.equal(a, b) for a, b in zip(alone, got, strict=True)), f"seed {seed}"
 
 
 def asked(seed: int, tokens: int = 60, output: int = 12) -> dict[str, Any]:
