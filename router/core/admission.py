@@ -169,6 +169,11 @@ class Admission:
             self.drain.over(pending.arrival.model, pending.queued_tokens, computed, now_s)
             pending.queued_tokens = 0
 
+    @property
+    def output_tokens(self) -> float:
+        """Tokens of an answer as answers were lately."""
+        return self._output_tokens
+
     def answered(self, output_tokens: int | None) -> None:
         """An answer had so many tokens: the next one will be like those before."""
         if output_tokens is not None:

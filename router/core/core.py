@@ -101,9 +101,6 @@ class RouterCore:
         )
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.session_tracking)
         self.chooser = Chooser(self.guard, settings, *pool)
-        self.splits = Splits(
-            self.chooser, self.columns, self.workers, self.ledger, settings.disaggregation
-        )
         self._observe = self.guard.observe
         self._seed, self._serial = seed, 0
         self._pending: dict[int, Pending] = {}
@@ -111,6 +108,10 @@ class RouterCore:
         self.retries = Retries(settings, self.counters, seed)
         ask, reservations = self.chooser.modelled_rate, self.chooser.reservations
         self.admission = Admission(settings, self.counters, ask, reservations)
+        self.splits = Splits(
+            self.chooser, self.columns, self.workers, self.ledger, self.admission,
+            settings.disaggregation,
+        )  # fmt: skip
         self.held = self.admission.held
         known = (self.workers, self.ledger, self.roster, self.arrivals, self.session_tracking)
         self.peer_requests = PeerRequests(*known, self.admission, self.guard)

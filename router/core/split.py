@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from policies.facts import Role
 from router.core.actions import Reject
+from router.core.admission import Admission
 from router.core.chooser import Choice, Chooser, Withheld
 from router.core.columns import Cells, WorkerColumns
 from router.core.eligible import does
@@ -84,7 +85,9 @@ _TOKENS_PER_S = 200_000.0  # sent between workers, before any was: 50 GB/s of a 
 _WEIGHT = 0.1  # of a new sample
 _SAMPLE_TOKENS_MIN = 256  # fewer tell of the call, not of the link
 _OUTLIER = 4.0
-_OTHERS = 0.5  # what a second of those who decode beside a prefill counts, against one's own
+# What a second of those who decode beside a prefill counts, against one's own: so many times the
+# share of an answer that the prefill delays it by, and no more than 1 (tests/bench/conditional.py).
+_OTHERS = 4.0
 _CHUNK_TOKENS = 2_048  # of a prefill beside decodes: each takes a step of theirs
 
 
@@ -97,6 +100,7 @@ class Splits:
         columns: WorkerColumns,
         workers: WorkerTable,
         ledger: Ledger,
+        admission: Admission,
         mode: Disaggregation,
     ) -> None:
         self._mode = mode
@@ -105,6 +109,7 @@ class Splits:
         self._cells = Cells(columns)
         self._workers = workers
         self._ledger = ledger
+        self._admission = admission
         self._decode: dict[int, Choice] = {}  # of requests that are being prefilled, by number
         self._beside: tuple[int, Choice] | None = None  # who prefills what was chosen last
         self.faults = PairFaults()
@@ -219,12 +224,15 @@ class Splits:
             return False
         cells, slot = self._cells, decode.worker.slot
         prompt = pending.arrival.prompt_tokens
-        others = int(self._columns.foreign_running[slot])
-        decoding = max(cells.requests[slot] - cells.waiting[slot] + others, 0)
+        foreign = int(self._columns.foreign_running[slot])
+        decoding = max(cells.requests[slot] - cells.waiting[slot] + foreign, 0)
         own_s = self._prefill_s(decode, prompt)
         chunks = math.ceil((prompt - decode.decision.hit_tokens) / _CHUNK_TOKENS)
         beside_s = chunks * cells.step_s[slot] if decoding else 0.0
-        alone_s = self._queue_s(slot) + beside_s + own_s * (1 + _OTHERS * decoding)
+        # A second's delay is more to a short answer than to a long one.
+        answer_s = max(self._admission.output_tokens, 1.0) * cells.step_s[slot]
+        others = min(_OTHERS * own_s / answer_s, 1.0) if answer_s > 0 else 1.0
+        alone_s = self._queue_s(slot) + beside_s + own_s * (1 + others * decoding)
         missing = prompt - decode.decision.hit_tokens
         moved_s = _LEGS_S + missing / self.tokens_per_s + cells.step_s[slot]
         split_s = self._queue_s(prefill.worker.slot) + self._prefill_s(prefill, prompt) + moved_s

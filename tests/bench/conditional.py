@@ -1,14 +1,14 @@
 """Requests split where it is sooner, beside all of them split and none: goodput and mean TTFT.
 
     python -m tests.bench.conditional [--workers 8] [--requests 400] [--resamples 3]
-        [--others 0.5 --others 1] [--chunk 2048] [--profile P]
+        [--others 2 --others 4] [--chunk 2048] [--profile P]
 
 Five workloads at five loads, shares of what the arithmetic gives. Each load is replayed on several
 resamples of the workload - sessions drawn with replacement, their starts jittered - the same ones
 for every rule, so that differences are paired. `local`: the workers that decode do all of it;
 `remote`: every request in two legs; `alike`: as many workers without roles, for comparison;
 `auto`: the router's own choice, once for each weight of those who decode beside a prefill
-(`router.core.split`).
+(`router.core.split._OTHERS`).
 """
 
 from __future__ import annotations
