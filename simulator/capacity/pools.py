@@ -4,7 +4,7 @@ what replays make of them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,12 +23,15 @@ from simulator.capacity.rates import (
     load_within,
     prefill,
     service,
+    step_s,
 )
 from simulator.replay.result import Verdict
 from simulator.replay.run import replay
 from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec, World
 
 MAX_GPUS = 4096
+SPLIT, ALIKE = "prefill + decode", "all workers alike"
+SLOWEST_S = 0.2  # time per token at which a front ends
 _APART = 1.005  # points of a front
 
 
@@ -229,6 +232,14 @@ class FrontPoint:
     per_gpu: float  # output tokens per second
 
 
+def speeds(shapes: Shapes, points: int) -> list[float]:
+    """Times per token from the shortest possible step of any worker on, evenly in their ratio."""
+    floor_s = min(
+        float(step_s(one.step_time, 1.0, 1.0, 0.0, 0.0)) for one in (*shapes.decode, *shapes.both)
+    )
+    return [float(f"{one:.4g}") for one in np.geomspace(floor_s * 1.02, SLOWEST_S, points)]
+
+
 def pareto(
     mix: Mix,
     shapes: Shapes,
@@ -260,6 +271,40 @@ def _front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
         if not kept or point.per_gpu > kept[-1].per_gpu * _APART:
             kept.append(point)
     return kept[::-1]
+
+
+def gain(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> Iterator[str]:
+    """By what factor the split front lies above the other, at equal speed."""
+    if not split or not alike:
+        return
+    speeds = [one.per_user for one in alike]
+    gains = [
+        (one.per_gpu / float(np.interp(one.per_user, speeds, [a.per_gpu for a in alike])), one)
+        for one in split
+        if speeds[0] <= one.per_user <= speeds[-1]
+    ]
+    if gains:
+        (low, _), (high, at) = min(gains, key=lambda g: g[0]), max(gains, key=lambda g: g[0])
+        yield (
+            f"At equal speed prefill + decode gives {low:.2f} to {high:.2f} times the tokens per "
+            f"GPU; most at {at.per_user:.0f} tokens/s of a user."
+        )
+    if split[-1].per_user > speeds[-1] * 1.01:
+        yield f"Above {speeds[-1]:.0f} tokens/s of a user there is prefill + decode only."
+
+
+def drawn(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> str:
+    """Both fronts as a picture (SVG)."""
+    from simulator.report.plots import line_plot  # matplotlib takes a second
+
+    lines = {
+        name: ([one.per_user for one in own], [one.per_gpu for one in own])
+        for name, own in ((SPLIT, split), (ALIKE, alike))
+        if own
+    }
+    return line_plot(
+        lines, "tokens/s of one user", "output tokens/s and GPU", points=True, ylim=(0, None)
+    )
 
 
 # A target is of a mean; a single request is good within so much more.

@@ -17,8 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from simulator.capacity.pools import (
+    ALIKE,
     MAX_GPUS,
     RATE_SHARE,
+    SPLIT,
     TPOT_MARGIN,
     TTFT_MARGIN,
     FrontPoint,
@@ -27,8 +29,11 @@ from simulator.capacity.pools import (
     Shapes,
     Trial,
     climb,
+    drawn,
+    gain,
     match,
     pareto,
+    speeds,
     trial,
 )
 from simulator.capacity.rates import Link, Measured, MixError, Shape, Targets, measure, step_s
@@ -37,9 +42,8 @@ from simulator.cli.usage import UsageError, check_files
 from simulator.report.console import say_trace_errors
 from simulator.traces.open import open_jobs
 
-SLOWEST_S = 0.2  # time per token at which a front ends
 CACHES = 4  # where no number of GPUs says how many workers prefill
-KINDS = {"split": "prefill + decode", "alone": "all workers alike", "mixed": "both kinds"}
+KINDS = {"split": SPLIT, "alone": ALIKE, "mixed": "both kinds"}
 _REPEATED = (
     *("ttft_ms", "gpus", "kv_tokens", "caches", "cached", "link_gbps", "link_setup_ms"),
     *("format", "block_tokens", "speed", "rate", "requests", "skip", "seconds", "spread"),
@@ -86,7 +90,7 @@ def front(options: argparse.Namespace, console: Console) -> bool:
     check_files(options, ("json", "svg"), [options.trace])
     shapes, link = _shapes(options), _link(options)
     measured, caches = _measured(options, console, shapes)
-    tpots_s = _speeds(shapes, options.points)
+    tpots_s = speeds(shapes, options.points)
     split, alike = pareto(
         measured.mix, shapes, tpots_s, _targets(options, None), link, options.gpus
     )
@@ -97,23 +101,13 @@ def front(options: argparse.Namespace, console: Console) -> bool:
     points = [*split, *alike]
     commands = [_command(options, point) for point in points]
     console.print(_front_table(points))
-    for line in _gain(split, alike):
+    for line in gain(split, alike):
         console.print(line, highlight=False)
     console.print("\nEach point again, with its workers (numbers as above):")
     for number, command in enumerate(commands, start=1):
         console.print(f"  {number:2}  {command}", highlight=False, markup=False, soft_wrap=True)
     if options.svg is not None:
-        from simulator.report.plots import line_plot  # matplotlib takes a second
-
-        lines = {
-            name: ([one.per_user for one in own], [one.per_gpu for one in own])
-            for name, own in (("prefill + decode", split), ("all workers alike", alike))
-            if own
-        }
-        picture = line_plot(
-            lines, "tokens/s of one user", "output tokens/s and GPU", points=True, ylim=(0, None)
-        )
-        options.svg.write_text(picture)
+        options.svg.write_text(drawn(split, alike))
     if options.json is not None:
         rows = [
             {"kind": one.kind, "tokens_per_s_user": one.per_user, "tokens_per_s_gpu": one.per_gpu,
@@ -177,14 +171,6 @@ def _measured(
         raise UsageError(f"{options.trace}: {error}") from error
     say_trace_errors(console, stream.errors.total, stream.errors)
     return found, caches
-
-
-def _speeds(shapes: Shapes, points: int) -> list[float]:
-    """Times per token from the shortest possible step of any worker on, evenly in their ratio."""
-    floor_s = min(
-        float(step_s(one.step_time, 1.0, 1.0, 0.0, 0.0)) for one in (*shapes.decode, *shapes.both)
-    )
-    return [float(f"{one:.4g}") for one in np.geomspace(floor_s * 1.02, SLOWEST_S, points)]
 
 
 def _trials(
@@ -335,26 +321,6 @@ def _front_table(points: Sequence[FrontPoint]) -> Table:
             _ms(one.pool.ttft_s), f"{batch:.1f}", workers, one.pool.limited_by,
         )  # fmt: skip
     return table
-
-
-def _gain(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> Iterator[str]:
-    """By what factor the split front lies above the other, at equal speed."""
-    if not split or not alike:
-        return
-    speeds = [one.per_user for one in alike]
-    gains = [
-        (one.per_gpu / float(np.interp(one.per_user, speeds, [a.per_gpu for a in alike])), one)
-        for one in split
-        if speeds[0] <= one.per_user <= speeds[-1]
-    ]
-    if gains:
-        (low, _), (high, at) = min(gains, key=lambda g: g[0]), max(gains, key=lambda g: g[0])
-        yield (
-            f"At equal speed prefill + decode gives {low:.2f} to {high:.2f} times the tokens per "
-            f"GPU; most at {at.per_user:.0f} tokens/s of a user."
-        )
-    if split[-1].per_user > speeds[-1] * 1.01:
-        yield f"Above {speeds[-1]:.0f} tokens/s of a user there is prefill + decode only."
 
 
 def _command(options: argparse.Namespace, point: FrontPoint) -> str:

@@ -14,6 +14,8 @@ from time import perf_counter, process_time
 from rich.console import Console
 
 from simulator import DATA
+from simulator.capacity.pools import Shapes, drawn, gain, pareto, speeds
+from simulator.capacity.rates import Link, Shape, Targets, measure
 from simulator.live.console import LoadBoard, claim_lines, print_rows, run_line
 from simulator.live.load import opened
 from simulator.live.outcome import Outcome, ResultRow, Verdict, as_report, hot_share, summarize
@@ -24,8 +26,9 @@ from simulator.replay.result import NEVER, ReplayResult, RequestTable
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
 from simulator.report.figures import NOTHING, seconds
-from simulator.report.page import Claim
+from simulator.report.page import Claim, Picture, Section
 from simulator.report.row import new_ones
+from simulator.traces.open import open_jobs
 
 SAMPLE_PATH = DATA / "conversation_sample.jsonl.gz"
 PROFILE = "qwen3-32b-h100-tp2"
@@ -36,6 +39,8 @@ AGENTS = (
     "gen:agentic?sessions=84&burst=24&rate=0.3&turns=4..12&context=8000*0.5&question=1000*0.5"
     "&output=60*0.5&pause_s=0.5&think_s=1.5"
 )
+SPLIT_TITLE = "Prefill here, decode there: would it pay?"
+SPLIT_CACHES, FRONT_POINTS = 4, 16  # of the front of split pools
 SEED = 1
 LIVE = "live"  # the name of the workload of the live part
 LIVE_POLICIES = ("kv_prefix", "hybrid")
@@ -157,8 +162,29 @@ async def run_demo(
             _say(demo, board, "This machine is too busy: the live part was ended early.")
     told = [f"{part.name}: {part.told}; {part.workers} workers." for part in parts]
     told.append(f"{LIVE}: as shared_prompt, {requests} requests on {workers} workers.")
-    _report(out, demo, told, console, perf_counter() - started_s)
+    _report(out, demo, told, split_front(parts[1].spec), console, perf_counter() - started_s)
     return demo
+
+
+def split_front(spec: WorkloadSpec) -> Section:
+    """What workers that prefill and workers that decode would give for the conversations."""
+    shape, stream = Shape.of(PROFILE), open_jobs(spec)
+    mix = measure(stream.jobs, stream.block_tokens, SPLIT_CACHES, shape.kv_tokens).mix
+    shapes = Shapes((shape,), (shape,), (shape,))
+    split, alike = pareto(
+        mix, shapes, speeds(shapes, FRONT_POINTS), Targets(1.0, inf, False), Link(), None
+    )
+    told = (
+        f"By arithmetic, for the conversations above on {PROFILE}: what a GPU gives at the speed "
+        "that each user gets, and any time to the first token. On a dense model with one shape for "
+        "both roles the roles seldom pay: docs/disaggregation.md says where they do, and "
+        "warmroute-sim rate-match how many workers of each your own log wants."
+    )
+    if not (split or alike):  # their prompts fit into no worker
+        return Section(SPLIT_TITLE, told)
+    caption = " ".join(gain(split, alike))
+    picture = Picture(drawn(split, alike), "output tokens per GPU against speed", caption)
+    return Section(SPLIT_TITLE, told, pictures=[picture])
 
 
 async def _virtual(parts: Sequence[Act], demo: Demo, board: LoadBoard, started_s: float) -> float:
@@ -333,7 +359,9 @@ def _agents(rows: Rows) -> Claim:
     )
 
 
-def _report(out: Path, demo: Demo, told: Sequence[str], console: Console, took_s: float) -> None:
+def _report(
+    out: Path, demo: Demo, told: Sequence[str], front: Section, console: Console, took_s: float
+) -> None:
     shown = claims(demo.rows)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     out.mkdir(parents=True, exist_ok=True)
@@ -350,7 +378,7 @@ def _report(out: Path, demo: Demo, told: Sequence[str], console: Console, took_s
         )
     )
     notes = [*demo.notes, *told, f"{NOTE} Measured on {machine}, in {took_s:.0f} s."]
-    (out / "report.html").write_text(render_page(demo.runs, [], shown, notes))
+    (out / "report.html").write_text(render_page(demo.runs, [], shown, notes, more=[front]))
     print_rows(console, demo.rows)
     for line in claim_lines(shown):
         console.print(line)

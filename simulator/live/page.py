@@ -48,13 +48,15 @@ def render_page(
     notes: Sequence[str],
     title: str = "The hot spot, its cure, and caches that last",
     clock: Clock = "model time",
+    more: Sequence[Section] = (),
 ) -> str:
-    """The whole page."""
+    """The whole page; `more` stands after the runs."""
     sections, measured = [], dict[Figure, None]()
     for name in dict.fromkeys(run.row.workload for run in runs):
         section, figures = _workload(name, [run for run in runs if run.row.workload == name])
         sections.append(section)
         measured |= dict.fromkeys(figures)
+    sections += more
     terms = [(one.title, one.meaning) for one in measured]
     sections.append(
         Section("What the columns mean", f"Times in milliseconds of {clock}.", terms=terms)

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from simulator.live import demo
-from simulator.live.demo import acts, as_run, claims, run_demo
+from simulator.live.demo import acts, as_run, claims, run_demo, split_front
 from simulator.live.load import OnOutcome, Workload
 from simulator.live.stack import RunResult, StackSettings
 from simulator.replay.run import replay
@@ -49,6 +49,15 @@ def test_a_replay_as_a_run_has_the_figures_of_the_replay() -> None:
     assert found.row.overrun_steps_share is None  # no clock on the wall, nothing late
     assert found.row.busy_share_per_worker == pytest.approx(row.busy_share, abs=0.02)
     assert found.samples is result.samples
+
+
+def test_the_report_says_whether_roles_would_pay() -> None:
+    section = split_front(acts()[1].spec)
+    (picture,) = section.pictures
+    assert picture.svg.count("<path") > 10
+    assert "prefill + decode gives 0." in picture.caption, "a dense model: seldom"
+    one = msgspec.structs.replace(acts()[1].spec, requests=1)
+    assert split_front(one).pictures
 
 
 async def test_a_missing_trace_is_named(tmp_path: Path) -> None:
