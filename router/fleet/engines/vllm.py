@@ -88,7 +88,7 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
         advice=_NO_EVENTS if talk.spec.events is None and not ranked.by_rank else "",
         pause_url=pause_url,
         keeps_copies=True,
-        version=await _version(talk) if talk.spec.role != "both" else "",
+        version=await _version(talk),
         transfers=True,
     )
 
@@ -145,7 +145,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     profile = await profile_of(talk, named=True)
     if profile is None:
         return None
-    group = await _group(talk) if talk.spec.role != "both" else ""
+    group = await _group(talk)  # of any role, for it may be changed
     return replace(
         profile,
         snapshot=f"{talk.spec.url}/kv_snapshot",

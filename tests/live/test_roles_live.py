@@ -1,0 +1,89 @@
+"""Workers that take another role while requests run, as an operator asks: nobody fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from tests.live.stack import Stack, running, until
+
+ROLES = ("prefill", "prefill", "decode")
+
+
+async def change(stack: Stack, worker_id: int, role: str) -> tuple[int, str]:
+    url = f"{stack.admin}/workers/{worker_id}/role"
+    async with stack.http.post(url, json={"role": role}) as reply:
+        return reply.status, await reply.text()
+
+
+async def until_role(stack: Stack, worker_id: int, role: str) -> None:
+    async def there() -> bool:
+        row = await stack.row(worker_id)
+        return (row["role"], row["state"], row["role_to_be"]) == (role, "ready", None)
+
+    await until(there, f"worker {worker_id} to be {role}")
+
+
+async def test_roles_change_under_load_and_nobody_fails(tmp_path: Path) -> None:
+    """Each worker has each role once, with drains of whatever runs there."""
+    flags = ("--disaggregation", "always")
+    async with running(tmp_path, 3, flags, speed=50) as stack:
+        statuses: list[int] = []
+        over = asyncio.Event()
+
+        async def ask(number: int) -> None:
+            while not over.is_set():
+                prompt = list(range(number * 100, number * 100 + 64))
+                status, _ = await stack.complete(prompt, max_tokens=20)
+                statuses.append(status)
+
+        for worker_id, role in enumerate(ROLES):
+            assert (await change(stack, worker_id, role))[0] == 202
+            await until_role(stack, worker_id, role)
+        load = [asyncio.create_task(ask(number)) for number in range(6)]
+        slowest_s = 0.0
+        for worker_id, role in ((0, "decode"), (2, "prefill"), (0, "prefill"), (2, "decode")):
+            began_s, asked = time.monotonic(), len(statuses)
+            assert (await change(stack, worker_id, role))[0] == 202
+            await until_role(stack, worker_id, role)
+            slowest_s = max(slowest_s, time.monotonic() - began_s)
+
+            async def served(worker_id: int = worker_id, asked: int = asked) -> bool:
+                busy = (await stack.row(worker_id))["inflight_requests"]
+                return len(statuses) > asked + 12 and busy > 0
+
+            await until(served, f"worker {worker_id} to serve as {role}")
+        over.set()
+        await asyncio.gather(*load)
+        assert set(statuses) == {200}
+        assert await stack.metric("warmroute_role_changes_total") >= 5
+        await stack.assert_idle()
+        print(f"\n{len(statuses)} requests, slowest change {slowest_s:.2f} s")
+
+
+async def test_a_change_that_is_refused_says_why(tmp_path: Path) -> None:
+    async with running(tmp_path, 1) as stack:
+        status, text = await change(stack, 0, "cook")
+        assert status == 400
+        assert "both, prefill, decode" in text
+        worker_id = await stack.add(
+            f"{stack.workers[0].url.replace('127.0.0.1', 'localhost')},kind=openai"
+        )
+        status, text = await change(stack, worker_id, "decode")
+        assert status == 409
+        assert "it has no group" in text
+
+
+async def test_a_half_without_the_other_is_told(tmp_path: Path) -> None:
+    async with running(tmp_path, 1, ("--log-level", "info")) as stack:
+        await change(stack, 0, "prefill")
+        await until_role(stack, 0, "prefill")
+        async with stack.http.get(f"{stack.url}/ready") as reply:
+            shown = await reply.json()
+        assert reply.status == 200, "it serves alone"
+        assert "decodes: 1 have the role prefill" in shown["halves_missing"]["tiny"][0]
+        assert await stack.metric("warmroute_pool_half_missing") == 1
+        assert (await stack.complete("a b c"))[0] == 200
+        log = (tmp_path / "router.log").read_text()
+        assert "decodes: 1 have the role prefill; it is used only as far as it serves alone" in log
