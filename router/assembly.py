@@ -28,12 +28,13 @@ from router.config.terms import (
     fleet_terms,
     inference_terms,
     migration_terms,
+    role_terms,
 )
 from router.config.worker_spec import parse_worker_spec
 from router.core.core import RouterCore
 from router.discovery.discovery import discovery_of
 from router.fleet.context import FleetContext, WorkerFact
-from router.fleet.manager import FleetManager
+from router.fleet.manager import FleetManager, RoleKeeper
 from router.fleet.upstreams import WorkerTrust
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
@@ -41,7 +42,7 @@ from router.metrics.registry import RouterMetrics
 from router.metrics.replicas import replica_metrics
 from router.metrics.requests import log_metrics, tracing_metrics
 from router.metrics.tenants import held_metrics, tenant_metrics
-from router.metrics.workers import discovery_metrics
+from router.metrics.workers import discovery_metrics, role_metrics
 from router.record.access_log import access_log_of
 from router.record.recorder import recorder_of
 from router.record.request_log import request_log_of
@@ -101,6 +102,9 @@ class Router:
             relay=NativeRelay.wanted(config.relay),
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
+        self.roles = None
+        if config.roles.follow:
+            self.roles = RoleKeeper(self.fleet, core, role_terms(config))
         self.discovery = discovery_of(self.fleet, lambda: self.config)
         self._keeper = _keeper(config, core, self.fleet)
         self.dispatcher.resync = self._resync
@@ -150,6 +154,7 @@ class Router:
         register(lambda: held_metrics(core, self.dispatcher.clock()))
         register(lambda: discovery_metrics(self.discovery, self.fleet))
         register(lambda: replica_metrics(self.replica))
+        register(lambda: role_metrics(self.roles))
 
     def client_port(self) -> ClientPort:
         """What answers requests of the client port."""
@@ -169,6 +174,8 @@ class Router:
             self.dispatcher.tell(Tick(self.dispatcher.clock()))
             self.fleet.sweep(lambda worker_id: len(core.ledger.on_worker(worker_id)))
             self.service.tell_halves()
+            if self.roles is not None:
+                self.roles.look()
 
     def apply(self, config: Config) -> list[str]:
         """Take over a new configuration; returns what cannot change while running, and why.

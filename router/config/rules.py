@@ -90,6 +90,7 @@ FIXED = MappingProxyType(
                 *("ejection.max_share", "ejection.recover_s"),
                 *("retries.attempts", "retries.backoff_s", "retries.backoff_max_s"),
                 *("retries.budget_share", "retries.budget_per_s"),
+                *("roles.follow", "roles.gain", "roles.settle_s", "roles.window_s"),
             ),
             _BUILT,
         ),

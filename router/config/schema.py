@@ -348,6 +348,22 @@ class TenantRules(_Section, frozen=True):
     isolate: Annotated[bool, Meta(description="tenants share no cached prefix")] = False
 
 
+class Roles(_Section, frozen=True):
+    """Workers of split pools that take the other role by themselves."""
+
+    follow: Annotated[bool, Meta(description="roles follow the mix of requests")] = False
+    gain: Annotated[
+        float,
+        Meta(ge=0.01, le=10.0, description="least share more that a change lets a pool carry"),
+    ] = 0.05
+    settle_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0, description="for so long it must seem to pay, seconds")
+    ] = 30.0
+    window_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0, description="over which work is averaged, seconds")
+    ] = 30.0
+
+
 class Config(_Section, frozen=True):
     """The whole configuration, valid by construction of `router.config.load`."""
 
@@ -539,6 +555,7 @@ class Config(_Section, frozen=True):
     workers_tls: WorkerTls = field(default_factory=WorkerTls)
     recording: Recording = field(default_factory=Recording)
     retries: Retries = field(default_factory=Retries)
+    roles: Roles = field(default_factory=Roles)
     tenants: TenantRules = field(default_factory=TenantRules)
     replicas: Replicas = field(default_factory=Replicas)
     tracing: Tracing = field(default_factory=Tracing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from router.config.schema import Config
+from router.core.roles import RoleTerms
 from router.core.settings import CoreSettings
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
@@ -138,6 +139,12 @@ def _trtllm(config: Config) -> Trtllm:
                 continue
             return Trtllm(pool.node_id, pool.auth_key)
     return Trtllm()
+
+
+def role_terms(config: Config) -> RoleTerms:
+    """When workers take the other role by themselves."""
+    roles = config.roles
+    return RoleTerms(roles.window_s, roles.settle_s, roles.gain)
 
 
 def admin_hosts(config: Config) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ Workers mostly run on equal machines, and believing noise would send everything 
 the one that looked fastest. So a worker has the pool's rate, relative to the one that was given for
 it, until its own samples differ clearly from that (shrinkage by a pre-test). Newcomers begin with
 it, too. What attention adds to a token late in a long context is the same for all workers of a
-model but for their speed, so it is learned from all of them together (`pair_cost.py`).
+model but for their speed, so it is learned from all of them together (`PairCost` of the columns).
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ from types import MappingProxyType
 
 from policies.facts import Role, WorkerChange, WorkerFacts
 from router.config.worker_spec import WorkerSpec, WorkerSpecError, taken
+from router.core.core import RouterCore
+from router.core.roles import RoleController, RoleTerms, WorkMeter
 from router.core.roster import TableFullError
-from router.core.workers import halves_missing, serves
+from router.core.workers import Worker, halves_missing, serves
 from router.fleet.context import FleetContext
 from router.fleet.member import Member
 from router.fleet.recognize import with_role
@@ -60,6 +62,7 @@ class FleetManager:
         self._next_id = 0
         self.cut_short = 0  # removed at the end of `drain_s`, with requests
         self.turned = 0  # roles changed
+        self.kept_roles = 0  # that were to change, and engines did not
         self._switching: set[asyncio.Task[None]] = set()
 
     @property
@@ -357,6 +360,8 @@ class FleetManager:
         if role is not None:
             self.turned += 1
             member.turn(role, by)
+        else:
+            self.kept_roles += turning is not None and turning.switching
         if member.draining and turning is not None and not turning.drained and not member.leaving:
             member.undrain(by)
 
@@ -459,3 +464,66 @@ def _rename(named: NamedWorker, one: WantedWorker, members: Iterable[Member]) ->
 def _who(by: str) -> str:
     """Whoever named it, as the log calls it once the router runs."""
     return _RELOAD if by == CONFIGURATION else by
+
+
+_FOLLOW_S = 1.0  # between two looks at the work of roles
+
+
+class RoleKeeper:
+    """Lets workers take the other role as the mix of requests asks. Lifetime: process."""
+
+    def __init__(self, fleet: FleetManager, core: RouterCore, terms: RoleTerms) -> None:
+        self.groups: dict[str, tuple[RoleController, WorkMeter]] = {}
+        self._fleet = fleet
+        self._core = core
+        self._terms = terms
+        self._looked_s = -math.inf
+        self._kept_roles = 0  # of the fleet, as last seen
+
+    def look(self) -> None:
+        """Change a role where that pays. Called on every tick."""
+        now_s = self._fleet.now_s
+        if now_s - self._looked_s < _FOLLOW_S:
+            return
+        self._looked_s = now_s
+        members: dict[str, list[Member]] = {}
+        for member in self._fleet.members.values():
+            if member.recognized is not None and member.recognized.facts.group is not None:
+                members.setdefault(member.recognized.facts.group, []).append(member)
+        for group in self.groups.keys() - members.keys():
+            del self.groups[group]
+        for group, of_it in members.items():
+            self._follow(group, of_it, now_s)
+
+    def _follow(self, group: str, members: list[Member], now_s: float) -> None:
+        controller, meter = self.groups.setdefault(
+            group, (RoleController(self._terms), WorkMeter())
+        )
+        workers = self._core.workers
+        halves: dict[Role, list[Worker]] = {"prefill": [], "decode": []}
+        for member in members:
+            worker = workers.get(member.worker_id)
+            if worker is not None and worker.state == "ready" and worker.facts.role in halves:
+                halves[worker.facts.role].append(worker)
+        prefill, decode = halves["prefill"], halves["decode"]
+        work = meter.read(now_s, self._core.columns, prefill, decode)
+        controller.observe(now_s, *work)
+        if any(m.turning is not None for m in members):  # one after the other
+            return
+        if self._kept_roles != self._fleet.kept_roles:
+            self._kept_roles = self._fleet.kept_roles
+            controller.refused(now_s)
+        change = controller.decide(now_s, len(prefill), len(decode))
+        if change is None:
+            return
+        losing = decode if change.role == "prefill" else prefill
+        requests = self._core.columns.requests
+        least = min(losing, key=lambda w: (int(requests[w.slot]), w.worker_id))
+        member = self._fleet.members[least.worker_id]
+        log.info("roles of %r: %s", group, change)
+        whole = self._fleet.at_url(member.spec.url) if member.kind in _SWITCHES else [member]
+        try:
+            self._fleet.change_role(whole, change.role, "the mix of requests")
+        except RoleRefusedError as error:
+            log.warning("roles of %r stay: %s", group, error)
+            controller.refused(now_s)

@@ -19,7 +19,7 @@ from router.core.columns import WorkerColumns
 from router.core.core import RouterCore
 from router.core.workers import Worker
 from router.discovery.discovery import Discovery
-from router.fleet.manager import FleetManager
+from router.fleet.manager import FleetManager, RoleKeeper
 from router.fleet.member import Member
 from router.metrics.exposition import counter, counters, gauge, gauges
 
@@ -108,6 +108,21 @@ def halves_missing_metric(core: RouterCore) -> Metric:
         for half in core.workers.halves_missing(model):
             family.add_metric([model, half.group or "", half.missing], half.workers)
     return family
+
+
+def role_metrics(keeper: RoleKeeper | None) -> Iterator[Metric]:
+    """What `roles.follow` sees; nothing where it is off."""
+    if keeper is None:
+        return
+    family = GaugeMetricFamily(
+        "warmroute_role_work",
+        "Work of a group's requests in a role, averaged, in workers",
+        labels=["group", "role"],
+    )
+    for group, (controller, _) in keeper.groups.items():
+        family.add_metric([group, "prefill"], controller.prefill_work)
+        family.add_metric([group, "decode"], controller.decode_work)
+    yield family
 
 
 def _gauges(workers: list[Worker], columns: WorkerColumns, now_s: float) -> Iterator[Metric]:

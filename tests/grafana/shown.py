@@ -25,6 +25,7 @@ NOT_SHOWN = {
     "warmroute_kv_state_age_seconds": _OFF,
     "warmroute_pool_half_missing": "empty in a whole pool; it is logged, and at /ready",
     "warmroute_role_changes_total": "an operator's doing, and logged",
+    "warmroute_role_work": "of `roles.follow`, off by default; it logs its reasons",
     "warmroute_refused_ranks": "of an engine with more ranks than workers; it is logged",
     "warmroute_server_deferred_total": "what it comes of, refusals, is shown by reason",
     "warmroute_prefill_leg_seconds_count": _QUANTILES,

@@ -85,5 +85,44 @@ async def test_a_half_without_the_other_is_told(tmp_path: Path) -> None:
         assert "decodes: 1 have the role prefill" in shown["halves_missing"]["tiny"][0]
         assert await stack.metric("warmroute_pool_half_missing") == 1
         assert (await stack.complete("a b c"))[0] == 200
+        line = "decodes: 1 have the role prefill; it is used only as far as it serves alone"
+
+        async def told() -> bool:
+            return line in (tmp_path / "router.log").read_text()
+
+        await until(told, "the log to say so")
+
+
+async def test_roles_follow_the_mix(tmp_path: Path) -> None:
+    """Long prompts and short answers: more workers prefill, by and by, and nobody fails."""
+    follow = ("--roles-follow", "true", "--roles-window-s", "1", "--roles-settle-s", "1")
+    flags = ("--disaggregation", "always", "--log-level", "info", *follow)
+    async with running(tmp_path, 4, flags, speed=1) as stack:
+        for worker_id, role in enumerate(("prefill", "decode", "decode", "decode")):
+            await change(stack, worker_id, role)
+            await until_role(stack, worker_id, role)
+        statuses: list[int] = []
+        over = asyncio.Event()
+
+        async def ask(number: int) -> None:
+            asked = 0
+            while not over.is_set():
+                asked += 1
+                prompt = [number * 1_000 + asked % 900, *range(4_000)]
+                statuses.append((await stack.complete(prompt, max_tokens=4))[0])
+
+        load = [asyncio.create_task(ask(number)) for number in range(8)]
+
+        async def followed() -> bool:
+            roles = [row["role"] for row in await stack.rows() if row["state"] == "ready"]
+            return roles.count("prefill") >= 2 and "decode" in roles
+
+        await until(followed, "another worker to prefill")
+        over.set()
+        await asyncio.gather(*load)
+        assert set(statuses) == {200}
+        assert await stack.metric("warmroute_role_work") > 0
         log = (tmp_path / "router.log").read_text()
-        assert "decodes: 1 have the role prefill; it is used only as far as it serves alone" in log
+        assert "more can be carried" in log
+        assert "role prefill, by idle" in log
+        await stack.assert_idle()

@@ -23,6 +23,7 @@ def another_value(path: str, folder: Path) -> object:
         "admin_keys_file": str(folder / "tokenizer.json"),
         "admin_open": True,
         "tenants.isolate": True,
+        "roles.follow": True,
         "access_log": str(folder / "access"),
         "request_log": str(folder / "requests"),
         "record": str(folder / "recording"),

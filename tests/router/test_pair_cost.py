@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.columns import WorkerColumns
+from router.core.columns import PairCost, WorkerColumns
 from router.core.ledger import Charge, PrefillPeriod
-from router.estimators.pair_cost import PairCost
 from router.estimators.speed import SpeedEstimator
 from tests.router.property_support import patient
 
