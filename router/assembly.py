@@ -102,9 +102,7 @@ class Router:
             relay=NativeRelay.wanted(config.relay),
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
-        self.roles = None
-        if config.roles.follow:
-            self.roles = RoleKeeper(self.fleet, core, role_terms(config))
+        self.roles = _roles(config, self.fleet, core)
         self.discovery = discovery_of(self.fleet, lambda: self.config)
         self._keeper = _keeper(config, core, self.fleet)
         self.dispatcher.resync = self._resync
@@ -296,6 +294,10 @@ def _inference(
     asks_keys = tenants.asks_keys
     attempts = Attempts(attempt_terms(config), not asks_keys, migrations)
     return Inference(service, prompts, tenants, attempts, inference_terms(config))
+
+
+def _roles(config: Config, fleet: FleetManager, core: RouterCore) -> RoleKeeper | None:
+    return RoleKeeper(fleet, core, role_terms(config)) if config.roles.follow else None
 
 
 def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:
