@@ -13,6 +13,7 @@ from router.events.sources import MAX_RANK, endpoint_at_rank, usable
 
 KINDS = ("warmroute", "vllm", "sglang", "trtllm", "triton", "openai")
 ROLES = ("both", "prefill", "decode")
+TRANSFERS = ("nixl", "mooncake")  # vLLM's connectors; other engines have one way each
 MAX_SPEC_CHARACTERS = 4_096
 MAX_KV_TOKENS = 10**12
 BIND = "bind:"  # before an endpoint that the router binds and engines connect to
@@ -43,6 +44,8 @@ class WorkerSpec:
     metrics: str | None = None  # URL of its load figures, where it is not the usual one
     role: Role = "both"
     group: str | None = None  # whose workers take KV from each other; by default engine and version
+    transfer: str | None = None  # one of TRANSFERS: how KV passes between vLLM workers
+    bootstrap_port: int | None = None  # where those that decode meet one that prefills
     max_requests: float | None = None  # unfinished requests, at least 1
     max_queued_tokens: float | None = None  # prefill tokens not yet computed, at least 1
     max_kv_fraction: float | None = None  # of its KV capacity, above 0, at most 1
@@ -54,6 +57,9 @@ class WorkerSpec:
         _check_url("url", self.url)
         _one_of("kind", self.kind, (None, *KINDS))
         _one_of("role", self.role, ROLES)
+        _one_of("transfer", self.transfer, (None, *TRANSFERS))
+        if self.transfer is not None and self.kind not in (None, "vllm"):
+            raise WorkerSpecError(f"transfer is for kind=vllm; kind is {self.kind}")
         if self.model is not None and not self.model:
             raise WorkerSpecError("model is empty")
         for name in (
@@ -98,6 +104,8 @@ class WorkerSpec:
             raise WorkerSpecError(f"block_size is {self.block_size}; allowed: 1..4096 tokens")
         if self.kv_tokens is not None and not 1.0 <= self.kv_tokens <= MAX_KV_TOKENS:
             raise WorkerSpecError(f"kv_tokens is {self.kv_tokens:g}; allowed: 1..1e12 tokens")
+        if self.bootstrap_port is not None and not 1 <= self.bootstrap_port <= 65_535:
+            raise WorkerSpecError(f"bootstrap_port is {self.bootstrap_port}; allowed: 1..65535")
         for name in ("max_requests", "max_queued_tokens"):
             limit = getattr(self, name)
             if limit is not None and not 1.0 <= limit < math.inf:
@@ -130,7 +138,7 @@ class WorkerSpec:
 
 
 KEYS = tuple(entry.name for entry in fields(WorkerSpec))
-_INTEGERS = ("block_size", "rank")
+_INTEGERS = ("block_size", "rank", "bootstrap_port")
 _FLAGS = ("insecure",)
 _NUMBERS = ("kv_tokens", "max_requests", "max_queued_tokens", "max_kv_fraction", "weight")
 

@@ -163,6 +163,11 @@ class Member:
         """Which engine it is; None: not known yet."""
         return None if self.recognized is None else self.recognized.kind
 
+    @property
+    def transfer(self) -> str:
+        """How KV passes to it and from it, of `router.request.legs.TRANSFERS`."""
+        return "" if self.recognized is None else self.recognized.transfer
+
     async def run(self) -> None:
         """Recognize it, follow it until it is down, and begin again."""
         while True:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import aiohttp
 
-from policies.facts import WorkerFacts
+from policies.facts import Role, WorkerFacts
 from router.config.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
 from router.events.sources import (
     NO_OTHERS,
@@ -31,7 +31,7 @@ from router.fleet.engines.adapter import (
     cards,
 )
 from router.fleet.engines.trtllm import EVENTS_PATH
-from router.request.legs import TRANSFERS
+from router.request.legs import TRANSFERS, Door
 from router.request.paths import lacking
 
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
@@ -75,6 +75,10 @@ class Recognized:
     sized: bool = True  # it told its block size
     pause_url: str | None = None  # tells whether it is paused; None: it cannot be
     own_group: str | None = None  # whose KV it could take, by engine and version
+    own_role: Role = "both"  # that it was started for
+    transfer: str = ""  # how KV passes to it and from it, of `router.request.legs.TRANSFERS`
+    door: Door | None = None  # where those that decode meet it, where both legs begin at once
+    caches_decoded: bool = True  # what it decodes for others is found in its cache again
 
     def __str__(self) -> str:
         """One line for people."""
@@ -133,7 +137,11 @@ async def recognize(
         refused or _advice(spec, profile),
         profile.block_size is not None,
         profile.pause_url,
-        _own_group(kind, profile),
+        _own_group(kind, spec, profile),
+        profile.role,
+        spec.transfer or kind,
+        profile.door,
+        profile.keeps_prefixes,
     )
     return with_role(with_thresholds(recognized, spec), spec)
 
@@ -152,19 +160,25 @@ def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
 
 def with_role(recognized: Recognized, spec: WorkerSpec) -> Recognized:
     """The same worker with the role that `spec` has now, and those whom it takes KV from then."""
-    kind, own = recognized.kind, None if spec.role == "both" else recognized.own_group
+    role = recognized.own_role if spec.role == "both" else spec.role
+    own = None if role == "both" else recognized.own_group
+    transfer = TRANSFERS.get(recognized.transfer)
     facts = replace(
         recognized.facts,
-        role=spec.role,
+        role=role,
         group=spec.group or own,
-        serves_alone=spec.role == "both" or kind not in TRANSFERS or TRANSFERS[kind].serves_alone,
+        serves_alone=role == "both" or transfer is None or transfer.serves_alone,
+        concurrent=transfer is not None and transfer.concurrent,
+        keeps_prefixes=role != "decode" or recognized.caches_decoded,
     )
     return replace(recognized, facts=facts)
 
 
-def _own_group(kind: str, profile: Profile) -> str | None:
+def _own_group(kind: str, spec: WorkerSpec, profile: Profile) -> str | None:
     """Whom it could take KV from. Engines do so from others of their own version only."""
-    return f"{kind} {profile.version}" if profile.transfers and profile.version else None
+    if not (profile.transfers and profile.version):
+        return None
+    return " ".join(filter(None, (kind, profile.version, spec.transfer)))
 
 
 def _block_size(spec: WorkerSpec, profile: Profile, has_events: bool) -> int:

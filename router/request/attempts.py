@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -28,7 +29,7 @@ from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
 from router.request.legs import TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
 from router.request.quotas import told_on
-from router.request.request import InferenceRequest
+from router.request.request import InferenceRequest, Whose
 from router.request.scan import LONG_BYTES, Tokens
 from router.server.messages import Answer, Request, Response, error_response
 from router.upstream.client_reply import ClientReply, CollectedReply, upstream_request
@@ -382,15 +383,23 @@ class Attempts:
             if stream is not None and not stream.take(member.kind, reply):
                 request.gone()
                 continue
-            leg = Leg(request.body)
-            if attempt.leg == "decode":
-                leg = await _edited(second, request.body)
-            outcome, own_tokens = await self._attempt(
-                request, leg, attempt, member, reply, stream, terms
-            )
+            whose: Whose = "answer"
+            if request.beside is not None:
+                end = await self._together(request, attempt, member, reply, stream, terms)
+                if end is None:
+                    request.gone("prefill")
+                    continue
+                outcome, own_tokens, whose = end
+            else:
+                leg = Leg(request.body)
+                if attempt.leg == "decode":
+                    leg = await _edited(second, request.body)
+                outcome, own_tokens = await self._attempt(
+                    request, leg, attempt, member, reply, stream, terms
+                )
             held = outcome.held or held
             rest = stream.rest() if stream is not None and outcome.resumable else None
-            if not request.ended(outcome, own_tokens, rest):
+            if not request.ended(outcome, own_tokens, rest, whose):
                 shown = reply if stream is None else stream.reply
                 return late_answer(shown) if ran_out(outcome) else shown
 
@@ -399,7 +408,7 @@ class Attempts:
     ) -> tuple[Answer | None, Callable[[bytes], Leg]]:
         """The first leg: what its client gets where it ends there, else how the second is made."""
         arrival, collected = request.arrival, CollectedReply(_FIRST_LEG_BYTES)
-        transfer, told = terms.transfers[member.kind or ""], Handover()
+        transfer, told = terms.transfers[member.transfer], Handover()
         of = Try(self._draw(TRY_BITS), request.path.path, arrival.stream)
         leg = await _edited(partial(transfer.prefill, of=of), request.body)
         sent = self._upstream_request(request, leg, attempt, member, terms)
@@ -461,13 +470,14 @@ class Attempts:
         reply: ClientReply,
         stream: Stream | None,
         terms: AttemptTerms,
+        begun: Callable[[float], None] | None = None,
     ) -> tuple[Outcome, int | None]:
         """What became of the request at one worker, and our count of its prompt's tokens.
 
-        `leg`: what it would be sent as text.
+        `leg`: what it would be sent as text. `begun` is told of the answer's first byte.
         """
         arrival, given, body = request.arrival, leg.body, leg.body
-        if terms.forward_token_ids and request.path.reads == "openai":
+        if terms.forward_token_ids and request.path.reads == "openai" and begun is None:
             if len(body) < LONG_BYTES:
                 body = _body_for(member, request, given)
             else:
@@ -481,7 +491,7 @@ class Attempts:
             sent if stream is None else stream.request(sent),
             sieve or stream or reply,
             terms.deadlines.timeouts(terms.timeouts, arrival.stream, attempt.uncached_tokens),
-            request.first_token if arrival.stream else None,
+            begun or (request.first_token if arrival.stream else None),
             request.progress if arrival.stream else None,
         )
         if arrival.deadline_s is not None:
@@ -498,6 +508,44 @@ class Attempts:
             return replace(outcome, error=None, held=None), None
         exact = body is given and request.prompt.encoded
         return outcome, request.prompt.tokens if exact else None
+
+    async def _together(
+        self,
+        request: InferenceRequest,
+        attempt: Attempt,
+        member: Member,
+        reply: ClientReply,
+        stream: Stream | None,
+        terms: AttemptTerms,
+    ) -> tuple[Outcome, int | None, Whose] | None:
+        """Both legs at once: the outcome that counts, as of `_attempt`, and whose it is. The other
+        leg is over then, too. None: the worker that was to prefill is gone.
+        """
+        first, transfer = request.beside, terms.transfers[member.transfer]
+        assert first is not None, "of two legs"
+        other = request.member(first)
+        door = None if other is None or other.recognized is None else other.recognized.door
+        if other is None or door is None:
+            return None
+        of = Try(
+            *(self._draw(TRY_BITS), request.path.path, request.arrival.stream),
+            *(door, member.rank),
+        )
+        leg = await _edited(partial(transfer.prefill, of=of), request.body)
+        second = await _edited(partial(transfer.decode, told=None, of=of), request.body)
+        collected = CollectedReply(_FIRST_LEG_BYTES)
+        sent = self._upstream_request(request, leg, first, other, terms)
+        # Its answer may come as late as the other's.
+        timeouts = terms.deadlines.timeouts(terms.timeouts, False, first.uncached_tokens)
+        timeouts = replace(
+            timeouts, first_byte_s=max(timeouts.first_byte_s, terms.timeouts.first_byte_s)
+        )
+        both = TwoLegs(request, transfer, collected, reply)
+        both.begin(
+            other.upstream.send(sent, collected, timeouts),
+            self._attempt(request, second, attempt, member, reply, stream, terms, both.begun),
+        )
+        return await both.end()
 
     def _refused(self, request: InferenceRequest, reject: Reject, held: HeldReply | None) -> Answer:
         """The core's refusal, explained where the client asked why."""
@@ -517,6 +565,108 @@ class Attempts:
         if reject.retry_after_s is not None:
             answer.headers["Retry-After"] = str(max(math.ceil(reject.retry_after_s), 1))
         return answer
+
+
+_LATE_S = 0.2  # for the end of a prefill after that of the whole answer
+# Of an error's text: KV did not pass, and either worker may be why (SGLang, vLLM).
+_OF_PAIRS = re.compile(rb"bootstrap|handshake|transfer", re.IGNORECASE)
+Answered = tuple[Outcome, int | None]
+
+
+class TwoLegs:
+    """A prefill and an answer that were begun at once. Lifetime: one try.
+
+    Where one of them fails the other is stopped, at once: it would wait for minutes. Once the
+    answer has begun, its KV is there, and what becomes of the prefill only counts.
+    """
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        transfer: Transfer,
+        collected: CollectedReply,
+        reply: ClientReply,
+    ) -> None:
+        self._request = request
+        self._transfer = transfer
+        self._collected = collected
+        self._reply = reply
+        self._has_begun = False
+        self._prefill: asyncio.Task[Outcome]
+        self._answer: asyncio.Task[Answered]
+
+    def begin(
+        self, prefill: Coroutine[Any, Any, Outcome], answer: Coroutine[Any, Any, Answered]
+    ) -> None:
+        """Send both."""
+        self._prefill = asyncio.create_task(prefill)
+        self._answer = asyncio.create_task(answer)
+
+    def begun(self, now_s: float) -> None:
+        """The answer's first byte came."""
+        self._has_begun = True
+        if self._request.arrival.stream:
+            self._request.first_token(now_s)
+
+    async def end(self) -> tuple[Outcome, int | None, Whose]:
+        """The outcome that counts, our count of the prompt's tokens, and whose outcome it is."""
+        legs = self._prefill, self._answer
+        try:
+            await asyncio.wait(legs, return_when=asyncio.FIRST_COMPLETED)
+            if self._prefill.done() and not self._answer.done():
+                return await self._prefilled(self._prefill.result())
+            if self._answer.result()[0].error is None:
+                await asyncio.wait((self._prefill,), timeout=_LATE_S)
+            return self._answered(*self._answer.result())
+        except asyncio.CancelledError:  # its client left; or was left, for the answer is over
+            if (answered := await _stopped(self._answer)) is None or answered[0].retryable:
+                raise
+            return self._answered(*answered)
+        finally:
+            for leg in legs:
+                leg.cancel()
+            await asyncio.wait(legs)
+
+    async def _prefilled(self, outcome: Outcome) -> tuple[Outcome, int | None, Whose]:
+        """The prefill is over, and the answer is not."""
+        if self._has_begun or (outcome.error is None and outcome.answers):
+            self._request.beside_ended(outcome)
+            return self._answered(*await self._answer)
+        if (answered := await _stopped(self._answer)) is not None:
+            return self._answered(*answered)
+        if self._reply.begun:  # its first bytes went out meanwhile
+            self._reply.abort()
+            error = WorkerError("early_close", "its prefill failed")
+            return replace(outcome, error=error, bytes_to_client=1), None, "pair"
+        if outcome.error is None and (refusal := self._collected.held) is not None:
+            refusal.deliver(self._reply)
+        held = outcome.held or self._collected.held
+        pair = held is not None and outcome.error is not None and _OF_PAIRS.search(held.body)
+        return replace(outcome, bytes_to_client=0), None, "pair" if pair else "prefill"
+
+    def _answered(self, outcome: Outcome, own: int | None) -> tuple[Outcome, int | None, Whose]:
+        """The answer is over, whatever became of the prefill."""
+        request, error = self._request, outcome.error
+        failed = isinstance(error, WorkerError) and not outcome.bytes_to_client
+        seen = request.beside is not None and request.beside.outcome is not None
+        if self._prefill.done() and not seen:
+            first = self._prefill.result()
+            if failed and first.error is not None:  # both, and nobody knows which one first
+                return outcome, own, "pair"
+            request.beside_ended(first)
+        if not isinstance(error, WorkerError) or not failed:
+            return outcome, own, "answer"
+        text = outcome.held is not None and _OF_PAIRS.search(outcome.held.body)
+        if error.kind == "timeout_first_byte" and not self._prefill.done():
+            return outcome, own, "pair" if self._transfer.answers_late else "prefill"
+        return outcome, own, "pair" if text else "answer"
+
+
+async def _stopped(answer: asyncio.Task[Answered]) -> Answered | None:
+    """Stop it; what became of it, where it was over already."""
+    answer.cancel()
+    await asyncio.wait((answer,))
+    return None if answer.cancelled() else answer.result()
 
 
 async def _edited(edit: Callable[[bytes], Leg], body: bytes) -> Leg:

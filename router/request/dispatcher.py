@@ -135,14 +135,16 @@ class Ticket:
         retry: bool,
         reason: str,
         rest: Arrival | None = None,
+        leg: Literal["answer", "prefill", "pair"] = "answer",
     ) -> None:
         """The dispatch ended without a whole answer; with `retry` another action follows.
 
         `rest`: what is left to do of the request, where the client has seen a part of the answer.
+        `leg`: as of `Failure`; a prefill that fails without a retry ends nothing else.
         """
-        self.open = retry
+        self.open = retry or leg == "prefill"
         now_s = self._dispatcher.clock()
-        self._dispatcher.tell(Failure(now_s, self.request_id, blame, retry, reason, rest))
+        self._dispatcher.tell(Failure(now_s, self.request_id, blame, retry, reason, rest, leg))
 
 
 class Dispatcher:
@@ -265,4 +267,5 @@ class Dispatcher:
             case Reinstated():
                 log.warning("worker %d answers again: it gets requests as before", action.worker_id)
             case Cancel():
-                pass  # the worker's connections are closed with it (router.fleet.manager)
+                pass  # the worker's connections are closed with it (router.fleet.manager); of two
+                # legs at once the other one was stopped before the core was told

@@ -19,6 +19,7 @@ import msgspec
 from kvkernels import body_fields, json_items
 from router.request.errors import ClientError, WorkerError
 from router.request.paths import Path
+from router.upstream.client_reply import RANK_HEADER
 from router.upstream.reply import EVENT_STREAM, Framing, Header, HeldReply, ReplyHead
 
 PARAMS = "kv_transfer_params"
@@ -26,7 +27,7 @@ PARAMS = "kv_transfer_params"
 TRANSFER_FIELDS = (
     PARAMS,
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
-    "disaggregated_params",
+    *("disaggregated_params", "disagg_prefill_dp_rank", "routed_dp_rank"),
 )
 _OVERRIDES = (b"x-override-", b"x-prefiller-")  # headers that SGLang and llm-d's sidecar obey
 _ASK = (
@@ -96,12 +97,27 @@ TRY_BITS = 52  # the number survives tools that keep JSON's as doubles
 
 
 @dataclass(frozen=True, slots=True)
+class Door:
+    """Where a worker that prefills is met by those that decode, and who of its engine is."""
+
+    host: str
+    port: int
+    ranks: int = 1  # data-parallel ones of its engine
+    rank: int | None = None  # its own; None: all of them are one worker
+    by_room: bool = True  # SGLang: the room's number tells the rank
+    engine_ids: tuple[str, ...] = ()  # Mooncake: of each rank
+
+
+@dataclass(frozen=True, slots=True)
 class Try:
     """One try at a request by two workers."""
 
     number: int  # of `TRY_BITS`, drawn: no other try of any router has it while it lives
     path: str  # as its client asked
     stream: bool  # its client reads a stream
+    # Where both legs begin at once: where the workers meet, and the rank of the one that decodes.
+    door: Door | None = None
+    decode_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +140,15 @@ class Transfer(Protocol):
     @property
     def serves_alone(self) -> bool:
         """A worker with a role does all of a request, too, if it is sent one as it came."""
+
+    @property
+    def concurrent(self) -> bool:
+        """Both legs begin at once: `read` is not called, nothing is `told`, and workers that
+        prefill have a `Door`."""
+
+    @property
+    def answers_late(self) -> bool:
+        """The first leg is answered when its KV has been fetched, not when it was computed."""
 
     def prefill(self, body: bytes, of: Try) -> Leg:
         """The first leg of a request with this body."""
@@ -188,7 +213,7 @@ class Nixl:
     otherwise. Without them its worker computes the prompt itself. Lifetime: process.
     """
 
-    serves_alone = True
+    serves_alone, concurrent, answers_late = True, False, False
 
     def prefill(self, body: bytes, of: Try) -> Leg:
         """As of `Transfer`, and so are the others."""
@@ -218,7 +243,7 @@ class Trtllm:
     answer has the prompt's ids, so that the second leg need not tokenize. Lifetime: process.
     """
 
-    serves_alone = True
+    serves_alone, concurrent, answers_late = True, False, False
 
     def __init__(self, node_id: int = 0, auth_key: str | None = None) -> None:
         """`node_id`: another one for each router, 0..255. `auth_key`: of all servers, if any."""
@@ -314,8 +339,101 @@ def _finished(answer: bytes, of: Try) -> HeldReply:
     return HeldReply(head, body)
 
 
+class Rooms:
+    """SGLang (0.5.23) with any backend: both legs are the whole request, and meet in a room.
+
+    The worker that prefills stops after one token by itself, and answers when its KV was fetched;
+    the other one streams that token first. Neither serves alone: without a room it answers 400.
+    Lifetime: process.
+    """
+
+    serves_alone, concurrent, answers_late = False, True, True
+
+    def prefill(self, body: bytes, of: Try) -> Leg:
+        """As of `Transfer`, and so are the others."""
+        door, fields = _met(of)
+        if door.rank is not None and not door.by_room:
+            fields["routed_dp_rank"] = b"%d" % door.rank
+        return Leg(with_fields(body, fields))
+
+    def read(self, answer: bytes, of: Try) -> Handover:
+        return Handover()
+
+    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+        door, fields = _met(of)
+        if of.decode_rank is not None:
+            fields["routed_dp_rank"] = b"%d" % of.decode_rank
+        if door.rank is not None and not door.by_room:
+            fields["disagg_prefill_dp_rank"] = b"%d" % door.rank
+        return Leg(with_fields(body, fields))
+
+
+def _met(of: Try) -> tuple[Door, dict[str, bytes]]:
+    """Where and in which room two of SGLang's workers meet."""
+    door = of.door
+    assert door is not None, "workers that prefill have one"
+    room = of.number
+    if door.rank is not None and door.by_room:  # its rank takes it by `room % ranks`
+        room += door.rank - room % door.ranks
+    host = msgspec.json.encode(door.host)
+    values = (host, b"%d" % door.port, b"%d" % room)
+    return door, dict(
+        zip(("bootstrap_host", "bootstrap_port", "bootstrap_room"), values, strict=True)
+    )
+
+
+class Mooncake:
+    """vLLM's MooncakeConnector (0.33): one token there, all of it here, under one transfer's name.
+
+    The KV is kept only where the first leg ends by its length, so it ignores the end of text. Its
+    answer has no parameters; where it fails, the other worker would wait for 480 s.
+    Lifetime: process.
+    """
+
+    serves_alone, concurrent, answers_late = True, True, False
+
+    def prefill(self, body: bytes, of: Try) -> Leg:
+        """As of `Transfer`, and so are the others."""
+        params = b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":%b}'
+        params %= self._name(of)
+        rank = self._rank(of)
+        headers = ((RANK_HEADER, b"%d" % rank),) if self._door(of).rank is None else ()
+        leg = one_token_body(body, {PARAMS: params, "ignore_eos": b"true"})
+        return Leg(leg, headers if self._door(of).ranks > 1 else ())
+
+    def read(self, answer: bytes, of: Try) -> Handover:
+        return Handover()
+
+    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+        door = self._door(of)
+        params = (
+            b'{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":%b,'
+            b'"remote_bootstrap_addr":%b,"remote_engine_id":%b}'
+        )
+        address = msgspec.json.encode(f"http://{door.host}:{door.port}")
+        engine_id = msgspec.json.encode(door.engine_ids[self._rank(of)])
+        return Leg(with_fields(body, {PARAMS: params % (self._name(of), address, engine_id)}))
+
+    def _name(self, of: Try) -> bytes:
+        return b'"warmroute-%x"' % of.number
+
+    def _door(self, of: Try) -> Door:
+        assert of.door is not None, "workers that prefill have one"
+        return of.door
+
+    def _rank(self, of: Try) -> int:
+        """Of the engine that prefills: named to both, or they would not find each other."""
+        door = self._door(of)
+        return of.number % door.ranks if door.rank is None else door.rank
+
+
 _NIXL = Nixl()
-# By the kind of engine.
+# By what a worker's options say, else by the kind of engine.
 TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
-    {"vllm": _NIXL, "warmroute": _NIXL, "trtllm": Trtllm()}
+    {
+        **dict.fromkeys(("vllm", "warmroute", "nixl"), _NIXL),
+        "sglang": Rooms(),
+        "mooncake": Mooncake(),
+        "trtllm": Trtllm(),
+    }
 )

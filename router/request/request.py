@@ -18,7 +18,7 @@ from router.keys.quota import Grant
 from router.record.logs import about
 from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
 from router.request.dispatcher import Ticket
-from router.request.errors import ClientError
+from router.request.errors import ClientError, WorkerError
 from router.request.explain import (
     EXPLAIN_HEADER,
     HELD_CODES,
@@ -38,6 +38,7 @@ from router.upstream.reply import Header, Outcome, Usage
 _DRAINING = "draining"  # a rejection's code
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-|$)")
 _NOBODY = KeyTerms()
+Whose = Literal["answer", "prefill", "pair"]  # as of `Failure.leg`
 # A prompt whose own log probabilities are wanted is computed whole, whatever is cached: vLLM
 # (`sampling_params.py`) and SGLang do not look then. Found in text, too: no harm is done.
 _COMPUTED_WHOLE = (b"prompt_logprobs", b"logprob_start_len", b'"echo"')
@@ -70,7 +71,7 @@ class InferenceRequest(Ticket):
     __slots__ = (
         "_answered_s", "_asked_s", "_began_s", "_explain", "_grant", "_id", "_kept", "_key",
         "_late_status", "_lost", "_prompt_tokens", "_read_s", "_refused", "_resumes", "_service",
-        "arrival", "attempts", "body", "http", "path", "prompt", "trace",
+        "arrival", "attempts", "beside", "body", "http", "path", "prompt", "trace",
     )  # fmt: skip
 
     arrival: Arrival  # these three once it is read
@@ -82,6 +83,7 @@ class InferenceRequest(Ticket):
         self.http = http
         self.path: Path = OTHER
         self.attempts: list[Attempt] = []
+        self.beside: Attempt | None = None  # the prefill that began with the latest attempt
         self.trace = None if service.tracer is None else service.tracer.begin(http)
         self._service = service
         self._began_s = service.clock()
@@ -198,7 +200,15 @@ class InferenceRequest(Ticket):
         return self._rejected(action) if isinstance(action, Reject) else self.dispatched(action)
 
     def dispatched(self, action: Dispatch) -> Attempt:
-        """The core's choice, noted."""
+        """The core's choice, noted. Of two legs at once the first is `beside`."""
+        self.beside = None
+        if action.prefill is not None:
+            self.beside = self._noted(
+                replace(action, stages=action.stages[:1], decision=action.prefill, prefill=None)
+            )
+        return self._noted(action)
+
+    def _noted(self, action: Dispatch) -> Attempt:
         service = self._service
         worker = service.dispatcher.core.workers.get(action.worker_id)
         size = None if worker is None else worker.facts.block_size
@@ -229,6 +239,25 @@ class InferenceRequest(Ticket):
         self._ask_s()
         self.prefilled(None if outcome.usage is None else outcome.usage.cached_tokens)
 
+    def beside_ended(self, outcome: Outcome) -> None:
+        """The prefill that began with the answer's leg is over."""
+        service, attempt = self._service, self.beside
+        assert attempt is not None, "of two legs"
+        now_s, error = service.clock(), outcome.error
+        if error is None and outcome.answers:
+            service.metrics.requests.prefilled(attempt.worker_id, outcome, now_s)
+            attempt.end(outcome, now_s)
+            self.prefilled(None if outcome.usage is None else outcome.usage.cached_tokens)
+            return
+        service.metrics.requests.ended(self.arrival, attempt.worker_id, outcome, now_s)
+        attempt.end(outcome, now_s)
+        kind = error.kind if isinstance(error, WorkerError) else f"status {outcome.status}"
+        extra = about(self._id, self._trace_id() or "")
+        line = "request %d: worker %d failed (%s) when its KV had been fetched"
+        log.warning(line, self.request_id, attempt.worker_id, kind, extra=extra)
+        blame: Literal["busy", "worker"] = "worker" if isinstance(error, WorkerError) else "busy"
+        self.fail(blame, retry=False, reason=kind, leg="prefill")
+
     def leg_headers(self) -> tuple[Header, ...]:
         """By which two workers know it for the same request; nothing where its client named it."""
         if self.http.headers.get(ID_HEADER) is not None:
@@ -236,18 +265,28 @@ class InferenceRequest(Ticket):
         number = self._id or f"warmroute-{self.request_id}"
         return ((ID_HEADER.encode(), number.encode()),)
 
-    def gone(self) -> None:
+    def gone(self, whose: Whose = "answer") -> None:
         """The attempt's worker is gone: nothing was sent. Another attempt follows."""
         self._ask_s()
-        self.fail("busy", retry=True, reason="worker removed")
+        self.fail("busy", retry=True, reason="worker removed", leg=whose)
 
-    def ended(self, outcome: Outcome, own_tokens: int | None, rest: Arrival | None = None) -> bool:
+    def ended(
+        self,
+        outcome: Outcome,
+        own_tokens: int | None,
+        rest: Arrival | None = None,
+        whose: Whose = "answer",
+    ) -> bool:
         """The latest attempt is over; True when another one follows.
 
         `own_tokens`: our exact count of the prompt's tokens, to be held against the worker's.
-        `rest`: what is left of the request where the outcome is resumable.
+        `rest`: what is left of the request where the outcome is resumable. `whose`: of two legs
+        at once, both of which are over.
         """
         service, attempt = self._service, self.attempts[-1]
+        if whose == "prefill" and self.beside is not None:
+            attempt.ended_s = service.clock()
+            attempt = self.beside
         now_s = service.clock()
         usage = outcome.usage
         if usage is not None and usage.cached_tokens is not None:
@@ -259,7 +298,7 @@ class InferenceRequest(Ticket):
         self._resumes = outcome.resumable
         if outcome.resumable:
             self._lost = outcome
-        follows = self._settle(attempt.worker_id, outcome, rest)
+        follows = self._settle(attempt.worker_id, outcome, rest, whose)
         if follows:
             self._ask_s()
         else:
@@ -278,7 +317,7 @@ class InferenceRequest(Ticket):
         if usage.prompt_tokens is not None:
             check.counted(self.arrival.model, own_tokens, usage.prompt_tokens)
 
-    def _settle(self, worker_id: int, outcome: Outcome, rest: Arrival | None) -> bool:
+    def _settle(self, worker_id: int, outcome: Outcome, rest: Arrival | None, whose: Whose) -> bool:
         """Tell the core how the dispatch ended; True when another action follows."""
         error = outcome.error
         if error is None:
@@ -309,7 +348,7 @@ class InferenceRequest(Ticket):
             )
         blameless = error.kind in ("busy", "out_of_files")
         blame: Literal["busy", "worker"] = "busy" if blameless else "worker"
-        self.fail(blame, retry=outcome.retryable, reason=error.kind, rest=rest)
+        self.fail(blame, retry=outcome.retryable, reason=error.kind, rest=rest, leg=whose)
         return outcome.retryable
 
     def _cached_tokens(self, usage: Usage) -> int | None:

@@ -13,8 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from engine.wire.events import WireError
+from policies.facts import Role
 from router.config.worker_spec import WorkerSpec
 from router.events.sources import EventSource
+from router.request.legs import Door
 
 MAX_REPLY_BYTES = 1 << 20  # of JSON: models, event sources
 MAX_METRICS_BYTES = 4 << 20
@@ -227,6 +229,9 @@ class Profile:
     keeps_copies: bool = False  # of equal blocks, each with events of its own
     version: str = ""
     transfers: bool = False  # it may take KV from others of its version, by `router.request.legs`
+    role: Role = "both"  # that it was started for
+    keeps_prefixes: bool = True  # of what it decodes for others
+    door: Door | None = None  # of one that prefills for those that decode meanwhile
     snapshot: str | None = None  # URL of its whole cache
     loads: LoadReader | None = None
     health: HealthCheck = HEALTH

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from engine.wire.events import WireError
 from engine.wire.metrics import label_rank, samples
+from policies.facts import Role
 from router.events.sources import RankedSources, server_info_sources
 from router.fleet.engines.adapter import (
     Adapter,
@@ -23,10 +24,15 @@ from router.fleet.engines.adapter import (
     RankLoad,
     Ranks,
     Size,
+    UnrecognizedError,
     decoded,
     share,
 )
+from router.request.legs import Door
 
+Short = Annotated[str, Meta(max_length=128)]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+_BOOTSTRAP_PORT = 8_998
 _MARKS = frozenset({"page_size", "max_total_num_tokens", "internal_states"})
 _INFO = ("/server_info", "/get_server_info")  # the second to 0.5.9
 _GAUGES = {
@@ -43,6 +49,13 @@ class _Info(msgspec.Struct):
     page_size: Size | None = None
     dp_size: Ranks | None = None
     max_total_num_tokens: Count | None = None
+    version: Short = ""
+    kv_cache_dtype: Short | None = None
+    load_balance_method: Short | None = None
+    disaggregation_mode: Literal["null", "prefill", "decode"] | None = None
+    disaggregation_bootstrap_port: Port | None = None
+    disaggregation_transfer_backend: Short | None = None
+    disaggregation_decode_enable_radix_cache: bool | None = None
 
 
 class _Load(msgspec.Struct):
@@ -129,7 +142,13 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     ranks = max(info.dp_size or 1, sources.ranks)
     size = sources.block_size or info.page_size
     tokens = info.max_total_num_tokens
+    role = _role(talk, info)
     return Profile(
+        role=role,
+        transfers=role != "both",
+        version=_alike(info, size),
+        keeps_prefixes=role != "decode" or bool(info.disaggregation_decode_enable_radix_cache),
+        door=_door(talk, info, ranks) if role != "both" else None,
         block_size=size,
         usual_block_size=1,
         kv_tokens=dict.fromkeys(range(ranks), tokens) if tokens else {},
@@ -139,6 +158,33 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         health=_HEALTH,
         advice=_ONE_TOKEN if size in (None, 1) and talk.spec.block_size is None else "",
     )
+
+
+def _role(talk: Interview, info: _Info) -> Role:
+    """As it says itself, else as its operator does. Raises UnrecognizedError where they differ."""
+    given, mode = talk.spec.role, info.disaggregation_mode
+    if mode is None or mode == given:
+        return given
+    told: Role = "both" if mode == "null" else mode
+    if given not in ("both", told):
+        raise UnrecognizedError(
+            f"role={given} was given, but it was started with --disaggregation-mode {mode}"
+        )
+    return told
+
+
+def _alike(info: _Info, page_size: int | None) -> str:
+    """What two workers must have in common for KV to pass between them."""
+    backend = info.disaggregation_transfer_backend or "mooncake"
+    parts = (info.version, backend, f"page {page_size}", info.kv_cache_dtype or "")
+    return " ".join(filter(None, parts))
+
+
+def _door(talk: Interview, info: _Info, ranks: int) -> Door:
+    """Its bootstrap server. `auto` follows the room's number where it prefills."""
+    port = talk.spec.bootstrap_port or info.disaggregation_bootstrap_port or _BOOTSTRAP_PORT
+    by_room = info.load_balance_method in (None, "auto", "follow_bootstrap_room")
+    return Door(talk.host, port, ranks, talk.spec.rank, by_room)
 
 
 async def _reader(talk: Interview) -> LoadReader | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from engine.wire.events import WireError
 from engine.wire.metrics import EngineLoad, parse_loads
@@ -23,11 +25,14 @@ from router.fleet.engines.adapter import (
     RankLoad,
     UnrecognizedError,
     cards,
+    decoded,
     is_paused,
     share,
 )
+from router.request.legs import Door
 
 _IS_PAUSED = "/is_paused"
+_BOOTSTRAP_PORT = 8_998  # VLLM_MOONCAKE_BOOTSTRAP_PORT
 _SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 500
 _NO_EVENTS = (
     "it names no KV events, so its cache is guessed: start it with --kv-events-config, or, before "
@@ -37,6 +42,10 @@ _NO_EVENTS = (
 
 class _Version(msgspec.Struct):
     version: str = ""
+
+
+class _Engine(msgspec.Struct):
+    engine_id: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class _ServerInfo(msgspec.Struct):
@@ -90,6 +99,7 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
         keeps_copies=True,
         version=await _version(talk),
         transfers=True,
+        door=await _door(talk),
     )
 
 
@@ -127,6 +137,35 @@ async def _version(talk: Interview) -> str:
         return msgspec.json.decode(body, type=_Version).version[:_SHOWN_CHARACTERS]
     except msgspec.DecodeError:
         return ""
+
+
+async def _door(talk: Interview) -> Door | None:
+    """Of one that prefills by MooncakeConnector: its bootstrap server knows its engines' names.
+
+    It is asked again whenever the worker is recognized anew, for these are drawn when it starts.
+    Raises UnrecognizedError, aiohttp.ClientError or TimeoutError.
+    """
+    spec = talk.spec
+    gives = spec.role == "prefill" or (spec.role == "both" and spec.group is not None)
+    if spec.transfer != "mooncake" or not gives:
+        return None
+    port = spec.bootstrap_port or _BOOTSTRAP_PORT
+    where = f"http://{_in_url(talk.host)}:{port}/query"
+    try:
+        status, body = await talk.get_url(where)
+        known = decoded(body, dict[str, _Engine], where) if status == 200 else {}
+        names = [known[str(rank)].engine_id for rank in range(len(known))]
+    except (WireError, KeyError) as error:
+        raise UnrecognizedError(f"GET {where} names no engine of each rank: {error}") from error
+    if not names:
+        raise UnrecognizedError(f"GET {where} answered {status} and names no engine")
+    if spec.rank is not None and spec.rank >= len(names):
+        raise UnrecognizedError(f"GET {where} names no engine of rank {spec.rank}")
+    return Door(talk.host, port, len(names), spec.rank, engine_ids=tuple(names))
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 async def _sources(talk: Interview) -> RankedSources:

@@ -1,0 +1,318 @@
+"""Workers that meet by themselves behind the router: SGLang by rooms, vLLM by Mooncake."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.meeting_engines import FIRST, REST, MeetingWorker, Mooncake, SGLang
+from tests.live.stack import MODEL, Stack, running, until
+
+TEXT = "".join((FIRST, *REST))
+ENGINES = pytest.mark.parametrize("engine", [SGLang, Mooncake])
+SOON_S = 5.0  # far below the mocks' own patience, far above what a busy machine takes
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Lifetime: test."""
+
+    stack: Stack
+    prefill: list[MeetingWorker]
+    decode: list[MeetingWorker]
+    log: Path
+
+    @property
+    def workers(self) -> list[MeetingWorker]:
+        return self.prefill + self.decode
+
+    async def ask(self, **fields: Any) -> tuple[int, str]:
+        """(status, the answer's text, streamed or not, or what is wrong)."""
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16} | fields
+        async with self.stack.http.post(f"{self.stack.url}/v1/completions", json=body) as reply:
+            text = await reply.text()
+        if reply.status != 200:
+            return reply.status, text
+        if not fields.get("stream"):
+            return 200, json.loads(text)["choices"][0]["text"]
+        events = [one.removeprefix("data: ") for one in text.split("\n\n") if one]
+        assert events[-1] == "[DONE]"
+        return 200, "".join(json.loads(one)["choices"][0]["text"] for one in events[:-1])
+
+    async def failures(self) -> list[int]:
+        return [row["failures"] for row in await self.stack.rows()]
+
+    async def at_rest(self) -> None:
+        """Nothing runs anywhere, and nothing is charged."""
+
+        async def empty() -> bool:
+            rooms = [one.rooms for one in self.workers if isinstance(one, SGLang)]
+            return not any(rooms) and not any(one.running for one in self.workers)
+
+        await until(empty, "both workers to have heard of the end")
+        await self.stack.assert_idle()
+
+
+@asynccontextmanager
+async def pool(
+    tmp_path: Path,
+    engine: type[MeetingWorker],
+    prefill: int = 1,
+    decode: int = 1,
+    ranks: int = 1,
+    flags: tuple[str, ...] = (),
+) -> AsyncIterator[Pool]:
+    log = tmp_path / "access.jsonl"
+    options = ["--disaggregation", "always", "--retries-backoff-s", "0", "--access-log", str(log)]
+    async with AsyncExitStack() as context:
+        sides: dict[str, list[MeetingWorker]] = {}
+        for role, count in (("prefill", prefill), ("decode", decode)):
+            servers = [engine(role, ranks) for _ in range(count)]
+            sides[role] = [await context.enter_async_context(one.serving()) for one in servers]
+        stack = await context.enter_async_context(running(tmp_path / "logs", 0, [*options, *flags]))
+        for role, workers in sides.items():
+            for one in workers:
+                spec = f"{one.url},kind=sglang"
+                if engine is Mooncake:
+                    port = one.bootstrap_port
+                    spec = f"{one.url},kind=vllm,transfer=mooncake,role={role}"
+                    spec += f",bootstrap_port={port}" if role == "prefill" else ""
+                await stack.add(f"{spec},events=none")
+        yield Pool(stack, sides["prefill"], sides["decode"], log)
+
+
+@ENGINES
+@pytest.mark.parametrize("stream", [False, True])
+async def test_both_workers_meet(tmp_path: Path, engine: type[MeetingWorker], stream: bool) -> None:
+    async with pool(tmp_path, engine) as both:
+        for _ in range(3):
+            assert await both.ask(stream=stream) == (200, TEXT)
+        await both.at_rest()
+        assert await both.failures() == [0, 0]
+        legs = [
+            await both.stack.metric(f'warmroute_legs_total{{leg="{leg}"}}')
+            for leg in ("prefill", "decode", "both")
+        ]
+        assert legs == [3, 3, 0]
+        ids = [one.headers[-1]["x-request-id"] for one in both.workers]
+        assert ids[0] == ids[1]
+    lines = [json.loads(line) for line in both.log.read_text().splitlines()]
+    told = {(line["prefill_worker"], line["worker"], line["status"]) for line in lines}
+    assert told == {(0, 1, 200)}
+    assert all(line["attempts"] == 2 for line in lines)
+
+
+async def test_sglang_says_its_role_itself_and_each_request_has_a_room(tmp_path: Path) -> None:
+    async with pool(tmp_path, SGLang) as both:
+        rows = await both.stack.rows()
+        assert [row["role"] for row in rows] == ["prefill", "decode"]
+        assert rows[0]["group"] == rows[1]["group"] != ""
+        for _ in range(3):
+            await both.ask(temperature=0, stop=["x"])
+        rooms = set()
+        for sent, told in zip(both.prefill[0].bodies, both.decode[0].bodies, strict=True):
+            assert sent == told, "both legs are the same"
+            fields = json.loads(sent)
+            assert fields.pop("bootstrap_host") == "127.0.0.1"
+            assert fields.pop("bootstrap_port") == both.prefill[0].bootstrap_port
+            rooms.add(fields.pop("bootstrap_room"))
+            assert fields == {
+                "model": MODEL,
+                "prompt": "a b c",
+                "max_tokens": 16,
+                "temperature": 0,
+                "stop": ["x"],
+            }
+        assert len(rooms) == 3
+        assert all(0 <= room < 2**53 for room in rooms)
+
+
+async def test_a_room_leads_to_the_chosen_rank(tmp_path: Path) -> None:
+    async with pool(tmp_path, SGLang, ranks=4) as both:
+        assert len(await both.stack.rows()) == 8
+        for _ in range(8):
+            assert await both.ask() == (200, TEXT)  # the worker refuses a rank that contradicts
+        for sent, head in zip(both.prefill[0].bodies, both.prefill[0].headers, strict=True):
+            assert int(head["x-data-parallel-rank"]) == json.loads(sent)["bootstrap_room"] % 4
+        for told, head in zip(both.decode[0].bodies, both.decode[0].headers, strict=True):
+            assert int(head["x-data-parallel-rank"]) == json.loads(told)["routed_dp_rank"]
+        await both.at_rest()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_mooncake_names_transfer_and_engine(tmp_path: Path, ranks: int) -> None:
+    async with pool(tmp_path, Mooncake, ranks=ranks) as both:
+        assert await both.ask(stream=True, stream_options={"include_usage": True}) == (200, TEXT)
+        ((sent,), (told,)) = both.prefill[0].bodies, both.decode[0].bodies
+        asked, given = json.loads(sent), json.loads(told)
+        assert (asked["max_tokens"], asked["stream"], asked["ignore_eos"]) == (1, False, True)
+        assert (given["max_tokens"], given["stream"], given.get("ignore_eos")) == (16, True, None)
+        name = asked["kv_transfer_params"]["transfer_id"]
+        params = given["kv_transfer_params"]
+        assert params["transfer_id"] == name
+        assert params["remote_engine_id"] in both.prefill[0].engine_ids  # type: ignore[attr-defined]
+        await both.at_rest()
+
+
+@ENGINES
+@pytest.mark.parametrize("fault", ["500", "503", "close"])
+async def test_a_prefill_that_fails_ends_the_answer_and_another_pair_serves(
+    tmp_path: Path, engine: type[MeetingWorker], fault: str
+) -> None:
+    async with pool(tmp_path, engine, prefill=2) as both:
+        both.prefill[0].faults = [fault]
+        async with asyncio.timeout(SOON_S):  # the other leg would wait for its KV
+            for _ in range(3):
+                assert await both.ask() == (200, TEXT)
+        assert both.prefill[0].faults == [], "it was asked"
+        await both.at_rest()
+        assert (await both.failures())[1:] == [0, 0], "who decodes is not to blame"
+        assert await both.stack.metric("warmroute_worker_failures_total") >= 1
+
+
+@ENGINES
+@pytest.mark.parametrize("fault", ["500", "close"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_fails_ends_the_prefill_and_another_pair_serves(
+    tmp_path: Path, engine: type[MeetingWorker], fault: str, stream: bool
+) -> None:
+    async with pool(tmp_path, engine, decode=2) as both:
+        both.decode[0].faults = [fault]
+        async with asyncio.timeout(SOON_S):
+            for _ in range(3):
+                assert await both.ask(stream=stream) == (200, TEXT)
+        assert both.decode[0].faults == [], "it was asked"
+        await both.at_rest()
+        assert (await both.failures())[0] == 0, "who prefills is not to blame"
+
+
+@ENGINES
+async def test_a_prefill_that_hangs_is_left_in_time(
+    tmp_path: Path, engine: type[MeetingWorker]
+) -> None:
+    flags = ("--timeouts-first-byte-s", "0.5", "--timeouts-whole-answer-s", "0.5")
+    async with pool(tmp_path, engine, prefill=2, decode=2, flags=flags) as both:
+        both.prefill[0].faults = ["hang"]
+        async with asyncio.timeout(SOON_S):
+            for _ in range(3):
+                assert await both.ask(stream=True) == (200, TEXT)
+        assert (await both.failures())[2:] == [0, 0]
+        await both.at_rest()
+
+
+@ENGINES
+async def test_what_becomes_of_the_prefill_after_the_first_byte_only_counts(
+    tmp_path: Path, engine: type[MeetingWorker]
+) -> None:
+    async with pool(tmp_path, engine) as both:
+        (first,), (second,) = both.prefill, both.decode
+        first.faults = ["late"]
+        second.gate.clear()
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16, "stream": True}
+        async with both.stack.http.post(f"{both.stack.url}/v1/completions", json=body) as reply:
+            begun = await reply.content.readany()
+            assert FIRST.encode() in begun
+            first.late.set()
+
+            async def counted() -> bool:
+                return await both.failures() == [1, 0]
+
+            await until(counted, "the prefill's failure to be counted")
+            second.gate.set()
+            rest = await reply.content.read()
+        assert rest.endswith(b"data: [DONE]\n\n"), "its answer is whole"
+        await both.at_rest()
+
+
+@ENGINES
+async def test_a_refusal_of_either_leg_is_its_clients(
+    tmp_path: Path, engine: type[MeetingWorker]
+) -> None:
+    async with pool(tmp_path, engine) as both:
+        for side in (both.prefill[0], both.decode[0]):
+            side.faults = ["400"]
+            async with asyncio.timeout(SOON_S):
+                status, text = await both.ask()
+            assert (status, "out of order" in text) == (400, True)
+        assert await both.failures() == [0, 0]
+        await both.at_rest()
+
+
+@ENGINES
+@pytest.mark.parametrize("stage", ["prefill", "decode", "stream"])
+async def test_a_client_that_leaves_leaves_nothing(
+    tmp_path: Path, engine: type[MeetingWorker], stage: str
+) -> None:
+    async with pool(tmp_path, engine) as both:
+        (first,), (second,) = both.prefill, both.decode
+        if stage == "prefill":
+            first.faults = ["hang"]
+        elif stage == "decode":
+            second.faults = ["hang"]
+        else:
+            second.gate.clear()
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16, "stream": True}
+        url = f"{both.stack.url}/v1/completions"
+        asking = asyncio.create_task(both.stack.http.post(url, json=body))
+        if stage == "stream":
+            reply = await asyncio.wait_for(asking, SOON_S)
+            await reply.content.readany()
+            reply.close()
+        else:
+            await asyncio.wait_for(first.began.wait(), SOON_S)
+            await asyncio.wait_for(second.began.wait(), SOON_S)
+            asking.cancel()
+        async with asyncio.timeout(SOON_S):
+            await both.at_rest()
+        assert await both.failures() == [0, 0]
+        assert second.left_s, "who decodes was told"
+
+
+@ENGINES
+async def test_a_stream_that_breaks_is_cut(tmp_path: Path, engine: type[MeetingWorker]) -> None:
+    async with pool(tmp_path, engine) as both:
+        both.decode[0].faults = ["break"]
+        with pytest.raises(Exception, match=r"payload|closed|Chunk|Transfer"):
+            await both.ask(stream=True)
+        await both.at_rest()
+        assert await both.failures() == [0, 1]
+
+
+async def test_a_deadline_ends_both(tmp_path: Path) -> None:
+    async with pool(tmp_path, SGLang) as both:
+        both.prefill[0].faults = ["hang"]
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16}
+        url, headers = f"{both.stack.url}/v1/completions", {"x-request-timeout-ms": "300"}
+        async with both.stack.http.post(url, json=body, headers=headers) as reply:
+            assert reply.status == 504
+        await both.at_rest()
+
+
+async def test_a_pool_without_one_half_says_which(tmp_path: Path) -> None:
+    async with pool(tmp_path, SGLang, decode=0) as half:
+        status, text = await half.ask()
+        assert (status, "decodes" in text) == (503, True)
+    async with pool(tmp_path, SGLang) as both:
+        status, text = await both.ask(n=2)
+        assert (status, "not for two" in text) == (503, True)
+        assert both.prefill[0].bodies + both.decode[0].bodies == []
+
+
+async def test_a_role_that_sglang_was_not_started_for_is_told(tmp_path: Path) -> None:
+    async with SGLang("decode").serving() as one, running(tmp_path, 0) as stack:
+        spec = f"{one.url},kind=sglang,role=prefill"
+        async with stack.http.post(f"{stack.admin}/workers", json=spec) as reply:
+            worker_id = (await reply.json())["id"]
+
+        async def told() -> bool:
+            trouble = (await stack.row(worker_id))["trouble"]
+            return "--disaggregation-mode decode" in (trouble or "")
+
+        await until(told, "the contradiction to be named")
