@@ -97,9 +97,8 @@ class Inference:
             arrival = replace(arrival, deadline_s=deadline_s)
         if self._service.splits(arrival.model):
             check_no_override(http.fields)
-            asked = body, path, arrival.max_output_tokens
             long = len(body) >= LONG_BYTES
-            may = await asyncio.to_thread(splits, *asked) if long else splits(*asked)
+            may = await asyncio.to_thread(splits, body, path) if long else splits(body, path)
             # Of several prompts engines hand over the KV of the first one only.
             one = arrival.longest_prompt_tokens in (None, arrival.prompt_tokens)
             arrival = replace(arrival, splits=may and one)

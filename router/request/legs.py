@@ -57,11 +57,9 @@ _WHOLE = re.compile(
 )
 
 
-def splits(body: bytes, path: Path, max_output_tokens: int | None) -> bool:
+def splits(body: bytes, path: Path) -> bool:
     """Whether one worker may prefill it and another decode it."""
-    if path.path not in _SPLITS or max_output_tokens == 1:
-        return False
-    return _WHOLE.search(body) is None
+    return path.path in _SPLITS and _WHOLE.search(body) is None
 
 
 def check_no_transfer(body: bytes) -> None:

@@ -157,7 +157,9 @@ async def test_mooncake_names_transfer_and_engine(tmp_path: Path, ranks: int) ->
         name = asked["kv_transfer_params"]["transfer_id"]
         params = given["kv_transfer_params"]
         assert params["transfer_id"] == name
-        assert params["remote_engine_id"] in both.prefill[0].engine_ids  # type: ignore[attr-defined]
+        (first,) = both.prefill
+        assert isinstance(first, Mooncake)
+        assert params["remote_engine_id"] in first.engine_ids
         await both.at_rest()
 
 

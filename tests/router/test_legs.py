@@ -114,15 +114,13 @@ def test_nor_does_it_by_a_header(name: bytes) -> None:
     ],
 )
 def test_what_engines_do_not_split_goes_to_one_worker(field: str) -> None:
-    assert not splits(b'{"model":"m",%b}' % field.encode(), CHAT, None)
+    assert not splits(b'{"model":"m",%b}' % field.encode(), CHAT)
 
 
-def test_what_is_one_token_long_is_all_prefill() -> None:
+def test_one_answer_of_a_path_that_generates_is_split() -> None:
     body = b'{"model":"m","prompt":"a","n":1, "best_of" : 1}'
-    assert splits(body, COMPLETIONS, None)
-    assert splits(body, COMPLETIONS, 2)
-    assert not splits(body, COMPLETIONS, 1)
-    assert not splits(body, PATHS["/v1/embeddings"], None)
+    assert splits(body, COMPLETIONS)
+    assert not splits(body, PATHS["/v1/embeddings"])
 
 
 TRT = Trtllm(node_id=7, auth_key="k" * 32)

@@ -101,6 +101,12 @@ def test_only_what_may_be_split_is() -> None:
     assert legs(world.core.on_arrival(arrival)) == [(1, "both")]
 
 
+def test_one_token_is_all_prefill() -> None:
+    world = pool("prefill", "decode")
+    busy(world, 1)
+    assert legs(ask(world, max_output_tokens=1)[1]) == [(1, "both")]
+
+
 def test_a_prefill_that_fails_is_done_elsewhere_and_nobody_else_is_blamed() -> None:
     world = pool("prefill", "prefill", "decode")
     busy(world, 2)
