@@ -113,6 +113,20 @@ async def test_our_own_engine_has_a_snapshot() -> None:
     assert str(one.source.snapshot).endswith("/kv_snapshot")
 
 
+async def test_our_own_engines_that_read_each_others_kv_are_a_group() -> None:
+    """Of one version and one model kept alike; a worker without a role could take one."""
+    models = {"data": [{"id": "m", "owned_by": "warmroute"}]}
+    ours = {**VLLM, "/v1/models": models, "/version": {"version": "0.1"}}
+    told = {**ours, "/server_info": {"role": "both", "group": "abc"}}
+    one, other = await recognized(told, ",role=prefill"), await recognized(told, ",role=decode")
+    assert one.facts.group == other.facts.group == "warmroute 0.1 abc"
+    idle = await recognized(told)
+    assert (idle.facts.group, idle.own_group) == (None, one.facts.group)
+    for info in ({"group": None}, {"group": 3}, [], 404, "nonsense"):
+        lone = await recognized({**ours, "/server_info": info}, ",role=decode")
+        assert lone.facts.group is None
+
+
 async def test_adapters_are_told_from_their_base_and_from_its_other_names() -> None:
     cards = [{"id": "m"}, {"id": "alias"}, {"id": "tuned", "parent": "m"}]
     one = await recognized({**VLLM, "/v1/models": {"data": cards}})
