@@ -368,6 +368,23 @@ async def _same(shape: dict[str, Any], folder: Path, seeds: range) -> None:
         await same_answers(one, other, by_itself, seeds)
 
 
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+async def test_answers_are_the_same_where_kv_leaves_early(transport: str, folder: Path) -> None:
+    """Of blocks that are not computed yet nothing is read; early KV is never mapped."""
+    shares = {"shares_kv": transport == "shm"}
+    chunks = {"max_num_tokens": 32, "max_batch_size": 8}
+    made = loaded(folder, **shares, **chunks), loaded(folder, **shares)
+    early = {"kv_overlap": True, "kv_transport": transport}
+    async with pair(*made, **early) as (one, other), computing(loaded(folder)) as alone:
+        for seed in range(8):
+            body = asked(seed, 600, 4)
+            assert said(await split(one, other, body)) == await ids_of(alone, body)
+        await at_rest(one, other)
+        assert other.worker.transfers is not None
+        assert other.worker.transfers.importer.received_total == 8
+        assert not other.worker.transfers.importer.failed
+
+
 async def test_memory_that_cannot_be_mapped_is_sent(folder: Path) -> None:
     """As between two hosts, where the other's memory has the same path and is another's."""
     made = [loaded(folder, shares_kv=True) for _ in range(2)]
