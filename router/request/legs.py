@@ -29,7 +29,8 @@ TRANSFER_FIELDS = (
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
     *("disaggregated_params", "disagg_prefill_dp_rank", "routed_dp_rank"),
 )
-_OVERRIDES = (b"x-override-", b"x-prefiller-")  # headers that SGLang and llm-d's sidecar obey
+# Headers that SGLang, llm-d's sidecar and TensorRT-LLM obey.
+_OVERRIDES = (b"x-override-", b"x-prefiller-", b"x-trtllm-")
 _ASK = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'

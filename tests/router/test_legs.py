@@ -99,7 +99,9 @@ def test_a_client_names_no_kv(name: str) -> None:
     assert (refused.value.status, refused.value.code) == (400, "transfer_field")
 
 
-@pytest.mark.parametrize("name", [b"X-Override-Bootstrap-Room", b"x-prefiller-host-port"])
+@pytest.mark.parametrize(
+    "name", [b"X-Override-Bootstrap-Room", b"x-prefiller-host-port", b"X-TRTLLM-disagg-auth"]
+)
 def test_nor_does_it_by_a_header(name: bytes) -> None:
     with pytest.raises(ClientError) as refused:
         check_no_override(((b"host", b"h"), (name, b"1")))

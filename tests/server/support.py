@@ -50,6 +50,9 @@ class NoWorkers:
     def ready_by_model(self) -> dict[str, int]:
         return {}
 
+    def halves_missing(self) -> dict[str, list[str]]:
+        return {}
+
 
 class AnyMethod(ClientPort):
     """Gives the handler each request to its paths, whatever the method. Lifetime: test."""
