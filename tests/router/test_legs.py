@@ -147,6 +147,10 @@ STATE = (
             {"encoded_opaque_state": "AAEC", "ctx_info_endpoint": None},
             b"b4bcff1ad7011d224076f26aa15a5d44ef86745378f8b7f570280a8bee0be14b",
         ),
+        (  # as `/server_info` has it: the first one counts
+            {"ctx_info_endpoint": ["tcp://10.0.0.1:5000", "b"], "encoded_opaque_state": "AAEC"},
+            b"7bcdc5b6e444b4b97f8a21d132591998227503d6c04decbc9769a1b8e059e451",
+        ),
         ({"ctx_info_endpoint": None, "encoded_opaque_state": None}, None),
         ({}, None),
     ],

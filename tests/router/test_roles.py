@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -105,8 +106,6 @@ def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def msg_replace(one: Recognized, serves_alone: bool) -> Recognized:
-    from dataclasses import replace
-
     return replace(one, facts=replace(one.facts, serves_alone=serves_alone))
 
 
@@ -227,6 +226,46 @@ async def test_an_engine_that_refuses_for_good_keeps_its_role() -> None:
         assert not one.manager.members[0].ready
         await one.until_role(0, "prefill")
         assert one.manager.members[0].turning is None
+
+
+OPERATIONS = ("turn", "drain", "undrain", "requests", "sweep", "leave")
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_is_asked_in_whatever_order_nobody_stays_on_the_way(seed: int) -> None:
+    """At rest each worker has a role that it was asked to have, and takes requests unless its
+    operator drained it.
+    """
+    draw = random.Random(seed)
+    async with pool(P, "http://h:3,role=prefill", D, "http://h:4,role=decode") as one:
+        drained, asked = set[int](), {n: {m.spec.role} for n, m in one.manager.members.items()}
+        for _ in range(40):
+            what, number = draw.choice(OPERATIONS), draw.choice(list(one.manager.members))
+            member = one.manager.members[number]
+            if what == "turn":
+                role = draw.choice(ROLES)
+                with suppress(RoleRefusedError):
+                    one.turn(role, number)
+                    asked[number].add(role)
+            elif what == "drain":
+                member.drain("test")
+                drained.add(number)
+            elif what == "undrain" and not member.leaving:
+                member.undrain("test")
+                drained.discard(number)
+            elif what == "leave" and draw.random() < 0.05:
+                one.manager.leave(member, "test")
+            elif what == "requests":
+                one.requests[number] = draw.choice((0, 0, 1, 3))
+            else:
+                one.sweep()
+        one.requests.clear()
+        one.sweep()
+        for number, member in one.manager.members.items():
+            assert member.turning is None or member.leaving
+            assert member.spec.role in asked[number]
+            if not member.leaving:
+                assert one.last(number).state == ("draining" if number in drained else "ready")
 
 
 def facts_of(role: Role, group: str | None, alone: bool) -> WorkerFacts:
