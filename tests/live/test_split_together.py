@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import QUICK
 from tests.live.meeting_engines import FIRST, REST, MeetingWorker, Mooncake, SGLang
 from tests.live.stack import MODEL, Stack, running, until
 
@@ -318,3 +321,80 @@ async def test_a_role_that_sglang_was_not_started_for_is_told(tmp_path: Path) ->
             return "--disaggregation-mode decode" in (trouble or "")
 
         await until(told, "the contradiction to be named")
+
+
+@ENGINES
+async def test_whatever_fails_nothing_is_left_and_nobody_waits(
+    tmp_path: Path, engine: type[MeetingWorker]
+) -> None:
+    """A third of the requests has a fault or a client that leaves, at any stage."""
+    draw, requests, asked = random.Random(7), 60 if QUICK else 5_000, 0
+    flags = (
+        "--retries-attempts",
+        "6",
+        "--ejection-failures",
+        "1000",
+        "--retries-budget-per-s",
+        "1000",
+    )
+    flags += ("--timeouts-first-byte-s", "1", "--timeouts-whole-answer-s", "1")
+    statuses: list[int | str] = []
+    async with pool(tmp_path, engine, prefill=2, decode=2, flags=flags) as both:
+
+        async def client() -> None:
+            nonlocal asked
+            while asked < requests:
+                asked += 1
+                if draw.random() < 0.2:
+                    side = draw.choice([*both.prefill, *both.decode])
+                    side.faults.append(draw.choice(["500", "503", "close"]))
+                asking = asyncio.create_task(both.ask(stream=draw.random() < 0.5))
+                if draw.random() < 0.15:
+                    await asyncio.sleep(draw.random() * 0.01)
+                    asking.cancel()
+                try:
+                    statuses.append((await asking)[0])
+                except asyncio.CancelledError:
+                    statuses.append("left")
+
+        await asyncio.gather(*(client() for _ in range(8)))
+        await both.at_rest()
+        assert await both.stack.metric("warmroute_inflight_requests") == 0
+    failed = [one for one in statuses if one not in (200, "left")]
+    assert len(statuses) == requests
+    assert failed == []
+
+
+@ENGINES
+async def test_both_workers_know_soon_that_a_client_left(
+    tmp_path: Path, engine: type[MeetingWorker]
+) -> None:
+    """While both compute: each is told within 50 ms; the bound here is that of a busy machine."""
+    took_s: list[float] = []
+    async with pool(tmp_path, engine) as both:
+        (first,), (second,) = both.prefill, both.decode
+        url = f"{both.stack.url}/v1/completions"
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16, "stream": True}
+        for _ in range(10 if QUICK else 200):
+            first.faults, second.faults = ["hang"], ["hang"]
+            first.left_s, second.left_s = [], []
+            asking = asyncio.create_task(both.stack.http.post(url, json=body))
+
+            async def running_both() -> bool:
+                return bool(first.running and second.running)
+
+            await until(running_both, "both legs")
+            left_s = time.monotonic()
+            asking.cancel()
+
+            async def told() -> bool:
+                return bool(first.left_s and second.left_s)
+
+            await until(told, "both workers to know")
+            took_s.append(max(first.left_s[-1], second.left_s[-1]) - left_s)
+        await both.at_rest()
+    took_s.sort()
+    p99_ms = 1e3 * took_s[int(0.99 * (len(took_s) - 1))]
+    print(f"\n{engine.__name__}: both know after {1e3 * took_s[len(took_s) // 2]:.1f} ms (p50), "
+          f"{p99_ms:.1f} ms (p99) of {len(took_s)}")  # fmt: skip
+    assert p99_ms < 500

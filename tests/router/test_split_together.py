@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +18,8 @@ from router.core.split import PairFaults
 from router.core.workers import Worker
 from tests.router.core_world import BLOCK, World
 from tests.router.property_support import patient
+from tests.router.record_play_support import Desk, arrival
+from tests.router.replica_world import Replicas
 
 LONG = list(range(500))
 PROMPT = len(LONG) * BLOCK
@@ -284,3 +289,63 @@ def test_whatever_happens_both_charges_are_released_once(
     for number in open_requests:
         core.on_failure(Failure(world.now_s, number, "client"))
     assert_empty(world)
+
+
+@patient
+@given(steps=st.lists(st.tuples(st.sampled_from((*ENDS, "ask")), st.integers(0, 7)), max_size=30))
+def test_a_recording_of_it_is_played_back(steps: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        desk, asked = Desk(Path(folder) / "facts"), 0
+        for worker_id, role in enumerate(("prefill", "decode", "prefill", "decode")):
+            desk.join(worker_id, role=role, **PAIR)
+        for what, number in steps:
+            desk.now_s += 0.05
+            now_s = desk.now_s
+            if what == "ask":
+                desk.tell(arrival(now_s, asked, [number, 1, 2], splits=True))
+                asked += 1
+            elif what == "prefilled":
+                desk.tell(Prefilled(now_s, number, 0))
+            elif what == "first":
+                desk.tell(FirstToken(now_s, number))
+            elif what == "finish":
+                desk.tell(Finish(now_s, number, None, None, 3))
+            elif what == "gone":
+                desk.tell(WorkerChange(now_s, number, "gone"))
+            elif what == "leave":
+                desk.tell(Failure(now_s, number, "client"))
+            elif what in (*FAILS, "late"):
+                leg = "prefill" if what == "late" else what
+                fields = {"blame": "worker", "retry": what != "late", "reason": "x", "leg": leg}
+                desk.tell(Failure(now_s, number, **fields))  # type: ignore[arg-type]
+        desk.played()
+
+
+def test_replicas_see_both_charges_and_their_ends() -> None:
+    peers = Replicas(2, workers=0)
+    one, other = peers.replicas.values()
+    for replica in (one, other):
+        for worker_id, role in enumerate(("prefill", "decode")):
+            replica.world.join(worker_id, role=role, **PAIR)
+    peers.settle()
+    number = one.arrive(LONG, splits=True).request_id
+    columns = [replica.world.core.columns for replica in (one, other)]
+
+    def seen() -> list[list[float]]:
+        peers.settle()
+        return [
+            [*c.requests[:2].tolist(), *c.waiting[:2].tolist(), *c.context_tokens[:2].tolist()]
+            for c in columns
+        ]
+
+    assert seen() == [[1, 1, 1, 1, 0.0, PROMPT]] * 2
+    one.world.core.on_prefilled(Prefilled(peers.now_s, number, 0))
+    assert seen() == [[0, 1, 0, 1, 0.0, PROMPT]] * 2
+    one.world.core.on_first_token(FirstToken(peers.now_s, number))
+    peers.settle()
+    assert columns[1].waiting[:2].tolist() == [0, 0]
+    one.end(number, "finish")
+    assert seen() == [[0, 0, 0, 0, 0.0, 0.0]] * 2
+    assert other.world.core.roster.speculative is not None
+    hits = [c.world.core.explain(c.world.arrival(LONG, splits=True)) for c in (one, other)]
+    assert [hit.worker.worker_id for hit in hits] == [0, 0]  # type: ignore[union-attr]
