@@ -142,6 +142,7 @@ class Link:
 HELLO_S = 5.0  # from connecting to the first message
 STALL_S = 30.0  # without a message of the holder, while it sends
 BEATS = 6  # in a lease
+WAIT_LEASES = 10  # for so long a reader may wait for room
 MAX_READERS = 4096
 Transport = Literal["tcp", "shm"]
 T = TypeVar("T")
@@ -296,9 +297,13 @@ class Exporter:
         block_ids = export.block_ids if pools else []
         welcome = Welcome(self._store.block_tokens, exports.lease_s, block_ids, pools)
         writer.write(frame(welcome))
+        # Two workers that wait for room in each other's leases must not do so for ever.
+        until_s = self._clock.now_s() + WAIT_LEASES * exports.lease_s
         try:
             while True:
-                exports.extend(export, self._clock.now_s())
+                now_s = self._clock.now_s()
+                if sending is not None or now_s < until_s:
+                    exports.extend(export, now_s)
                 async with asyncio.timeout(exports.lease_s):
                     message = await receive(stream)
                 if isinstance(message, Release):

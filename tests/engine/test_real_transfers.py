@@ -21,7 +21,7 @@ from engine.model.tiny import TinySettings, make_tiny
 from engine.runner.load import Loaded, fingerprint
 from engine.wire.kv_transfer import Form, Place, Pool, Welcome
 from kvkernels.ops.relayout import AXES, PoolLayout
-from tests.effort import examples
+from tests.effort import QUICK, examples
 from tests.engine import tiny_models
 from tests.engine.harness import Running, eventually
 from tests.engine.real import COMPLETIONS, computing, greedy, ids_of, loaded
@@ -433,3 +433,50 @@ async def test_a_read_of_real_kv_that_is_cut_off_leaves_nothing(folder: Path) ->
             await eventually(lambda: not other.worker.pool.used_blocks, "its blocks")
         body = asked(100, 300)
         assert said(await split(one, other, body)) == await ids_of(one, body)
+
+
+LIVES = 40 if QUICK else 1_000
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+async def test_random_lives_of_real_kv_leave_nothing(transport: str, folder: Path) -> None:
+    """Clients leave in either leg, in caches that are too small for all of them."""
+    draw = random.Random(3)
+    terms = {"max_batch_size": 6, "max_num_tokens": 64, "export_lease_s": 1.0}
+    shares = transport == "shm"
+    made = [loaded(folder, kv_tokens=640, shares_kv=shares, **terms) for _ in range(2)]
+    turns = asyncio.Semaphore(8)
+    async with (
+        pair(*made, kv_transport=transport, kv_gbytes_per_s=0.02) as (one, other),
+        computing(loaded(folder)) as alone,
+    ):
+        expected = {seed: await ids_of(alone, asked(seed, 10 + 9 * seed)) for seed in range(12)}
+
+        async def life(serial: int) -> bool:
+            seed = serial % 12
+            body = asked(seed, 10 + 9 * seed)
+            async with turns:
+                params = await prefilled(one, body)
+                if draw.random() < 0.1:
+                    return False
+                leg = asyncio.create_task(
+                    other.post(COMPLETIONS, body | {"kv_transfer_params": params})
+                )
+                if draw.random() < 0.3:
+                    await asyncio.sleep(draw.random() * 0.1)
+                    leg.cancel()
+                await asyncio.gather(leg, return_exceptions=True)
+            if leg.cancelled():
+                return False
+            status, answer = leg.result()
+            assert (status, said(answer)) == (200, expected[seed])
+            return True
+
+        answered = await asyncio.gather(*(life(serial) for serial in range(LIVES)))
+        assert sum(answered) > LIVES / 2
+        await asyncio.sleep(1.0)
+        for worker in (one, other):
+            await worker.get("/metrics")
+        await at_rest(one, other)
+        assert other.worker.transfers is not None
+        assert other.worker.transfers.importer.received_total > LIVES / 4

@@ -271,6 +271,42 @@ async def test_the_lease_lasts_while_its_reader_waits_for_room() -> None:
         await at_rest(one, other)
 
 
+async def test_nobody_waits_for_room_for_ever() -> None:
+    """Ten leases: then the KV is given back, though its reader lives."""
+    terms = SchedulerSettings(export_lease_s=0.06)
+    async with pair(scheduler=terms, decode_kv_tokens=256, speed=1.0) as (one, other):
+        params = await prefilled(one, asked())
+        before = asyncio.create_task(other.post(PATH, asked(5, 160, 90)))
+        await eventually(lambda: other.worker.runner.scheduler.running == 1, "it runs")
+        leg = asyncio.create_task(other.post(PATH, asked() | {"kv_transfer_params": params}))
+        exports = one.worker.runner.scheduler.exports
+        while len(exports):
+            await one.get("/metrics")
+            await asyncio.sleep(0.01)
+        assert other.worker.runner.scheduler.waiting == 1
+        status, answer = await leg
+        assert (status, ids(answer)) == (200, continuation(asked()["prompt"], 6, VOCAB))
+        assert failures(other) in ({"late": 1}, {"connection": 1})
+        await before
+        await at_rest(one, other)
+
+
+async def test_it_is_told_why_a_request_waits_for_its_kv() -> None:
+    async with pair(kv_gbytes_per_s=0.01) as (one, other):
+        params = await prefilled(one, asked())
+        leg = asyncio.create_task(other.post(PATH, asked() | {"kv_transfer_params": params}))
+        await eventually(lambda: other.worker.runner.scheduler.reading == 1, "it reads")
+        (choice,) = other.worker.runner.scheduler.requests.values()
+        (told,) = other.worker.explain(next(iter(other.worker._choices.values()))[0].answer_id)
+        assert (told.state, told.reason) == ("reading", "kv_transfer")
+        assert (told.queue_position, told.request_id) == (None, choice.request_id)
+        async with other.http.get(f"{other.url}/health") as reply:
+            assert (await reply.json())["waiting_for"] == "kv_transfer"
+        leg.cancel()
+        await asyncio.gather(leg, return_exceptions=True)
+        await at_rest(one, other)
+
+
 async def test_a_prefix_that_two_read_at_once_is_read_once() -> None:
     async with pair(kv_gbytes_per_s=0.05) as (one, other):
         trunk = asked(1, 800)["prompt"]
