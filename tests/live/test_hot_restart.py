@@ -156,12 +156,22 @@ async def test_workers_added_and_drained_by_hand_are_so_at_the_next_router(tmp_p
         await stack.add(third.url)
         async with http.post(f"{stack.admin}/workers/1/drain") as reply:
             assert reply.status == 200
+        url = f"{stack.admin}/workers/2/role"
+        async with http.post(url, json={"role": "decode"}) as reply:
+            assert reply.status == 202
+
+        async def turned() -> bool:
+            return bool((await stack.row(2))["role"] == "decode")
+
+        await until(turned, "the new role")
         after = await routers.start("after")
         stack = Stack(routers.programs, after, routers.workers, http)
         rows = {row["url"]: row["state"] for row in await stack.rows()}
         states = ("ready", "draining", "ready")
         urls = [worker.url for worker in (*routers.workers, third)]
         assert rows == dict(zip(urls, states, strict=True))
+        roles = {row["url"]: row["role"] for row in await stack.rows()}
+        assert roles == dict(zip(urls, ("both", "both", "decode"), strict=True))
         assert await before.process.wait() == 0
 
 

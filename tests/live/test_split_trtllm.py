@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -203,6 +204,51 @@ async def test_a_client_that_leaves_in_the_first_leg_stops_it(tmp_path: Path) ->
         await asyncio.gather(asking, return_exceptions=True)
         await one.stack.assert_idle()
         assert one.generation[0].asked == []
+
+
+async def test_clients_that_leave_and_servers_that_fail_leave_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    """Whoever stays gets the right answer. What the context servers kept for those who left
+    between the legs is theirs to free (`kv_transfer_timeout_ms`).
+    """
+    async with pool(tmp_path, 2, 2, compute_s=0.01) as one:
+        draw = random.Random(20)
+        for server in (*one.context, *one.generation):
+            server.faults = deque(draw.choice(["", "", "", "", "500", "close"]) for _ in range(20))
+        faults = sum(bool(fault) for server in one.generation for fault in server.faults)
+
+        async def ask(number: int) -> str:
+            stream = number % 2 == 0
+            asking = asyncio.create_task(one.ask(prompt=f"{PROMPT} {number}", stream=stream))
+            leaves_s = draw.uniform(0.0, 0.05) if number % 3 == 0 else 10.0
+            await asyncio.wait([asking], timeout=leaves_s)
+            if not asking.done():
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+                return "left"
+            status, body = asking.result()
+            if status != 200:
+                return str(status)
+            assert said(body, stream) == answer_of(f"{PROMPT} {number}", 5)
+            return "answered"
+
+        ends = Counter[str]()
+        for start in range(0, 240, 12):
+            ends += Counter(await asyncio.gather(*map(ask, range(start, start + 12))))
+        await one.stack.assert_idle()
+
+        async def nobody() -> bool:
+            return not any(server.running for server in (*one.context, *one.generation))
+
+        await until(nobody, "the servers to be idle")
+        assert one.fabric.refused == [], "no KV is named twice, and none of somebody else"
+        assert ends["answered"] > 140
+        assert ends["left"] > 20
+        failed = 240 - ends["left"] - ends["answered"]
+        assert failed <= 3, ends
+        assert len(one.fabric.kept) <= ends["left"] + faults
+        print(f"\n{dict(ends)}, {len(one.fabric.kept)} kept, {one.fabric.fetched} fetched")
 
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": ["a", "b"]}, {"echo": True}], ids=str)

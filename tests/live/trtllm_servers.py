@@ -68,6 +68,7 @@ class Server:
     fabric: Fabric
     key: str | None = None
     ends_at_once: bool = False  # the first token of any answer ends it
+    compute_s: float = 0.0  # of each request
     faults: deque[str] = field(default_factory=deque)  # of the next requests; "": none
     asked: list[dict[str, Any]] = field(default_factory=list)
     heads: list[dict[str, str]] = field(default_factory=list)
@@ -105,6 +106,7 @@ class Server:
                 raise ConnectionResetError
             if fault:
                 return _error(int(fault), "told to fail")
+            await asyncio.sleep(self.compute_s)
             params = body.get("disaggregated_params")
             if params is None:
                 return await self._generate(request, body, _ids(body), [])
