@@ -385,7 +385,7 @@ def climb(start: int, most: int, try_number: Callable[[int], Trial]) -> list[Tri
 
     best, better = start, True
     while better:
-        near = [number for number in (best - 1, best + 1) if 1 <= number <= most]
+        near = [best + step for step in (-1, 1, -2, 2) if 1 <= best + step <= most]
         ahead = max(near, key=value, default=best)
         better = value(ahead) > value(best)
         best = ahead if better else best

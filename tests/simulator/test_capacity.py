@@ -309,13 +309,13 @@ def test_numbers_around_a_match_are_tried_for_as_long_as_they_are_better() -> No
             tried.append(number)
             return Trial(number, 0, 1.0, 1.0, 0.02, good[number], 0.0, 1.0)
 
-        return climb(3, 6, of), sorted(tried)
+        return climb(4, 8, of), sorted(tried)
 
-    rising = dict(zip(range(1, 7), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), strict=True))
+    rising = {number: number / 10 for number in range(1, 9)}
     trials, tried = made(rising)
-    assert [one.prefill_workers for one in trials] == tried == [2, 3, 4, 5, 6]
-    peak = dict(zip(range(1, 7), (0.1, 0.2, 0.9, 0.4, 0.95, 0.6), strict=True))
-    assert made(peak)[1] == [2, 3, 4]
+    assert [one.prefill_workers for one in trials] == tried == [2, 3, 4, 5, 6, 7, 8]
+    assert made(rising | {5: 0.05, 6: 0.7, 7: 0.0, 8: 0.0})[1] == [2, 3, 4, 5, 6, 7, 8]
+    assert made(rising | {2: 0.0, 3: 0.0, 5: 0.0, 6: 0.0})[1] == [2, 3, 4, 5, 6]
 
 
 def test_the_arithmetic_is_close_to_what_replays_find_best() -> None:
