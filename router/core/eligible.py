@@ -68,7 +68,8 @@ class _Open:
 
     @staticmethod
     def of(pool: Iterable[Worker], leg: Role, group: str | None) -> _Open:
-        rows = Rows.of(w for w in pool if w.state == "ready" and does(w, leg, group))
+        ready = [w for w in pool if w.state == "ready"]
+        rows = Rows.of(with_partners([w for w in ready if does(w, leg, group)], ready, leg))
         limits = [w.facts.max_model_tokens for w in rows.workers]
         return _Open(
             rows=rows,
@@ -99,6 +100,16 @@ def does(worker: Worker, leg: Role, group: str | None) -> bool:
     if facts.role not in ("both", leg) or facts.group is None:
         return False
     return group is None or facts.group == group
+
+
+def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> list[Worker]:
+    """Without those that decode only what others prefill, where nobody of their group is `ready`
+    to do that: in a rollout one version may have one half. All, where nobody would be left.
+    """
+    if leg != "decode" or all(w.facts.serves_alone for w in able):
+        return able
+    groups = {w.facts.group for w in ready if does(w, "prefill", None)}
+    return [w for w in able if w.facts.serves_alone or w.facts.group in groups] or able
 
 
 class Eligibility:
@@ -138,6 +149,8 @@ class Eligibility:
                 return _reject(arrival, 404, "path_not_served", why)
         ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
         able = [w for w in ready if does(w, pending.leg, pending.group)]
+        untried = [w for w in ready if w.worker_id not in pending.tried]
+        able = with_partners(able, untried, pending.leg)
         if not able and pending.leg == "both":  # better than nobody
             able = [w for w in ready if w.facts.serves_alone]
         if ready and not able:

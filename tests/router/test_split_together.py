@@ -228,6 +228,25 @@ def test_one_token_is_for_two_where_nobody_does_all() -> None:
     assert pairs(ask(pool("prefill", "decode"), max_output_tokens=1)[1]) == [(0, 1)]
 
 
+def test_one_half_of_a_version_gets_nothing() -> None:
+    """In a rollout the first workers of the new one have no partners yet."""
+    world = pool("prefill", "decode")
+    world.join(2, role="decode", **PAIR | {"group": "new"})
+    for _ in range(4):
+        assert pairs(ask(world)[1]) == [(0, 1)]
+
+
+def test_a_version_whose_only_prefill_failed_leaves_it_to_the_other() -> None:
+    world = pool("prefill", "decode")
+    for worker_id, role in ((2, "prefill"), (3, "decode")):
+        world.join(worker_id, role=role, **PAIR | {"group": "new"})
+    number, actions = ask(world)
+    ((prefill_id, _),) = pairs(actions)
+    ((other_id, other),) = pairs(world.core.on_failure(failure(world, number, "prefill")))
+    assert {prefill_id, other_id} == {0, 2}
+    assert other == other_id + 1
+
+
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_worker_that_leaves_takes_its_charge_along(gone: int) -> None:
     world = pool("prefill", "decode", "prefill", "decode")
