@@ -185,7 +185,7 @@ def test_the_report_counts_what_is_there(weights: str, kv: str, tmp_path: Path) 
     make_tiny(tmp_path)
     plain = served(tmp_path).capacity
     model = served(tmp_path, quantization=Quantization(weights, kv))
-    capacity, kv_cache = model.capacity, model.model._kv
+    capacity, kv_cache = model.capacity, model.model.kv
     assert capacity.weights_bytes == model.model._transformer.weights_bytes
     assert capacity.kv_bytes == kv_cache.nbytes // (kv_cache.blocks + 1) * kv_cache.blocks
     hidden, wide, vocab = 64, 192, model.config.vocab
