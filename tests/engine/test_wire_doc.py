@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import xxhash
 
 from engine.server import events as event_log
-from engine.wire import events, metrics
+from engine.wire import events, kv_transfer, metrics
 from engine.wire import events as snapshot
 from engine.wire.events import (
     AllBlocksCleared,
@@ -133,3 +134,21 @@ def test_what_is_skipped_is_counted_and_what_is_malformed_refused() -> None:
     assert (batch.events, batch.skipped) == ((), 4)
     signed = decode_batch(envelope([1.5, [["BlockRemoved", [-1, b"raw"]]], 0]))
     assert signed.events == (BlockRemoved(hashes=(2**64 - 1, 0x726177)),)
+
+
+def test_the_messages_between_our_engines() -> None:
+    section = PAGE.partition("## KV between our engines")[2].partition("## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", section, re.MULTILINE))
+    messages = {one.__struct_config__.tag: one for one in get_args(kv_transfer.Message)}
+    assert rows.keys() == messages.keys()
+    for name in ("hello", "read", "done"):
+        told = set(re.findall(r"`(\w+)`", rows[name]))
+        assert told - {"pools"} == set(messages[name].__struct_fields__)
+    form = section.rpartition("`form` is")[2]
+    assert set(re.findall(r"`(\w+)`", form)) == set(kv_transfer.Form.__struct_fields__)
+    assert kv_transfer.MAX_FRAME_BYTES == 16 << 20
+    needed = set(re.findall(r"`(remote_\w+)`", section))
+    whole = kv_transfer.TransferParams(transfer_mode=kv_transfer.MODE, **dict.fromkeys(needed, "1"))
+    assert whole.lacks is None
+    for name in needed:
+        assert msgspec.structs.replace(whole, **{name: None}).lacks == "incomplete"
