@@ -26,6 +26,7 @@ from router.fleet.manager import FleetManager, RoleRefusedError, reconcile
 from router.fleet.recognize import Recognized, with_role, with_thresholds
 from router.fleet.wanted import WantedWorker
 from router.upstream.reply import RelayLimits
+from tests.router.test_admin import admin
 from tests.router.waiting import until
 from tests.served_app import served_app
 
@@ -300,3 +301,42 @@ def test_a_missing_half_is_named() -> None:
         "nobody of the group 'h' prefills: 1 have the role decode",
     ]
     assert not serves([one, other])
+
+
+async def test_a_pool_with_one_half_is_not_ready_and_says_why() -> None:
+    """Of engines that cannot serve alone. A second model that is served makes the router ready."""
+    async with admin() as one:
+        tell = one.router.dispatcher.tell
+
+        def join(number: int, facts: WorkerFacts) -> None:
+            tell(WorkerChange(0.0, number, "ready", facts))
+
+        join(100, facts_of("prefill", "g", False))
+        status, shown = await one.ask("GET", "/ready")
+        why = "the model 'm' cannot be served: nobody of the group 'g' decodes: 1 have the role"
+        assert status == 503
+        assert shown["reasons"][0].startswith(why)
+        assert "nobody of the group 'g' decodes" in shown["halves_missing"]["m"][0]
+        one.router.service.tell_halves()
+        join(101, replace(facts_of("both", None, True), models=("other",)))
+        assert (await one.ask("GET", "/ready"))[0] == 200
+        status, shown = await one.ask("GET", "/ready?model=m")
+        assert status == 503
+        assert shown["reasons"][0].startswith(why)
+        tell(WorkerChange(0.0, 101, "gone"))
+        join(102, facts_of("decode", "g", False))
+        status, shown = await one.ask("GET", "/ready?model=m")
+        assert (status, "halves_missing" in shown) == (200, False)
+
+
+async def test_which_halves_are_missing_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with admin() as one:
+        tell, service = one.router.dispatcher.tell, one.router.service
+        tell(WorkerChange(0.0, 100, "ready", facts_of("prefill", "g", False)))
+        for _ in range(3):
+            service.tell_halves()
+        assert caplog.text.count("nobody of the group 'g' decodes") == 1
+        tell(WorkerChange(0.0, 101, "ready", facts_of("decode", "g", False)))
+        service.tell_halves()
+        assert "no longer so: model 'm': nobody of the group 'g' decodes" in caplog.text
