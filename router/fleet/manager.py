@@ -258,14 +258,14 @@ class FleetManager:
         Where nobody else can serve meanwhile and the engine need not be told, at once. Raises
         RoleRefusedError.
         """
-        now = [m for m in members if m.turning is None and m.spec.role == role]
+        now = [m for m in members if m.turning is None and m.role == role]
         members = [m for m in members if m not in now]
         for member in members:
             self._check_role(member, role, members)
         for member in members:
             before = member.turning
             drained = member.draining if before is None else before.drained
-            if before is not None and member.spec.role == role:  # it has not begun
+            if before is not None and member.role == role:  # it has not begun
                 self._turned(member, None, by)
             elif self._left_without(members) and not member.draining:
                 self._turned(member, role, by)
@@ -351,8 +351,10 @@ class FleetManager:
                 return
         for rank in ranks:
             if rank.turning is not None and not rank.parting:
-                role = None if refusal else turning.role
-                self._turned(rank, role, "drain_s is over" if refusal else "its engine switched")
+                if not refusal:
+                    await rank.turned_engine(turning.role, "its engine, which switched")
+                    self.turned += 1
+                self._turned(rank, None, "drain_s is over" if refusal else "its engine switched")
 
     def _turned(self, member: Member, role: Role | None, by: str) -> None:
         """It has another role now, or (None) keeps its own; requests as before."""
@@ -361,7 +363,7 @@ class FleetManager:
             self.turned += 1
             member.turn(role, by)
         else:
-            self.kept_roles += turning is not None and turning.switching
+            self.kept_roles += turning is not None and member.role != turning.role
         if member.draining and turning is not None and not turning.drained and not member.leaving:
             member.undrain(by)
 

@@ -245,6 +245,11 @@ class Member:
         if self.recognized is not None:
             self.amend(with_thresholds(self.recognized, spec))
 
+    @property
+    def role(self) -> Role:
+        """That it has, by its options or its own word."""
+        return self.spec.role if self.recognized is None else self.recognized.facts.role
+
     def as_turned(self, spec: WorkerSpec) -> WorkerSpec:
         """The options, with the role that it took since it was named."""
         return spec if self.turned is None else replace(spec, role=self.turned)
@@ -256,6 +261,16 @@ class Member:
         self.spec = replace(self.spec, role=role)
         if self.recognized is not None:
             self.amend(with_role(self.recognized, self.spec))
+
+    async def turned_engine(self, role: Role, by: str) -> None:
+        """Have another role from now on, as its engine has, which may say other things now."""
+        terms, spec = self._context.terms, replace(self.spec, role=role)
+        with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
+            # What it says is kept; where it says nothing, it is known by what it said before.
+            self.recognized = await recognize(
+                self._context.http, spec, terms.probe_s, terms.event_hosts
+            )
+        self.turn(role, by)
 
     async def switch_engine(self, path: str, role: Role) -> str:
         """Tell the engine its new role (SGLang's `/pd_role_switch`); returns why it refused."""
@@ -328,6 +343,7 @@ class Member:
                     self.abandon_silent()
             else:
                 if fits:
+                    recognized = self._as_it_says(recognized)
                     self._announce(recognized)
                     self._know(recognized)
                     self.trouble = ""
@@ -336,6 +352,15 @@ class Member:
                 await asyncio.sleep(terms.health_s)
             elif self._state != "down":  # asked at once: till then nobody can name its rank
                 self._tell_state("down", None)
+
+    def _as_it_says(self, recognized: Recognized) -> Recognized:
+        """Its engine was started anew, in the role of its command line: so much for another one."""
+        if self.turned is None or recognized.own_role in ("both", self.turned):
+            return recognized
+        log.warning("worker %d is %s again: so it says", self.worker_id, recognized.own_role)
+        self.turned = None
+        self.spec = replace(self.spec, role=recognized.own_role)
+        return with_role(recognized, self.spec)
 
     def _not_recognized(self, trouble: str) -> None:
         if trouble != self.trouble:

@@ -69,6 +69,7 @@ class MeetingWorker:
         app.router.add_get("/health", self._well)
         app.router.add_get("/version", self._version)
         app.router.add_get("/server_info", self._info)
+        app.router.add_post("/pd_role_switch", self._switch)
         for path in ("/v1/completions", "/v1/chat/completions"):
             app.router.add_post(path, self._asked)
         bootstrap.router.add_get("/query", self._query)
@@ -94,6 +95,14 @@ class MeetingWorker:
 
     async def _info(self, request: web.Request) -> web.Response:
         raise web.HTTPNotFound
+
+    async def _switch(self, request: web.Request) -> web.Response:
+        """SGLang's, with `--enable-pd-role-switch`: only while nothing runs."""
+        if self.running:
+            said = {"success": False, "message": "the engine is not idle"}
+            return web.json_response(said, status=400)
+        self.role = (await request.json())["new_role"]
+        return web.json_response({"success": True, "new_role": self.role})
 
     async def _query(self, request: web.Request) -> web.Response:
         raise web.HTTPNotFound

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+from tests.live.meeting_engines import SGLang
 from tests.live.stack import Stack, running, until
 
 ROLES = ("prefill", "prefill", "decode")
@@ -125,4 +127,42 @@ async def test_roles_follow_the_mix(tmp_path: Path) -> None:
         log = (tmp_path / "router.log").read_text()
         assert "more can be carried" in log
         assert "role prefill, by idle" in log
+        await stack.assert_idle()
+
+
+async def test_sglang_is_told_when_it_is_idle_and_nobody_fails(tmp_path: Path) -> None:
+    """Mocks, of which three prefill or decode and cannot serve alone."""
+    async with AsyncExitStack() as rest:
+        roles = ("prefill", "prefill", "decode", "decode")
+        engines = [await rest.enter_async_context(SGLang(role).serving()) for role in roles]
+        flags = ("--disaggregation", "always", "--log-level", "info")
+        stack = await rest.enter_async_context(running(tmp_path, 0, flags))
+        for engine in engines:
+            await stack.add(f"{engine.url},kind=sglang,events=none")
+        statuses: list[int] = []
+        over = asyncio.Event()
+
+        async def ask() -> None:
+            while not over.is_set():
+                statuses.append((await stack.complete("a b c", max_tokens=8))[0])
+
+        load = [asyncio.create_task(ask()) for _ in range(4)]
+        for worker_id, role in ((0, "decode"), (2, "prefill"), (0, "prefill"), (2, "decode")):
+            assert (await change(stack, worker_id, role))[0] == 202
+            await until_role(stack, worker_id, role)
+            assert engines[worker_id].role == role, "its engine was told"
+            asked, seen = len(statuses), len(engines[worker_id].bodies)
+
+            async def served(
+                worker_id: int = worker_id, asked: int = asked, seen: int = seen
+            ) -> bool:
+                return len(statuses) > asked + 8 and len(engines[worker_id].bodies) > seen
+
+            await until(served, f"worker {worker_id} to serve as {role}")
+        over.set()
+        await asyncio.gather(*load)
+        assert set(statuses) == {200}
+        status, text = await change(stack, 0, "both")
+        assert status == 409
+        assert "prefill or decode only" in text
         await stack.assert_idle()

@@ -23,6 +23,7 @@ from router.core.workers import halves_missing, serves
 from router.fleet import member as member_module
 from router.fleet.context import FleetContext, FleetTerms, WorkerFact
 from router.fleet.manager import FleetManager, RoleRefusedError, reconcile
+from router.fleet.member import Member
 from router.fleet.recognize import Recognized, with_role, with_thresholds
 from router.fleet.wanted import WantedWorker
 from router.upstream.reply import RelayLimits
@@ -340,3 +341,18 @@ async def test_which_halves_are_missing_is_logged_once(caplog: pytest.LogCapture
         tell(WorkerChange(0.0, 101, "ready", facts_of("decode", "g", False)))
         service.tell_halves()
         assert "no longer so: model 'm': nobody of the group 'g' decodes" in caplog.text
+
+
+async def test_an_engine_that_is_started_anew_has_the_role_of_its_command_line() -> None:
+    """However it was told to switch before; engines that are told nothing have what they took."""
+    async with pool(P.replace(",", ",kind=sglang,"), "http://h:3") as one:
+        for member in one.manager.members.values():
+            member.turn("decode", "test")
+        first, second = one.manager.members.values()
+        cases: tuple[tuple[Member, Role, Role], ...]
+        cases = (first, "prefill", "prefill"), (second, "both", "decode")
+        for member, own, role in cases:
+            assert member.recognized is not None
+            said = member._as_it_says(replace(member.recognized, own_role=own))
+            assert (said.facts.role, member.spec.role) == (role, role)
+        assert (first.turned, second.turned) == (None, "decode")
