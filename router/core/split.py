@@ -153,7 +153,8 @@ class Splits:
                 return alone, None
         decode = asked("decode")
         if isinstance(decode, Reject):
-            return asked("both"), None
+            alone = asked("both")
+            return decode if isinstance(alone, Reject) else alone, None
         if not isinstance(decode, Choice):  # nobody has room for its answer: no prefill is begun
             return decode, None
         pending.group = decode.worker.facts.group

@@ -236,6 +236,15 @@ def test_one_half_of_a_version_gets_nothing() -> None:
         assert pairs(ask(world)[1]) == [(0, 1)]
 
 
+def test_when_all_that_decode_have_failed_it_that_is_what_it_is_told() -> None:
+    world = pool("prefill", "decode")
+    number, _ = ask(world)
+    actions = world.core.on_failure(failure(world, number, "answer"))
+    (refused,) = [action for action in actions if isinstance(action, Reject)]
+    assert (refused.status, refused.code) == (502, "worker_error")
+    assert_empty(world)
+
+
 def test_a_version_whose_only_prefill_failed_leaves_it_to_the_other() -> None:
     world = pool("prefill", "decode")
     for worker_id, role in ((2, "prefill"), (3, "decode")):
