@@ -40,7 +40,7 @@ class Engines:
 
     pid: int
     ports: tuple[int, ...]
-    options: tuple[str, ...] = ()  # of our router's workers, one each
+    pair: bool = False  # the first one prefills, the second one decodes
 
     @property
     def urls(self) -> list[str]:
@@ -49,8 +49,10 @@ class Engines:
     @property
     def workers(self) -> list[str]:
         """As our router is told of them."""
-        options = self.options or ("",) * len(self.ports)
-        return [f"{url},{given}".rstrip(",") for url, given in zip(self.urls, options, strict=True)]
+        if not self.pair:
+            return self.urls
+        roles = zip(self.urls, ("prefill", "decode"), strict=True)
+        return [f"{url},kind=vllm,role={role},group=g" for url, role in roles]
 
     def counts(self) -> list[dict[str, int]]:
         """Of each engine: `requests`, `running`, `most` at once, `given_up` by the router."""

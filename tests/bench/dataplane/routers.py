@@ -79,6 +79,8 @@ def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
         command += ["--policy", POLICY, "--log-level", "warning", *flags]
         for worker in engines.workers:
             command += ["--worker", worker]
+        if engines.pair:
+            command += ["--disaggregation", "always"]
         with program(command, cores.router, log) as process:
             client, admin = ready_line(process, log).split()[1:3]
             port = int(client.rsplit(":", 1)[1])
@@ -121,7 +123,12 @@ def _peer(name: str, peers: str | None, module: str, *words: str) -> Subject:
     def start(engines: Engines, cores: Cores) -> Iterator[Running]:
         port, metrics = free_port(), free_port()
         command = [peers, "-m", module, *words, "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--worker-urls", *engines.urls, "--policy", "cache_aware"]
+        command += ["--policy", "cache_aware"]
+        if engines.pair:
+            one, other = engines.urls
+            command += ["--pd-disaggregation", "--prefill", one, "8998", "--decode", other]
+        else:
+            command += ["--worker-urls", *engines.urls]
         command += ["--prometheus-port", str(metrics), "--log-level", "error"]
         # Two of them take their threads from the affinity, not from this.
         environment = os.environ | {"TOKIO_WORKER_THREADS": "1"}

@@ -2,32 +2,19 @@
 
 The same 2 KB requests, in turn to a pool of two plain workers and to a pair of which one prefills
 and the other decodes. A client that makes both calls itself waits twice for an engine.
+Peers send both engines the same body at once, as SGLang wants it; ours makes one call after the
+other, as vLLM does.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from tests.bench.dataplane.light import RATE, SLICES, percentile
 from tests.bench.dataplane.measured import FOREIGN, Bench, Figure, Figures, Row
-from tests.bench.dataplane.programs import Engines, engines, run_load
-from tests.bench.dataplane.routers import Running, Subject, ours
-
-ROLES = ("prefill", "decode")
-
-
-@contextmanager
-def routers(bench: Bench, subject: Subject, behind: Engines) -> Iterator[tuple[Running, Running]]:
-    """(plain, split): two routers before the same two engines."""
-    ports = behind.ports
-    plain = replace(behind, options=("kind=vllm",) * len(ports))
-    pair = replace(behind, options=tuple(f"kind=vllm,role={role},group=g" for role in ROLES))
-    start = ours(*subject.flags, "--disaggregation", "always", log="warmroute-split")
-    with subject.start(plain, bench.cores) as one, start(pair, bench.cores) as other:
-        yield one, other
+from tests.bench.dataplane.programs import engines, run_load
+from tests.bench.dataplane.routers import Subject
 
 
 def cost(bench: Bench, subject: Subject) -> Figures:
@@ -35,7 +22,12 @@ def cost(bench: Bench, subject: Subject) -> Figures:
     others, foreign = bench.cores.others, list[float]()
     cpu_us: list[list[float]] = [[], []]
     latency_us: list[list[float]] = [[], [], []]
-    with engines(others, ports=2) as behind, routers(bench, subject, behind) as both:
+    with (
+        engines(others, ports=2) as behind,
+        subject.start(behind, bench.cores) as plain_one,
+        subject.start(replace(behind, pair=True), bench.cores) as split_one,
+    ):
+        both = plain_one, split_one
         for _ in range(SLICES):
             for router, kept in zip(both, cpu_us, strict=True):
                 load = run_load(router.port, others, router.pid, behind.pid, seconds=bench.seconds)
@@ -66,6 +58,6 @@ ROWS = (
             Figure("added", "50 requests/s: added p50 over that of a plain request", 2.2, 2),
         ],
         cost,
-        ours_only=True,
+        without=("direct", "HAProxy", "nginx", "vllm-router"),
     ),
 )
