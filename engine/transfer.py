@@ -131,12 +131,14 @@ class Link:
         if self._latency_s:
             await self._clock.sleep_until(self._clock.now_s() + self._latency_s)
 
-    async def carry(self, size: int) -> None:
-        """Until so many bytes, and all those before them, have left."""
+    async def carry(self, size: int, since_s: float) -> float:
+        """Until so many bytes, there since `since_s`, and all those before them have left; when
+        they did so. Give it with the part that follows, so that lateness does not add up."""
         if self._bytes_per_s is None:
-            return
-        self._free_s = max(self._free_s, self._clock.now_s()) + size / self._bytes_per_s
-        await self._clock.sleep_until(self._free_s)
+            return since_s
+        self._free_s = left_s = max(self._free_s, since_s) + size / self._bytes_per_s
+        await self._clock.sleep_until(left_s)
+        return left_s
 
 
 HELLO_S = 5.0  # from connecting to the first message
@@ -333,12 +335,18 @@ class Exporter:
         start = first
         try:
             await self.link.open()
-            while start < last and await self._is_ready(export, start, writer):
+            left_s = self._clock.now_s()
+            while start < last:
+                if not self._has(export, start):
+                    await self._wait_for(export, start, writer)
+                    left_s = self._clock.now_s()
+                if not exports.is_held(export):
+                    break
                 is_whole = export.ready_tokens >= len(export.prompt)
                 ready = last if is_whole else export.ready_tokens // store.block_tokens
                 stop = min(start + each, last, ready)
                 data = await _apart(store, store.pack, export.block_ids[start:stop])
-                await self.link.carry(store.size(stop - start))
+                left_s = await self.link.carry(store.size(stop - start), left_s)
                 writer.write(frame(Part(start, stop, len(data))))
                 if data:
                     writer.write(data)
@@ -352,18 +360,19 @@ class Exporter:
                 log.exception("KV could not be sent")
             writer.close()  # its reader sees that nothing more comes
 
-    async def _is_ready(self, export: Export, block: int, writer: asyncio.StreamWriter) -> bool:
-        """Wait for the KV of a block, with signs of life; False where it will not come."""
+    def _has(self, export: Export, block: int) -> bool:
+        """Whether the KV of a block is computed."""
         needed = min((block + 1) * self._store.block_tokens, len(export.prompt))
-        while self._exports.is_held(export):
-            if export.ready_tokens >= needed:
-                return True
+        return export.ready_tokens >= needed
+
+    async def _wait_for(self, export: Export, block: int, writer: asyncio.StreamWriter) -> None:
+        """Until the KV of a block is computed, with signs of life, or will never be."""
+        while self._exports.is_held(export) and not self._has(export, block):
             try:
                 async with asyncio.timeout(self._exports.lease_s / BEATS):
                     await self._step.wait()
             except TimeoutError:
                 writer.write(frame(Beat()))
-        return False
 
     def _finish(self, export: Export, writer: asyncio.StreamWriter, sent: int) -> None:
         """Say whether what was read was this prompt's KV to the end."""
