@@ -8,13 +8,14 @@ resamples of the workload - sessions drawn with replacement, their starts jitter
 for every rule, so that differences are paired. `local`: the workers that decode do all of it;
 `remote`: every request in two legs; `alike`: as many workers without roles, for comparison;
 `auto`: the router's own choice, once for each weight of those who decode beside a prefill
-(`router.core.split._OTHERS`).
+(`router.core.split._OTHERS`); `2048` and `256`: thresholds of peers, uncached tokens at the worker
+that decodes below which it prefills (Dynamo's, with its 0.7 of the prompt; vLLM's router's).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -22,6 +23,8 @@ import msgspec
 import numpy as np
 
 from router.core import split as core_split
+from router.core.chooser import Choice
+from router.core.hold_queue import Pending
 from simulator.capacity.pools import TPOT_MARGIN, TTFT_MARGIN, split
 from simulator.capacity.rates import Link, Shape, measure
 from simulator.replay.result import Verdict
@@ -74,6 +77,24 @@ def paced(jobs: Sequence[Job], rate_per_s: float) -> list[Job]:
     return [msgspec.structs.replace(job, at_ns=round(job.at_ns * factor)) for job in jobs]
 
 
+Rule = Callable[[core_split.Splits, Pending, Choice, Choice], bool]
+
+
+def fixed(tokens: int, share: float) -> Rule:
+    """Alone where fewer tokens than both are uncached."""
+
+    def alone(splits: core_split.Splits, pending: Pending, prefill: Choice, decode: Choice) -> bool:
+        prompt = pending.arrival.prompt_tokens
+        uncached = prompt - decode.decision.hit_tokens
+        return uncached < tokens and uncached < share * prompt
+
+    return alone
+
+
+OWN: Rule = core_split.Splits._alone_is_better
+PEERS = {"2048": fixed(2048, 0.7), "256": fixed(256, 2.0)}
+
+
 def study(
     options: argparse.Namespace,
 ) -> Iterator[tuple[str, float, dict[str, Figures]]]:
@@ -101,10 +122,12 @@ def study(
                 "alike": ("auto", alike),
             }
             rules |= {f"auto {weight:g}": ("auto", roles) for weight in options.others}
+            rules |= dict.fromkeys(PEERS, ("auto", roles))
             figures: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
             for sample in samples:
                 timed = paced(sample, load * found.requests_per_s)
                 for name, (mode, groups) in rules.items():
+                    core_split.Splits._alone_is_better = PEERS.get(name, OWN)  # type: ignore[assignment, method-assign]
                     if name.startswith("auto"):
                         core_split._OTHERS = float(name.split()[1])
                     given = JobStream(
@@ -148,7 +171,7 @@ def main() -> None:
         cells = []
         for name, one in found.items():
             cells.append(f"{name} {1e3 * one.ttft_s.mean():,.0f} ms {one.good.mean():.2f}")
-            if name.startswith("auto"):
+            if name.startswith("auto") or name in PEERS:
                 # Against the way with more good requests; of equal ones the sooner.
                 ways = [found["local"], found["remote"]]
                 most = max(way.good.mean() for way in ways)

@@ -78,7 +78,7 @@ async def both(folder: Path, spec: WorkloadSpec) -> tuple[float, float, float, f
 
 
 async def test_a_replay_of_two_and_two_is_as_the_real_pool(tmp_path: Path) -> None:
-    spec = WorkloadSpec(SOURCE.format(rate=3), requests=60)
+    spec = WorkloadSpec(SOURCE.format(rate=3), requests=45)
     live_ms, live_s, replayed_ms, replayed_s = await both(tmp_path, spec)
     assert abs(replayed_ms / live_ms - 1) < 0.05
     assert abs(replayed_s / live_s - 1) < 0.02
@@ -86,7 +86,7 @@ async def test_a_replay_of_two_and_two_is_as_the_real_pool(tmp_path: Path) -> No
 
 async def test_a_pool_at_its_limit_is_as_fast_as_the_real_one(tmp_path: Path) -> None:
     """All requests at once: the throughput is the pool's, not the clients'."""
-    spec = WorkloadSpec(SOURCE.format(rate="inf"), requests=80)
+    spec = WorkloadSpec(SOURCE.format(rate="inf"), requests=50)
     live_ms, live_s, replayed_ms, replayed_s = await both(tmp_path, spec)
     assert abs(replayed_ms / live_ms - 1) < 0.05
     assert abs(replayed_s / live_s - 1) < 0.02
