@@ -127,7 +127,7 @@ def study(
             for sample in samples:
                 timed = paced(sample, load * found.requests_per_s)
                 for name, (mode, groups) in rules.items():
-                    core_split.Splits._alone_is_better = PEERS.get(name, OWN)  # type: ignore[assignment, method-assign]
+                    setattr(core_split.Splits, "_alone_is_better", PEERS.get(name, OWN))  # noqa: B010
                     if name.startswith("auto"):
                         core_split._OTHERS = float(name.split()[1])
                     given = JobStream(
