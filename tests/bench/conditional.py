@@ -127,7 +127,8 @@ def study(
             for sample in samples:
                 timed = paced(sample, load * found.requests_per_s)
                 for name, (mode, groups) in rules.items():
-                    setattr(core_split.Splits, "_alone_is_better", PEERS.get(name, OWN))  # noqa: B010
+                    rule = PEERS.get(name, OWN)
+                    setattr(core_split.Splits, "_alone_is_better", rule)  # noqa: B010
                     if name.startswith("auto"):
                         core_split._OTHERS = float(name.split()[1])
                     given = JobStream(
