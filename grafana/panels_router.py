@@ -285,5 +285,26 @@ LEGS = Row(
             names=("expired", "late", "failed"),
             alert="WarmrouteLateKvReads",
         ),
+        Panel(
+            "Work of roles",
+            "With roles.follow: how many workers a group's prompts and its answers keep busy.",
+            "suffix: workers",
+            ((selected("warmroute_role_work"), "{{role}}, group {{group}}"),),
+            12,
+        ),
+        Panel(
+            "Roles",
+            "Changed: workers given another role, per s. Missing: workers whose role does nothing, "
+            "because their group has nobody for the other half.",
+            "suffix: workers",
+            (
+                (rate("warmroute_role_changes_total"), "changed"),
+                (
+                    selected("warmroute_pool_half_missing"),
+                    "no {{missing}}, group {{group}}",
+                ),
+            ),
+            12,
+        ),
     ),
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.batch import Piece, flat_batch
+from engine.model.batch import FlatBatch, Piece, flat_batch
 from engine.model.config import ModelConfig, Quantization, Shard
 from engine.model.kv_cache import KvCache, KvMemory, RankMemory
 from engine.model.tiny import TinySettings, make_tiny
@@ -23,7 +25,7 @@ from engine.wire.kv_transfer import Form, Place, Pool, Welcome
 from kvkernels.ops.relayout import AXES, PoolLayout
 from tests.effort import QUICK, examples
 from tests.engine import tiny_models
-from tests.engine.harness import Running, eventually
+from tests.engine.harness import DEADLINE_S, Running, eventually
 from tests.engine.real import COMPLETIONS, computing, greedy, ids_of, loaded
 from tests.engine.split import at_rest, computed, prefilled, split
 
@@ -383,6 +385,29 @@ async def test_answers_are_the_same_where_kv_leaves_early(transport: str, folder
         assert other.worker.transfers is not None
         assert other.worker.transfers.importer.received_total == 8
         assert not other.worker.transfers.importer.failed
+
+
+async def test_kv_arrives_before_the_last_of_its_prompt_is_computed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is computed once some of it has come; `python -m tests.bench.early_kv` times it."""
+    made = loaded(folder, max_num_tokens=64, max_batch_size=8), loaded(folder)
+    came, steps, compute = threading.Event(), itertools.count(), made[0].model.logits
+
+    def waiting(batch: FlatBatch) -> torch.Tensor:
+        assert next(steps) < 2 or came.wait(DEADLINE_S)
+        return compute(batch)
+
+    monkeypatch.setattr(made[0].model, "logits", waiting)
+    async with pair(*made, kv_overlap=True, kv_transport="tcp") as (one, other):
+        store = other.worker.served.store
+        assert isinstance(store, KvMemory)
+        put = store.put
+        monkeypatch.setattr(store, "put", lambda *given: (came.set(), put(*given)))
+        body = asked(1, 900, 1)
+        assert said(await split(one, other, body)) == await ids_of(one, body)
+        assert came.is_set()
+        await at_rest(one, other)
 
 
 async def test_memory_that_cannot_be_mapped_is_sent(folder: Path) -> None:

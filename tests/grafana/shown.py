@@ -23,9 +23,6 @@ NOT_SHOWN = {
     "warmroute_kv_state_saves_total": f"{_OFF}; an alert tells of trouble",
     "warmroute_kv_state_bytes": _OFF,
     "warmroute_kv_state_age_seconds": _OFF,
-    "warmroute_pool_half_missing": "empty in a whole pool; it is logged, and at /ready",
-    "warmroute_role_changes_total": "an operator's doing, and logged",
-    "warmroute_role_work": "of `roles.follow`, off by default; it logs its reasons",
     "warmroute_refused_ranks": "of an engine with more ranks than workers; it is logged",
     "warmroute_server_deferred_total": "what it comes of, refusals, is shown by reason",
     "warmroute_prefill_leg_seconds_count": _QUANTILES,
@@ -47,6 +44,8 @@ NOT_SHOWN_OF_ENGINES = {
 # Metrics without a series until what they count has happened: panels that ask for them are empty.
 NO_DATA = {
     "warmroute_worker_kv_transfer_faults_total": "of workers that exchange KV, which these do not",
+    "warmroute_pool_half_missing": "by group, and no group here lacks a half",
+    "warmroute_role_work": "of `roles.follow`, which is off by default",
     "warmroute_engine_refused_total": "by reason, and no engine refuses anything",
     "warmroute_engine_graph_steps_total": "by use, and there are no CUDA graphs on CPUs",
     "warmroute_engine_kv_readers_refused_total": "by reason, and nobody is sent away",

@@ -64,8 +64,11 @@ async def test_the_table_of_metrics_is_what_the_router_shows(stack) -> None:
             shown[name] = labels - {"le"}
     told = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in METRIC_ROW.findall(PAGE)}
     # Those of routers that share state are held to the page where some do (test_replica_routers);
-    # faults of KV transfers have series where workers exchange KV (test_split_requests).
+    # faults of KV transfers have series where workers exchange KV (test_split_requests), those of
+    # roles where a half is missing or roles follow the work (test_roles_live).
     shown["warmroute_worker_kv_transfer_faults_total"] |= {"worker", "fault"}
+    shown["warmroute_pool_half_missing"] |= {"model", "group", "missing"}
+    shown["warmroute_role_work"] = {"group", "role"}
     told = {name: labels for name, labels in told.items() if "_replicas_" not in name}
     assert told == shown
     assert set(re.findall(r'\bkind="(\w+)"', text)) == {*SYNC, *LOST, *FLOW, *POLICY_FAULTS}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,11 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from engine.model.tiny import TinySettings, make_tiny
+from engine.model.tiny import make_tiny
 from engine.timed import continuation
 from simulator.live.processes import Program, Programs
 from tests.effort import QUICK
-from tests.engine.split import ASK, PATH
 from tests.live.stack import (
     MODEL,
     Stack,
@@ -210,47 +208,3 @@ async def start_again(both: Pool, role: str, number: int) -> None:
     worker_id = both.stack.workers.index(both.workers[role][number])
     both.workers[role][number] = both.stack.workers[worker_id] = again
     await both.stack.until_state(worker_id, "ready")
-
-
-async def test_real_kv_leaves_while_the_rest_of_its_prompt_is_computed(tmp_path: Path) -> None:
-    """Over tcp that is as slow as the prefill: the first token after three fifths of both."""
-    make_tiny(tmp_path / "model", TinySettings(layers=8))
-    chunks = ["--max-num-tokens", "128", "--max-batch-size", "8"]
-    flags = [*computing_arguments(tmp_path / "model"), *chunks]
-    async with Programs(tmp_path / "logs") as programs, aiohttp.ClientSession() as http:
-        decode = await programs.start("decode", "engine", [*flags, "--port", "0"])
-        prefill_s, size = 0.0, 0.0
-        times: dict[str, float] = {}
-        for name, more in (("as fast as it can", []), ("after", []), ("beside", ["--kv-overlap"])):
-            limit = ["--kv-gbytes-per-s", f"{size / prefill_s / 1e9:.6f}"] if size else []
-            prefill = await programs.start(
-                "prefill", "engine", [*flags, "--port", "0", *limit, *more]
-            )
-            times[name] = 1e9
-            for serial in range(4):  # others use this machine, too: the best of some
-                leg1_s, both_s = await both_legs(
-                    http, prefill.url, decode.url, len(times) + 9 * serial
-                )
-                times[name] = min(times[name], both_s)
-                prefill_s = leg1_s if not size else prefill_s
-            if not size:
-                size = await metric_sum(http, prefill.url, "warmroute_engine_kv_bytes_total") / 4
-            prefill.process.terminate()
-            await prefill.process.wait()
-        assert times["beside"] <= 0.6 * times["after"], times
-
-
-async def both_legs(
-    http: aiohttp.ClientSession, prefill: str, decode: str, serial: int
-) -> tuple[float, float]:
-    """Seconds of the first leg, and until the first token of the second one."""
-    body = {"model": MODEL, "prompt": [token % 250 + 3 for token in prompt_of(serial, 1_900)]}
-    body |= {"max_tokens": 1, "temperature": 0}
-    begun_s = time.monotonic()
-    async with http.post(f"{prefill}{PATH}", json=body | {"kv_transfer_params": ASK}) as reply:
-        params = (await reply.json())["kv_transfer_params"]
-    first_s = time.monotonic() - begun_s
-    async with http.post(f"{decode}{PATH}", json=body | {"kv_transfer_params": params}) as reply:
-        assert reply.status == 200
-        await reply.read()
-    return first_s, time.monotonic() - begun_s
