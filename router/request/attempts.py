@@ -609,23 +609,29 @@ class TwoLegs:
             self._request.first_token(now_s)
 
     async def end(self) -> tuple[Outcome, int | None, Whose]:
-        """The outcome that counts, our count of the prompt's tokens, and whose outcome it is."""
-        legs = self._prefill, self._answer
+        """The outcome that counts, our count of the prompt's tokens, and whose outcome it is.
+
+        A client that leaves when that is known changes nothing but that nobody is asked again.
+        """
         try:
-            await asyncio.wait(legs, return_when=asyncio.FIRST_COMPLETED)
-            if self._prefill.done() and not self._answer.done():
-                return await self._prefilled(self._prefill.result())
-            if self._answer.result()[0].error is None:
-                await asyncio.wait((self._prefill,), timeout=_LATE_S)
-            return self._answered(*self._answer.result())
+            end = await self._first_end()
         except asyncio.CancelledError:  # its client left; or was left, for the answer is over
             if (answered := await _stopped(self._answer)) is None or answered[0].retryable:
                 raise
-            return self._answered(*answered)
+            end = self._answered(*answered)
         finally:
-            for leg in legs:
-                leg.cancel()
-            await asyncio.wait(legs)
+            has_left = await _both_stopped(self._prefill, self._answer)
+        if has_left and end[0].retryable:
+            raise asyncio.CancelledError
+        return end
+
+    async def _first_end(self) -> tuple[Outcome, int | None, Whose]:
+        await asyncio.wait((self._prefill, self._answer), return_when=asyncio.FIRST_COMPLETED)
+        if self._prefill.done() and not self._answer.done():
+            return await self._prefilled(self._prefill.result())
+        if self._answer.result()[0].error is None:
+            await asyncio.wait((self._prefill,), timeout=_LATE_S)
+        return self._answered(*self._answer.result())
 
     async def _prefilled(self, outcome: Outcome) -> tuple[Outcome, int | None, Whose]:
         """The prefill is over, and the answer is not."""
@@ -667,6 +673,19 @@ async def _stopped(answer: asyncio.Task[Answered]) -> Answered | None:
     answer.cancel()
     await asyncio.wait((answer,))
     return None if answer.cancelled() else answer.result()
+
+
+async def _both_stopped(*legs: asyncio.Task[Any]) -> bool:
+    """Stop them, whatever happens meanwhile; whether this was cancelled then."""
+    cancelled = False
+    for leg in legs:
+        leg.cancel()
+    while not all(leg.done() for leg in legs):
+        try:
+            await asyncio.wait(legs)
+        except asyncio.CancelledError:
+            cancelled = True
+    return cancelled
 
 
 async def _edited(edit: Callable[[bytes], Leg], body: bytes) -> Leg:

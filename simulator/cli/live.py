@@ -7,6 +7,7 @@ import asyncio
 import re
 from urllib.parse import urlsplit
 
+import aiohttp
 from rich.console import Console
 
 from simulator.cli import usage
@@ -18,7 +19,14 @@ from simulator.live.outcome import Outcome, Verdict, as_report, summarize
 from simulator.live.page import render_page
 from simulator.live.processes import check_port
 from simulator.live.scrape import pool_samples
-from simulator.live.stack import MODEL, RunResult, StackSettings, run_scenario, running_stack
+from simulator.live.stack import (
+    MODEL,
+    RunResult,
+    StackSettings,
+    run_scenario,
+    running_stack,
+    wait_until_routable,
+)
 from simulator.replay.setup import WorkloadSpec
 
 EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and it still pastes well
@@ -76,6 +84,8 @@ async def stack(options: argparse.Namespace, console: Console) -> bool:
     if options.trace is not None:
         return await _trace_on_stack(options, settings, console)
     async with running_stack(settings, options.out / "logs") as running:
+        async with aiohttp.ClientSession() as session:
+            await wait_until_routable(running, session)
         for number, worker in enumerate(running.workers):
             console.print(f"worker {number}  {worker.url}", highlight=False)
         console.print(f"router    {running.router.url}", highlight=False)

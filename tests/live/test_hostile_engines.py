@@ -46,6 +46,7 @@ async def test_one_that_claims_every_prompt_and_reports_no_hit_loses_what_that_g
             if liar.answered == ANSWERS:
                 break
             await stack.complete(prompt)
+        await stack.assert_idle()  # the last answer has been looked at, too
         assert (await stack.row(number))["hit_confidence"] == 0.0
         for prompt in longer:
             _, answer = await stack.complete(prompt)
