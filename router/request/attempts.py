@@ -27,7 +27,7 @@ from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
-from router.request.legs import TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
+from router.request.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
 from router.request.scan import LONG_BYTES, Tokens
@@ -49,6 +49,8 @@ from router.upstream.reply import (
 ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
 CODE = DEADLINE
 _FIRST_LEG_BYTES = 4 << 20  # its answer; parameters of a million tokens take half of that
+_RELEASE_BYTES = 1 << 16  # of the answer to one
+_MOST_RELEASES = 256  # under way; the KV of more is kept as long as its worker keeps it
 _MOST_MS = 86_400_000
 
 
@@ -342,23 +344,26 @@ class Attempts:
         self._clock = clock  # that deadlines are told by
         self._draw = draw  # so many random bits
         self._keep_authorization = keep_authorization
+        self._releases: set[asyncio.Task[object]] = set()
         self.migrations = migrations
 
     async def answer(self, request: InferenceRequest) -> Answer:
         """The answer of the first worker that gives one, or the refusal."""
         arrival = request.arrival
         migrations = self.migrations
-        if not (migrations and migrations.terms.moves and arrival.stream):
-            return await self._answer(request, None)
-        if arrival.needs not in MOVABLE:
-            return await self._answer(request, None)
-        read = (arrival, request.prompt.encoded)
-        with migrations.stream(request.body, request.http.path, *read) as stream:
-            return await self._answer(request, stream)
+        with FirstLeg(self._releases) as first:
+            if not (migrations and migrations.terms.moves and arrival.stream):
+                return await self._answer(request, None, first)
+            if arrival.needs not in MOVABLE:
+                return await self._answer(request, None, first)
+            read = (arrival, request.prompt.encoded)
+            with migrations.stream(request.body, request.http.path, *read) as stream:
+                return await self._answer(request, stream, first)
 
-    async def _answer(self, request: InferenceRequest, stream: Stream | None) -> Answer:
+    async def _answer(
+        self, request: InferenceRequest, stream: Stream | None, first: FirstLeg
+    ) -> Answer:
         held: HeldReply | None = None
-        second: Callable[[bytes], Leg] = Leg  # makes the second leg of what the first one left
         while True:
             attempt = await request.next_attempt()
             await cohort()
@@ -374,8 +379,7 @@ class Attempts:
                 continue
             terms = self.terms
             if attempt.leg == "prefill":
-                answer, second = await self._prefill(request, attempt, member, terms)
-                if answer is not None:
+                if (answer := await self._prefill(request, attempt, member, first)) is not None:
                     return answer
                 continue
             headers = request.headers(attempt)
@@ -393,10 +397,12 @@ class Attempts:
             else:
                 leg = Leg(request.body)
                 if attempt.leg == "decode":
-                    leg = await _edited(second, request.body)
+                    leg = await _edited(first.second, request.body)
                 outcome, own_tokens = await self._attempt(
                     request, leg, attempt, member, reply, stream, terms
                 )
+            if outcome.error is None or outcome.bytes_to_client:
+                first.read()
             held = outcome.held or held
             rest = stream.rest() if stream is not None and outcome.resumable else None
             if not request.ended(outcome, own_tokens, rest, whose):
@@ -404,10 +410,10 @@ class Attempts:
                 return late_answer(shown) if ran_out(outcome) else shown
 
     async def _prefill(
-        self, request: InferenceRequest, attempt: Attempt, member: Member, terms: AttemptTerms
-    ) -> tuple[Answer | None, Callable[[bytes], Leg]]:
-        """The first leg: what its client gets where it ends there, else how the second is made."""
-        arrival, collected = request.arrival, CollectedReply(_FIRST_LEG_BYTES)
+        self, request: InferenceRequest, attempt: Attempt, member: Member, first: FirstLeg
+    ) -> Answer | None:
+        """The first leg: what its client gets where the request ends there."""
+        arrival, collected, terms = request.arrival, CollectedReply(_FIRST_LEG_BYTES), self.terms
         transfer, told = terms.transfers[member.transfer], Handover()
         of = Try(self._draw(TRY_BITS), request.path.path, arrival.stream)
         leg = await _edited(partial(transfer.prefill, of=of), request.body)
@@ -427,16 +433,18 @@ class Attempts:
             except WorkerError as error:
                 outcome = replace(outcome, error=error)
         if outcome.error is None and outcome.answers and told.reply is None:
+            second = partial(transfer.decode, told=told.told, of=of)
+            first.ended(second, partial(_release, member, told.release, terms.timeouts))
             request.first_leg_ended(outcome)
-            return None, partial(transfer.decode, told=told.told, of=of)
+            return None
         # Of what it answered its client has seen nothing.
         if request.ended(replace(outcome, bytes_to_client=0), None):
-            return None, Leg
+            return None
         if ran_out(outcome):
-            return late_answer(reply), Leg
+            return late_answer(reply)
         if (held := told.reply or collected.held or outcome.held) is not None:
             held.deliver(reply)
-        return reply, Leg
+        return reply
 
     def _upstream_request(
         self,
@@ -565,6 +573,52 @@ class Attempts:
         if reject.retry_after_s is not None:
             answer.headers["Retry-After"] = str(max(math.ceil(reject.retry_after_s), 1))
         return answer
+
+
+class FirstLeg:
+    """What a worker keeps for the second leg; given back where none reads it. Lifetime: request."""
+
+    __slots__ = ("_release", "_releases", "second")
+
+    def __init__(self, releases: set[asyncio.Task[object]]) -> None:
+        """`releases`: those under way, of all requests."""
+        self.second: Callable[[bytes], Leg] = Leg  # makes the second leg
+        self._release: Callable[[], Coroutine[Any, Any, object]] | None = None
+        self._releases = releases
+
+    def ended(
+        self,
+        second: Callable[[bytes], Leg],
+        release: Callable[[], Coroutine[Any, Any, object]],
+    ) -> None:
+        """There is KV; what an earlier try left nobody will read."""
+        self._give_back()
+        self.second, self._release = second, release
+
+    def read(self) -> None:
+        """The second leg answers: it has the KV, or does without."""
+        self._release = None
+
+    def __enter__(self) -> FirstLeg:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        release, self._release = self._release, None
+        if release is not None and len(self._releases) < _MOST_RELEASES:
+            task = asyncio.create_task(release())
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+
+async def _release(member: Member, leg: Leg | None, timeouts: Timeouts) -> None:
+    """Tell a worker that nobody will read its KV. Where that fails, its lease ends as always."""
+    if leg is not None:
+        headers = ((b"Content-Type", b"application/json"),)
+        sent = UpstreamRequest("POST", RELEASE, headers, leg.body)
+        await member.upstream.send(sent, CollectedReply(_RELEASE_BYTES), timeouts)
 
 
 _LATE_S = 0.2  # for the end of a prefill after that of the whole answer

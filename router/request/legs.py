@@ -10,7 +10,7 @@ import hmac
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -126,6 +126,8 @@ class Handover:
     told: bytes | None = None  # what `Transfer.decode` gets of it; None: the KV was not kept
     # The client's, where the request is over with its first token: no second leg follows.
     reply: HeldReply | None = None
+    # What its worker is told where nobody will read the KV; None: it has its own time for that.
+    release: Leg | None = None
 
 
 class Transfer(Protocol):
@@ -227,6 +229,22 @@ class Nixl:
 
     def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
         return Leg(body if told is None else with_fields(body, {PARAMS: told}))
+
+
+RELEASE = "/kv/release"  # where a worker takes a `Handover.release`
+
+
+class Warmroute(Nixl):
+    """Our engine, which gives blocks back as soon as it is told that nobody will read them."""
+
+    def read(self, answer: bytes, of: Try) -> Handover:
+        handover = super().read(answer, of)
+        names = ("remote_request_id", "remote_registration_generation")
+        request_id, generation = values_in(handover.told or b"", names)
+        if request_id is None or generation is None:
+            return handover
+        body = b'{"request_id":%b,"generation":%b}' % (request_id, generation)
+        return replace(handover, release=Leg(body))
 
 
 _TRTLLM_PARAMS = "disaggregated_params"
@@ -430,7 +448,8 @@ _NIXL = Nixl()
 # By what a worker's options say, else by the kind of engine.
 TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
     {
-        **dict.fromkeys(("vllm", "warmroute", "nixl"), _NIXL),
+        **dict.fromkeys(("vllm", "nixl"), _NIXL),
+        "warmroute": Warmroute(),
         "sglang": Rooms(),
         "mooncake": Mooncake(),
         "trtllm": Trtllm(),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from engine.model.tiny import make_tiny
 from engine.timed import continuation
 from simulator.live.processes import Program, Programs
 from tests.effort import QUICK
+from tests.frozen import freeze
 from tests.live.stack import (
     MODEL,
     Stack,
@@ -119,6 +122,26 @@ async def test_two_workers_with_roles_are_a_pair(tmp_path: Path) -> None:
         await both.until_split(10)
         assert await both.counted("decode", "warmroute_engine_kv_bytes_total") > 10 * 18 * 2**21
         assert await both.counted("prefill", "vllm:nixl_num_kv_expired_reqs_total") == 0
+
+
+async def test_kv_that_nobody_will_read_is_given_back_at_once(tmp_path: Path) -> None:
+    """Its client leaves while the worker that decodes is deaf; the lease would end in an hour."""
+    async with pool(tmp_path, **{"export-lease-s": 3_600}) as both:
+        freeze(both.workers["decode"][0].process.pid)
+        ask = asyncio.create_task(both.ask(0))
+
+        async def is_kept() -> bool:
+            return bool(await both.counted("prefill", "warmroute_engine_kv_exports"))
+
+        async def is_free() -> bool:
+            return not await both.counted("prefill", "vllm:kv_cache_usage_perc")
+
+        await until(is_kept, "KV for the second leg")
+        assert not await is_free()
+        ask.cancel()
+        await until(is_free, "the blocks to be free")
+        os.kill(both.workers["decode"][0].process.pid, signal.SIGCONT)
+        await both.at_rest()
 
 
 async def test_real_engines_of_other_shapes_are_a_pair(tmp_path: Path) -> None:
