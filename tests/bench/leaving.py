@@ -1,10 +1,11 @@
-"""How soon the worker of a split request learns that its client has left, by leg.
+"""How soon the workers of a split request know that its client left, and when its KV is free.
 
     python -m tests.bench.leaving [--clients 300] [--json]
 
 A router before a pair of workers that never answer: one that prefills, and one that decodes after
 that. Each client leaves once its request has come to the worker in question; what counts is the
-time from there until the worker sees its connection end.
+time from there until the worker sees its connection end. Then our engine prefills, and what counts
+is the time until it has given back the blocks that were kept for the other.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench.measuring import Row, show
-from tests.live.stack import MODEL, Stack, running
+from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running
 
-BAR_MS = 50.0
+BAR_MS, FREE_BAR_MS = 50.0, 100.0
 LEGS = ("prefill", "decode")
 _MODELS = b'{"object":"list","data":[{"id":"%b"}]}' % MODEL.encode()
 _KV = (
@@ -101,6 +102,26 @@ async def measure(leg: str, clients: int) -> list[float]:
     return found
 
 
+async def freed(clients: int) -> list[float]:
+    """Milliseconds from each client's end to free blocks at the engine that prefilled."""
+    decode, found = Silent(answers=False), list[float]()
+    async with AsyncExitStack() as all_of:
+        folder = Path(all_of.enter_context(tempfile.TemporaryDirectory()))
+        stack = await all_of.enter_async_context(running(folder, 0, ["--disaggregation", "always"]))
+        engine = await stack.programs.start("prefill", "engine", engine_arguments(speed=100))
+        server = await asyncio.start_server(decode.serve, "127.0.0.1", 0)
+        await all_of.enter_async_context(server)
+        await stack.add(f"{engine.url},role=prefill,group=g")
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await stack.add(f"{url},kind=vllm,events=none,role=decode,group=g")
+        for _ in range(clients):
+            left_s = time.monotonic() - await leave(stack, decode) / 1e3
+            while await metric_sum(stack.http, engine.url, "warmroute_engine_kv_exports"):
+                pass
+            found.append(1e3 * (time.monotonic() - left_s))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--clients", type=int, default=300, help="that leave, at each leg")
@@ -111,6 +132,11 @@ def main() -> None:
         found = sorted(asyncio.run(measure(leg, options.clients)))
         rows.append(Row(f"{leg}: its worker knows, p50", statistics.median(found), "ms"))
         rows.append(Row(f"{leg}: p99", found[int(0.99 * len(found))], "ms", BAR_MS))
+    found = sorted(asyncio.run(freed(options.clients)))
+    rows.append(Row("prefill: its KV is free, p50", statistics.median(found), "ms"))
+    rows.append(
+        Row("prefill: its KV is free, p99", found[int(0.99 * len(found))], "ms", FREE_BAR_MS)
+    )
     show(rows, options.json)
 
 
