@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from policies.facts import Role, WorkerChange, WorkerFacts
 from router.config.worker_spec import WorkerSpec, WorkerSpecError, taken
@@ -16,7 +15,7 @@ from router.core.roles import RoleController, RoleTerms, WorkMeter
 from router.core.roster import TableFullError
 from router.core.workers import Worker, halves_missing, serves
 from router.fleet.context import FleetContext
-from router.fleet.member import Member
+from router.fleet.member import SWITCHES, Member
 from router.fleet.recognize import with_role
 from router.fleet.wanted import (
     CONFIGURATION,
@@ -33,11 +32,6 @@ from router.fleet.wanted import (
 log = logging.getLogger(__name__)
 
 _RANKS = "its engine's ranks"
-
-
-# Engines that must be told their role, and are idle then; by SGLang 0.5.23, `role_switch.py`. For
-# the others a role is what requests make of it.
-_SWITCHES: Mapping[str, str] = MappingProxyType({"sglang": "/pd_role_switch"})
 
 
 class RoleRefusedError(Exception):
@@ -283,7 +277,7 @@ class FleetManager:
         if role != "both" and member.spec.group is None and known.own_group is None:
             raise RoleRefusedError(f"{name} takes KV from nobody: it has no group")
         missing = self._left_without(members)
-        if known.kind in _SWITCHES:
+        if known.kind in SWITCHES:
             if role == "both":
                 raise RoleRefusedError(f"{name}: its engine can be prefill or decode only")
             ranks = [m for m in self.at_url(member.spec.url) if m not in members and not m.leaving]
@@ -319,7 +313,7 @@ class FleetManager:
         """Go on with a change of role, which waits for its requests to end; `late`: or has waited
         for `drain_s`. Ranks turn together, where their engine must be told.
         """
-        path = _SWITCHES.get(member.kind or "")
+        path = SWITCHES.get(member.kind or "")
         if path is None:  # what still runs there may: nothing is taken from it
             if late or not requests_of(member.worker_id):
                 self._turned(member, turning.role, "drain_s is over" if late else "idle")
@@ -523,7 +517,7 @@ class RoleKeeper:
         least = min(losing, key=lambda w: (int(requests[w.slot]), w.worker_id))
         member = self._fleet.members[least.worker_id]
         log.info("roles of %r: %s", group, change)
-        whole = self._fleet.at_url(member.spec.url) if member.kind in _SWITCHES else [member]
+        whole = self._fleet.at_url(member.spec.url) if member.kind in SWITCHES else [member]
         try:
             self._fleet.change_role(whole, change.role, "the mix of requests")
         except RoleRefusedError as error:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 import aiohttp
@@ -106,6 +107,9 @@ def _used_tokens(load: RankLoad, capacity_tokens: float) -> float:
     return load.kv_usage * capacity_tokens if math.isnan(used) else used
 
 
+# Engines that must be told their role, and are idle then; by SGLang 0.5.23, `role_switch.py`. For
+# the others a role is what requests make of it, and what they say of it a proposal.
+SWITCHES: Mapping[str, str] = MappingProxyType({"sglang": "/pd_role_switch"})
 _SWITCH_S = 300.0  # an engine builds itself anew for another role
 _SAID_BYTES = 500  # of its answer
 _DOWN_AFTER = 2  # health probes in a row that fail
@@ -260,7 +264,7 @@ class Member:
         self.turned = role
         self.spec = replace(self.spec, role=role)
         if self.recognized is not None:
-            self.amend(with_role(self.recognized, self.spec))
+            self.amend(with_role(replace(self.recognized, own_role=role), self.spec))
 
     async def turned_engine(self, role: Role, by: str) -> None:
         """Have another role from now on, as its engine has, which may say other things now."""
@@ -354,9 +358,13 @@ class Member:
                 self._tell_state("down", None)
 
     def _as_it_says(self, recognized: Recognized) -> Recognized:
-        """Its engine was started anew, in the role of its command line: so much for another one."""
+        """With the role that it took since it was named; where its engine was started anew and has
+        that of its command line, so much for another one.
+        """
         if self.turned is None or recognized.own_role in ("both", self.turned):
             return recognized
+        if recognized.kind not in SWITCHES:
+            return with_role(replace(recognized, own_role=self.turned), self.spec)
         log.warning("worker %d is %s again: so it says", self.worker_id, recognized.own_role)
         self.turned = None
         self.spec = replace(self.spec, role=recognized.own_role)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from tests.live.meeting_engines import SGLang
-from tests.live.stack import Stack, running, until
+from tests.live.stack import Stack, engine_arguments, running, until
 
 ROLES = ("prefill", "prefill", "decode")
 
@@ -75,6 +75,27 @@ async def test_a_change_that_is_refused_says_why(tmp_path: Path) -> None:
         status, text = await change(stack, worker_id, "decode")
         assert status == 409
         assert "it has no group" in text
+
+
+async def test_roles_that_engines_tell_are_theirs_until_somebody_says_another(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, 0, ("--disaggregation", "always")) as stack:
+        urls = {}
+        for role in ("prefill", "decode"):
+            flags = [*engine_arguments(), "--role", role]
+            urls[role] = (await stack.programs.start(role, "engine", flags)).url
+        told = {role: await stack.add(url) for role, url in urls.items()}
+        given = await stack.add(f"{urls['decode'].replace('127.0.0.1', 'localhost')},role=prefill")
+        roles = {row["id"]: row["role"] for row in await stack.rows()}
+        assert roles == {told["prefill"]: "prefill", told["decode"]: "decode", given: "prefill"}
+        await stack.remove(given)
+        assert (await stack.complete("a b c"))[0] == 200
+        assert await stack.metric("warmroute_prefill_leg_seconds_count") == 1
+        for role in ("both", "prefill"):
+            await change(stack, told["decode"], role)
+            await until_role(stack, told["decode"], role)
+        await stack.assert_idle()
 
 
 async def test_a_half_without_the_other_is_told(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from engine.wire.events import WireError
 from engine.wire.metrics import EngineLoad, parse_loads
+from policies.facts import Role
 from router.events.sources import RankedSources, kv_event_sources
 from router.fleet.engines.adapter import (
     Adapter,
@@ -50,6 +51,7 @@ class _Engine(msgspec.Struct):
 
 class _ServerInfo(msgspec.Struct):
     group: str | None = None  # None: it gives its KV to nobody
+    role: Role = "both"
 
 
 def loads_in(text: str) -> Mapping[int, RankLoad]:
@@ -184,26 +186,30 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     profile = await profile_of(talk, named=True)
     if profile is None:
         return None
-    group = await _group(talk)  # of any role, for it may be changed
+    group, role = await _server_info(talk)  # a group in any role, for that may be changed
     return replace(
         profile,
         snapshot=f"{talk.spec.url}/kv_snapshot",
         keeps_copies=False,
         advice="",
+        role=role,
         transfers=bool(group),
         version=f"{profile.version} {group}",
     )
 
 
-async def _group(talk: Interview) -> str:
-    """Whose KV our engine reads, as it says itself: workers that keep the same model's KV alike."""
+async def _server_info(talk: Interview) -> tuple[str, Role]:
+    """Whose KV our engine reads, as it says itself: workers that keep the same model's KV alike;
+    and the role that it was started with.
+    """
     status, body = await talk.get("/server_info")
     if status != 200:
-        return ""
+        return "", "both"
     try:
-        return (msgspec.json.decode(body, type=_ServerInfo).group or "")[:_SHOWN_CHARACTERS]
+        info = msgspec.json.decode(body, type=_ServerInfo)
     except msgspec.DecodeError:
-        return ""
+        return "", "both"
+    return (info.group or "")[:_SHOWN_CHARACTERS], info.role
 
 
 WARMROUTE = Adapter("warmroute", _recognize)
