@@ -51,6 +51,7 @@ examples: on virtual time (docs/simulator.md)
   warmroute-sim replay requests.jsonl --workers 8
   warmroute-sim plan requests.jsonl --ttft-p90-ms 1000
   warmroute-sim rate-match requests.jsonl --tpot-ms 25 --ttft-ms 1000 --gpus 16
+  warmroute-sim instances measured.json --rate 400 --p99-ms 80
   warmroute-sim sweep sweep.yaml --html sweep.html
 examples: on real programs
   warmroute-sim demo
@@ -167,6 +168,7 @@ def build_parser() -> argparse.ArgumentParser:
     cli_study.add_plan(commands_of)
     cli_study.add_rate_match(commands_of)
     cli_study.add_pareto(commands_of)
+    cli_study.add_instances(commands_of)
     cli_study.add_sweep(commands_of)
     cli_study.add_compare(commands_of)
     cli_study.add_study(commands_of)

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from simulator.capacity.batches import MAX_BATCH
+from simulator.capacity.instances import HEADROOM, MAX_INSTANCES, MOST_INSTANCES
 from simulator.cli import usage as arguments
 from simulator.cli.replay_options import (
     PROFILE,
@@ -317,6 +319,102 @@ def add_pareto(parsers: Any) -> None:
     )  # fmt: skip
     add_reports(parser, svg="the picture", json="all points")
     parser.set_defaults(command=from_module(CAPACITY, "front"))
+
+
+INSTANCES_EXAMPLES = """\
+how to get FILE, and what to do with it:
+  warmroute doctor http://gpu1:8000 --probe --measure resnet.json
+  warmroute-sim instances resnet.json --rate 400 --p99-ms 80
+  warmroute-sim instances resnet.json --log requests.jsonl --p99-ms 80 --device-gib 16 \\
+      --instance-gib 4 --request-mib 100
+without a measurement, for a model that takes 10 ms and 2 ms more for each request of a batch:
+  warmroute-sim instances --base-s 0.010 --per-request-s 0.002 --max-batch 8 --rate 400 --p99-ms 80
+
+what an answer means:
+  An execution of b requests takes a + c x b. One instance, however well it batches, takes at most
+  1/c requests a second; more instances take more only while the device is idle between
+  executions. Busy instances batch by themselves: what arrives during an execution is the next
+  batch. So first let batches grow to the knee, then add instances, and measure again beside them
+  (several FILEs, each measured beside another number): instances on one device slow each other.
+  "busy" near 100 % is no alarm where batches are not full: see "load" for that.
+
+exit status: 1 where no number of instances that is allowed keeps the target
+"""
+
+
+def add_instances(parsers: Any) -> None:
+    """`warmroute-sim instances`."""
+    parser = add_command(
+        parsers,
+        "instances",
+        "[FILE]... (--rate R | --log LOG) [--p99-ms MS] [--device-gib G --instance-gib G]...",
+        "how many instances of a batching model (Triton's) a load needs",
+        "Simulates a model's instances behind one queue, with times of batches as measured, for "
+        "more and more instances until the target is kept with a reserve: mean batch, utilisation, "
+        "queue and latency of each number, the least that is enough, with and without one that "
+        "fails, the knee, the queue delay worth setting.",
+        INSTANCES_EXAMPLES,
+    )
+    parser.add_argument(
+        "measured", nargs="*", type=Path, metavar="FILE",
+        help="times of batches by size, of `warmroute doctor URL --probe --measure FILE`; several "
+        "of one model, where it was measured beside different numbers of instances",
+    )  # fmt: skip
+    times = parser.add_argument_group("times, instead of FILE").add_argument
+    times("--base-s", type=arguments.not_negative, metavar="A", help="seconds of any execution")
+    times(
+        "--per-request-s", type=arguments.not_negative, metavar="C",
+        help="seconds more for each request of its batch",
+    )  # fmt: skip
+    times(
+        "--max-batch", type=arguments.at_most(MAX_BATCH), metavar="B",
+        help="largest batch; default: as FILE says, else 8. Never beyond twice the largest one "
+        "measured",
+    )  # fmt: skip
+    load = parser.add_argument_group("load").add_argument
+    load("--rate", type=arguments.positive, metavar="R", help="requests per second, at the peak")
+    load(
+        "--log", metavar="LOG",
+        help="a request log of the router (--request-log), or another trace: the 99th percentile "
+        "of its minutes is the peak",
+    )  # fmt: skip
+    load(
+        "--variability", type=arguments.not_negative, metavar="V",
+        help="variance / mean^2 of the time between arrivals: 0 even, 1 Poisson, more for bursts; "
+        "default: as the log's, else 1",
+    )  # fmt: skip
+    _add_instances_target(parser)
+    add_reports(parser, json="the plan with all figures", html="a page with pictures")
+    parser.set_defaults(command=from_module("simulator.cli.instances", "instances"))
+
+
+def _add_instances_target(parser: argparse.ArgumentParser) -> None:
+    target = parser.add_argument_group("target").add_argument
+    for name, what in (("mean", "mean"), ("p50", "median"), ("p99", "99th percentile of the")):
+        target(
+            f"--{name}-ms", type=arguments.positive, metavar="MS",
+            help=f"{what} time from arrival to answer, at most",
+        )  # fmt: skip
+    target(
+        "--headroom", type=arguments.share, default=HEADROOM, metavar="SHARE",
+        help="of time (the target holds at the rate / (1 - SHARE)) and memory that stays free; "
+        "default %(default)g",
+    )  # fmt: skip
+    target(
+        "--most-instances", type=arguments.at_most(MAX_INSTANCES), default=MOST_INSTANCES,
+        metavar="N", help="to try; default %(default)s",
+    )  # fmt: skip
+    memory = parser.add_argument_group("memory: how many instances may there be").add_argument
+    memory("--device-gib", type=arguments.positive, metavar="G", help="memory of a device")
+    memory(
+        "--instance-gib", type=arguments.positive, metavar="G",
+        help="what an instance takes before its first request: its weights and its runtime",
+    )  # fmt: skip
+    memory(
+        "--request-mib", type=arguments.not_negative, default=0.0, metavar="M",
+        help="what each request of a full batch takes more; default 0",
+    )  # fmt: skip
+    memory("--devices", type=arguments.count, default=1, metavar="N", help="default 1")
 
 
 def _add_capacity(parser: argparse.ArgumentParser, targets: Any) -> None:

@@ -91,6 +91,18 @@ def count(text: str) -> int:
     return value
 
 
+def at_most(most: int) -> Callable[[str], int]:
+    """A whole number from 1 to `most`."""
+
+    def read(text: str) -> int:
+        value = count(text)
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text}: {most} at most")
+        return value
+
+    return read
+
+
 def capacity(text: str) -> int | None:
     """A count of tokens, or inf: None."""
     return None if text == "inf" else count(text)

@@ -1,0 +1,227 @@
+"""How long a batch takes, by its size: read from measurements, fitted to a line, with its error.
+
+An execution of b requests takes s(b) = a + c b: `a` is paid once, so that batches pay, and `c` for
+each request. Formulas: least squares weighted by how often a size was seen; the error of s(b) from
+the residuals. Nothing is said of batches beyond twice the largest one that was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+MEASURE = "warmroute doctor URL --probe --measure FILE"
+MAX_BATCH = 4096
+MAX_FILE_BYTES = 1 << 20
+BEYOND = 2  # times the largest batch seen: so far a line may be drawn on
+BENT = 0.10  # worst residual, as a share of the time: beyond it s(b) is no line
+KNEE_SHARE = 0.9  # of the highest throughput
+# Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond them that of ten.
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+
+
+class MeasurementError(ValueError):
+    """Times that no plan can be made from. The text says which, why, and what to do."""
+
+
+class Size(msgspec.Struct, frozen=True):
+    """Batches of one size: how many were seen, and the mean seconds of one. Lifetime: process."""
+
+    batch: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A file of measurements. Lifetime: process. `max_batch_size` 0: the model takes no batches."""
+
+    model: str
+    max_batch_size: Annotated[int, msgspec.Meta(ge=0, le=MAX_BATCH)]
+    instances: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    sizes: list[Size]
+
+
+def read_measured(path: Path) -> Measured:
+    """Reads one file. Raises MeasurementError for one that cannot be read or has nonsense."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise MeasurementError(f"{path}: {error.strerror or error}") from error
+    if not data.strip():
+        raise MeasurementError(f"{path}: is empty; measure again: {MEASURE}")
+    if len(data) > MAX_FILE_BYTES:
+        raise MeasurementError(f"{path}: is larger than {MAX_FILE_BYTES} bytes: no measurement")
+    try:
+        return msgspec.json.decode(data, type=Measured)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = str(error)
+        if b"NaN" in data or b"Infinity" in data:
+            why = "has NaN or Infinity where a time should be"
+        raise MeasurementError(f"{path}: {why}; measure again: {MEASURE}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """s(b) of one model, measured beside so many instances. Lifetime: process."""
+
+    model: str
+    instances: int  # that ran while it was measured
+    base_s: float
+    per_request_s: float
+    largest: int  # batch for which s(b) may be asked
+    sizes: tuple[Size, ...] = ()  # merged, smallest first; none: the line was given
+    asked: int = 0  # the model's own largest batch, where that is more than `largest`
+    residual: float | None = None  # worst, as a share; None: there is nothing to judge by
+    covariance: Floats | None = None  # of (base, per request)
+
+    @property
+    def is_bent(self) -> bool:
+        """The line misses a measured size by so much that sizes are joined instead."""
+        return self.residual is not None and self.residual > BENT
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """s(b) for b = 0 to `largest`; s(0) is 0."""
+        return self._seconds(0.0)
+
+    def within(self, sign: int) -> list[float]:
+        """s(b) at one end of its 95 % interval: 1 the slow, -1 the fast."""
+        return self._seconds(float(sign))
+
+    def error_s(self, batch: int) -> float | None:
+        """Half of the 95 % interval of s(batch); None: too few sizes to tell."""
+        if self.covariance is None:
+            return None
+        at = np.array([1.0, batch])
+        freedom = min(len(self.sizes) - 2, len(_T95))
+        return float(_T95[freedom - 1] * math.sqrt(max(0.0, at @ self.covariance @ at)))
+
+    def _seconds(self, sign: float) -> list[float]:
+        b = np.arange(1, self.largest + 1, dtype=np.float64)
+        line = self.base_s + self.per_request_s * b
+        if self.is_bent:
+            seen = [float(one.batch) for one in self.sizes]
+            beyond = self.per_request_s * np.maximum(b - seen[-1], 0.0)
+            line = np.interp(b, seen, [one.seconds for one in self.sizes]) + beyond
+        error = [sign * (self.error_s(int(one)) or 0.0) if sign else 0.0 for one in b]
+        # Whatever the error, a batch takes some time, and no less than a smaller one.
+        low = np.maximum.accumulate(np.maximum(line + np.array(error), line * 0.05))
+        return [0.0, *low.tolist()]
+
+    def rate_per_s(self, batch: int) -> float:
+        """Requests per second of an instance whose batches are all of this size."""
+        return batch / self.seconds[batch]
+
+    @property
+    def most_per_s(self) -> float:
+        """Requests per second of an instance whose batches are full."""
+        return self.rate_per_s(self.largest)
+
+
+def given(base_s: float, per_request_s: float, max_batch: int) -> Batches:
+    """A line that somebody knows."""
+    if not base_s + per_request_s > 0:
+        raise MeasurementError("--base-s and --per-request-s are both 0: a request takes time")
+    return Batches("given", 1, base_s, per_request_s, max_batch)
+
+
+def fit(measured: Measured, max_batch: int | None = None) -> Batches:
+    """The line through a measurement; `max_batch` takes the place of the model's own largest.
+
+    Raises MeasurementError where the sizes seen allow none.
+    """
+    sizes = _merged(measured.sizes)
+    asked = max_batch or max(1, measured.max_batch_size)
+    if not sizes:
+        raise MeasurementError(f"{measured.model}: no batch was seen; measure again: {MEASURE}")
+    seen = sizes[-1].batch
+    if len(sizes) == 1 and not asked == seen == 1:
+        raise MeasurementError(
+            f"{measured.model}: only batches of {seen} were seen, and a line needs two sizes; "
+            f"measure under several loads ({MEASURE}), or give --base-s and --per-request-s"
+        )
+    largest = min(asked, BEYOND * seen)
+    if len(sizes) == 1:
+        return Batches(measured.model, measured.instances, sizes[0].seconds, 0.0, 1, sizes)
+    base_s, per_request_s = _line(sizes)
+    residuals = np.array([one.seconds - base_s - per_request_s * one.batch for one in sizes])
+    covariance: Floats | None = None
+    residual = None
+    if len(sizes) > 2:
+        x, weights = _design(sizes)
+        scatter = float(weights @ residuals**2) / (len(sizes) - 2)
+        covariance = np.asarray(scatter * np.linalg.inv((x.T * weights) @ x), np.float64)
+        shares = (abs(r) / one.seconds for r, one in zip(residuals, sizes, strict=True))
+        residual = float(max(shares))
+    return Batches(
+        measured.model, measured.instances, base_s, per_request_s, largest, sizes,
+        asked if asked > largest else 0, residual, covariance,
+    )  # fmt: skip
+
+
+def _merged(sizes: Sequence[Size]) -> tuple[Size, ...]:
+    """One entry for each size."""
+    found: dict[int, Size] = {}
+    for one in sizes:
+        known = found.get(one.batch)
+        if known is None:
+            found[one.batch] = one
+            continue
+        count = known.count + one.count
+        seconds = (known.seconds * known.count + one.seconds * one.count) / count
+        found[one.batch] = Size(one.batch, count, seconds)
+    return tuple(found[batch] for batch in sorted(found))
+
+
+def _design(sizes: Sequence[Size]) -> tuple[Floats, Floats]:
+    x = np.array([[1.0, one.batch] for one in sizes])
+    return x, np.array([float(one.count) for one in sizes])
+
+
+def _line(sizes: Sequence[Size]) -> tuple[float, float]:
+    """a and c of 0 or more: times that fall with the batch, or a hidden cost below 0, are noise."""
+    x, weights = _design(sizes)
+    y = np.array([one.seconds for one in sizes])
+    base_s, per_request_s = np.linalg.solve((x.T * weights) @ x, (x.T * weights) @ y)
+    if per_request_s < 0:
+        return float(np.average(y, weights=weights)), 0.0
+    if base_s < 0:
+        return 0.0, float(np.average(y / x[:, 1], weights=weights * x[:, 1] ** 2))
+    return float(base_s), float(per_request_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """Requests in flight at one instance beyond which only waiting grows. Lifetime: process."""
+
+    requests: int
+    rule: str  # which of the three was least
+
+
+def knee(batches: Batches, bound_s: float = math.inf) -> Knee:
+    """The least of: X_max x s(1) (Little at both asymptotes), the smallest k that gives
+    KNEE_SHARE of X_max, and the largest k whose execution keeps the latency bound."""
+    rates = [batches.rate_per_s(k) for k in range(1, batches.largest + 1)]
+    most = max(rates)
+    found = [
+        (max(1, math.ceil(most * batches.seconds[1] - 1e-9)), "X_max x s(1)"),
+        (
+            next(k for k, rate in enumerate(rates, 1) if rate >= KNEE_SHARE * most),
+            f"{KNEE_SHARE:.0%} of the highest throughput",
+        ),
+    ]
+    kept = [k for k in range(1, batches.largest + 1) if batches.seconds[k] <= bound_s]
+    if len(kept) < batches.largest:
+        found.append((max(kept, default=1), "the latency bound"))
+    return Knee(*min(found))

@@ -1,0 +1,328 @@
+"""The command `instances`: how many instances of a batching model a load needs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from simulator.capacity.batches import (
+    BEYOND,
+    Batches,
+    MeasurementError,
+    fit,
+    given,
+    read_measured,
+)
+from simulator.capacity.instances import (
+    MAX_VARIABILITY,
+    Load,
+    Memory,
+    Plan,
+    Planner,
+    Row,
+    Target,
+    load_of,
+)
+from simulator.cli.usage import UsageError, check_files
+from simulator.replay.setup import WorkloadSpec
+from simulator.report.console import say_trace_errors
+from simulator.report.page import Table
+from simulator.traces.open import open_jobs
+
+GIVEN_BATCH = 8  # the largest batch of a line that was given
+HEAD = (
+    "instances", "batch", "busy", "waiting", "wait, ms", "mean, ms", "p50, ms", "p99, ms", "load",
+)  # fmt: skip
+LEGEND = (
+    ("batch", "requests of an execution, mean"),
+    ("busy", "share of its time that an instance executes; batching by itself keeps it high"),
+    ("waiting", "requests in the queue, mean"),
+    ("load", "of what full batches take; from 100 % on the queue grows without end"),
+)
+
+
+def instances(options: argparse.Namespace, console: Console) -> bool:
+    """Prints the plan; False where no number of instances that is allowed keeps the target."""
+    read = [str(path) for path in options.measured]
+    check_files(options, ("json", "html"), [*read, *([options.log] if options.log else [])])
+    measured = _measured(options)
+    load = _load(options, console)
+    bounds = [_seconds(options, name) for name in ("mean", "p50", "p99")]
+    target = Target(bounds[0], bounds[1], bounds[2], options.headroom)
+    planner = Planner(measured, load, target, _most(options, measured))
+    plan = planner.plan()
+    lines = [*_given_lines(measured, load, target), *_answer(planner, plan)]
+    table = _table(plan.rows, plan.needed)
+    for line in lines[: len(measured) + 1]:
+        console.print(line, highlight=False, soft_wrap=True)
+    for part in table.in_terminal(console.width):
+        console.print(part)
+    for line in lines[len(measured) + 1 :]:
+        console.print(line, highlight=False, soft_wrap=True)
+    for word, meaning in LEGEND:
+        console.print(f"{word:<9} {meaning}", style="dim", highlight=False)
+    if options.json is not None:
+        found = {"load": load, "target": target, "models": _model_rows(measured), "plan": plan}
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    if options.html is not None:
+        options.html.write_text(_page(planner, plan, lines))
+    return plan.needed is not None
+
+
+# --- what was asked for -------------------------------------------------------------------------
+
+
+def _measured(options: argparse.Namespace) -> list[Batches]:
+    line = (options.base_s, options.per_request_s)
+    if options.measured and line != (None, None):
+        raise UsageError("give measured FILEs or --base-s and --per-request-s, not both")
+    try:
+        if not options.measured:
+            if None in line:
+                raise UsageError(
+                    "say how long batches take: FILE of `warmroute doctor URL --probe --measure "
+                    "FILE`, or --base-s and --per-request-s"
+                )
+            return [given(*line, options.max_batch or GIVEN_BATCH)]
+        found = [fit(read_measured(path), options.max_batch) for path in options.measured]
+    except MeasurementError as error:
+        raise UsageError(str(error)) from error
+    names = {one.model for one in found}
+    if len(names) > 1:
+        raise UsageError(f"FILEs of one model, please: these are of {', '.join(sorted(names))}")
+    beside = [one.instances for one in found]
+    if len(set(beside)) < len(beside):
+        raise UsageError(
+            "each FILE must have been measured beside another number of instances; these say "
+            f"{', '.join(map(str, beside))}"
+        )
+    return found
+
+
+def _load(options: argparse.Namespace, console: Console) -> Load:
+    if (options.variability or 0.0) > MAX_VARIABILITY:
+        raise UsageError(f"--variability {options.variability:g}: {MAX_VARIABILITY:g} at most")
+    if options.log is None:
+        if options.rate is None:
+            raise UsageError("say how much comes: --rate R, or --log FILE of the router's requests")
+        return Load(options.rate, 1.0 if options.variability is None else options.variability)
+    stream = open_jobs(WorkloadSpec(source=options.log))
+    try:
+        load = load_of(stream.jobs)
+    except ValueError as error:
+        raise UsageError(f"--log {options.log}: {error}") from error
+    say_trace_errors(console, stream.errors.total, stream.errors)
+    spread = load.variability if options.variability is None else options.variability
+    return Load(options.rate or load.rate_per_s, spread)
+
+
+def _seconds(options: argparse.Namespace, name: str) -> float:
+    value = getattr(options, f"{name}_ms")
+    return math.inf if value is None else value / 1e3
+
+
+def _most(options: argparse.Namespace, measured: Sequence[Batches]) -> int:
+    """Instances that may be planned with: as many as memory holds, where it is known."""
+    most: int = options.most_instances
+    if (options.device_gib is None) != (options.instance_gib is None):
+        raise UsageError("memory needs both: --device-gib and --instance-gib")
+    if options.device_gib is None:
+        return most
+    memory = Memory(
+        options.device_gib, options.instance_gib, options.request_mib / 1024, options.devices
+    )
+    largest = max(one.largest for one in measured)
+    held = memory.most(largest, options.headroom)
+    if not held:
+        each = memory.instance + largest * memory.request
+        raise UsageError(
+            f"memory: an instance with a batch of {largest} takes {each:.3g} GiB, and of a device "
+            f"of {memory.device:g} GiB {memory.device * (1 - options.headroom):.3g} are planned; "
+            "take a larger device, a smaller --max-batch, or less --headroom"
+        )
+    return min(most, held)
+
+
+# --- what is told -------------------------------------------------------------------------------
+
+
+def _given_lines(measured: Sequence[Batches], load: Load, target: Target) -> Iterator[str]:
+    """A line for each measurement, then one for the load."""
+    for one in measured:
+        told = (
+            f"{one.model}: a batch of b takes {_ms(one.base_s)} + {_ms(one.per_request_s)} x b ms"
+        )
+        if (error_s := one.error_s(one.largest)) is not None:
+            told += f", ± {_ms(error_s)} ms at {one.largest} (95 %), worst size off by "
+            told += f"{one.residual:.1%}"
+        if one.sizes:
+            told += f"; seen: {', '.join(str(size.batch) for size in one.sizes)}"
+            told += f", beside {one.instances}"
+        yield f"{told}; full batches of {one.largest}: {one.most_per_s:,.4g} requests/s each"
+    bounds = [
+        f"{name} {_ms(bound)} ms"
+        for name in ("mean", "p50", "p99")
+        if math.isfinite(bound := getattr(target, f"{name}_s"))
+    ]
+    asked = " and ".join(bounds) or "no latency bound"
+    yield (
+        f"load: {load.rate_per_s:,.4g} requests/s, variability {load.variability:.2g}; target: "
+        f"{asked}, with {target.headroom:.0%} of time and memory in reserve"
+    )
+
+
+def _table(rows: Sequence[Row], needed: int | None) -> Table:
+    def cell(value: float) -> str:
+        return "∞" if math.isinf(value) else f"{value * 1e3:,.4g}"
+
+    cells = [
+        (
+            str(one.instances), f"{one.batch:.2f}", f"{one.utilisation:.0%}",
+            "∞" if math.isinf(one.queue) else f"{one.queue:,.3g}",
+            *map(cell, (one.wait_s, one.mean_s, one.p50_s, one.p99_s)),
+            f"{one.capacity_share:.0%}",
+        )
+        for one in rows
+    ]  # fmt: skip
+    strong = frozenset(n for n, one in enumerate(rows) if one.instances == needed)
+    return Table(HEAD, cells, strong=strong)
+
+
+def _answer(planner: Planner, plan: Plan) -> Iterator[str]:
+    """What to do, then what it rests on."""
+    load, target = planner.load, planner.target
+    reserved = load.rate_per_s / (1.0 - target.headroom)
+    if plan.needed is None:
+        yield from _no(planner, plan, reserved)
+    else:
+        assert plan.reserve is not None
+        name, _ = target.tightest
+        yield (
+            f"Take {plan.needed}: {name} {_ms(getattr(plan.reserve, f'{name}_s'))} ms at "
+            f"{reserved:,.4g} requests/s, which leaves the reserve."
+        )
+        if plan.miss is not None:
+            yield f"With {plan.needed - 1}: {plan.miss} there."
+        if plan.with_failure is not None:
+            yield f"Take {plan.with_failure} where one may fail: the others keep the target."
+        else:
+            yield f"One may not fail: {plan.most} at most are allowed. Add a device or a server."
+        fast, slow = plan.within_error
+        if (fast, slow) != (plan.needed, plan.needed):
+            shown = " to ".join(str(one or f"more than {plan.most}") for one in (fast, slow))
+            yield f"Within the error of the measured times: {shown}. Measure longer to know."
+    yield (
+        f"Knee of an instance: {plan.knee.requests} requests in flight ({plan.knee.rule}). "
+        f"Decoupled, let {plan.threads} at most run in it at a time, and give it as many threads."
+    )
+    if plan.delayed is None:
+        yield (
+            "Queue delay: 0. Instances that are busy batch by themselves; a delay would save no "
+            "latency here."
+        )
+    else:
+        name, _ = target.tightest
+        yield (
+            f"Queue delay: max_queue_delay_microseconds {plan.delay_s * 1e6:.0f} makes batches of "
+            f"{plan.delayed.batch:.2f} and {name} {_ms(getattr(plan.delayed, f'{name}_s'))} ms."
+        )
+    for note in plan.notes:
+        yield f"Note: {note}."
+
+
+def _no(planner: Planner, plan: Plan, reserved: float) -> Iterator[str]:
+    """Why there is no answer, and what would make one."""
+    batches = planner.batches(plan.most)
+    name, bound_s = planner.target.tightest
+    if batches.seconds[1] > bound_s:
+        yield (
+            f"No number keeps the target: a request alone takes {_ms(batches.seconds[1])} ms, and "
+            f"{name} {_ms(bound_s)} ms was asked for. Raise the bound, or make the model faster."
+        )
+        return
+    most_per_s = plan.most * batches.most_per_s
+    if reserved >= most_per_s:
+        at_least = math.floor(reserved / batches.most_per_s) + 1
+        yield (
+            f"{plan.most} instances are too few: full batches take {most_per_s:,.4g} requests/s, "
+            f"and {reserved:,.4g} are to be planned. {at_least} at least would do: give more "
+            "--devices or a larger --most-instances, or ask for less."
+        )
+        return
+    row = planner.row_reserved(plan.most)
+    yield (
+        f"Up to {plan.most} instances miss the target ({planner.target.misses(row)} at "
+        f"{reserved:,.4g} requests/s). Raise the bound, make batches smaller (--max-batch), or "
+        "give more --devices or --most-instances."
+    )
+
+
+def _model_rows(measured: Sequence[Batches]) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": one.model, "instances": one.instances, "base_s": one.base_s,
+            "per_request_s": one.per_request_s, "largest_batch": one.largest,
+            "worst_residual": one.residual, "error_s": one.error_s(one.largest),
+            "seconds": one.seconds[1:],
+        }
+        for one in measured
+    ]  # fmt: skip
+
+
+def _page(planner: Planner, plan: Plan, lines: Sequence[str]) -> str:
+    """The plan as a page that needs nothing else."""
+    from simulator.report.page import Page, Picture, Section
+    from simulator.report.plots import line_plot  # matplotlib takes a second
+
+    rows = [one for one in plan.rows if not one.overloaded]
+    counts = [float(one.instances) for one in rows]
+    _, bound_s = planner.target.tightest
+    limit = bound_s * 1e3 if math.isfinite(bound_s) else None
+    latency = {
+        name: (counts, [getattr(one, f"{name}_s") * 1e3 for one in rows]) for name in ("p50", "p99")
+    }
+    use = {"batch, mean": (counts, [one.batch for one in rows])}
+    busy = {"busy, %": (counts, [100 * one.utilisation for one in rows])}
+    batches = planner.batches(plan.needed or 1)
+    sizes = [float(b) for b in range(1, batches.largest + 1)]
+    times = {"fit": (sizes, [one * 1e3 for one in batches.seconds[1:]])}
+    low, high = ([one * 1e3 for one in batches.within(sign)[1:]] for sign in (-1, 1))
+    bands = {"fit": (low, high)}
+    if batches.sizes:
+        seen = [one for one in batches.sizes if one.batch <= batches.largest]
+        times["measured"] = ([float(s.batch) for s in seen], [s.seconds * 1e3 for s in seen])
+        bands["measured"] = (times["measured"][1], times["measured"][1])
+    rate = {"one instance": (sizes, [batches.rate_per_s(int(b)) for b in sizes])}
+    pictures = [
+        Picture(line_plot(latency, "instances", "latency, ms", points=True, limit=limit),
+                "latency by number of instances", "The line across is the bound."),
+        Picture(line_plot(use, "instances", "requests a batch", points=True),
+                "mean batch by number of instances", "More instances, smaller batches."),
+        Picture(line_plot(busy, "instances", "busy, %", points=True, ylim=(0, 100)),
+                "utilisation by number of instances"),
+        Picture(line_plot(times, "batch", "execution, ms", bands=bands, ylim=(0, None)),
+                "time of an execution by batch", f"Drawn to {BEYOND} times the largest seen."),
+        Picture(line_plot(rate, "requests in flight", "requests/s", points=True, ylim=(0, None)),
+                "throughput by requests in flight", f"Knee: {plan.knee.requests}."),
+    ]  # fmt: skip
+    head = len(planner.measured) + 1
+    sections = [
+        Section("By number of instances", "At the load, without the reserve.",
+                tables=[_table(plan.rows, plan.needed)], pictures=pictures[:3], terms=LEGEND),
+        Section("What it rests on", pictures=pictures[3:], lines=lines[:head]),
+    ]  # fmt: skip
+    notes = [
+        "Simulated: one queue, first come first served; who is free takes what is there, up to the "
+        "largest batch. Executions take the fitted times; arrivals are drawn from a seed."
+    ]
+    title = f"How many instances: {batches.model}"
+    return Page(title, lines[head:], (), sections, notes).html()
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.4g}"

@@ -1,0 +1,313 @@
+"""Plans of instances beside arrivals that are simulated request by request, and beside formulas."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from simulator.capacity.batches import (
+    Batches,
+    Measured,
+    MeasurementError,
+    Size,
+    fit,
+    given,
+    knee,
+)
+from simulator.capacity.instances import Load, Memory, Planner, Target, load_of, row, run
+from simulator.traces.job import Job
+from tests.effort import examples
+
+ARRIVAL, END, TIMER = range(3)
+REQUESTS = 30_000
+CASES = 10
+
+
+@dataclass
+class Found:
+    """What the simulation of events saw. Lifetime: test."""
+
+    ends: np.ndarray  # of each request
+    latencies: np.ndarray
+    batches: list[int]
+    busy: float
+    span: float
+
+
+def events(
+    arrivals: Sequence[float], seconds: Sequence[float], instances: int, delay: float = 0.0
+) -> Found:
+    """Every arrival, end and timer is an event of its own; all at one time precede a decision."""
+    largest = len(seconds) - 1
+    agenda = [(at, ARRIVAL, number, 0.0) for number, at in enumerate(arrivals)]
+    heapq.heapify(agenda)
+    queue: list[int] = []
+    idle, busy = instances, 0.0
+    ends, batches = np.zeros(len(arrivals)), []
+    while agenda:
+        now = agenda[0][0]
+        while agenda and agenda[0][0] == now:
+            _, kind, number, _ = heapq.heappop(agenda)
+            if kind == ARRIVAL:
+                queue.append(number)
+                heapq.heappush(agenda, (now + delay, TIMER, number, 0.0))
+            elif kind == END:
+                idle += 1
+        while idle and queue and (len(queue) >= largest or now >= arrivals[queue[0]] + delay):
+            batch, queue = queue[:largest], queue[largest:]
+            idle, busy = idle - 1, busy + seconds[len(batch)]
+            ends[batch] = now + seconds[len(batch)]
+            batches.append(len(batch))
+            heapq.heappush(agenda, (now + seconds[len(batch)], END, -1, 0.0))
+    latencies = ends - np.array(arrivals)
+    return Found(ends, latencies, batches, busy, float(ends.max() - arrivals[0]))
+
+
+def poisson(rate: float, seed: int, count: int = REQUESTS) -> list[float]:
+    return np.cumsum(np.random.default_rng(seed).exponential(1.0 / rate, count)).tolist()
+
+
+times = st.integers(0, 40).map(lambda n: n / 8)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@drawn(
+    st.lists(times, min_size=1, max_size=40).map(sorted),
+    st.lists(st.integers(1, 12).map(lambda n: n / 8), min_size=1, max_size=4),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.125, 0.5, 3.0]),
+)
+def test_batches_are_those_of_a_simulation_of_events(
+    arrivals: list[float], each: list[float], instances: int, delay: float
+) -> None:
+    seconds = [0.0, *sorted(each)]
+    starts, ends, sizes = run(arrivals, seconds, instances, delay)
+    found = events(arrivals, seconds, instances, delay)
+    assert sizes == found.batches
+    assert np.repeat(ends, sizes).tolist() == found.ends.tolist()
+    assert sum(sizes) == len(arrivals)
+    assert (starts[1:] >= starts[:-1]).all()
+
+
+def chain(rate: float, seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Mean batch, utilisation and mean latency of one instance, by the queue that is left at the
+    end of an execution: exact for Poisson arrivals."""
+    largest, room = len(seconds) - 1, 400
+    step = np.zeros((room, room))
+    for q in range(room):
+        b = max(1, min(q, largest))
+        mean = rate * seconds[b]
+        k = np.arange(room)
+        log = k * math.log(mean) - mean - np.array([math.lgamma(one + 1) for one in k])
+        base = max(0, q - b)
+        step[q, base:] += np.exp(log)[: room - base]
+        step[q, -1] += 1.0 - step[q].sum()
+    v = np.linalg.matrix_power(step, 4096)[0]
+    sizes = np.array([max(1, min(q, largest)) for q in range(room)])
+    rests = np.array([max(0, q - largest) for q in range(room)])
+    s = np.array([seconds[b] for b in sizes])
+    cycle = float(v @ s + v[0] / rate)
+    held = float(v @ ((sizes + rests) * s + rate * s**2 / 2))
+    return float(v @ sizes), float(v @ s) / cycle, held / cycle / rate
+
+
+@pytest.mark.parametrize("rate", [50.0, 100.0, 200.0, 270.0])
+def test_one_instance_is_as_the_chain_of_its_queue_says(rate: float) -> None:
+    seconds = given(0.010, 0.002, 8).seconds
+    found = row(Load(rate), seconds, 1)
+    batch, busy, latency = chain(rate, seconds)
+    assert found.batch == pytest.approx(batch, rel=0.03)
+    assert found.utilisation == pytest.approx(busy, abs=0.02)
+    assert found.mean_s == pytest.approx(latency, rel=0.05)
+
+
+@pytest.mark.parametrize("instances", [2, 4, 8])
+@pytest.mark.parametrize("load", [0.6, 0.85])
+def test_without_batches_it_waits_as_allen_and_cunneen_say(instances: int, load: float) -> None:
+    """W = (1 + 0) / 2 x Erlang C / (n mu - l): executions are all alike."""
+    service = 0.02
+    offered = load * instances
+    terms = [offered**k / math.factorial(k) for k in range(instances)]
+    last = offered**instances / math.factorial(instances) / (1 - load)
+    wait = 0.5 * last / (sum(terms) + last) * service / (instances * (1 - load))
+    found = row(Load(offered / service), [0.0, service], instances)
+    assert found.wait_s == pytest.approx(wait, rel=0.2, abs=0.01 * service)
+    assert found.utilisation == pytest.approx(load, abs=0.02)
+
+
+def measured(base: float, each: float, sizes: Sequence[int], seed: int, top: int) -> Batches:
+    """A measurement of a hidden a + c b: means of some noisy executions."""
+    draw = np.random.default_rng(seed)
+    seen = [
+        Size(b, 50, float(np.mean((base + each * b) * (1 + 0.1 * draw.standard_normal(50)))))
+        for b in sizes
+    ]
+    return fit(Measured("hidden", top, 1, seen))
+
+
+def hidden(seed: int) -> tuple[float, float, int, int, float]:
+    """a, c, the largest batch, instances and a rate that they take."""
+    draw = np.random.default_rng(seed)
+    base, each = draw.uniform(0.002, 0.04), draw.uniform(0.0005, 0.006)
+    top, instances = int(draw.integers(4, 17)), int(draw.integers(1, 7))
+    rate = draw.uniform(0.2, 0.85) * instances * top / (base + each * top)
+    return base, each, top, instances, rate
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_figures_are_those_of_simulated_arrivals(seed: int) -> None:
+    base, each, top, instances, rate = hidden(seed)
+    batches = measured(base, each, sorted({1, 2, top // 2, top}), seed, top)
+    planned = row(Load(rate), batches.seconds, instances)
+    true = [0.0, *(base + each * b for b in range(1, top + 1))]
+    found = events(poisson(rate, seed + 100), true, instances)
+    assert planned.batch == pytest.approx(float(np.mean(found.batches)), rel=0.10)
+    assert rate == pytest.approx(len(found.ends) / found.span, rel=0.10)
+    assert planned.utilisation == pytest.approx(found.busy / found.span / instances, abs=0.05)
+    assert planned.p50_s == pytest.approx(float(np.median(found.latencies)), rel=0.15)
+    # Ten times more than it takes is done as fast as the plan says that it can be.
+    most = rate / planned.capacity_share
+    found = events(poisson(10 * most, seed, 5000), true, instances)
+    assert most == pytest.approx(len(found.ends) / found.span, rel=0.10)
+
+
+def test_the_count_keeps_the_target_and_one_fewer_does_not() -> None:
+    good = 0
+    for seed in range(CASES):
+        base, each, top, _, rate = hidden(1000 + seed)
+        batches = measured(base, each, sorted({1, 2, top // 2, top}), seed, top)
+        true = [0.0, *(base + each * b for b in range(1, top + 1))]
+        draw = np.random.default_rng(seed)
+        bound = float(draw.uniform(1.3, 3.0)) * true[-1]
+        plan = Planner([batches], Load(rate), Target(p99_s=bound)).plan()
+        assert plan.needed is not None
+
+        def p99(count: int, rate: float = rate / 0.8, seed: int = seed) -> float:
+            if rate >= count * top / true[-1]:  # noqa: B023
+                return math.inf
+            arrivals = poisson(rate, seed + 500, 60_000)
+            return float(np.percentile(events(arrivals, true, count).latencies, 99))  # noqa: B023
+
+        fewer = plan.needed == 1 or p99(plan.needed - 1) > bound
+        good += p99(plan.needed) <= bound and fewer
+    assert good >= 8
+
+
+def test_one_more_where_one_may_fail_and_none_beyond_what_is_allowed() -> None:
+    line = given(0.010, 0.002, 8)
+    target = Target(p99_s=0.05)
+    plan = Planner([line], Load(230.0), target).plan()
+    assert plan.needed is not None
+    assert plan.with_failure is not None
+    plain = Planner([line], Load(230.0), Target(p99_s=0.05, headroom=0.0)).plan()
+    assert plan.with_failure == max(plan.needed, plain.needed + 1)
+    few = Planner([line], Load(230.0), target, most=plan.with_failure - 1).plan()
+    assert few.needed == (plan.needed if plan.needed < plan.with_failure else None)
+    assert few.with_failure is None
+
+
+def test_bursts_need_more_and_even_arrivals_fewer() -> None:
+    line = given(0.010, 0.002, 8)
+
+    def needed(variability: float) -> int:
+        plan = Planner([line], Load(500.0, variability), Target(p99_s=0.05)).plan()
+        assert plan.needed is not None
+        return plan.needed
+
+    assert needed(0.0) <= needed(1.0) < needed(8.0)
+
+
+def test_a_count_is_planned_with_what_was_measured_beside_it() -> None:
+    alone, beside = given(0.010, 0.002, 8), given(0.030, 0.006, 8)
+    beside = Batches("given", 3, beside.base_s, beside.per_request_s, 8)
+    planner = Planner([beside, alone], Load(100.0), Target())
+    assert [planner.batches(n).instances for n in (1, 2, 3, 9)] == [1, 1, 3, 3]
+
+
+def test_a_delay_is_named_where_it_saves_latency_only() -> None:
+    line = given(0.010, 0.0005, 16)
+    assert Planner([line], Load(20.0), Target(p99_s=0.05)).plan().delay_s == 0.0
+    many = Planner([line], Load(2500.0), Target(p99_s=0.05)).plan()
+    if many.delayed is not None:
+        assert many.reserve is not None
+        assert many.delayed.p99_s < 0.95 * many.reserve.p99_s
+        assert many.delayed.batch > many.reserve.batch
+
+
+def test_a_line_and_its_error() -> None:
+    found = measured(0.010, 0.002, [1, 2, 4, 8], 3, 8)
+    assert found.base_s == pytest.approx(0.010, rel=0.1)
+    assert found.per_request_s == pytest.approx(0.002, rel=0.1)
+    error = found.error_s(8)
+    assert error is not None
+    assert abs(found.seconds[8] - 0.026) <= error
+    assert found.within(-1)[4] < found.seconds[4] < found.within(1)[4]
+    assert not found.is_bent
+
+
+def test_no_time_is_told_beyond_twice_the_largest_batch() -> None:
+    found = measured(0.010, 0.002, [1, 2, 4], 3, 64)
+    assert (found.largest, found.asked) == (8, 64)
+    assert len(found.seconds) == 9
+    assert any(
+        "none above 4" in note for note in Planner([found], Load(9.0), Target()).plan().notes
+    )
+
+
+def test_sizes_that_make_no_line_are_joined() -> None:
+    sizes = [Size(1, 9, 0.010), Size(4, 9, 0.010), Size(8, 9, 0.030)]
+    found = fit(Measured("m", 16, 1, sizes))
+    assert found.is_bent
+    assert found.seconds[1:5] == pytest.approx([0.010] * 4)
+    assert found.seconds[8] == pytest.approx(0.030)
+    assert found.seconds[16] > 0.030
+
+
+def test_noise_never_makes_a_cost_below_0() -> None:
+    falling = fit(Measured("m", 4, 1, [Size(1, 9, 0.020), Size(4, 9, 0.019)]))
+    assert falling.per_request_s == 0.0
+    steep = fit(Measured("m", 4, 1, [Size(1, 9, 0.001), Size(4, 9, 0.020)]))
+    assert steep.base_s == 0.0
+    assert fit(Measured("m", 0, 1, [Size(1, 9, 0.020)])).seconds == [0.0, 0.020]
+    with pytest.raises(MeasurementError, match="a line needs two sizes"):
+        fit(Measured("m", 8, 1, [Size(1, 9, 0.020), Size(1, 9, 0.021)]))
+    with pytest.raises(MeasurementError, match="no batch was seen"):
+        fit(Measured("m", 8, 1, []))
+
+
+def test_the_knee_is_the_least_of_its_rules() -> None:
+    line = given(0.010, 0.001, 32)
+    most = line.rate_per_s(32)
+    assert knee(line).requests == math.ceil(most * line.seconds[1])
+    assert knee(line, 0.0131).requests == 3
+    assert knee(line, 0.0131).rule == "the latency bound"
+    flat = given(0.0, 0.01, 8)
+    assert knee(flat).requests == 1
+
+
+def test_memory_leaves_its_headroom() -> None:
+    memory = Memory(16.0, 3.0, 0.05, devices=2)
+    assert memory.most(8, 0.2) == 6
+    assert Memory(16.0, 3.0, 1.5).most(8, 0.2) == 0
+
+
+def test_the_peak_of_a_log_is_what_is_planned() -> None:
+    draw = np.random.default_rng(5)
+    calm = np.cumsum(draw.exponential(1 / 10, 6000))
+    busy = calm[-1] + np.cumsum(draw.exponential(1 / 50, 6000))
+    jobs = [Job(round(at * 1e9), 1, 1, np.zeros(0, np.uint64)) for at in (*calm, *busy)]
+    found = load_of(jobs)
+    assert found.rate_per_s == pytest.approx(50, rel=0.1)
+    assert found.variability == pytest.approx(1.0, rel=0.15)
+    even = [Job(n * 10_000_000, 1, 1, np.zeros(0, np.uint64)) for n in range(1000)]
+    assert load_of(even) == Load(pytest.approx(100.0), pytest.approx(0.0, abs=1e-9))
+    with pytest.raises(ValueError, match="give --rate"):
+        load_of(even[:1])
