@@ -69,19 +69,48 @@ def explain(scheduler: Scheduler, request: Request, step_s: float, now_s: float)
     )
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """Where one unfinished request stands, in short."""
+
+    request: str  # the id in its answer
+    state: str
+    reason: str | None  # why it waits; None: it does not, or was not looked at yet
+    queue_position: int | None
+    age_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+def standing(request: Request, name: str, position: int | None, now_s: float) -> Standing:
+    """Where `request` stands, whose answer is called `name`."""
+    return Standing(
+        name,
+        request.state.value,
+        request.reason.value if request.reason else None,
+        position,
+        now_s - request.arrival_s,
+        request.prompt_tokens,
+        len(request.output),
+    )
+
+
 def waiting(scheduler: Scheduler) -> list[Request]:
     """The queue in the order in which it is looked at."""
     found = [one for one in scheduler.requests.values() if one.state is State.WAITING]
     return sorted(found, key=_queue_key)
 
 
+def reasons(scheduler: Scheduler) -> Counter[Reason]:
+    """How many wait for what; those that were not looked at yet are left out."""
+    if not scheduler.waiting:
+        return Counter()
+    return Counter(one.reason for one in scheduler.requests.values() if one.reason)
+
+
 def dominant(scheduler: Scheduler) -> Reason | None:
     """The reason of most of those that wait; None where nobody waits or none was looked at."""
-    if not scheduler.waiting:
-        return None
-    requests = scheduler.requests.values()
-    reasons = Counter(one.reason for one in requests if one.reason)
-    return reasons.most_common(1)[0][0] if reasons else None
+    found = reasons(scheduler).most_common(1)
+    return found[0][0] if found else None
 
 
 def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:

@@ -13,7 +13,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from engine.pins import Pin, PinRefusal, PinRefused, Pins
-from engine.scheduler.explain import dominant
+from engine.scheduler.explain import dominant, reasons
 from engine.server.bodies import chat_of, decode, prompts_of
 from engine.server.errors import ApiError
 from engine.server.metrics import KEPT_STEPS
@@ -23,6 +23,7 @@ from engine.wire.tokens import Message
 from kvkernels import chain_hashes, chain_seed
 
 DEFAULT_STEPS = 100
+SHOWN_REQUESTS = 200
 _MAX_DIGITS = 6
 
 
@@ -74,6 +75,21 @@ async def explain_request(http: web.Request) -> web.Response:
     if not found:
         raise ApiError(404, f"no unfinished request is called {name[:128]!r}")
     return json_response({"request": name, "sequences": found})
+
+
+async def explain_all(http: web.Request) -> web.Response:
+    """GET /explain: who is in the engine, who of them in the last step, and what the others wait
+    for; the first of the queue one by one."""
+    worker = http.app[WORKER]
+    scheduler = worker.runner.scheduler
+    body = {
+        **worker.steps.requests,
+        "running": scheduler.running,
+        "waiting": scheduler.waiting,
+        "waiting_for": {key.value: count for key, count in reasons(scheduler).items()},
+        "requests": worker.overview(SHOWN_REQUESTS),
+    }
+    return json_response(body)
 
 
 async def server_info(http: web.Request) -> web.Response:
@@ -138,6 +154,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/health", health),
         web.get("/metrics", metrics),
         web.get("/debug/steps", debug_steps),
+        web.get("/explain", explain_all),
         web.get("/explain/{request}", explain_request),
         web.get("/server_info", server_info),
         web.post("/kv/release", kv_release),

@@ -23,6 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Step, StepSplit
 from engine.server.settings import NO_BACKENDS, Backends, Runner
@@ -113,6 +114,36 @@ class StepRecord(msgspec.Struct, frozen=True):
     waiting_by_reason: dict[str, int]  # during this step; reasons that nobody had are left out
 
 
+class Total:
+    """A count and nanoseconds, as Triton's statistics have them. Lifetime: worker."""
+
+    __slots__ = ("count", "ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+
+    def add(self, seconds: float) -> None:
+        """Count one more."""
+        self.count += 1
+        self.ns += max(0, round(seconds * 1e9))
+
+    def shown(self) -> dict[str, int]:
+        """As JSON has it."""
+        return {"count": self.count, "ns": self.ns}
+
+
+class BatchTotals:
+    """Steps with so many requests: what they took before, in and after the model."""
+
+    __slots__ = ("compute_infer", "compute_input", "compute_output")
+
+    def __init__(self) -> None:
+        self.compute_input = Total()
+        self.compute_infer = Total()
+        self.compute_output = Total()
+
+
 class StepRecords:
     """The ring. Lifetime: worker."""
 
@@ -124,6 +155,18 @@ class StepRecords:
         # Of all steps since the start.
         self.phase_s = {"schedule": 0.0, "compute": 0.0, "complete": 0.0, "answer": 0.0}
         self.tokens = {"prefill": 0, "decode": 0}
+        self.batches: dict[int, BatchTotals] = {}  # by size, which `max_batch_size` bounds
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """In the engine, in the last step, at most: the kinds of `nv_trt_llm_request_metrics` of
+        Triton's TensorRT-LLM backend."""
+        scheduler = self._scheduler
+        return {
+            "active": scheduler.running + scheduler.waiting,
+            "scheduled": self._ring[-1].batch_size if self._ring and scheduler.running else 0,
+            "max": scheduler.settings.max_batch_size,
+        }
 
     def note(self, step: Step, split: StepSplit, answer_s: float, at_s: float) -> None:
         """Keep a step that has just ended; call it for each, or its counts go to the next one."""
@@ -145,11 +188,16 @@ class StepRecords:
         self.tokens["decode"] += step.decode_seqs
         budget_tokens = scheduler.settings.max_num_tokens
         modelled_s = split.modelled_s
+        size = step.decode_seqs + step.prefill_seqs
+        batch = self.batches.setdefault(size, BatchTotals())
+        batch.compute_input.add(split.schedule_s)
+        batch.compute_infer.add(split.compute_s)
+        batch.compute_output.add(split.complete_s + answer_s)
         self._ring.append(
             StepRecord(
                 number=step.number,
                 ended_at_s=at_s,
-                batch_size=step.decode_seqs + step.prefill_seqs,
+                batch_size=size,
                 decode_tokens=step.decode_seqs,
                 prefill_tokens=step.prefill_tokens,
                 prefill_requests=step.prefill_seqs,
@@ -234,6 +282,18 @@ class Counters:
         self.ttft_s = Histogram(_TTFT_S)
         self.gap_s = Histogram(_GAP_S)
         self.e2e_s = Histogram(_E2E_S)
+        # Of whole requests, as Triton counts them: from their arrival to their end; of those that
+        # ended well also to their first step, and from there.
+        self.success, self.fail, self.queue, self.infer = Total(), Total(), Total(), Total()
+        self.last_inference_s = 0.0  # unix time; 0: none yet
+
+    def ended(self, request: Request, now_s: float, unix_s: float) -> None:
+        """Count a request that was answered whole."""
+        started_s = now_s if request.started_s is None else request.started_s
+        self.success.add(now_s - request.arrival_s)
+        self.queue.add(started_s - request.arrival_s)
+        self.infer.add(now_s - started_s)
+        self.last_inference_s = unix_s
 
 
 class WorkerCollector(Collector):
@@ -317,15 +377,8 @@ class WorkerCollector(Collector):
         yield counter(own + "step_tokens", "Tokens computed.", self._steps.tokens, "of")
         budget = scheduler.settings.max_num_tokens
         yield gauge(own + "step_budget_tokens", "Tokens that a step may compute.", budget)
-        last = self._steps.last(1)
-        # The kinds are those of `nv_trt_llm_request_metrics` of Triton's TensorRT-LLM backend.
-        requests = {
-            "active": scheduler.running + scheduler.waiting,
-            "scheduled": last[0].batch_size if last and scheduler.running else 0,
-            "max": scheduler.settings.max_batch_size,
-        }
         text = "Requests in the engine, in the last step, at most."
-        yield gauge(own + "requests", text, requests, "kind")
+        yield gauge(own + "requests", text, self._steps.requests, "kind")
         reasons = {key.value: count for key, count in scheduler.not_scheduled_total.items()}
         yield counter(own + "not_scheduled", "Request-steps spent waiting.", reasons, "reason")
         yield counter(own + "refused", "Requests refused.", counters.refused, "reason")

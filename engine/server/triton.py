@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
+from engine.scheduler.explain import reasons
 from engine.server import bodies
 from engine.server.admin import json_response
 from engine.server.answers import Answer, Choice, StreamAnswer
 from engine.server.bodies import TENSORS, CompletionBody, from_tensors
 from engine.server.errors import ApiError
-from engine.server.openai import WORKER, admit, begin, check_model, stream, tokens_of
+from engine.server.openai import MAX_ID_CHARS, WORKER, admit, begin, stream, tokens_of
 from engine.server.settings import Logprobs
 from engine.server.worker import Tokens, Worker
 
@@ -278,7 +279,10 @@ def config(worker: Worker) -> dict[str, Any]:
         "platform": "",
         "backend": PLATFORM,
         "max_batch_size": 0,
-        "input": [_typed(one) for one in described["inputs"]],
+        # Either a text or ids: those who fill in whatever is not optional send the text.
+        "input": [
+            _typed(one) | {"optional": one["name"] != "text_input"} for one in described["inputs"]
+        ],
         "output": [_typed(one) for one in described["outputs"]],
         "model_transaction_policy": {"decoupled": True},
         "parameters": parameters,
@@ -288,6 +292,57 @@ def config(worker: Worker) -> dict[str, Any]:
 def _typed(tensor: dict[str, Any]) -> dict[str, Any]:
     name = "STRING" if tensor["datatype"] == "BYTES" else tensor["datatype"]
     return {"name": tensor["name"], "data_type": f"TYPE_{name}", "dims": tensor["shape"]}
+
+
+def statistics(worker: Worker) -> dict[str, Any]:
+    """The answer to GET /v2/models/{m}/stats, with a field of ours: `scheduler`.
+
+    As Triton counts: `inference_stats` adds one per request, `batch_stats` one per execution. An
+    execution is a step, of which a request has many: `execution_count` passes `inference_count`,
+    and how well it batches stands in `batch_stats`. Requests that were refused count nowhere.
+    """
+    counters, steps, scheduler = worker.counters, worker.steps, worker.runner.scheduler
+    none = {"count": 0, "ns": 0}
+    whole = {"success": counters.success, "fail": counters.fail, "queue": counters.queue}
+    batches = [
+        {
+            "batch_size": size,
+            "compute_input": one.compute_input.shown(),
+            "compute_infer": one.compute_infer.shown(),
+            "compute_output": one.compute_output.shown(),
+        }
+        for size, one in sorted(steps.batches.items())
+    ]
+    pool, used = scheduler.pool, scheduler.kv_used_blocks
+    shown = {
+        **steps.requests,
+        "waiting": {key.value: count for key, count in reasons(scheduler).items()},
+        "kv_blocks": {
+            "max": pool.blocks, "used": used, "free": pool.blocks - used,
+            "tokens_per": pool.block_size,
+        },
+        "iteration_counter": scheduler.steps_total,
+    }  # fmt: skip
+    model = {
+        "name": worker.model,
+        "version": VERSION,
+        "last_inference": round(counters.last_inference_s * 1e3),
+        "inference_count": counters.success.count,
+        "execution_count": sum(one.compute_infer.count for one in steps.batches.values()),
+        "inference_stats": {
+            **{name: total.shown() for name, total in whole.items()},
+            "compute_input": none,
+            "compute_infer": counters.infer.shown(),
+            "compute_output": none,
+            "cache_hit": none,
+            "cache_miss": none,
+        },
+        "batch_stats": batches,
+        "memory_usage": [],
+        "response_stats": {},
+        "scheduler": shown,
+    }
+    return {"model_stats": [model]}
 
 
 _LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -301,12 +356,14 @@ def routes() -> list[web.RouteDef]:
         web.get("/v2/health/live", live),
         web.get("/v2/health/ready", ready),
         web.post("/v2/repository/index", index),
+        web.get("/v2/models/stats", show_all_statistics),
     ]
     for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         found += [
             web.get(base, metadata),
             web.get(f"{base}/ready", ready),
             web.get(f"{base}/config", show_config),
+            web.get(f"{base}/stats", show_statistics),
             web.post(f"{base}/infer", infer),
             web.post(f"{base}/generate", generate),
             web.post(f"{base}/generate_stream", generate_stream),
@@ -335,7 +392,10 @@ class TritonStream(StreamAnswer):
 
 async def server(http: web.Request) -> web.Response:
     """GET /v2."""
-    extensions = ["generate", "binary_tensor_data", "model_configuration", "model_repository"]
+    extensions = [
+        *("generate", "binary_tensor_data", "model_configuration", "model_repository"),
+        "statistics",
+    ]
     return json_response({"name": "warmroute", "version": VERSION, "extensions": extensions})
 
 
@@ -345,18 +405,33 @@ async def live(http: web.Request) -> web.Response:
 
 
 async def ready(http: web.Request) -> web.Response:
-    """GET /v2/health/ready, and the model's: 200 while requests are taken."""
+    """GET /v2/health/ready, and the model's: 200 while requests are taken, else 400 as Triton."""
     worker = http.app[WORKER]
     if "model" in http.match_info:
         _named(http)
-    return web.Response(status=503 if worker.draining else 200)
+        if worker.draining:
+            raise ApiError(400, "Model version not ready")
+    return web.Response(status=400 if worker.draining else 200)
+
+
+class IndexBody(msgspec.Struct, frozen=True):
+    """Body of the repository index, which may be left out. Lifetime: request."""
+
+    ready: bool = False  # those that are ready only
+
+
+_INDEX = msgspec.json.Decoder(IndexBody)
 
 
 async def index(http: web.Request) -> web.Response:
     """POST /v2/repository/index: the one model."""
-    worker = http.app[WORKER]
+    worker, data = http.app[WORKER], await http.read()
+    body = bodies.decode(data, _INDEX) if data else IndexBody()
+    if body.ready and worker.draining:
+        return json_response([])
     row = {"name": worker.model, "version": VERSION, "reason": ""}
-    return json_response([row | {"state": "UNAVAILABLE" if worker.draining else "READY"}])
+    state = {"state": "UNAVAILABLE", "reason": "unloading"} if worker.draining else {}
+    return json_response([row | {"state": "READY"} | state])
 
 
 async def metadata(http: web.Request) -> web.Response:
@@ -367,6 +442,16 @@ async def metadata(http: web.Request) -> web.Response:
 async def show_config(http: web.Request) -> web.Response:
     """GET /v2/models/{m}/config."""
     return json_response(config(_named(http)))
+
+
+async def show_statistics(http: web.Request) -> web.Response:
+    """GET /v2/models/{m}/stats."""
+    return json_response(statistics(_named(http)))
+
+
+async def show_all_statistics(http: web.Request) -> web.Response:
+    """GET /v2/models/stats: the one model's."""
+    return json_response(statistics(http.app[WORKER]))
 
 
 async def generate(http: web.Request) -> web.StreamResponse:
@@ -463,7 +548,8 @@ async def _body(worker: Worker, fields: dict[str, Any]) -> tuple[CompletionBody,
 def _named(http: web.Request) -> Worker:
     """The worker, if the path names its model and version."""
     worker = http.app[WORKER]
-    check_model(worker, http.match_info["model"])
+    if (name := http.match_info["model"]) != worker.model:
+        raise ApiError(404, f"Request for unknown model: '{name[:MAX_ID_CHARS]}' is not found")
     version = http.match_info.get("version", VERSION)
     if version != VERSION:
         raise ApiError(404, f"the model has version {VERSION} only", "version")

@@ -26,8 +26,8 @@ from engine.block_pool import BlockPool
 from engine.pins import Export
 from engine.sampling.params import SamplingParams
 from engine.sampling.stops import StopText
-from engine.scheduler.explain import Explanation, explain
-from engine.scheduler.request import Request
+from engine.scheduler.explain import Explanation, Standing, explain, standing, waiting
+from engine.scheduler.request import Request, State
 from engine.scheduler.types import Output, Refused, Step
 from engine.server.answers import Answer, Choice
 from engine.server.bodies import RequestOptions
@@ -304,6 +304,7 @@ class Worker:
                 self.runner.cancel(request_id)
                 self._log.forget_salted(request_id)
                 self.counters.finished[why] += 1
+                self.counters.fail.add(self.runner.clock.now_s() - choice.submitted_s)
         if not self._choices:
             self.idle.set()
 
@@ -343,6 +344,20 @@ class Worker:
             if name in (answer.answer_id, answer.answer_id.partition("-")[2])
         ]
 
+    def overview(self, most: int) -> list[Standing]:
+        """Up to `most` unfinished requests: those that wait in the order of the queue, then the
+        others."""
+        scheduler, now_s = self.runner.scheduler, self.runner.clock.now_s()
+        queue = waiting(scheduler)
+        others = [one for one in scheduler.requests.values() if one.state is not State.WAITING]
+        found = []
+        for place, request in enumerate((*queue, *others)[:most]):
+            answer, _ = self._choices.get(request.request_id, (None, None))
+            name = answer.answer_id if answer is not None else ""
+            position = place if place < len(queue) else None
+            found.append(standing(request, name, position, now_s))
+        return found
+
     def _on_step(self, step: Step, outputs: list[Output], now_s: float) -> None:
         # Blocks first: whoever reads the answer's end may already ask for what it left behind.
         self._publish()
@@ -373,6 +388,7 @@ class Worker:
                 self._log.forget_salted(request.request_id)
                 counters.finished[finished] += 1
                 counters.e2e_s.observe(now_s - choice.submitted_s)
+                counters.ended(request, now_s, time.time())
             answer.on_token(choice, token, text, finished, logprobs.get(request.request_id))
         if not self._choices:
             self.idle.set()

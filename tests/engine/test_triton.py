@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
+from engine.scheduler.explain import reasons
 from engine.server import triton as tensors
 from engine.server.errors import ApiError
 from engine.timed import continuation
 from tests.effort import examples
-from tests.engine.harness import VOCAB, running
+from tests.engine.harness import VOCAB, Running, eventually, running
 
 MODEL = "warmroute-timed"
 BASE = f"/v2/models/{MODEL}"
+NOT_READY = b'{"error":"Model version not ready"}'
 
 
 def tensor(name: str, values: object, kind: str, binary: bool) -> tritonclient.http.InferInput:
@@ -41,6 +44,9 @@ def ask(url: str, binary: bool) -> None:
         assert client.get_model_metadata(MODEL)["versions"] == ["1"]
         assert client.get_model_config(MODEL)["model_transaction_policy"]["decoupled"]
         assert client.get_model_repository_index()[0]["state"] == "READY"
+        for name in ("", MODEL):
+            (told,) = client.get_inference_statistics(name)["model_stats"]
+            assert (told["name"], told["version"]) == (MODEL, "1")
         expected = continuation([1, 2, 3], 4, VOCAB)
         for prompt in (
             tensor("input_ids", [[1, 2, 3]], "INT32", binary),
@@ -64,7 +70,7 @@ def ask(url: str, binary: bool) -> None:
             client.infer(MODEL, [tensor("text_input", ["a", "b"], "BYTES", binary)])
         with pytest.raises(InferenceServerException, match="text_input or input_ids"):
             client.infer(MODEL, [tensor("max_tokens", [2], "INT32", binary)])
-        with pytest.raises(InferenceServerException, match="does not exist"):
+        with pytest.raises(InferenceServerException, match="is not found"):
             client.infer("other", [prompt])
 
 
@@ -159,3 +165,106 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         body = body.replace(b'"outputs"', b'"inputs" ', 1)
         _, found = tensors.read_tensors(body, None if length is None else str(length))
         assert found == outputs
+
+
+async def stats_of(worker: Running, path: str = f"{BASE}/stats") -> dict[str, Any]:
+    (found,) = json.loads(await worker.get(path))["model_stats"]
+    return found
+
+
+async def test_statistics_count_requests_once_and_steps_by_their_batch() -> None:
+    async with running(speed=5.0) as worker:
+        before = await stats_of(worker)
+        assert (before["inference_count"], before["batch_stats"]) == (0, [])
+        assert before["last_inference"] == 0
+        body = {"text_input": "t1 t2 t3", "max_tokens": 8}
+        answers = await asyncio.gather(*(worker.post(f"{BASE}/generate", body) for _ in range(6)))
+        assert {status for status, _ in answers} == {200}
+        found = await stats_of(worker)
+        assert found == await stats_of(worker, "/v2/models/stats")
+        assert found == await stats_of(worker, f"{BASE}/versions/1/stats")
+        assert found["inference_count"] == 6
+        steps = worker.worker.runner.scheduler.steps_total
+        assert found["execution_count"] == steps
+        sizes = {one["batch_size"]: one["compute_infer"]["count"] for one in found["batch_stats"]}
+        assert sum(sizes.values()) == steps
+        # A step for each token of each request; short prompts are computed with the first.
+        assert sum(size * count for size, count in sizes.items()) == 6 * 8
+        assert max(sizes) > 1
+        sums = found["inference_stats"]
+        assert [sums[name]["count"] for name in ("success", "queue", "compute_infer")] == [6] * 3
+        assert sums["success"]["ns"] == pytest.approx(
+            sums["queue"]["ns"] + sums["compute_infer"]["ns"], abs=6
+        )
+        assert sums["fail"] == sums["cache_hit"] == {"count": 0, "ns": 0}
+        # Six requests that ran together have waited for more time than has passed.
+        passed = sum(
+            one[part]["ns"]
+            for one in found["batch_stats"]
+            for part in ("compute_input", "compute_infer", "compute_output")
+        )
+        assert sums["compute_infer"]["ns"] > passed
+        assert found["last_inference"] > 1_600_000_000_000
+
+
+async def test_a_request_whose_client_left_has_failed() -> None:
+    async with running(speed=1.0) as worker:
+        body = json.dumps({"text_input": "t1", "max_tokens": 2000})
+        async with worker.http.post(f"{worker.url}{BASE}/generate_stream", data=body) as reply:
+            await reply.content.readany()
+        await eventually(lambda: worker.worker.unfinished == 0, "its request to end")
+        found = await stats_of(worker)
+        assert found["inference_count"] == 0
+        assert found["inference_stats"]["fail"]["count"] == 1
+        assert found["inference_stats"]["fail"]["ns"] > 0
+
+
+async def test_eight_active_and_one_scheduled_is_told_with_the_reason_of_each() -> None:
+    """A cache of one request: what the others wait for, in the engine's own words."""
+    prompt = [*range(1, 40)]
+    async with running(speed=1.0, kv_tokens=64) as worker, asyncio.TaskGroup() as group:
+        body = {"prompt": prompt, "max_tokens": 20}
+        for number in range(8):
+            mine = body | {"prompt": [number, *prompt]}
+            group.create_task(worker.post("/v1/completions", mine))
+        scheduler = worker.worker.runner.scheduler
+        await eventually(
+            lambda: scheduler.waiting == 7 and sum(reasons(scheduler).values()) == 7,
+            "one to run and the others to have been looked at",
+        )
+        told = json.loads(await worker.get("/explain"))
+        shown = (await stats_of(worker))["scheduler"]
+        assert (shown["active"], shown["scheduled"], shown["max"]) == (8, 1, 256)
+        assert shown["waiting"] == told["waiting_for"]
+        assert sum(shown["waiting"].values()) == 7
+        assert set(shown["waiting"]) <= {"kv_blocks", "priority"}
+        assert shown["kv_blocks"]["max"] == 4
+        assert shown["kv_blocks"]["used"] + shown["kv_blocks"]["free"] == 4
+        assert (told["active"], told["scheduled"], told["running"]) == (8, 1, 1)
+        assert [one["queue_position"] for one in told["requests"]] == [*range(7), None]
+        assert [one["reason"] is not None for one in told["requests"]] == [True] * 7 + [False]
+        assert len({one["request"] for one in told["requests"]}) == 8
+
+
+async def test_a_worker_that_shuts_down_is_not_ready_as_triton_says_it() -> None:
+    async with running() as worker:
+        worker.worker.draining = True
+        for path, body in (("/v2/health/ready", b""), (f"{BASE}/ready", NOT_READY)):
+            async with worker.http.get(worker.url + path) as reply:
+                assert (reply.status, await reply.read()) == (400, body)
+        index = "/v2/repository/index"
+        status, rows = await worker.post(index, {})
+        assert (status, rows[0]["state"]) == (200, "UNAVAILABLE")
+        assert await worker.post(index, {"ready": True}) == (200, [])
+        assert (await worker.post(index, b"["))[0] == 400
+
+
+async def test_inputs_that_may_be_left_out_are_optional() -> None:
+    """Who fills in all that are not, as load generators do, sends a request that is served."""
+    async with running() as worker:
+        config = json.loads(await worker.get(f"{BASE}/config"))
+        needed = [one["name"] for one in config["input"] if not one["optional"]]
+        assert needed == ["text_input"]
+        row = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["t1"]}
+        status, _ = await worker.post(f"{BASE}/infer", {"inputs": [row]})
+        assert status == 200
