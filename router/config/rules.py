@@ -51,6 +51,7 @@ FIXED = MappingProxyType(
                 *("admin_tls.cert", "admin_tls.key", "admin_tls.client_ca"),
                 *("workers_tls.ca", "workers_tls.cert", "workers_tls.key"),
                 *("relay", "seed", "unknown_paths"),
+                *("disaggregation", "disaggregation_tpot_ms"),
                 "policy_fallback",
                 "policy_slow_ms",
                 "policy_hang_s",

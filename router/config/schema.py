@@ -440,6 +440,15 @@ class Config(_Section, frozen=True):
         Literal["auto", "always", "never"],
         Meta(description="prefill and decode at two workers, of those with such roles"),
     ] = "auto"
+    disaggregation_tpot_ms: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=60_000.0,
+            description="time per token that clients accept, ms: auto prefills beside answers "
+            "only what these bear; 0: unknown",
+        ),
+    ] = 0.0
     tokenizer: Annotated[
         str | None, Meta(description="folder with tokenizer.json; none: text blocks, approximate")
     ] = None

@@ -57,6 +57,7 @@ def core_settings(config: Config) -> CoreSettings:
         stall_s=timeouts.stall_s,
         slow_start_s=config.slow_start_s,
         disaggregation=config.disaggregation,
+        tpot_s=config.disaggregation_tpot_ms / 1e3,
         policy_fallback=config.policy_fallback,
         policy_slow_s=config.policy_slow_ms / 1e3,
         backlog_batches=limits.events_backlog_batches,

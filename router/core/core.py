@@ -110,7 +110,7 @@ class RouterCore:
         self.admission = Admission(settings, self.counters, ask, reservations)
         self.splits = Splits(
             self.chooser, self.columns, self.workers, self.ledger, self.admission,
-            settings.disaggregation,
+            settings.disaggregation, settings.tpot_s,
         )  # fmt: skip
         self.held = self.admission.held
         known = (self.workers, self.ledger, self.roster, self.arrivals, self.session_tracking)

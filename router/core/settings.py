@@ -46,6 +46,7 @@ class CoreSettings:
     parked_blocks: int = 65_536  # stored blocks of one worker whose parent has not been seen
     backlog_batches: int = 10_000  # batches of one worker kept while a gap is filled
     disaggregation: Disaggregation = "auto"  # of pools whose workers have roles
+    tpot_s: float = 0.0  # time per token that clients of such pools accept; 0: unknown
     slow_start_s: float = 0.0  # a worker that joins a running pool has its whole share after this
     signal_stale_s: float = 5.0  # others' load in a report older than this is no longer believed
     policy_fallback: str = "least_requests"  # decides where the policy fails; never fails itself

@@ -89,6 +89,10 @@ _OUTLIER = 4.0
 # share of an answer that the prefill delays it by, and no more than 1 (tests/bench/conditional.py).
 _OTHERS = 4.0
 _CHUNK_TOKENS = 2_048  # of a prefill beside decodes: each takes a step of theirs
+# Where the time per token is known that clients accept: shares of what answers bear that prefills
+# beside them may take, over time, and at once of one answer's. Answers shorter than the mean bear
+# less.
+_STEADY, _AT_ONCE = 0.8, 0.2
 
 
 class Splits:
@@ -102,8 +106,13 @@ class Splits:
         ledger: Ledger,
         admission: Admission,
         mode: Disaggregation,
+        tpot_s: float = 0.0,
     ) -> None:
+        """`tpot_s`: the time per token that clients accept; 0: nobody said."""
         self._mode = mode
+        self._tpot_s = tpot_s
+        # Seconds of prefill that answers bear at a worker, and when, by its number.
+        self._borne: dict[int, tuple[float, float]] = {}
         self._chooser = chooser
         self._columns = columns
         self._cells = Cells(columns)
@@ -126,6 +135,9 @@ class Splits:
                 return decode
             self._decode[arrival.request_id] = decode
             self._ledger.promise(arrival.request_id, decode.worker.slot, arrival.prompt_tokens)
+        elif isinstance(choice, Choice) and self._tpot_s and pending.leg == "both":
+            left_s = self._bears_s(choice.worker, now_s) - self._prefill_s(choice, pending)
+            self._borne[choice.worker.worker_id] = max(left_s, 0.0), now_s
         return choice
 
     def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
@@ -160,7 +172,9 @@ class Splits:
         pending.group = decode.worker.facts.group
         prefill = asked("prefill")
         pending.group = None
-        if not isinstance(prefill, Choice) or self._alone_is_better(pending, prefill, decode):
+        if not isinstance(prefill, Choice) or self._alone_is_better(
+            pending, prefill, decode, now_s
+        ):
             if decode.worker.facts.serves_alone:
                 pending.leg = "both"
                 return decode, None
@@ -207,6 +221,7 @@ class Splits:
         for request_id in self._ledger.promised_at(worker.slot):
             self._ledger.unpromise(request_id)
         self.faults.gone(worker.worker_id)
+        self._borne.pop(worker.worker_id, None)
 
     def replaceable(self, pending: Pending, worker: Worker, leg: Role) -> bool:
         """Whether another worker that has not failed the request could do this leg of it."""
@@ -217,8 +232,12 @@ class Splits:
             if does(one, leg, group)
         )
 
-    def _alone_is_better(self, pending: Pending, prefill: Choice, decode: Choice) -> bool:
-        """Whether the worker that would decode gives the first token as soon by itself."""
+    def _alone_is_better(
+        self, pending: Pending, prefill: Choice, decode: Choice, now_s: float
+    ) -> bool:
+        """Whether the worker that would decode gives the first token as soon by itself, at a price
+        that those who decode there can bear.
+        """
         if prefill.worker is decode.worker:
             return True
         if self._mode == "always" or not decode.worker.facts.serves_alone:
@@ -227,24 +246,37 @@ class Splits:
         prompt = pending.arrival.prompt_tokens
         foreign = int(self._columns.foreign_running[slot])
         decoding = max(cells.requests[slot] - cells.waiting[slot] + foreign, 0)
-        own_s = self._prefill_s(decode, prompt)
+        own_s = self._prefill_s(decode, pending)
         chunks = math.ceil((prompt - decode.decision.hit_tokens) / _CHUNK_TOKENS)
         beside_s = chunks * cells.step_s[slot] if decoding else 0.0
-        # A second's delay is more to a short answer than to a long one.
-        answer_s = max(self._admission.output_tokens, 1.0) * cells.step_s[slot]
-        others = min(_OTHERS * own_s / answer_s, 1.0) if answer_s > 0 else 1.0
+        others = 0.0
+        if not self._tpot_s:
+            # A second's delay is more to a short answer than to a long one.
+            answer_s = max(self._admission.output_tokens, 1.0) * cells.step_s[slot]
+            others = min(_OTHERS * own_s / answer_s, 1.0) if answer_s > 0 else 1.0
+        elif decoding and own_s > self._bears_s(decode.worker, now_s):
+            return False
         alone_s = self._queue_s(slot) + beside_s + own_s * (1 + others * decoding)
         missing = prompt - decode.decision.hit_tokens
         moved_s = _LEGS_S + missing / self.tokens_per_s + cells.step_s[slot]
-        split_s = self._queue_s(prefill.worker.slot) + self._prefill_s(prefill, prompt) + moved_s
+        split_s = self._queue_s(prefill.worker.slot) + self._prefill_s(prefill, pending) + moved_s
         return alone_s <= split_s
+
+    def _bears_s(self, worker: Worker, now_s: float) -> float:
+        """Seconds of prefill beside the answers of a worker that leave the time per token as it may
+        be: what steps leave of it adds up while they last, and was used by earlier prefills.
+        """
+        left_s = max(self._tpot_s - self._cells.step_s[worker.slot], 0.0)  # of each token
+        most_s = _AT_ONCE * max(self._admission.output_tokens, 1.0) * left_s
+        borne_s, since_s = self._borne.get(worker.worker_id, (most_s, now_s))
+        return min(borne_s + _STEADY * left_s / self._tpot_s * (now_s - since_s), most_s)
 
     def _queue_s(self, slot: int) -> float:
         cells = self._cells
         queued = cells.charged_work[slot] - cells.drained_work[slot]
         return queued / cells.prefill_tokens_per_s[slot]
 
-    def _prefill_s(self, choice: Choice, prompt_tokens: int) -> float:
+    def _prefill_s(self, choice: Choice, pending: Pending) -> float:
         hit = choice.decision.hit_tokens
-        work = self._columns.attention.work(max(prompt_tokens - hit, 1), hit)
+        work = self._columns.attention.work(max(pending.arrival.prompt_tokens - hit, 1), hit)
         return work / self._cells.prefill_tokens_per_s[choice.worker.slot]

@@ -91,7 +91,10 @@ def setup_of(options: argparse.Namespace, policy: str, seed: int) -> Setup:
         ),
         faults=options.faults,
         goodput=Goodput(options.good_ttft_ms, options.good_tpot_ms),
-        router=RouterSettings(disaggregation=options.disaggregation),
+        router=RouterSettings(
+            disaggregation=options.disaggregation,
+            tpot_s=options.disaggregation_tpot_ms / 1e3,
+        ),
     )
 
 
@@ -384,6 +387,11 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         "--disaggregation", choices=get_args(Disaggregation),
         help="auto: two workers where the first token comes sooner; always: wherever there are "
         "two; never; default auto",
+    )  # fmt: skip
+    group(
+        "--disaggregation-tpot-ms", type=arguments.not_negative, default=0.0, metavar="MS",
+        help="auto: prefill beside answers only what leaves their time per token below this; "
+        "default 0, unknown",
     )  # fmt: skip
     group(
         "--event-loss", type=arguments.share, default=_WORLD.event_loss, metavar="SHARE",

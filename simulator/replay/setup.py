@@ -80,6 +80,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inflight_requests: int | None = None  # dispatched and held together
     speculative_s: float | None = None  # that a block on its way is believed in
     disaggregation: Disaggregation | None = None  # auto, always, never; of workers with roles
+    tpot_s: float | None = None  # time per token that clients of such workers accept
 
 
 class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

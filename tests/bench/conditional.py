@@ -8,7 +8,8 @@ resamples of the workload - sessions drawn with replacement, their starts jitter
 for every rule, so that differences are paired. `local`: the workers that decode do all of it;
 `remote`: every request in two legs; `alike`: as many workers without roles, for comparison;
 `auto`: the router's own choice, once for each weight of those who decode beside a prefill
-(`router.core.split._OTHERS`); `2048` and `256`: thresholds of peers, uncached tokens at the worker
+(`router.core.split._OTHERS`); `tpot`: the same where it knows the time per token that clients
+accept; `2048` and `256`: thresholds of peers, uncached tokens at the worker
 that decodes below which it prefills (Dynamo's, with its 0.7 of the prompt; vLLM's router's).
 """
 
@@ -77,13 +78,15 @@ def paced(jobs: Sequence[Job], rate_per_s: float) -> list[Job]:
     return [msgspec.structs.replace(job, at_ns=round(job.at_ns * factor)) for job in jobs]
 
 
-Rule = Callable[[core_split.Splits, Pending, Choice, Choice], bool]
+Rule = Callable[[core_split.Splits, Pending, Choice, Choice, float], bool]
 
 
 def fixed(tokens: int, share: float) -> Rule:
     """Alone where fewer tokens than both are uncached."""
 
-    def alone(splits: core_split.Splits, pending: Pending, prefill: Choice, decode: Choice) -> bool:
+    def alone(
+        splits: core_split.Splits, pending: Pending, prefill: Choice, decode: Choice, now_s: float
+    ) -> bool:
         prompt = pending.arrival.prompt_tokens
         uncached = prompt - decode.decision.hit_tokens
         return uncached < tokens and uncached < share * prompt
@@ -122,7 +125,7 @@ def study(
                 "alike": ("auto", alike),
             }
             rules |= {f"auto {weight:g}": ("auto", roles) for weight in options.others}
-            rules |= dict.fromkeys(PEERS, ("auto", roles))
+            rules |= dict.fromkeys(("tpot", *PEERS), ("auto", roles))
             figures: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
             for sample in samples:
                 timed = paced(sample, load * found.requests_per_s)
@@ -137,7 +140,10 @@ def study(
                     )  # fmt: skip
                     setup = Setup(
                         WorkloadSpec(source), "hybrid", groups, block_size=BLOCK,
-                        router=RouterSettings(disaggregation=mode),  # type: ignore[arg-type]
+                        router=RouterSettings(
+                            disaggregation=mode,  # type: ignore[arg-type]
+                            tpot_s=targets.tpot_s if name == "tpot" else None,
+                        ),
                     )  # fmt: skip
                     table = replay(setup, stream=given).table
                     done = table.verdict == Verdict.COMPLETED
@@ -172,7 +178,7 @@ def main() -> None:
         cells = []
         for name, one in found.items():
             cells.append(f"{name} {1e3 * one.ttft_s.mean():,.0f} ms {one.good.mean():.2f}")
-            if name.startswith("auto") or name in PEERS:
+            if name.startswith("auto") or name in ("tpot", *PEERS):
                 # Against the way with more good requests; of equal ones the sooner.
                 ways = [found["local"], found["remote"]]
                 most = max(way.good.mean() for way in ways)

@@ -39,6 +39,7 @@ def another_value(path: str, folder: Path) -> object:
         "forward_token_ids": True,
         "relay": "python",
         "disaggregation": "never",
+        "disaggregation_tpot_ms": 25.0,
         "unknown_paths": "forward",
         "chat_drops_unused_tools": True,
         "chat_content_format": "openai",

@@ -94,6 +94,31 @@ def test_what_is_cached_where_it_is_decoded_is_prefilled_there() -> None:
     assert legs(ask(world, list(range(2_000, 2_500)))[1]) == [(0, "prefill")]
 
 
+def test_answers_bear_prefills_beside_them_as_far_as_their_time_per_token_may_grow() -> None:
+    """Short ones, one after the other, until no more is left; time brings it back."""
+    world = World(workers=0, tpot_s=0.05)
+    for worker_id, role in enumerate(("prefill", "decode")):
+        world.join(worker_id, role=role, group="g")
+    busy(world, 1)
+
+    def where(serial: int) -> tuple[int, str]:
+        number, actions = ask(world, list(range(1_000 * serial, 1_000 * serial + 8)))
+        (leg,) = legs(actions)
+        if leg[1] == "both":
+            world.core.on_finish(Finish(world.now_s, number, 8 * BLOCK, 0, 10))
+        else:
+            world.core.on_failure(Failure(world.now_s, number, "client"))
+        return leg
+
+    done = [where(serial) for serial in range(1, 400)]
+    assert done[0] == (1, "both")
+    beside = done.count((1, "both"))
+    assert beside < len(done)
+    assert done == [(1, "both")] * beside + [(0, "prefill")] * (len(done) - beside)
+    world.now_s += 60.0
+    assert where(500) == (1, "both")
+
+
 def test_only_what_may_be_split_is() -> None:
     world = pool("prefill", "decode")
     busy(world, 1)
