@@ -1,0 +1,533 @@
+"""What a KServe v2 request can be routed by: which inputs of a model are its prompt, output limit
+and so on, found in the model's configuration, and what these inputs hold in one request.
+
+It is the same for HTTP and gRPC, which read messages by themselves and give their tensors here.
+Nothing here refuses a request: what cannot be read is left to the worker to judge, and the request
+is routed by load alone (`Content.unread` says why). Names of inputs are those of Triton's
+TensorRT-LLM backend (`inflight_batcher_llm`, `llmapi`), and of its vLLM backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from engine.wire.events import WireError
+
+Tokens = npt.NDArray[np.int32]
+Buffer = bytes | memoryview
+Parameters = Mapping[str, Any]
+
+MAX_INPUTS = 256  # of a model, or of a request
+MAX_STEPS = 64  # of an ensemble
+MAX_RANK = 8
+MAX_ROWS = 1_024  # prompts of a request that are looked at
+MAX_TEXT_BYTES = 1 << 20  # of a prompt that are looked at
+MAX_VALUES = 1 << 20  # of a tensor that comes as JSON, or token ids
+MAX_KEY_CHARS = 1_024  # of a session, an adapter, a sequence
+_MAX_TOKEN = 2**31 - 1
+_TEXT, _IDS = "BYTES", frozenset({"INT32", "INT64"})
+_INTEGERS = MappingProxyType(
+    {
+        "INT8": "<i1",
+        "INT16": "<i2",
+        "INT32": "<i4",
+        "INT64": "<i8",
+        "BOOL": "<u1",
+        "UINT8": "<u1",
+        "UINT16": "<u2",
+        "UINT32": "<u4",
+        "UINT64": "<u8",
+    }
+)
+# By the names that models give them, the first one found counts.
+_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "text": ("text_input", "QUERY", "prompt"),
+        "ids": ("input_ids",),
+        "lengths": ("input_lengths",),
+        "max_tokens": (
+            *("max_tokens", "request_output_len", "sampling_param_max_tokens"),
+            "REQUEST_OUTPUT_LEN",
+        ),
+        "stream": ("stream", "streaming"),
+        "session": ("session_id",),
+        "adapter": ("lora_task_id", "lora_id", "lora_name"),
+        "stop": ("stop",),
+        "sampling": ("sampling_parameters",),
+    }
+)
+_IMAGES = ("image_bytes", "image_url_input", "image_url", "image")
+_ENGINES = ("tensorrtllm", "vllm")  # backends
+SHARED_MEMORY = "shared_memory_region"  # a tensor's parameter: its bytes are not in the message
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    data_type: str = ""
+
+
+class _Step(msgspec.Struct):
+    """One model of an ensemble; both maps: its own name of a tensor -> the ensemble's."""
+
+    model_name: str
+    input_map: dict[str, str] = {}
+    output_map: dict[str, str] = {}
+
+
+class _Ensemble(msgspec.Struct):
+    step: list[_Step] = []
+
+
+class _Policy(msgspec.Struct):
+    decoupled: bool = False
+
+
+class ModelConfig(msgspec.Struct):
+    """What of a model's configuration matters here. Lifetime: of a worker's recognition."""
+
+    name: str = ""
+    platform: str = ""
+    backend: str = ""
+    max_batch_size: int = 0
+    input: list[_Tensor] = []
+    ensemble_scheduling: _Ensemble | None = None
+    sequence_batching: dict[str, Any] | None = None
+    model_transaction_policy: _Policy | None = None
+
+    @property
+    def decoupled(self) -> bool:
+        """A request may have any number of responses."""
+        return self.model_transaction_policy is not None and self.model_transaction_policy.decoupled
+
+    @property
+    def steps(self) -> list[_Step]:
+        """Those of an ensemble."""
+        return self.ensemble_scheduling.step if self.ensemble_scheduling else []
+
+
+_CONFIG = msgspec.json.Decoder(ModelConfig)
+
+
+def config_of(body: bytes) -> ModelConfig:
+    """The configuration that a server tells of a model, as JSON. Raises WireError."""
+    try:
+        config = _CONFIG.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"a model's config: {error}") from error
+    if len(config.input) > MAX_INPUTS or len(config.steps) > MAX_STEPS:
+        raise WireError(f"a model's config has over {MAX_INPUTS} inputs, or {MAX_STEPS} steps")
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Which inputs of a model are what, by name; None: none is. Lifetime: of its worker."""
+
+    text: str | None = None  # BYTES, each element a prompt
+    ids: str | None = None  # of tokens, each row a prompt
+    lengths: str | None = None  # how many ids of each row count
+    max_tokens: str | None = None
+    stream: str | None = None
+    session: str | None = None
+    adapter: str | None = None
+    stop: str | None = None  # true: ends the request that has the same id
+    sampling: str | None = None  # a JSON object as text, in which there are others of these
+    images: tuple[str, ...] = ()
+    decoupled: bool = False
+    sequences: bool = False  # requests of a sequence must meet the same server
+    why: str = "by load alone"  # how it was found, for people
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Those that must be read, and no others."""
+        named = (getattr(self, name) for name in _NAMES)
+        return frozenset(name for name in (*named, *self.images) if name is not None)
+
+
+ROLES = tuple(_NAMES)  # that an operator may give, by name
+BY_LOAD = Roles()
+
+
+def roles_of(
+    config: ModelConfig, others: Mapping[str, ModelConfig] = MappingProxyType({})
+) -> Roles:
+    """The roles of a model's inputs; `others`: models of the same server, by name."""
+    roles = _ensemble(config, others) if config.steps else None
+    return roles or _named(config)
+
+
+def overridden(roles: Roles, given: Mapping[str, str]) -> Roles:
+    """The roles with those that an operator gives, of ROLES; an empty name: no input has it."""
+    if not given:
+        return roles
+    if given.keys() & {"text", "ids"}:  # one prompt, and it is the one that was given
+        roles = replace(roles, text=None, ids=None, lengths=None)
+    told: dict[str, Any] = {name: value or None for name, value in given.items()}
+    changed = replace(roles, **told)
+    prompt = changed.ids or changed.text
+    return replace(changed, why=f"configured: {prompt}" if prompt else "configured: by load alone")
+
+
+def _named(config: ModelConfig) -> Roles:
+    """By the inputs' names, else the first text."""
+    there = {one.name: one.data_type for one in config.input}
+    found = {
+        role: name for role, names in _NAMES.items() if (name := _first(names, there)) is not None
+    }
+    if found.get("text") and there[found["text"]] not in ("TYPE_STRING", ""):
+        del found["text"]
+    what = config.backend or config.platform or "model"
+    prompt = found.get("ids") or found.get("text")
+    why = f"{what}: {prompt}"
+    if prompt is None:
+        texts = [name for name, kind in there.items() if kind == "TYPE_STRING"]
+        rest = [name for name in texts if name not in found.values() and name not in _IMAGES]
+        if rest:
+            found["text"] = rest[0]
+            why = f"{what}: {rest[0]}, the first text"
+        else:
+            why = BY_LOAD.why
+    images = tuple(name for name in _IMAGES if name in there)
+    stuck = config.sequence_batching is not None
+    more: dict[str, Any] = dict(found)
+    return Roles(images=images, decoupled=config.decoupled, sequences=stuck, why=why, **more)
+
+
+def _first(names: Iterable[str], there: Mapping[str, str]) -> str | None:
+    return next((name for name in names if name in there), None)
+
+
+def _ensemble(config: ModelConfig, others: Mapping[str, ModelConfig]) -> Roles | None:
+    """By the step that computes the answer: its inputs followed back to the ensemble's own. None
+    where there is no such step, or its prompt comes from none of these.
+    """
+    engine = next((step for step in config.steps if _is_engine(others, step)), None)
+    if engine is None:
+        return None
+    step = _named(others[engine.model_name])
+    direct = _named(config)  # where the trace ends too early, a name that is well known is taken
+    found: dict[str, Any] = {}
+    for role in ROLES:
+        name = getattr(step, role)
+        source = None if name is None else _origin(config, others, engine, name)
+        own = None if role in ("ids", "text", "lengths") else getattr(direct, role)
+        found[role] = source or own
+    kinds = {one.name: one.data_type for one in config.input}
+    prompt = found["ids"] or found["text"]
+    if prompt is None:
+        return None
+    if kinds[prompt] == "TYPE_STRING":  # ids are made of it on the way
+        found["text"], found["ids"], found["lengths"] = prompt, None, None
+    return replace(direct, why=f"ensemble, as {engine.model_name}: {prompt}", **found)
+
+
+def _is_engine(others: Mapping[str, ModelConfig], step: _Step) -> bool:
+    model = others.get(step.model_name)
+    if model is None:
+        return False
+    names = {one.name for one in model.input}
+    return model.backend in _ENGINES or {"input_ids", "request_output_len"} <= names
+
+
+def _origin(
+    config: ModelConfig, others: Mapping[str, ModelConfig], step: _Step, name: str
+) -> str | None:
+    """The ensemble's own input that `name` of a step comes from; None: from none.
+
+    A step before it that makes it is passed by the input of the same name, else by its prompt.
+    """
+    own = {one.name for one in config.input}
+    for _ in range(MAX_STEPS):
+        tensor = step.input_map.get(name)
+        if tensor is None or tensor in own:
+            return tensor
+        made = ((s, out) for s in config.steps for out, t in s.output_map.items() if t == tensor)
+        before = next(made, None)
+        if before is None:
+            return None
+        step, output = before
+        same = {one.lower(): one for one in step.input_map}.get(output.lower())
+        if same is None:
+            model = others.get(step.model_name)
+            same = _named(model).text if model is not None else None
+        if same is None:
+            return None
+        name = same
+    return None
+
+
+class Input(msgspec.Struct, frozen=True):
+    """One tensor of a request: as bytes, `raw`, or else as `values`, nested or flat.
+
+    Lifetime: request.
+    """
+
+    datatype: str
+    shape: tuple[int, ...]
+    raw: Buffer | None = None
+    values: Sequence[Any] | None = None
+
+
+class Sequenced(msgspec.Struct, frozen=True):
+    """A request's place in a sequence, all of which must meet one server. Lifetime: request."""
+
+    id: str
+    start: bool = False
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What one request holds of what it is routed by. Lifetime: request.
+
+    Of several prompts, one a row, the first one places it.
+    """
+
+    texts: tuple[str, ...] = ()
+    ids: tuple[Tokens, ...] = ()
+    max_output_tokens: int | None = None
+    stream: bool = False
+    session: str | None = None
+    sequence: Sequenced | None = None
+    adapter: str | None = None
+    media: str | None = None  # digest of its images: other images, other cache
+    stop: bool = False  # it ends another request
+    why: str = BY_LOAD.why  # what it is routed by, for people
+    unread: tuple[str, ...] = ()  # what could not be read of it, and why
+
+
+class _UnreadError(ValueError):
+    """An input is not what it should be; the text says how."""
+
+
+def content_of(roles: Roles, inputs: Mapping[str, Input], parameters: Parameters) -> Content:
+    """What a request holds of these roles. Pure; raises nothing, whatever was sent.
+
+    `inputs`: at least those of `roles.inputs` that the request has. `parameters`: of the request.
+    """
+    reader = _Reader(inputs, parameters)
+    texts, ids = reader.texts(roles.text), reader.ids(roles.ids, roles.lengths)
+    sampling = reader.sampling(roles.sampling)
+    most = reader.number(roles.max_tokens)
+    most = _count(sampling.get("max_tokens")) if most is None else most
+    adapter = reader.key(roles.adapter)
+    placed = roles.why if texts or ids else BY_LOAD.why
+    return Content(
+        texts=() if ids else texts,
+        ids=ids,
+        max_output_tokens=most,
+        stream=reader.flag(roles.stream),
+        session=reader.key(roles.session),
+        sequence=_sequence(parameters),
+        adapter=_key(sampling.get("lora_name")) if adapter is None else adapter,
+        media=reader.digest(roles.images),
+        stop=reader.flag(roles.stop),
+        why=placed,
+        unread=tuple(reader.unread),
+    )
+
+
+def _sequence(parameters: Parameters) -> Sequenced | None:
+    """A sequence's id is a number other than 0, or a text."""
+    given = _key(parameters.get("sequence_id"))
+    if given in (None, "0"):
+        return None
+    flags = (parameters.get(name) is True for name in ("sequence_start", "sequence_end"))
+    return Sequenced(given, *flags)
+
+
+def _key(value: Any) -> str | None:
+    """A name or a number, as text; None for nothing, or what is no name."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    if isinstance(value, int):
+        return str(value) if -(2**63) <= value < 2**64 else None
+    return value if 0 < len(value) <= MAX_KEY_CHARS else None
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens; as text, too, as old clients of vLLM's send it."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
+        value = int(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value <= _MAX_TOKEN else None
+
+
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+class _Reader:
+    """Reads the inputs of one request, and notes what it cannot. Lifetime: request."""
+
+    def __init__(self, inputs: Mapping[str, Input], parameters: Parameters) -> None:
+        self._inputs = inputs
+        self._parameters = parameters
+        self.unread: list[str] = []
+
+    def texts(self, name: str | None) -> tuple[str, ...]:
+        """Each prompt, or what is looked at of it."""
+        found = self._read(name, lambda one: tuple(_elements(one, MAX_ROWS, MAX_TEXT_BYTES)), ())
+        return tuple(text for text in found if text)
+
+    def ids(self, name: str | None, lengths: str | None) -> tuple[Tokens, ...]:
+        """Each prompt's token ids."""
+        rows = self._read(name, _rows, None)
+        if rows is None:
+            return ()
+        ends = self._read(lengths, lambda one: _integers(one).ravel()[:MAX_ROWS].tolist(), [])
+        if len(ends) < len(rows):
+            ends = [rows.shape[1]] * len(rows)
+        cut = (row[: max(end, 0)] for row, end in zip(rows, ends, strict=False))
+        return tuple(row for row in cut if len(row))
+
+    def number(self, name: str | None) -> int | None:
+        """A count of tokens."""
+        return _count(self._scalar(name))
+
+    def flag(self, name: str | None) -> bool:
+        """Whether it is set."""
+        value = self._scalar(name)
+        return isinstance(value, int) and value != 0
+
+    def key(self, name: str | None) -> str | None:
+        """A name or number that others of its like have, too."""
+        value = _key(self._scalar(name))
+        return None if value == "0" else value
+
+    def sampling(self, name: str | None) -> Mapping[str, Any]:
+        """The sampling parameters, which are JSON within a text, or the request's own."""
+        text = self._scalar(name)
+        if not isinstance(text, str):
+            return self._parameters
+        try:
+            return _OBJECT.decode(text)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            self.unread.append(f"{name}: no JSON object")
+            return self._parameters
+
+    def digest(self, names: Iterable[str]) -> str | None:
+        """What tells its images from others."""
+        state, any_found = xxhash.xxh3_64(), False
+        for name in names:
+            one = self._inputs.get(name)
+            if one is not None:
+                any_found = True
+                state.update(_bytes_of(one))
+        return state.hexdigest() if any_found else None
+
+    def _scalar(self, name: str | None) -> Any:
+        """The first element of an input, else the request's parameter of this name."""
+        if name is None:
+            return None
+        return self._read(name, _first_of, self._parameters.get(name))
+
+    def _read(self, name: str | None, read: Any, default: Any) -> Any:
+        one = None if name is None else self._inputs.get(name)
+        if one is None:
+            return default
+        try:
+            return read(one)
+        except _UnreadError as error:
+            self.unread.append(f"{name}: {error}")
+            return default
+
+
+def _bytes_of(one: Input) -> Buffer:
+    if one.raw is not None:
+        return one.raw
+    try:
+        return msgspec.json.encode(one.values)
+    except (msgspec.MsgspecError, TypeError, RecursionError, UnicodeError):
+        return b""
+
+
+def _first_of(one: Input) -> Any:
+    if one.datatype == _TEXT:
+        return next(_elements(one, 1, 1 << 16), None)
+    numbers = _integers(one, 1).ravel()
+    return int(numbers[0]) if len(numbers) else None
+
+
+def _elements(one: Input, most: int, most_bytes: int) -> Iterator[str]:
+    """The first `most` elements of a tensor of texts, cut. Raises _UnreadError."""
+    if one.datatype != _TEXT:
+        raise _UnreadError(f"is {one.datatype[:16]}, not {_TEXT}")
+    if one.raw is None:
+        for value in _flat(one.values, most):
+            if not isinstance(value, str | bytes):
+                raise _UnreadError("has an element that is no text")
+            yield _text(value[:most_bytes], most_bytes)
+        return
+    at, view = 0, memoryview(one.raw)
+    for _ in range(most):
+        if at >= len(view):
+            return
+        start = at + 4
+        at = start + int.from_bytes(view[at:start], "little")
+        if at > len(view):
+            raise _UnreadError("has a text that is cut short")
+        yield _text(view[start : min(at, start + most_bytes)], most_bytes)
+
+
+def _text(value: str | Buffer, most_bytes: int) -> str:
+    """As text that can be hashed; half a surrogate pair is none."""
+    if isinstance(value, str):
+        value = value.encode("utf-8", "replace")[:most_bytes]
+    return str(value, "utf-8", "replace")
+
+
+def _flat(values: Sequence[Any] | None, most: int) -> list[Any]:
+    """The first elements of a nested list. Raises _UnreadError for one too deep."""
+    flat = list((values or ())[:most])
+    for _ in range(MAX_RANK):
+        if not any(isinstance(value, list) for value in flat):
+            return flat
+        flat = [
+            inner
+            for value in flat
+            for inner in (value[:most] if isinstance(value, list) else (value,))
+        ][:most]
+    raise _UnreadError(f"is nested deeper than {MAX_RANK}")
+
+
+def _integers(one: Input, most: int = MAX_VALUES) -> npt.NDArray[Any]:
+    """The first elements of a tensor of integers or truth values. Raises _UnreadError."""
+    kind = _INTEGERS.get(one.datatype)
+    if kind is None:
+        raise _UnreadError(f"is {one.datatype[:16]}, no integer")
+    size = int(kind[2:])
+    if one.raw is not None:
+        whole = min(len(one.raw) // size, most)
+        return np.frombuffer(one.raw, kind, whole)
+    flat = _flat(one.values, most)
+    if not all(isinstance(value, int) for value in flat):
+        raise _UnreadError("has an element that is no integer")
+    try:
+        return np.array(flat, kind)
+    except (OverflowError, ValueError) as error:
+        raise _UnreadError(f"has an element beyond {one.datatype}") from error
+
+
+def _rows(one: Input) -> npt.NDArray[np.int32]:
+    """Token ids, a prompt in each row. Raises _UnreadError."""
+    if one.datatype not in _IDS:
+        raise _UnreadError(f"is {one.datatype[:16]}, not INT32 or INT64")
+    if not 1 <= len(one.shape) <= MAX_RANK or min(one.shape) < 1:
+        raise _UnreadError("has a shape that holds nothing")
+    ids = _integers(one)
+    width = one.shape[-1]
+    count = min(len(ids) // width, MAX_ROWS)
+    if not count:
+        raise _UnreadError("has fewer values than its shape, or too many")
+    ids = ids[: count * width].reshape(count, width)
+    if ids.min() < 0 or ids.max() > _MAX_TOKEN:
+        raise _UnreadError(f"has ids outside 0..{_MAX_TOKEN}")
+    return ids.astype(np.int32, copy=False)

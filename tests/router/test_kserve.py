@@ -1,0 +1,275 @@
+"""What a KServe v2 request is routed by, found in configs, and read whatever was sent."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.wire.events import WireError
+from router.request.kserve import (
+    BY_LOAD,
+    MAX_TEXT_BYTES,
+    ROLES,
+    Input,
+    ModelConfig,
+    Roles,
+    Sequenced,
+    config_of,
+    content_of,
+    overridden,
+    roles_of,
+)
+
+
+def model(backend: str, *inputs: str, **more: Any) -> ModelConfig:
+    """A model with inputs as `NAME:TYPE`."""
+    pairs = (one.split(":") for one in inputs)
+    tensors = [{"name": name, "data_type": f"TYPE_{kind}"} for name, kind in pairs]
+    return config_of(msgspec.json.encode({"backend": backend, "input": tensors, **more}))
+
+
+ENGINE = model(
+    "tensorrtllm",
+    *("input_ids:INT32", "input_lengths:INT32", "request_output_len:INT32", "streaming:BOOL"),
+    *("lora_task_id:UINT64", "stop:BOOL"),
+)
+PREPROCESSING = model("python", "QUERY:STRING", "REQUEST_OUTPUT_LEN:INT32")
+BEFORE = {
+    "model_name": "preprocessing",
+    "input_map": {"QUERY": "text_input", "REQUEST_OUTPUT_LEN": "max_tokens"},
+    "output_map": {"INPUT_ID": "_IDS", "REQUEST_INPUT_LEN": "_LENGTH", "REQUEST_OUTPUT_LEN": "_M"},
+}
+STEP = {
+    "model_name": "tensorrt_llm",
+    "input_map": {
+        "input_ids": "_IDS",
+        "input_lengths": "_LENGTH",
+        "request_output_len": "_M",
+        "streaming": "stream",
+        "lora_task_id": "lora",
+    },
+}
+OTHERS = {"preprocessing": PREPROCESSING, "tensorrt_llm": ENGINE}
+
+
+def ensemble(*inputs: str) -> ModelConfig:
+    """TensorRT-LLM's, whose own inputs may have other names than in NVIDIA's."""
+    steps = {"step": [BEFORE, STEP]}
+    return model("", *inputs, platform="ensemble", ensemble_scheduling=steps)
+
+
+def test_an_ensembles_inputs_are_followed_to_the_step_that_computes() -> None:
+    stock = ensemble("text_input:STRING", "max_tokens:INT32", "stream:BOOL", "lora:UINT64")
+    roles = roles_of(stock, OTHERS)
+    assert (roles.text, roles.ids, roles.max_tokens) == ("text_input", None, "max_tokens")
+    assert (roles.stream, roles.adapter, roles.lengths) == ("stream", "lora", None)
+    assert roles.why == "ensemble, as tensorrt_llm: text_input"
+    own = roles_of(ensemble("max_tokens:INT32", "wish:STRING", "text_input:STRING"), OTHERS)
+    assert own.text == "text_input"
+    renamed = {**BEFORE, "input_map": {"QUERY": "wish", "REQUEST_OUTPUT_LEN": "many"}}
+    other = model(
+        "",
+        *("note:STRING", "many:INT32", "wish:STRING"),
+        platform="ensemble",
+        ensemble_scheduling={"step": [renamed, STEP]},
+    )
+    assert roles_of(other, OTHERS).text == "wish"
+    assert roles_of(other, OTHERS).max_tokens == "many"
+
+
+def test_steps_that_follow_each_other_in_a_ring_end_the_search() -> None:
+    ring = {**BEFORE, "input_map": {"QUERY": "_IDS"}}
+    steps = {"step": [ring, STEP]}
+    found = roles_of(model("", "text_input:STRING", ensemble_scheduling=steps), OTHERS)
+    assert found.text == "text_input", "by its name, then"
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "ids", "most", "why"),
+    [
+        (ENGINE, None, "input_ids", "request_output_len", "tensorrtllm: input_ids"),
+        (
+            model("python", "text_input:STRING", "sampling_param_max_tokens:INT32"),
+            *("text_input", None, "sampling_param_max_tokens", "python: text_input"),
+        ),
+        (
+            model("vllm", "image:STRING", "text_input:STRING", "sampling_parameters:STRING"),
+            *("text_input", None, None, "vllm: text_input"),
+        ),
+        (model("python", "A:FP32", "B:STRING"), "B", None, None, "python: B, the first text"),
+        (model("python", "A:FP32"), None, None, None, BY_LOAD.why),
+    ],
+)
+def test_each_kind_of_model_has_its_names(
+    config: ModelConfig, text: str | None, ids: str | None, most: str | None, why: str
+) -> None:
+    roles = roles_of(config)
+    assert (roles.text, roles.ids, roles.max_tokens, roles.why) == (text, ids, most, why)
+
+
+def test_an_operator_has_the_last_word() -> None:
+    roles = overridden(roles_of(ENGINE), {"text": "words", "max_tokens": "", "session": "who"})
+    assert (roles.text, roles.ids, roles.max_tokens, roles.session) == ("words", None, None, "who")
+    assert roles.why == "configured: words"
+    assert overridden(roles_of(ENGINE), {"ids": ""}).why == "configured: by load alone"
+
+
+def packed(*texts: str | bytes) -> bytes:
+    """Texts in binary."""
+    data = [one.encode() if isinstance(one, str) else one for one in texts]
+    return b"".join(len(one).to_bytes(4, "little") + one for one in data)
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=8))
+def test_texts_are_the_same_in_binary_and_as_json(texts: list[str]) -> None:
+    roles, shape = Roles(text="T", why="T"), (len(texts), 1)
+    binary = content_of(roles, {"T": Input("BYTES", shape, packed(*map(_sound, texts)))}, {})
+    listed = content_of(roles, {"T": Input("BYTES", shape, None, [[t] for t in texts])}, {})
+    assert binary.texts == listed.texts == tuple(map(_sound, texts))
+    assert binary.why == "T"
+
+
+def _sound(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=3, max_size=3), min_size=1))
+def test_ids_are_the_same_in_binary_and_as_json(rows: list[list[int]]) -> None:
+    roles = Roles(ids="I", lengths="L")
+    lengths = Input("INT32", (len(rows), 1), np.full(len(rows), 2, "<i4").tobytes())
+    forms = [
+        Input("INT32", (len(rows), 3), np.array(rows, "<i4").tobytes()),
+        Input("INT64", (len(rows), 3), memoryview(np.array(rows, "<i8").tobytes())),
+        Input("INT32", (len(rows), 3), None, rows),
+        Input("INT32", (len(rows), 3), None, [one for row in rows for one in row]),
+    ]
+    for one in forms:
+        found = content_of(roles, {"I": one, "L": lengths}, {})
+        assert [row.tolist() for row in found.ids] == [row[:2] for row in rows]
+        whole = content_of(roles, {"I": one}, {})
+        assert [row.tolist() for row in whole.ids] == rows
+        assert all(row.dtype == np.int32 for row in whole.ids)
+
+
+def test_what_stands_beside_the_prompt_is_read() -> None:
+    roles = Roles(
+        text="T", max_tokens="M", stream="S", session="W", adapter="A", stop="E", sampling="P"
+    )
+    inputs = {
+        "T": Input("BYTES", (1,), packed("hello")),
+        "M": Input("INT32", (1, 1), b"\7\0\0\0"),
+        "S": Input("BOOL", (1,), b"\1"),
+        "W": Input("BYTES", (1,), None, ["me"]),
+        "A": Input("UINT64", (1,), None, [12]),
+        "E": Input("BOOL", (1,), None, [True]),
+    }
+    given_ids = {"sequence_id": 5, "sequence_start": True, "sequence_end": False}
+    found = content_of(roles, inputs, given_ids)
+    assert (found.max_output_tokens, found.stream, found.session) == (7, True, "me")
+    assert (found.adapter, found.stop) == ("12", True)
+    assert found.sequence == Sequenced("5", start=True)
+    more = content_of(roles, {"P": Input("BYTES", (1,), packed('{"max_tokens":"9"}'))}, {"A": "x"})
+    assert (more.max_output_tokens, more.adapter, more.sequence) == (9, "x", None)
+    assert content_of(roles, {}, {"sequence_id": 0}).sequence is None
+
+
+def test_other_images_are_another_cache() -> None:
+    roles = roles_of(model("vllm", "text_input:STRING", "image:STRING"))
+
+    def media(*images: str) -> str | None:
+        one = Input("BYTES", (len(images),), packed(*images))
+        return content_of(roles, {"image": one} if images else {}, {}).media
+
+    assert media("a") == media("a") != media("b")
+    assert media() is None
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (Input("BYTES", (1,), b"\5\0\0\0abc"), "T: has a text that is cut short"),
+        (Input("BYTES", (1,), b"\5"), "T: has a text that is cut short"),
+        (Input("FP32", (1,), b"\0\0\0\0"), "T: is FP32, not BYTES"),
+        (Input("BYTES", (1,), None, [3]), "T: has an element that is no text"),
+    ],
+)
+def test_what_cannot_be_read_is_routed_by_load_alone(one: Input, why: str) -> None:
+    found = content_of(Roles(text="T", why="T"), {"T": one}, {})
+    assert (found.texts, found.why, found.unread) == ((), BY_LOAD.why, (why,))
+
+
+def test_ids_that_are_none_are_not_routed_by() -> None:
+    for one in (
+        Input("INT32", (1, 2), np.array([1, -1], "<i4").tobytes()),
+        Input("INT64", (1, 2), np.array([1, 2**31], "<i8").tobytes()),
+        Input("INT32", (1, 9), b"\1\0\0\0"),
+        Input("INT32", (), b""),
+        Input("INT32", (1, 0), b""),
+        Input("INT32", (1,), None, [2**40]),
+        Input("INT32", (1,), None, [[[[[[[[[[[1]]]]]]]]]]]),
+    ):
+        found = content_of(Roles(ids="I"), {"I": one}, {})
+        assert not found.ids
+        assert len(found.unread) == 1
+
+
+def test_a_long_text_is_looked_at_in_part() -> None:
+    one = Input("BYTES", (1,), packed("x" * (MAX_TEXT_BYTES + 9)))
+    assert len(content_of(Roles(text="T"), {"T": one}, {}).texts[0]) == MAX_TEXT_BYTES
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+INPUTS = st.builds(
+    Input,
+    st.sampled_from(["BYTES", "INT32", "INT64", "UINT64", "BOOL", "FP16", "FP32", "", "x" * 99]),
+    st.lists(st.integers(-(2**64), 2**64) | st.integers(0, 4), max_size=10).map(tuple),
+    st.none() | st.binary(max_size=64) | st.binary(max_size=64).map(lambda data: memoryview(data)),
+    st.none() | st.lists(VALUES),
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(ROLES), INPUTS),
+    st.dictionaries(st.text() | st.sampled_from([*ROLES, "sequence_id", "lora_name"]), VALUES),
+)
+def test_nothing_that_is_sent_breaks_the_reader(
+    inputs: dict[str, Input], parameters: dict[str, Any]
+) -> None:
+    every: dict[str, Any] = {name: name for name in ROLES}
+    roles = Roles(images=("text",), **every)
+    found = content_of(roles, inputs, parameters)
+    assert all(text for text in found.texts)
+    assert all(len(row) and row.min() >= 0 for row in found.ids)
+    assert found.max_output_tokens is None or 0 <= found.max_output_tokens < 2**31
+    for text in found.texts:
+        text.encode()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"input":1}', b"\xff", b"[" * 9999])
+def test_a_config_that_is_none_is_said_to_be_none(body: bytes) -> None:
+    with pytest.raises(WireError, match="config"):
+        config_of(body)
+
+
+def test_configs_are_bounded() -> None:
+    with pytest.raises(WireError, match="over"):
+        model("python", *(f"i{n}:STRING" for n in range(300)))
+
+
+@given(VALUES)
+def test_any_json_as_config_is_read_or_refused(value: Any) -> None:
+    try:
+        body = msgspec.json.encode({"input": value, "ensemble_scheduling": value})
+    except (msgspec.EncodeError, TypeError, UnicodeError):
+        return
+    with contextlib.suppress(WireError):
+        roles_of(config_of(body))
