@@ -88,9 +88,10 @@ class Recognized:
             shown.append(f"{more} more")
         capacity = facts.kv_capacity_tokens
         tokens = "unknown" if math.isnan(capacity) else f"{capacity:.0f}"
+        role = "" if facts.role == "both" else f", role {facts.role} in group {facts.group}"
         return (
             f"kind {self.kind}, models {' '.join(shown)}, block size {facts.block_size}, "
-            f"KV tokens {tokens}, events {'yes' if facts.has_events else 'no'}"
+            f"KV tokens {tokens}, events {'yes' if facts.has_events else 'no'}{role}"
         )
 
 
