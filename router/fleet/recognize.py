@@ -88,7 +88,7 @@ class Recognized:
             shown.append(f"{more} more")
         capacity = facts.kv_capacity_tokens
         tokens = "unknown" if math.isnan(capacity) else f"{capacity:.0f}"
-        role = "" if facts.role == "both" else f", role {facts.role} in group {facts.group}"
+        role = "" if facts.role == "both" else f", role {facts.role} in group {facts.group!r}"
         return (
             f"kind {self.kind}, models {' '.join(shown)}, block size {facts.block_size}, "
             f"KV tokens {tokens}, events {'yes' if facts.has_events else 'no'}{role}"
