@@ -77,8 +77,8 @@ class TritonServer(Server):
         paths = os.pathsep.join((str(self.environment.folder / "bin"), os.environ.get("PATH", "")))
         return {**os.environ, "PATH": paths, "LD_LIBRARY_PATH": PYTHON_LIBRARY}
 
-    def command(self) -> list[str]:
-        """What starts it."""
+    def repository(self) -> Path:
+        """The folder of its models, made."""
         models = self.folder / "models"
         for name, decoupled in ((MODEL, "true"), (WHOLE, "false")):
             version = models / name / "1"
@@ -87,6 +87,11 @@ class TritonServer(Server):
                 CONFIG % (decoupled, BLOCK_SIZE, self.blocks)
             )
             shutil.copy(SOURCE, version / "model.py")
+        return models
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        models = self.repository()
         packages = self.environment.site_packages
         return [
             str(self.environment.folder / "bin" / "tritonserver"),
