@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 from router.cli.admin import ABOUT as WORKERS_ABOUT
 from router.cli.admin import add_workers_command, workers_command
 from router.cli.config import add_config_command, add_flags, check_command
+from router.cli.doctor import ABOUT as DOCTOR_ABOUT
+from router.cli.doctor import add_doctor_command, doctor_command
 from router.cli.keys import ABOUT as KEYS_ABOUT
 from router.cli.keys import add_keys_command, keys_command
 from router.cli.kv import ABOUT as KV_ABOUT
@@ -63,6 +65,12 @@ _COMMANDS = MappingProxyType(
             WORKERS_ABOUT,
             add_workers_command,
             workers_command,
+        ),
+        "doctor": _Command(
+            "why servers do not batch, and what to change",
+            DOCTOR_ABOUT,
+            add_doctor_command,
+            doctor_command,
         ),
         "top": _Command(
             "watch the fleet and the decisions, live", TOP_ABOUT, add_top_command, top_command

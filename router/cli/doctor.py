@@ -1,0 +1,162 @@
+"""The command `warmroute doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from router.doctor.examine import Options, examine
+from router.doctor.fetch import DoctorError
+from router.doctor.judge import CAUSES
+from router.doctor.probe import ProbeLimits
+from router.doctor.report import NOTHING, UNREADABLE, Report
+
+ABOUT = """\
+Why does it not batch? Watches servers under load and names the cause, its numbers, what to change.
+
+  warmroute doctor http://gpu1:8000                      a Triton, its metrics at 8002
+  warmroute doctor http://gpu1:8000,metrics=http://gpu1:9102/metrics
+  warmroute doctor http://gpu1:8000 http://gpu2:8000 --router http://127.0.0.1:8081
+  warmroute doctor http://127.0.0.1:8000 --probe --measure times.json
+
+Triton (TensorRT-LLM, vLLM, Python backends), vLLM, SGLang and warmroute-engine are known by
+themselves. It only reads, unless --probe lets it send a bounded load, and it judges differences
+between readings: run it while the trouble lasts. An idle pool shows nothing, and is told so.
+
+What servers cannot know is given: --router (our router's counts), --log (error texts of clients),
+--requests (a request a line, as `infer` takes it), and what requests are like (--max-tokens ...).
+The report says what was not looked at. The causes: docs/triton.md.
+
+Exit status: 0 nothing to change, 1 something found, 2 a server could not be read.
+"""
+_MAX_BODY = 16 << 20
+
+
+def add_doctor_command(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `warmroute doctor`."""
+    add = parser.add_argument
+    add("servers", nargs="*", metavar="URL", help="URL[,metrics=URL]")
+    add("--causes", action="store_true", help="list all causes that it knows, and end")
+    add("--seconds", type=float, default=10.0, metavar="S", help="to watch (%(default)g)")
+    add("--timeout", type=float, default=5.0, metavar="S", help="of a page (%(default)g)")
+    add("--json", action="store_true", help="the report as JSON")
+    add("--quiet", action="store_true", help="no progress on stderr")
+    given = parser.add_argument_group("what servers cannot know")
+    add = given.add_argument
+    add("--router", metavar="URL", help="admin port of the router before them")
+    add("--log", type=Path, metavar="FILE", help="error texts of clients or servers, a line each")
+    add("--requests", type=Path, metavar="FILE", help="requests as `infer` takes them, one a line")
+    add("--concurrency", type=int, metavar="N", help="requests at once that are planned")
+    add("--connections", type=int, metavar="N", help="client connections that carry the load")
+    add("--input-tokens", type=float, metavar="N", help="of a prompt")
+    add("--max-tokens", type=float, metavar="N", help="that requests allow for an answer")
+    add("--max-num-tokens", type=float, metavar="N", help="of a step, as the engine was built")
+    probe = parser.add_argument_group("a load of its own")
+    add = probe.add_argument
+    add("--probe", action="store_true", help="send one, to loopback only unless allowed")
+    add("--allow-host", action="append", default=[], metavar="HOST", help="may be probed, too")
+    add("--probe-model", metavar="NAME", help="the model (that which is no step of another)")
+    add("--probe-body", type=Path, metavar="FILE", help="a request's JSON (made of its inputs)")
+    add("--probe-requests", type=int, default=500, metavar="N", help="in all (%(default)s)")
+    add("--probe-concurrency", type=int, default=8, metavar="N", help="at once (%(default)s)")
+    add("--probe-seconds", type=float, default=30.0, metavar="S", help="in all (%(default)g)")
+    add("--measure", type=Path, metavar="FILE", help="write service times by batch size (JSON)")
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    """Run the command; returns its exit status."""
+    if args.causes:
+        for cause in sorted(CAUSES):
+            print(f"{cause.number:>2}  {cause.name}  ({cause.source})")
+        return NOTHING
+    try:
+        report = asyncio.run(examine(args.servers, _options(args), _progress(args)))
+        if args.measure is not None:
+            _write(args.measure, report)
+    except DoctorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UNREADABLE
+    except KeyboardInterrupt:
+        print("error: stopped before the end", file=sys.stderr)
+        return UNREADABLE
+    print(json.dumps(report.shown(), indent=2) if args.json else report.text())
+    return report.status
+
+
+def _options(args: argparse.Namespace) -> Options:
+    """Raises DoctorError for what cannot be."""
+    for name in ("seconds", "timeout", "probe_seconds", "probe_requests", "probe_concurrency"):
+        value = getattr(args, name)
+        if not 0 < value <= 1e6:
+            raise DoctorError(f"--{name.replace('_', '-')} {value:g}: more than 0 is needed")
+    if args.measure is not None and not args.probe:
+        raise DoctorError("--measure needs --probe, which takes the times")
+    if args.probe_concurrency > 1024:
+        raise DoctorError("--probe-concurrency: at most 1024")
+    return Options(
+        seconds=args.seconds,
+        timeout_s=args.timeout,
+        router=args.router,
+        log=args.log,
+        requests=args.requests,
+        concurrency=args.concurrency,
+        connections=args.connections,
+        input_tokens=args.input_tokens,
+        max_tokens=args.max_tokens,
+        max_num_tokens=args.max_num_tokens,
+        probe=_limits(args) if args.probe else None,
+    )
+
+
+def _limits(args: argparse.Namespace) -> ProbeLimits:
+    return ProbeLimits(
+        requests=args.probe_requests,
+        concurrency=args.probe_concurrency,
+        seconds=args.probe_seconds,
+        hosts=tuple(args.allow_host),
+        model=args.probe_model,
+        body=_body(args.probe_body),
+    )
+
+
+def _body(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BODY + 1)
+    except OSError as error:
+        raise DoctorError(f"--probe-body {path}: {error.strerror or error}") from error
+    if len(data) > _MAX_BODY:
+        raise DoctorError(f"--probe-body {path}: more than {_MAX_BODY} bytes")
+    return data
+
+
+def _write(path: Path, report: Report) -> None:
+    measured: dict[str, Any] = dict(report.measured or {})
+    if not measured.get("sizes"):
+        raise DoctorError(
+            "--measure: no batch ran, or the server does not count batches by size (only Triton "
+            "does); nothing was written"
+        )
+    try:
+        path.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DoctorError(f"--measure {path}: {error.strerror or error}") from error
+
+
+def _progress(args: argparse.Namespace) -> Any:
+    """Lines on stderr; one that is written over where somebody looks on."""
+    if args.quiet:
+        return lambda line: None
+    end = "\r" if sys.stderr.isatty() else "\n"
+
+    def show(line: str) -> None:
+        over = end if line.startswith("watched") else "\n"
+        print(f"{line:<60}" if over == "\r" else line, end=over, file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,81 @@
+"""What only clients know: error texts, and the shapes of requests, out of files that are given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+MAX_LINES, MAX_LINE = 1_000_000, 1 << 20  # of a file, in characters of a line
+MAX_KINDS = 10_000  # distinct requests that are told apart
+# What an error says -> the key under which causes ask for it.
+_TEXTS: Mapping[str, str] = MappingProxyType(
+    {
+        "exceeds maximum queue size": "queue_full",
+        "request timeout expired": "queue_timeout",
+        "expected batch dimension to be 1": "batch_dimension",
+        "failed to increase the shared memory pool": "shared_memory",
+        "out of memory": "out_of_memory",
+        "decoupled": "decoupled",
+    }
+)
+
+
+class FileError(Exception):
+    """A file that cannot be read: says which, and why."""
+
+
+def counted(lines: Iterable[str]) -> dict[str, int]:
+    """How many lines have each of the known texts."""
+    found: dict[str, int] = {}
+    for line in lines:
+        low = line.lower()
+        for text, key in _TEXTS.items():
+            if text in low:
+                found[key] = found.get(key, 0) + 1
+                break
+    return found
+
+
+def error_texts(path: Path) -> dict[str, int]:
+    """The known errors in a log. Raises FileError."""
+    return counted(_lines(path))
+
+
+def request_kinds(path: Path) -> tuple[int, int]:
+    """Distinct shapes among requests with the same inputs, and distinct sets of inputs.
+
+    The file has a request a line, as `infer` takes it. Raises FileError.
+    """
+    shapes: dict[frozenset[str], set[str]] = {}
+    kinds = 0
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            inputs = json.loads(line)["inputs"]
+            named = {str(one["name"]): list(one["shape"]) for one in inputs}
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise FileError(f"{path} line {number}: no request with inputs ({error!r})") from error
+        seen = shapes.setdefault(frozenset(named), set())
+        before = len(seen)
+        seen.add(json.dumps(named, sort_keys=True))
+        kinds += len(seen) - before
+        if kinds > MAX_KINDS:
+            break
+    if not shapes:
+        raise FileError(f"{path}: no request in it")
+    return max(map(len, shapes.values())), len(shapes)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Lines that are not empty, so many, each cut at its bound."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for _ in range(MAX_LINES):
+                line = file.readline(MAX_LINE)
+                if not line:
+                    return
+                if line.strip():
+                    yield line
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from error

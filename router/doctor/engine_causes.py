@@ -1,0 +1,353 @@
+"""Causes that lie in an LLM engine's own batch: KV memory, budgets, policies.
+
+Each function is pure: evidence in, what it found out, or None. A request needs as many tokens of
+KV as its prompt and the longest output that it may have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from router.doctor.evidence import EngineEvidence, Evidence, ServerEvidence
+from router.doctor.report import Change, Found, number
+
+KV_FULL = 0.8  # share in use from which memory is the limit
+AT_LIMIT = 0.95  # of the largest batch
+SOME = 0.5  # requests, on average: fewer are none
+LONG_PROMPT = 1024  # tokens whose prefill others notice
+_GUARANTEED, _UTMOST = "guaranteed_no_evict", "max_utilization"
+
+# What a setting is called, by kind of engine.
+_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "triton": {
+            "kv": "parameters.max_tokens_in_paged_kv_cache",
+            "share": "parameters.kv_cache_free_gpu_mem_fraction",
+            "batch": "max_batch_size of the engine's build",
+            "budget": "max_num_tokens of the engine's build",
+            "policy": "parameters.batch_scheduler_policy",
+            "reuse": "parameters.enable_kv_cache_reuse",
+            "chunks": "parameters.enable_chunked_context",
+        },
+        "vllm": {
+            "kv": "--num-gpu-blocks-override",
+            "share": "--gpu-memory-utilization",
+            "batch": "--max-num-seqs",
+            "budget": "--max-num-batched-tokens",
+            "policy": "--max-num-seqs",
+            "reuse": "--enable-prefix-caching",
+            "chunks": "--enable-chunked-prefill",
+        },
+        "sglang": {
+            "kv": "--max-total-tokens",
+            "share": "--mem-fraction-static",
+            "batch": "--max-running-requests",
+            "budget": "--max-prefill-tokens",
+            "policy": "--schedule-conservativeness",
+            "reuse": "--disable-radix-cache",
+            "chunks": "--chunked-prefill-size",
+        },
+        "warmroute": {
+            "kv": "--kv-tokens",
+            "share": "--kv-cache-free-gpu-mem-fraction",
+            "batch": "--max-batch-size",
+            "budget": "--max-num-tokens",
+            "policy": "--batch-scheduler-policy",
+            "reuse": "prefix caching",
+            "chunks": "chunked prefill",
+        },
+    }
+)
+
+
+def _name(server: ServerEvidence, what: str) -> str:
+    return _NAMES.get(server.server.kind, _NAMES["triton"])[what]
+
+
+def _length(e: Evidence, x: EngineEvidence) -> float:
+    """Tokens of KV that a request needs, as told or counted; else what those that run hold."""
+    prompt = x.input_tokens if e.facts.input_tokens is None else e.facts.input_tokens
+    output = x.output_tokens if e.facts.max_tokens is None else e.facts.max_tokens
+    if math.isfinite(prompt + output):
+        return prompt + output
+    held = x.kv_share * x.kv_tokens
+    return held / x.scheduled if x.scheduled > 0 and held > 0 else math.nan
+
+
+def _waits(x: EngineEvidence) -> bool:
+    """Whether requests wait that are active."""
+    return x.moving and x.waiting >= SOME
+
+
+def _short(x: EngineEvidence) -> bool:
+    """Whether requests wait though the batch has room."""
+    return _waits(x) and not x.scheduled >= AT_LIMIT * x.most
+
+
+def _because(x: EngineEvidence, *reasons: str) -> bool:
+    """Whether our engine's own reason, where it tells one, is one of these."""
+    return x.main_reason is None or x.main_reason in reasons
+
+
+def _thrashes(server: ServerEvidence, x: EngineEvidence) -> bool:
+    """Whether requests that run are thrown out again and again."""
+    return x.paused >= SOME or x.preemptions >= max(1.0, 0.1 * server.seconds)
+
+
+def _batch(x: EngineEvidence) -> str:
+    most = f" of at most {number(x.most)}" if math.isfinite(x.most) else ""
+    return f"{number(x.active)} active, {number(x.scheduled)} scheduled{most}"
+
+
+def _taken_in(x: EngineEvidence) -> float:
+    room = x.most - x.scheduled if math.isfinite(x.most) else math.inf
+    return max(min(x.waiting, room), 0.0)
+
+
+def _policy(x: EngineEvidence) -> str:
+    given = x.config.text("batch_scheduler_policy")
+    return given if given in (_UTMOST, _GUARANTEED) else _GUARANTEED
+
+
+def _larger_kv(server: ServerEvidence, x: EngineEvidence, need: float) -> tuple[Change, ...]:
+    """How the cache gets room for all that are active."""
+    wanted = math.ceil(need * max(x.active, 2.0))
+    given = x.config.text("max_tokens_in_paged_kv_cache")
+    if given is not None or server.server.kind == "warmroute":
+        now = given or str(int(x.kv_tokens))
+        other = "" if given is None else "absent (all that is free), or "
+        return (Change(_name(server, "kv"), now, f"{other}{wanted} or more"),)
+    share = x.config.text("kv_cache_free_gpu_mem_fraction") or "its default"
+    return (
+        Change(
+            _name(server, "share"),
+            share,
+            f"more: the cache holds {int(x.kv_tokens)} tokens, {wanted} are needed",
+        ),
+    )
+
+
+def one_fits(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """13: the KV cache holds one request."""
+    need = _length(e, x)
+    if not _short(x) or not 0 < x.kv_tokens < 2 * need:
+        return None
+    if _thrashes(server, x) or not _because(x, "kv_blocks", "priority", "reserve_policy"):
+        return None
+    told = (
+        f"{_batch(x)}; the KV cache holds {number(x.kv_tokens)} tokens and a request needs "
+        f"{number(need)}: room for {int(x.kv_tokens // need)}"
+    )
+    return Found(told, _larger_kv(server, x, need), _taken_in(x))
+
+
+def reserved(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """14: the whole output is reserved, so the cache is full while it is empty."""
+    need = _length(e, x)
+    if not _short(x) or _policy(x) != _GUARANTEED or x.kv_share >= KV_FULL:
+        return None
+    if x.kv_tokens < 2 * need or not _because(x, "reserve_policy") or _budget_full(e, x):
+        return None
+    # Where nobody says how long outputs may be, waiting beside free memory is the sign.
+    if e.facts.max_tokens is not None and x.active * need <= x.kv_tokens:
+        return None
+    if server.server.kind in ("vllm", "sglang"):
+        return None  # these reserve no output
+    told = (
+        f"{_batch(x)} with {number(100 * x.kv_share)} % of the KV cache in use: {_GUARANTEED} "
+        f"reserves each request's longest output"
+    )
+    if math.isfinite(need) and e.facts.max_tokens is not None:
+        told += f", {number(need)} tokens of {number(x.kv_tokens)}"
+    given = "absent" if e.facts.max_tokens is None else number(e.facts.max_tokens)
+    now = x.config.text("batch_scheduler_policy") or f"{_GUARANTEED} (default)"
+    changes = (
+        Change("max_tokens of requests", given, "what answers need"),
+        Change(f"or {_name(server, 'policy')}", now, f"{_UTMOST}, watching for paused requests"),
+    )
+    return Found(told, changes, _taken_in(x))
+
+
+def thrashing(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """15: requests are paused and computed again."""
+    paused = x.paused if math.isfinite(x.paused) else 0.0
+    if not x.moving or not _thrashes(server, x) or x.kv_share < KV_FULL:
+        return None
+    if server.server.kind == "triton" and _policy(x) != _UTMOST:
+        return None
+    told = (
+        f"{number(paused)} requests paused on average, {number(x.preemptions)} preemptions, the KV "
+        f"cache {number(100 * x.kv_share)} % full; {_batch(x)}"
+    )
+    if server.server.kind in ("triton", "warmroute"):
+        change = Change(_name(server, "policy"), _UTMOST, f"{_GUARANTEED}, or fewer in flight")
+    else:
+        fewer = str(max(1, int(0.8 * x.scheduled)))
+        change = Change(_name(server, "policy"), "its present value", f"{fewer}, or more KV memory")
+    return Found(told, (change,), max(paused, x.preemptions / server.seconds, x.waiting))
+
+
+def small_batch(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """16: the engine's largest batch is small."""
+    if not _waits(x) or x.kv_share >= KV_FULL or not _because(x, "max_batch_size"):
+        return None
+    most = x.most
+    if math.isnan(most):
+        least, most = x.scheduled_range
+        if server.server.kind != "vllm" or least != most or most < 1:
+            return None  # vLLM does not tell it: a batch that never changes is at its limit
+    elif x.scheduled < AT_LIMIT * most:
+        return None
+    room = most / x.kv_share if x.kv_share > 0.01 else math.inf
+    to = int(min(math.ceil(x.active), room))
+    told = (
+        f"{number(x.scheduled)} scheduled all the time of at most {number(most)}, "
+        f"{number(x.waiting)} wait, {number(100 * (1 - x.kv_share))} % of the KV cache is free"
+    )
+    change = Change(_name(server, "batch"), number(most), f"{max(to, int(most) + 1)} or more")
+    return Found(told, (change,), min(x.waiting, room - most))
+
+
+def _budget_full(e: Evidence, x: EngineEvidence) -> bool:
+    """Whether steps are full of tokens."""
+    budget = x.step_tokens if e.facts.max_num_tokens is None else e.facts.max_num_tokens
+    return x.context_tokens >= 0.9 * budget
+
+
+def token_budget(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """17: the token budget of a step is used up by prefill."""
+    if not _short(x) or x.kv_share >= KV_FULL:
+        return None
+    ours = x.main_reason == "token_budget"
+    if not ours and (not _because(x) or not _budget_full(e, x)):
+        return None
+    budget = x.step_tokens if e.facts.max_num_tokens is None else e.facts.max_num_tokens
+    told = (
+        f"{_batch(x)}, {number(x.waiting)} wait with {number(100 * (1 - x.kv_share))} % of the KV "
+        f"cache free: steps prefill {number(x.context_tokens)} of {number(budget)} tokens"
+    )
+    changes = [
+        Change(_name(server, "budget"), number(budget), f"{int(2 * budget)}, or a worker more")
+    ]
+    if x.config.text("enable_chunked_context") == "false":
+        changes.append(Change(_name(server, "chunks"), "false", "true"))
+    return Found(told, tuple(changes), _taken_in(x))
+
+
+def static_batches(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """18: whole batches begin and end together."""
+    if not x.static or not x.moving:
+        return None
+    given = x.config.text("gpt_model_type") or "V1"
+    told = f"the metrics of static batching (nv_trt_llm_v1_metrics) are there; {_batch(x)}"
+    change = Change("parameters.gpt_model_type", given, "inflight_fused_batching")
+    return Found(told, (change,), _taken_in(x))
+
+
+def kv_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """20: no KV cache."""
+    if not x.moving or x.kv_tokens > 0 or math.isnan(x.kv_tokens) or x.active < SOME:
+        return None
+    told = f"{_batch(x)}; the KV cache has 0 blocks while the engine steps"
+    change = Change("paged KV cache of the engine's build", "off", "on (--kv_cache_type paged)")
+    return Found(told, (change,), max(x.active - x.scheduled, 0.0))
+
+
+def copies(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """22: several copies of an engine share the device's memory."""
+    count = x.config.instances
+    if server.server.kind != "triton" or not x.moving or count < 2:
+        return None
+    told = (
+        f"instance_group.count is {count} for {x.model}: each is a whole engine, and its KV cache "
+        f"a share of what the others left ({number(x.kv_tokens)} tokens, "
+        f"{number(100 * x.kv_share)} % in use); {_batch(x)}"
+    )
+    change = Change(f"{x.model}: instance_group.count", str(count), "1")
+    more = min(x.waiting, x.scheduled * (count - 1)) if x.kv_share >= KV_FULL else 0.0
+    return Found(told, (change,), more)
+
+
+def reuse_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """23: cached prompts are computed again."""
+    if not x.moving:
+        return None
+    told = x.config.text("enable_kv_cache_reuse")
+    off = told is not None and told.lower() in ("false", "0")
+    shared = e.facts.router.hit_share if e.facts.router else math.nan
+    flat = x.reused == 0 and shared >= 0.2  # prompts repeat, and nothing was found
+    if server.server.kind == "sglang":
+        off = server.server.settings.get("disable_radix_cache", "").lower() == "true"
+    if not (off or flat) or shared < 0.05:
+        return None
+    now = (told or "off") if off else "not set, which older versions take for false"
+    repeats = "" if math.isnan(shared) else f", {number(100 * shared)} % of prompt tokens repeat"
+    found = 0.0 if math.isnan(x.reused) else x.reused
+    to = "absent" if server.server.kind == "sglang" else "true, with paged context in the build"
+    return Found(
+        f"KV reuse is {'off' if off else 'without effect'}: {number(found)} found in the cache "
+        f"meanwhile{repeats}",
+        (Change(_name(server, "reuse"), now, to),),
+    )
+
+
+def unchunked(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """24: a long prompt's prefill stops all others."""
+    off = (x.config.text("enable_chunked_context") or "").lower() in ("false", "0")
+    if server.server.kind == "sglang":
+        off = server.server.settings.get("chunked_prefill_size", "") in ("-1", "0")
+    prompt = x.input_tokens if e.facts.input_tokens is None else e.facts.input_tokens
+    prefills = x.context > 0 or x.context_tokens > 0 or math.isnan(x.context)
+    if not off or not x.moving or not prompt >= LONG_PROMPT or not prefills or x.scheduled < 1:
+        return None
+    told = (
+        f"prompts of {number(prompt)} tokens are prefilled whole, {number(x.context)} at a time on "
+        f"average, while {number(x.generation)} others generate"
+    )
+    now = "-1" if server.server.kind == "sglang" else "false"
+    to = "2048" if server.server.kind == "sglang" else "true"
+    return Found(told, (Change(_name(server, "chunks"), now, to),))
+
+
+def beyond_memory(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """25: more requests at once than the KV cache holds; they queue silently."""
+    need = _length(e, x)
+    planned = max(x.active, float(e.facts.concurrency or 0))
+    if not _short(x) or not 2 * need <= x.kv_tokens < planned * need or x.kv_share < KV_FULL:
+        return None
+    if _thrashes(server, x) or not _because(x, "kv_blocks", "priority", "reserve_policy"):
+        return None
+    fit = int(x.kv_tokens // need)
+    told = (
+        f"{_batch(x)}, the KV cache {number(100 * x.kv_share)} % full: {number(planned)} requests "
+        f"of {number(need)} tokens need {number(planned * need)}, it holds {number(x.kv_tokens)}, "
+        f"that is {fit} requests"
+    )
+    changes = (
+        Change("requests at once (max_requests of the worker)", number(planned), str(fit)),
+        *_larger_kv(server, x, need),
+    )
+    return Found(told, changes, _taken_in(x))
+
+
+def left_behind(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+    """31: requests whose clients left run on."""
+    router = e.facts.router
+    looks = router.by_url.get(server.server.url, ()) if router else ()
+    ways = [c.name for c in server.server.configs.values() if c.steps or "bls" in c.name.lower()]
+    if not x.moving or not looks or not ways:
+        return None
+    least = x.active_range[0] - max(looks)
+    if not least >= 1:
+        return None
+    told = (
+        f"{number(x.active_range[0])} or more active at {x.model} all the time, the router has "
+        f"{number(max(looks))} or fewer there: a cancel does not pass through {', '.join(ways)}"
+    )
+    changes = (
+        Change("model that clients call", ways[0], f"{x.model} itself, where cancels arrive"),
+        Change("or max_tokens of requests", "unbounded", "what answers need"),
+    )
+    return Found(told, changes, least)

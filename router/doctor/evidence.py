@@ -1,0 +1,536 @@
+"""What several readings of a server tell together: differences of counters, means of gauges.
+
+Pure. Counters that fell (a reload) tell nothing, and gauges that stand still because the engine
+does (an unchanged iteration counter) are none. Times are seconds, sizes tokens; NaN: not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from engine.wire import metrics as names
+from router.doctor.readings import (
+    BLOCKS,
+    DEVICE_TOTAL,
+    DEVICE_USED,
+    ENGINE_REQUESTS,
+    FAILURES,
+    GENERAL,
+    IN_FLIGHT,
+    INPUT_TOKENS,
+    NOT_SCHEDULED,
+    OUTPUT_TOKENS,
+    PENDING,
+    REQUESTS,
+    SGLANG,
+    STATIC,
+    STEP_BUDGET,
+    STEP_TOKENS,
+    STEPS,
+    Config,
+    Count,
+    Gauges,
+    Reading,
+    Server,
+    Stats,
+    Watched,
+)
+
+_NS = 1e9
+NO_CONFIG = Config()  # of an engine that tells none
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTime:
+    """Executions of one batch size, and the mean time of one."""
+
+    batch: int
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEvidence:
+    """One model of a Triton over the watch."""
+
+    config: Config
+    seconds: float  # that were watched
+    requests: int = 0  # that succeeded
+    rows: int = 0  # inferences: a request may have several
+    executions: int = 0
+    queue_s: float = 0.0  # mean wait of a request
+    queue_sum_s: float = 0.0
+    latency_s: float = 0.0  # mean of a request, within the server
+    latency_sum_s: float = 0.0
+    sizes: tuple[SizeTime, ...] = ()
+    rejected: int = 0  # that waited too long
+    failed: int = 0
+    cache_hits: int = 0
+    pending: float = math.nan  # mean
+    steps_of: tuple[str, ...] = ()  # ensembles that it is a step of
+    restarted: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds
+
+    @property
+    def mean_batch(self) -> float:
+        """Inferences per execution; NaN where none ran."""
+        return self.rows / self.executions if self.executions else math.nan
+
+    @property
+    def waiting(self) -> float:
+        """Requests in the queue on average: Little's law, or the gauge where that shows more."""
+        counted = self.queue_sum_s / self.seconds
+        return counted if math.isnan(self.pending) else max(counted, self.pending)
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in the server on average (Little's law)."""
+        return self.latency_sum_s / self.seconds
+
+    @property
+    def busy(self) -> float:
+        """Executions under way on average."""
+        return math.fsum(one.count * one.seconds for one in self.sizes) / self.seconds
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the instances' time, 0..1."""
+        return self.busy / self.config.instances
+
+    @property
+    def service_s(self) -> float:
+        """Mean time of an execution; NaN where none ran."""
+        count = sum(one.count for one in self.sizes)
+        total = math.fsum(one.count * one.seconds for one in self.sizes)
+        return total / count if count else math.nan
+
+    @property
+    def singles(self) -> float:
+        """Share of the executions that had a batch of one."""
+        count = sum(one.count for one in self.sizes)
+        return sum(one.count for one in self.sizes if one.batch <= 1) / count if count else 0.0
+
+    @property
+    def growth(self) -> float:
+        """How many times as long the largest batch takes as the smallest, per size: 1 is linear,
+        near 0 is flat; NaN where one size alone was seen.
+        """
+        if len(self.sizes) < 2:
+            return math.nan
+        least, most = self.sizes[0], self.sizes[-1]
+        if not (least.seconds and least.batch):
+            return math.nan
+        return (most.seconds / least.seconds - 1) / (most.batch / least.batch - 1)
+
+    @property
+    def batches(self) -> bool:
+        """Whether Triton's dynamic batcher may join requests of it."""
+        return self.config.dynamic_batching is not None and self.config.max_batch_size > 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvidence:
+    """One LLM engine with a scheduler of its own over the watch. Means of moving samples."""
+
+    model: str
+    active: float
+    scheduled: float
+    waiting: float
+    most: float = math.nan  # requests in a batch at most
+    active_range: tuple[float, float] = (math.nan, math.nan)
+    scheduled_range: tuple[float, float] = (math.nan, math.nan)
+    context: float = math.nan  # requests in prefill
+    generation: float = math.nan
+    context_tokens: float = math.nan  # of prefill in an iteration
+    paused: float = math.nan
+    preemptions: float = 0.0
+    kv_tokens: float = math.nan  # that the cache holds
+    kv_share: float = math.nan  # 0..1 in use
+    reused: float = math.nan  # blocks or tokens found in the cache, more than before
+    queried: float = math.nan  # prompt tokens looked up
+    input_tokens: float = math.nan  # mean of a request
+    output_tokens: float = math.nan
+    step_tokens: float = math.nan  # most of a step
+    static: bool = False
+    reasons: Mapping[str, float] = field(default_factory=dict)  # request-steps not scheduled
+    config: Config = NO_CONFIG
+    moving: bool = True
+
+    @property
+    def main_reason(self) -> str | None:
+        """What most waited for, as our engine says it; None: it does not."""
+        if not any(self.reasons.values()):
+            return None
+        return max(self.reasons, key=lambda reason: self.reasons[reason])
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvidence:
+    """One server over the watch."""
+
+    server: Server
+    seconds: float
+    models: Mapping[str, ModelEvidence] = field(default_factory=dict)
+    engines: tuple[EngineEvidence, ...] = ()
+    device_share: float = math.nan  # of the fullest device's memory, in use
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it has had anything to do."""
+        busy = any(m.requests or m.failed or m.pending > 0 for m in self.models.values())
+        return busy or any(engine.moving and engine.active > 0 for engine in self.engines)
+
+    @property
+    def main(self) -> ModelEvidence | None:
+        """The model that clients call: an ensemble, else what had the most requests."""
+        whole = [m for m in self.models.values() if m.requests and not m.steps_of]
+        return max(whole, key=lambda m: m.requests, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterEvidence:
+    """What our own router counted meanwhile."""
+
+    connections: float  # of clients, mean
+    in_flight: float  # requests of clients, mean
+    most_in_flight: float
+    by_url: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # requests, each look
+    refused: Mapping[str, float] = field(default_factory=dict)  # 503 by worker's URL
+    hit_share: float = math.nan  # of prompt tokens, found at the workers
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """What the servers cannot know; None or empty where nobody told."""
+
+    texts: Mapping[str, int] = field(default_factory=dict)  # errors, by cause's key
+    router: RouterEvidence | None = None
+    concurrency: int | None = None
+    connections: int | None = None
+    input_tokens: float | None = None
+    max_tokens: float | None = None
+    max_num_tokens: float | None = None
+    shapes: int | None = None  # distinct ones among requests
+    input_sets: int | None = None
+    latencies: Mapping[int, float] = field(default_factory=dict)  # by concurrency of the probe
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is judged."""
+
+    servers: tuple[ServerEvidence, ...]
+    facts: ClientFacts = ClientFacts()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether any server has had anything to do."""
+        return any(server.loaded for server in self.servers)
+
+
+def evidence_of(watched: Watched) -> ServerEvidence:
+    """What a server's readings tell."""
+    first, last = watched.readings[0], watched.readings[-1]
+    seconds = max(last.at_s - first.at_s, 1e-6)
+    server = watched.server
+    models = {
+        name: _model(config, watched, seconds)
+        for name, config in server.configs.items()
+        if server.kind == "triton"
+    }
+    if server.kind == "triton":
+        engines = tuple(
+            _backend(model, watched) for model in last.gauges.models(REQUESTS) + _static(last)
+        )
+    elif server.kind == "sglang":
+        engines = (_sglang(watched),)
+    else:
+        engines = (_vllm(watched),)
+    used = last.gauges.split(DEVICE_USED, "gpu_uuid")
+    total = last.gauges.split(DEVICE_TOTAL, "gpu_uuid")
+    shares = [used[gpu] / total[gpu] for gpu in used if total.get(gpu)]
+    return ServerEvidence(server, seconds, models, engines, max(shares, default=math.nan))
+
+
+def _model(config: Config, watched: Watched, seconds: float) -> ModelEvidence:
+    readings, name = watched.readings, config.name
+    steps_of = tuple(c.name for c in watched.server.configs.values() if name in c.steps)
+    old, new = (r.stats.get(name, Stats()) for r in (readings[0], readings[-1]))
+    before, now = old.inference_stats, new.inference_stats
+    if now.success.count < before.success.count or new.execution_count < old.execution_count:
+        return ModelEvidence(config, seconds, steps_of=steps_of, restarted=True)
+    queue, success = _more(before.queue, now.queue), _more(before.success, now.success)
+    failures = [
+        r.gauges.total(FAILURES, model=name, reason="REJECTED") for r in (readings[0], readings[-1])
+    ]
+    pending = [r.gauges.total(PENDING, model=name) for r in readings[1:]]
+    return ModelEvidence(
+        config,
+        seconds,
+        requests=success.count,
+        rows=new.inference_count - old.inference_count,
+        executions=new.execution_count - old.execution_count,
+        queue_s=_mean_of(queue),
+        queue_sum_s=queue.ns / _NS,
+        latency_s=_mean_of(success),
+        latency_sum_s=success.ns / _NS,
+        sizes=sizes_between(old, new),
+        rejected=int(_known(failures[1]) - _known(failures[0])),
+        failed=max(now.fail.count - before.fail.count, 0),
+        cache_hits=max(now.cache_hit.count - before.cache_hit.count, 0),
+        pending=mean(pending),
+        steps_of=steps_of,
+    )
+
+
+def sizes_between(old: Stats, new: Stats) -> tuple[SizeTime, ...]:
+    """Executions by batch size between two readings."""
+    before = {one.batch_size: one for one in old.batch_stats}
+    found = []
+    for one in new.batch_stats:
+        then = before.get(one.batch_size)
+        count = one.compute_infer.count - (then.compute_infer.count if then else 0)
+        ns = one.ns - (then.ns if then else 0)
+        if count > 0 and ns >= 0:
+            found.append(SizeTime(one.batch_size, count, ns / _NS / count))
+    return tuple(sorted(found, key=lambda one: one.batch))
+
+
+def _static(reading: Reading) -> tuple[str, ...]:
+    """Models of which only the family of static batching is there."""
+    known = reading.gauges.models(REQUESTS)
+    return tuple(m for m in reading.gauges.models(STATIC) if m not in known)
+
+
+def _backend(model: str, watched: Watched) -> EngineEvidence:
+    """The TensorRT-LLM backend's gauges of one model."""
+    readings, config = watched.readings, watched.server.configs.get(model, Config(name=model))
+    moved = _moved(model, readings)
+
+    def at(name: str, label: str, kind: str) -> list[float]:
+        return [r.gauges.total(name, model=model, **{label: kind}) for r in moved]
+
+    def requests(kind: str) -> list[float]:
+        return at(REQUESTS, "request_type", kind)
+
+    def blocks(kind: str) -> list[float]:
+        return at(BLOCKS, "kv_cache_block_type", kind)
+
+    def batcher(kind: str) -> float:
+        return mean(at(IN_FLIGHT, "inflight_batcher_specific_metric", kind))
+
+    active, scheduled = requests("active"), requests("scheduled")
+    waits = [max(a - s, 0.0) for a, s in zip(active, scheduled, strict=True)]
+    most, held = mean(blocks("max")), mean(blocks("used"))
+    reused = [
+        r.gauges.total(BLOCKS, model=model, kv_cache_block_type="reused")
+        for r in (readings[0], readings[-1])
+    ]
+    prefill = batcher("total_context_tokens")
+    return EngineEvidence(
+        model,
+        _known(mean(active)),
+        _known(mean(scheduled)),
+        _known(mean(waits)),
+        most=mean(requests("max")),
+        active_range=_range(active),
+        scheduled_range=_range(scheduled),
+        context=mean(requests("context")),
+        generation=batcher("generation_requests"),
+        context_tokens=prefill,
+        paused=batcher("paused_requests"),
+        kv_tokens=most * mean(blocks("tokens_per")),
+        kv_share=held / most if most else math.nan,
+        reused=reused[1] - reused[0],
+        input_tokens=_mean_length(readings, INPUT_TOKENS, model),
+        output_tokens=_mean_length(readings, OUTPUT_TOKENS, model),
+        step_tokens=config.number("max_num_tokens"),
+        static=model in readings[-1].gauges.models(STATIC),
+        config=config,
+        moving=bool(moved),
+    )
+
+
+def _moved(model: str, readings: Sequence[Reading]) -> list[Reading]:
+    """Readings before which the engine has made a step: the others show the last one again."""
+
+    def state(reading: Reading) -> object:
+        steps = reading.gauges.total(GENERAL, model=model, general_type="iteration_counter")
+        if not math.isnan(steps):
+            return steps
+        shown = (reading.gauges.by_name.get(name, ()) for name in (REQUESTS, BLOCKS, IN_FLIGHT))
+        ours = [s.value for some in shown for s in some if s.labels.get("model") == model]
+        stats = reading.stats.get(model)
+        return ours, stats.inference_count if stats else 0
+
+    return [now for before, now in pairwise(readings) if state(before) != state(now)]
+
+
+def _vllm(watched: Watched) -> EngineEvidence:
+    """vLLM, and our engine, which has its names and tells more."""
+    readings, server = watched.readings, watched.server
+    model = server.models[0] if server.models else server.kind
+    running, waiting = _each(readings, names.RUNNING), _each(readings, names.WAITING)
+    scheduled = [r.gauges.total(ENGINE_REQUESTS, kind="scheduled") for r in readings[1:]]
+    active = [a + b for a, b in zip(running, waiting, strict=True)]
+    last = readings[-1].gauges
+    info = last.by_name.get(names.CACHE_CONFIG, ())
+    size, count = (_label(info, name) for name in ("block_size", "num_gpu_blocks"))
+    usage = _first(*(mean(_each(readings, n)) for n in (names.KV_USAGE, names.KV_USAGE_OLD)))
+    reasons = _differences(readings, lambda g: g.split(NOT_SCHEDULED, "reason"))
+    steps = _grown(readings, STEPS)
+    prefill = _differences(readings, lambda g: g.split(STEP_TOKENS, "of")).get("prefill", math.nan)
+    finished = _grown(readings, names.REQUEST_SUCCESS)
+    config = server.configs.get(model, Config(name=model))
+    ranges = scheduled if not math.isnan(mean(scheduled)) else running
+    return EngineEvidence(
+        model,
+        _known(mean(active)),
+        _known(mean(ranges)),
+        _known(mean(waiting)),
+        most=last.total(ENGINE_REQUESTS, kind="max"),
+        active_range=_range(active),
+        scheduled_range=_range(ranges),
+        context_tokens=prefill / steps if steps else math.nan,
+        preemptions=_known(_grown(readings, names.PREEMPTIONS)),
+        kv_tokens=size * count,
+        kv_share=usage,
+        reused=_grown(readings, names.PREFIX_HITS),
+        queried=_grown(readings, names.PREFIX_QUERIES),
+        input_tokens=_per(_grown(readings, names.PROMPT_TOKENS), finished),
+        output_tokens=_per(_grown(readings, names.GENERATION_TOKENS), finished),
+        step_tokens=last.total(STEP_BUDGET),
+        reasons=reasons,
+        config=config,
+        moving=any(one > 0 for one in active),
+    )
+
+
+def _sglang(watched: Watched) -> EngineEvidence:
+    readings, server = watched.readings, watched.server
+    running = _each(readings, SGLANG + "num_running_reqs")
+    waiting = _each(readings, SGLANG + "num_queue_reqs")
+    active = [a + b for a, b in zip(running, waiting, strict=True)]
+    retracted = _each(readings, SGLANG + "num_retracted_reqs")
+    last = readings[-1].gauges
+    done = _grown(readings, SGLANG + "num_requests")
+    return EngineEvidence(
+        server.models[0] if server.models else server.kind,
+        _known(mean(active)),
+        _known(mean(running)),
+        _known(mean(waiting)),
+        most=_setting(server, "max_running_requests"),
+        active_range=_range(active),
+        scheduled_range=_range(running),
+        paused=mean(retracted),
+        kv_tokens=_first(
+            last.total(SGLANG + "max_total_num_tokens"), _setting(server, "max_total_num_tokens")
+        ),
+        kv_share=mean(_each(readings, SGLANG + "token_usage")),
+        reused=_grown(readings, SGLANG + "cached_tokens"),
+        queried=_grown(readings, SGLANG + "prompt_tokens"),
+        input_tokens=_per(_grown(readings, SGLANG + "prompt_tokens"), done),
+        output_tokens=_per(_grown(readings, SGLANG + "generation_tokens"), done),
+        moving=any(one > 0 for one in active),
+    )
+
+
+def router_evidence(looks: Sequence[Gauges]) -> RouterEvidence:
+    """What a router's metrics tell that were read again and again: at least twice."""
+    info = looks[-1].by_name.get("warmroute_worker_info", ())
+    urls = {s.labels.get("worker", ""): s.labels.get("url", "").rstrip("/") for s in info}
+    by_url: dict[str, tuple[float, ...]] = {}
+    refused: dict[str, float] = {}
+    for worker, url in urls.items():
+        each = [g.total("warmroute_worker_requests", worker=worker) for g in looks]
+        before = by_url.get(url, (0.0,) * len(each))
+        by_url[url] = tuple(_known(a) + b for a, b in zip(each, before, strict=True))
+        counts = [_known(g.total("warmroute_replies", worker=worker, status="503")) for g in looks]
+        refused[url] = refused.get(url, 0.0) + max(counts[-1] - counts[0], 0.0)
+    flying = [_known(g.total("warmroute_inflight_requests")) for g in looks[1:]]
+    prompt, hit = (
+        looks[-1].total(name) - looks[0].total(name)
+        for name in ("warmroute_prompt_tokens", "warmroute_expected_hit_tokens")
+    )
+    connections = mean([g.total("warmroute_server_connections") for g in looks[1:]])
+    return RouterEvidence(
+        connections, mean(flying), max(flying, default=0.0), by_url, refused, _per(hit, prompt)
+    )
+
+
+def mean(values: Iterable[float]) -> float:
+    """Of those that are known; NaN where none is."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _more(before: Count, now: Count) -> Count:
+    return Count(max(now.count - before.count, 0), max(now.ns - before.ns, 0))
+
+
+def _mean_of(sums: Count) -> float:
+    return sums.ns / _NS / sums.count if sums.count else 0.0
+
+
+def _known(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
+
+
+def _first(*values: float) -> float:
+    return next((value for value in values if not math.isnan(value)), math.nan)
+
+
+def _per(total: float, count: float) -> float:
+    return total / count if count > 0 else math.nan
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    known = [value for value in values if not math.isnan(value)]
+    return (min(known), max(known)) if known else (math.nan, math.nan)
+
+
+def _each(readings: Sequence[Reading], name: str) -> list[float]:
+    """A gauge in all readings but the first, which was before the watch."""
+    return [reading.gauges.total(name) for reading in readings[1:]]
+
+
+def _grown(readings: Sequence[Reading], name: str) -> float:
+    """By how much a counter grew; NaN where it is not there or began anew."""
+    more = readings[-1].gauges.total(name) - readings[0].gauges.total(name)
+    return more if more >= 0 else math.nan
+
+
+def _differences(
+    readings: Sequence[Reading], split: Callable[[Gauges], dict[str, float]]
+) -> dict[str, float]:
+    before, now = split(readings[0].gauges), split(readings[-1].gauges)
+    return {key: max(value - before.get(key, 0.0), 0.0) for key, value in now.items()}
+
+
+def _mean_length(readings: Sequence[Reading], name: str, model: str) -> float:
+    sums, counts = (
+        [r.gauges.total(f"{name}_{part}", model=model) for r in (readings[0], readings[-1])]
+        for part in ("sum", "count")
+    )
+    found = _per(sums[1] - sums[0], counts[1] - counts[0])
+    return found if found > 0 else _per(sums[1], counts[1])
+
+
+def _label(samples: Iterable[names.Sample], name: str) -> float:
+    for sample in samples:
+        text = sample.labels.get(name, "")
+        if text.isascii() and text.isdecimal() and len(text) <= 12:
+            return float(text)
+    return math.nan
+
+
+def _setting(server: Server, name: str) -> float:
+    text = server.settings.get(name, "")
+    return float(text) if text.isascii() and text.isdecimal() and len(text) <= 12 else math.nan

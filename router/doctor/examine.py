@@ -1,0 +1,220 @@
+"""An examination: who the servers are, their figures again and again, the judgement.
+
+report = await examine(["http://127.0.0.1:8000"], Options(seconds=10))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+
+from router.doctor.clients import FileError, error_texts, request_kinds
+from router.doctor.evidence import (
+    ClientFacts,
+    Evidence,
+    RouterEvidence,
+    evidence_of,
+    router_evidence,
+)
+from router.doctor.fetch import DoctorError, Reader, Source, read_router
+from router.doctor.judge import judge
+from router.doctor.probe import Probe, ProbeLimits
+from router.doctor.readings import Gauges, Reading, Watched
+from router.doctor.report import Report
+
+T = TypeVar("T")
+
+MAX_SERVERS = 64
+LEAST_S, MOST_S = 0.2, 600.0
+_LOOKS_A_SECOND = 1.0
+_LEAST_LOOKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an examination is made, and what the operator adds to what servers tell."""
+
+    seconds: float = 10.0
+    timeout_s: float = 5.0  # of each page
+    router: str | None = None  # our router's admin port
+    log: Path | None = None  # error texts
+    requests: Path | None = None  # a request a line
+    concurrency: int | None = None
+    connections: int | None = None
+    input_tokens: float | None = None
+    max_tokens: float | None = None
+    max_num_tokens: float | None = None
+    probe: ProbeLimits | None = None
+
+
+def _silent(line: str) -> None:
+    """Progress that nobody wants."""
+
+
+async def examine(
+    specs: Sequence[str], options: Options, progress: Callable[[str], None] = _silent
+) -> Report:
+    """Watch the servers, each `URL` or `URL,metrics=URL`, and judge. Raises DoctorError."""
+    if not 1 <= len(specs) <= MAX_SERVERS:
+        raise DoctorError(f"{len(specs)} servers; 1 to {MAX_SERVERS} can be examined at once")
+    if not LEAST_S <= options.seconds <= MOST_S:
+        raise DoctorError(f"{options.seconds:g} s cannot be watched; {LEAST_S:g} to {MOST_S:g}")
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
+        readers = [Reader(http, spec, options.timeout_s) for spec in specs]
+        sources = await _all([reader.recognize() for reader in readers])
+        for one in sources:
+            progress(f"{one.server.url}: {one.server.kind} {one.server.version}".rstrip())
+        return await _Examination(http, readers, sources, options, progress).run()
+
+
+@dataclass(slots=True)
+class _Examination:
+    """Lifetime: one call of `examine`."""
+
+    http: aiohttp.ClientSession
+    readers: Sequence[Reader]
+    sources: Sequence[Source]
+    options: Options
+    progress: Callable[[str], None]
+    readings: list[list[Reading]] = field(default_factory=list)  # each look's, server by server
+    router: list[Gauges] = field(default_factory=list)
+
+    async def run(self) -> Report:
+        """Raises DoctorError."""
+        facts = _told(self.options)
+        probes: list[Probe] = []
+        measured: Mapping[str, Any] | None = None
+        if self.options.probe is not None:
+            probes, measured = await self._measured(self.options.probe)
+        await self._watch(probes)
+        watched = [
+            Watched(source.server, tuple(look[n] for look in self.readings))
+            for n, source in enumerate(self.sources)
+        ]
+        router = router_evidence(self.router) if self.router else None
+        evidence = Evidence(
+            tuple(evidence_of(one) for one in watched), _with_probe(facts, router, probes)
+        )
+        seconds = max(one.readings[-1].at_s - one.readings[0].at_s for one in watched)
+        shown = probes[0].shown() if probes else {}
+        unread = (*(s for one in self.sources for s in one.server.unread), *_unread(self.options))
+        unread += tuple(
+            f"{m.config.name}: it was loaded anew meanwhile"
+            for server in evidence.servers
+            for m in server.models.values()
+            if m.restarted
+        )
+        return Report(evidence, judge(evidence), seconds, unread, measured, shown)
+
+    async def _measured(self, limits: ProbeLimits) -> tuple[list[Probe], Mapping[str, Any]]:
+        """Probes for all servers, and the service times of the first."""
+        clock = asyncio.get_running_loop().time
+        probes = [Probe(self.http, source.server, limits, clock) for source in self.sources]
+        self.progress(f"probing {probes[0].model}: at most {limits.requests} requests")
+        reader, source = self.readers[0], self.sources[0]
+        return probes, await probes[0].measure(lambda: reader.read(source, clock()))
+
+    async def _watch(self, probes: Sequence[Probe]) -> None:
+        """Look again and again: for as long as was asked, or as the probes' load lasts."""
+        await self._look()
+        loads = [asyncio.create_task(probe.load()) for probe in probes]
+        clock, seconds = asyncio.get_running_loop().time, self.options.seconds
+        looks, begun_s = max(_LEAST_LOOKS, round(seconds * _LOOKS_A_SECOND)), clock()
+        try:
+            for look in range(1, looks + 1):
+                wait_s = max(begun_s + seconds * look / looks - clock(), 0.0)
+                if not loads:
+                    await asyncio.sleep(wait_s)
+                else:
+                    await asyncio.wait(loads, timeout=wait_s)
+                over = bool(loads) and all(load.done() for load in loads)
+                await self._look()
+                self.progress(f"watched {clock() - begun_s:.0f} of {seconds:.0f} s")
+                if over:
+                    return
+        finally:
+            for load in loads:
+                load.cancel()
+            for ended in await asyncio.gather(*loads, return_exceptions=True):
+                if isinstance(ended, Exception):  # ours: whatever a server does is counted
+                    raise ended
+
+    async def _look(self) -> None:
+        """Read all servers once, and the router."""
+        clock = asyncio.get_running_loop().time
+        pairs = zip(self.readers, self.sources, strict=True)
+        self.readings.append(await _all([one.read(source, clock()) for one, source in pairs]))
+        if self.options.router is not None:
+            found = await read_router(self.http, self.options.router, self.options.timeout_s)
+            self.router.append(found)
+
+
+async def _all(waits: Sequence[Awaitable[T]]) -> list[T]:
+    """All results, or the first DoctorError; none is left running."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_awaited(one)) for one in waits]
+    except* DoctorError as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _awaited(wait: Awaitable[T]) -> T:
+    return await wait
+
+
+def _told(options: Options) -> ClientFacts:
+    """What the operator adds. Raises DoctorError."""
+    try:
+        texts = error_texts(options.log) if options.log else {}
+        shapes, sets = request_kinds(options.requests) if options.requests else (None, None)
+    except FileError as error:
+        raise DoctorError(str(error)) from error
+    return ClientFacts(
+        texts=texts,
+        concurrency=options.concurrency,
+        connections=options.connections,
+        input_tokens=options.input_tokens,
+        max_tokens=options.max_tokens,
+        max_num_tokens=options.max_num_tokens,
+        shapes=shapes,
+        input_sets=sets,
+    )
+
+
+def _with_probe(
+    facts: ClientFacts, router: RouterEvidence | None, probes: Sequence[Probe]
+) -> ClientFacts:
+    texts = dict(facts.texts)
+    for probe in probes:
+        for key, count in probe.total.errors.items():
+            texts[key] = texts.get(key, 0) + count
+    return ClientFacts(
+        texts=texts,
+        router=router,
+        concurrency=facts.concurrency,
+        connections=facts.connections,
+        input_tokens=facts.input_tokens,
+        max_tokens=facts.max_tokens,
+        max_num_tokens=facts.max_num_tokens,
+        shapes=facts.shapes,
+        input_sets=facts.input_sets,
+        latencies=probes[0].latencies if probes else {},
+    )
+
+
+def _unread(options: Options) -> tuple[str, ...]:
+    """What nobody gave, and which causes that hides."""
+    lacks = []
+    if options.router is None:
+        lacks.append("a router's counts (--router URL): causes 8, 31, 32, 35, 37")
+    if options.log is None and options.probe is None:
+        lacks.append("clients' error texts (--log FILE): causes 8, 9, 21, 30, 33, 34")
+    if options.requests is None:
+        lacks.append("shapes of requests (--requests FILE): tells 3 from 4")
+    return tuple(lacks)

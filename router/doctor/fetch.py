@@ -1,0 +1,233 @@
+"""Asks servers for their readings, with a bound and a timeout for each page.
+
+Triton's metrics have a port of their own: given as `URL,metrics=URL`, else looked for at the same
+port, at 8002, and two above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import msgspec
+
+from engine.wire.events import WireError
+from router.doctor.readings import (
+    MAX_MODELS,
+    ROUTER_WANTED,
+    WANTED,
+    Config,
+    Gauges,
+    Reading,
+    Server,
+    Stats,
+    parse_gauges,
+    parse_json,
+    parse_stats,
+)
+from router.fleet.engines.adapter import MAX_METRICS_BYTES, MAX_REPLY_BYTES, Reply, ask
+
+_TRITON_METRICS_PORT = 8002
+_MOST_TOLD = 64  # settings of an engine
+Table = Mapping[str, Any]
+
+
+class DoctorError(Exception):
+    """A server cannot be examined: says which, what it did, and what to do."""
+
+
+class _About(msgspec.Struct):
+    name: str = ""
+    version: str = ""
+
+
+class _Row(msgspec.Struct):
+    name: str
+    state: str = ""
+
+
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a server's figures are, once it is known who it is."""
+
+    server: Server
+    metrics_url: str | None
+
+
+class Reader:
+    """Asks one server. Lifetime: one examination."""
+
+    def __init__(self, http: aiohttp.ClientSession, spec: str, timeout_s: float) -> None:
+        """`spec`: `URL` or `URL,metrics=URL`. Raises DoctorError."""
+        url, _, options = spec.partition(",")
+        self.url = url.rstrip("/")
+        self._http = http
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._metrics = options.removeprefix("metrics=") if options else None
+        if options and not options.startswith("metrics=http"):
+            raise DoctorError(f"{spec!r}: after the URL only ,metrics=URL is known")
+        for one in filter(None, (self.url, self._metrics)):
+            check_url(one)
+
+    async def recognize(self) -> Source:
+        """Who it is, and its configuration. Raises DoctorError."""
+        try:
+            about = await self._ask("/v2")
+            if about.status == 200:
+                return await self._v2(parse_json(about.body, _About, f"{self.url}/v2"))
+            return await self._plain()
+        except (WireError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise DoctorError(_told(self.url, error)) from error
+
+    async def read(self, source: Source, now_s: float) -> Reading:
+        """Its figures of now. Raises DoctorError."""
+        try:
+            gauges, stats = await asyncio.gather(self._gauges(source), self._stats(source))
+        except (WireError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise DoctorError(_told(self.url, error)) from error
+        return Reading(now_s, gauges, stats)
+
+    async def _v2(self, about: _About) -> Source:
+        found = await self._ask("/v2/repository/index", "POST")
+        rows: list[_Row] = []
+        if found.status == 200:
+            rows = parse_json(found.body, list[_Row], f"{self.url}/v2/repository/index")
+        models = [row.name for row in rows if row.state in ("READY", "")][:MAX_MODELS]
+        configs = {}
+        for model in models:
+            path = f"/v2/models/{quote(model, safe='')}/config"
+            reply = await self._ask(path)
+            if reply.status == 200:
+                configs[model] = parse_json(reply.body, Config, self.url + path)
+        kind = "warmroute" if about.name == "warmroute" else "triton"
+        if kind == "triton" and not configs:
+            raise DoctorError(
+                f"{self.url} is a Triton without a ready model; load one, or ask the server that "
+                "has them"
+            )
+        server = Server(self.url, kind, about.version, configs, models=tuple(models))
+        metrics_url = await self._found_metrics("nv_" if kind == "triton" else "vllm:")
+        if metrics_url is None:
+            said = (
+                f"no metrics found at {self.url}: give {self.url},metrics=http://HOST:8002/metrics"
+            )
+            server = replace(server, unread=(said,))
+        return Source(server, metrics_url)
+
+    async def _plain(self) -> Source:
+        """vLLM and SGLang, which are known by their metrics."""
+        metrics_url = self._metrics or f"{self.url}/metrics"
+        reply = await self._ask_url(metrics_url, MAX_METRICS_BYTES)
+        text = reply.body.decode("utf-8", "replace") if reply.status == 200 else ""
+        kind = next((k for k in ("vllm", "sglang") if f"\n{k}:" in f"\n{text}"), None)
+        if kind is None:
+            raise DoctorError(
+                f"{self.url} is neither Triton nor vLLM, SGLang or warmroute-engine: GET /v2 is "
+                f"not there, and GET {metrics_url} answered {reply.status} without their metrics; "
+                "give the server's own URL"
+            )
+        cards = await self._ask("/v1/models")
+        listed = parse_json(cards.body, _Cards, "/v1/models") if cards.status == 200 else _Cards()
+        settings: dict[str, str] = {}
+        for path in ("/server_info", "/get_server_info") if kind == "sglang" else ():
+            told = await self._ask(path)
+            if told.status == 200:
+                settings = _flat(parse_json(told.body, dict[str, Any], self.url + path))
+                break
+        models = tuple(card.id for card in listed.data[:MAX_MODELS])
+        return Source(Server(self.url, kind, "", {}, settings, models), metrics_url)
+
+    async def _found_metrics(self, prefix: str) -> str | None:
+        """Where the metrics are; None where they are not to be found."""
+        if self._metrics is not None:
+            return self._metrics
+        parts = urlsplit(self.url)
+        ports = dict.fromkeys((parts.port, _TRITON_METRICS_PORT, (parts.port or 8000) + 2))
+        for port in ports:
+            host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+            url = f"{parts.scheme}://{host}:{port}/metrics" if port else f"{self.url}/metrics"
+            try:
+                reply = await self._ask_url(url, MAX_METRICS_BYTES)
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                continue
+            if reply.status == 200 and f"\n{prefix}".encode() in b"\n" + reply.body:
+                return url
+        return None
+
+    async def _gauges(self, source: Source) -> Gauges:
+        if source.metrics_url is None:
+            return Gauges()
+        return await self.gauges(source.metrics_url, WANTED)
+
+    async def gauges(self, url: str, wanted: frozenset[str]) -> Gauges:
+        """The wanted samples of a page. Raises WireError, aiohttp.ClientError, TimeoutError."""
+        reply = await self._ask_url(url, MAX_METRICS_BYTES)
+        if reply.status != 200:
+            raise WireError(f"GET {url} answered {reply.status}")
+        return parse_gauges(reply.body.decode("utf-8", "replace"), wanted)
+
+    async def _stats(self, source: Source) -> Mapping[str, Stats]:
+        if source.server.kind != "triton":
+            return {}
+        reply = await self._ask("/v2/models/stats")
+        if reply.status != 200:
+            raise WireError(f"GET {self.url}/v2/models/stats answered {reply.status}")
+        return parse_stats(reply.body, "/v2/models/stats")
+
+    async def _ask(self, path: str, method: str = "GET") -> Reply:
+        data = b"{}" if method == "POST" else None
+        return await ask(self._http, self.url + path, self._timeout, MAX_REPLY_BYTES, method, data)
+
+    async def _ask_url(self, url: str, limit: int) -> Reply:
+        return await ask(self._http, url, self._timeout, limit)
+
+
+async def read_router(http: aiohttp.ClientSession, url: str, timeout_s: float) -> Gauges:
+    """Our own router's counts, by its admin port. Raises DoctorError."""
+    reader = Reader(http, url, timeout_s)
+    try:
+        found = await reader.gauges(f"{reader.url}/metrics", ROUTER_WANTED)
+    except (WireError, aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise DoctorError(f"--router: {_told(reader.url, error)}") from error
+    if not found.by_name:
+        raise DoctorError(f"--router {url}: no warmroute metrics there; give its admin port")
+    return found
+
+
+def check_url(url: str) -> None:
+    """Raises DoctorError for what is no URL of a server."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise DoctorError(f"{url!r} is no URL; give one such as http://127.0.0.1:8000")
+
+
+def _told(url: str, error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"{url} does not answer in time; is it overloaded, or another protocol's port?"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"{url}: nobody listens there ({error.strerror or error}); check host and port"
+    if isinstance(error, aiohttp.ClientError):
+        return f"{url}: {error or type(error).__name__}; is it an HTTP server?"
+    return f"{url}: {str(error)[:400]}"
+
+
+def _flat(told: Table) -> dict[str, str]:
+    """Plain settings as text; the first of them."""
+    plain = {k: str(v) for k, v in told.items() if isinstance(v, str | int | float | bool)}
+    return dict(list(plain.items())[: 8 * _MOST_TOLD])

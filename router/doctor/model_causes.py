@@ -1,0 +1,451 @@
+"""Causes that lie in one model of a Triton: its batcher, its instances, its clients.
+
+Each function is pure: evidence in, what it found out, or None. B is the mean batch, q the mean
+wait of a request, s the mean time of an execution, u the share of the instances' time.
+"""
+
+from __future__ import annotations
+
+import math
+
+from router.doctor.evidence import Evidence, ModelEvidence, ServerEvidence
+from router.doctor.report import Change, Found, number
+
+MIN_REQUESTS = 3  # fewer tell nothing
+LONG_WAIT = 2.0  # executions that a request waits for; who can join the next batch waits for one
+FULL = 0.9  # of the largest batch
+BUSY, CALM = 0.8, 0.7  # shares of the instances' time
+SINGLE = 1.1  # mean batch: nobody was joined
+_LLM = ("tensorrtllm", "vllm")  # backends that schedule by themselves
+_BATCHED = 8  # a batch to begin with, where nobody knows better
+
+
+def busy_model(m: ModelEvidence) -> bool:
+    """Whether enough ran to judge it."""
+    return m.requests >= MIN_REQUESTS and m.executions > 0
+
+
+def is_llm(server: ServerEvidence, m: ModelEvidence) -> bool:
+    """Whether it schedules by itself: Triton's batch numbers then say nothing of it."""
+    return m.config.backend in _LLM or any(e.model == m.config.name for e in server.engines)
+
+
+def queues(m: ModelEvidence, times: float = LONG_WAIT) -> bool:
+    """Whether its requests wait for longer than the running batch takes."""
+    return busy_model(m) and (m.queue_s >= times * m.service_s or m.pending >= times)
+
+
+def ms(seconds: float) -> str:
+    """As text."""
+    return f"{number(seconds * 1e3)} ms"
+
+
+def _wait(m: ModelEvidence) -> str:
+    return (
+        f"mean batch {number(m.mean_batch)} of {m.config.max_batch_size}, requests wait "
+        f"{ms(m.queue_s)} for executions of {ms(m.service_s)}, {number(m.waiting)} wait on average"
+    )
+
+
+def _joinable(m: ModelEvidence) -> float:
+    """Of those that wait, how many fuller batches would take in."""
+    room = (m.config.max_batch_size - m.mean_batch) * m.config.instances
+    return max(min(m.waiting, room), 0.0)
+
+
+def _plain(server: ServerEvidence, m: ModelEvidence) -> bool:
+    """A model that Triton schedules, request by request or by its dynamic batcher."""
+    config = m.config
+    return not (is_llm(server, m) or config.steps or config.sequence_batching)
+
+
+def batcher_off(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """1: `dynamic_batching` is not there."""
+    config = m.config
+    if not _plain(server, m) or config.dynamic_batching or config.max_batch_size <= 1:
+        return None
+    if not queues(m) or m.mean_batch > SINGLE or _is_pipeline(server, m):
+        return None
+    change = Change("dynamic_batching", "absent", "dynamic_batching { }")
+    return Found(_wait(m), (change,), _joinable(m))
+
+
+def no_batch_dimension(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """2: `max_batch_size: 0`, of which nothing warns."""
+    config = m.config
+    if not _plain(server, m) or config.dynamic_batching is None or config.max_batch_size > 1:
+        return None
+    if not queues(m):
+        return None
+    told = (
+        f"dynamic_batching is there, but max_batch_size is {config.max_batch_size}: requests wait "
+        f"{ms(m.queue_s)} for executions of {ms(m.service_s)}, one at a time"
+    )
+    to = f"{_BATCHED} or more, with a batch dimension in the model"
+    return Found(
+        told,
+        (Change("max_batch_size", str(config.max_batch_size), to),),
+        min(m.waiting, _BATCHED - 1),
+    )
+
+
+def _not_joined(server: ServerEvidence, m: ModelEvidence) -> bool:
+    """Batches stay small though requests wait for several of them."""
+    small = m.mean_batch < 0.6 * m.config.max_batch_size
+    return _plain(server, m) and m.batches and queues(m) and small and m.utilisation >= CALM
+
+
+def shapes_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """3: only neighbours of equal shape join."""
+    free = [t.name for t in m.config.input if -1 in t.dims and not t.allow_ragged_batch]
+    if not _not_joined(server, m) or not free or e.facts.shapes == 1:
+        return None
+    if e.facts.shapes is None and (e.facts.input_sets or 1) > 1:
+        return None
+    seen = f", {e.facts.shapes} shapes among requests" if e.facts.shapes else ""
+    names = ", ".join(free)
+    told = f"{_wait(m)}; {names} may have any length and only equal shapes join{seen}"
+    change = Change(
+        f"input {free[0]}: allow_ragged_batch", "false", "true, or pad requests to one shape"
+    )
+    return Found(told, (change,), _joinable(m))
+
+
+def inputs_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """4: requests with other optional inputs do not join."""
+    optional = [t.name for t in m.config.input if t.optional]
+    if not _not_joined(server, m) or not optional or e.facts.input_sets == 1:
+        return None
+    free = any(-1 in t.dims and not t.allow_ragged_batch for t in m.config.input)
+    if free and e.facts.input_sets is None:
+        return None  # 3 is likelier; --requests tells them apart
+    seen = f", {e.facts.input_sets} sets among requests" if e.facts.input_sets else ""
+    told = f"{_wait(m)}; {', '.join(optional)} are optional and only equal sets join{seen}"
+    change = Change("inputs of requests", "some leave out optional ones", "all of them, always")
+    return Found(told, (change,), _joinable(m))
+
+
+def too_many_instances(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """5: idle instances take single requests."""
+    config = m.config
+    if not (_plain(server, m) and m.batches and busy_model(m) and config.instances > 1):
+        return None
+    flying = m.in_flight
+    if m.singles < 0.5 or flying < 2 or m.queue_s >= m.service_s or m.growth > 0.5:
+        return None
+    fewer = max(1, config.instances // 2)
+    told = (
+        f"{config.instances} instances, {number(100 * m.singles)} % of executions had a batch of 1 "
+        f"(mean {number(m.mean_batch)}) with {number(flying)} requests in flight"
+    )
+    delay = str(max(1, round(m.service_s * 0.25 * 1e6)))
+    batcher = config.dynamic_batching
+    now = str(batcher.max_queue_delay_microseconds) if batcher else "0"
+    changes = (
+        Change("instance_group.count", str(config.instances), str(fewer)),
+        Change("or dynamic_batching.max_queue_delay_microseconds", now, delay),
+    )
+    return Found(told, changes, max(min(flying, config.max_batch_size) - m.mean_batch, 0.0))
+
+
+def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """6: a lone request waits for partners that do not come."""
+    batcher = m.config.dynamic_batching
+    if batcher is None or not _plain(server, m) or not busy_model(m):
+        return None
+    delay = batcher.max_queue_delay_microseconds / 1e6
+    lone = m.rate * m.service_s < 1
+    if delay < 0.2 * m.service_s or m.queue_s < 0.5 * delay or m.mean_batch > 1.5 or not lone:
+        return None
+    if m.queue_s > 2 * delay:
+        return None  # something else holds them
+    told = (
+        f"requests come alone (mean batch {number(m.mean_batch)}, {number(m.rate)} a second) and "
+        f"take {ms(m.latency_s)}: {ms(m.queue_s)} of it is the delay of {ms(delay)}"
+    )
+    now = str(batcher.max_queue_delay_microseconds)
+    changes = [Change("dynamic_batching.max_queue_delay_microseconds", now, "0")]
+    if batcher.preferred_batch_size:
+        sizes = str(batcher.preferred_batch_size)
+        changes.append(Change("dynamic_batching.preferred_batch_size", sizes, "absent"))
+    return Found(told, tuple(changes), m.waiting)
+
+
+def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """7: nobody is there to be joined."""
+    if not (_plain(server, m) and m.batches and busy_model(m)) or m.mean_batch > SINGLE:
+        return None
+    waits = m.queue_s >= m.service_s
+    if m.in_flight >= 2 or m.utilisation >= 0.3 or waits:
+        return None
+    told = (
+        f"{number(m.rate)} requests a second of {ms(m.service_s)} overlap seldom: "
+        f"{number(m.in_flight)} in flight on average, {number(100 * m.utilisation)} % busy"
+    )
+    return Found(told)
+
+
+def queue_full(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """8: a bounded queue refuses, and Triton counts it nowhere."""
+    batcher, router = m.config.dynamic_batching, e.facts.router
+    bound = max((p.max_queue_size for p in batcher.policies), default=0) if batcher else 0
+    refused = router.refused.get(server.server.url, 0.0) if router else 0.0
+    refused += e.facts.texts.get("queue_full", 0)
+    if not bound or not refused:
+        return None
+    told = (
+        f"max_queue_size is {bound}, and {number(refused)} requests were refused (503) meanwhile; "
+        f"Triton itself counts {m.failed} failures"
+    )
+    to = f"{max(2 * bound, bound + math.ceil(refused))} or more, or more capacity"
+    name = "dynamic_batching.default_queue_policy.max_queue_size"
+    return Found(told, (Change(name, str(bound), to),), refused / server.seconds * m.latency_s)
+
+
+def queue_timeout(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """9: requests wait for longer than the queue's timeout."""
+    batcher = m.config.dynamic_batching
+    limits = [p.default_timeout_microseconds for p in batcher.policies] if batcher else []
+    limit = max(limits, default=0)
+    texts = e.facts.texts.get("queue_timeout", 0) if limit else 0
+    count = max(m.rejected, texts)
+    if not count:
+        return None
+    told = (
+        f"{count} requests were rejected for their wait (failure reason REJECTED); timeout "
+        f"{ms(limit / 1e6) if limit else 'of the requests themselves'}, mean wait {ms(m.queue_s)}"
+    )
+    now = str(limit) if limit else "from requests"
+    to = str(max(2 * limit, round(2e6 * m.queue_s), 1)) if limit else "a longer `timeout`"
+    name = "dynamic_batching.default_queue_policy.default_timeout_microseconds"
+    changes = (
+        Change(name, now, f"{to}, or timeout_action DELAY"),
+        Change("clients and routers", "400 blamed on the client", "another worker, as for 503"),
+    )
+    return Found(told, changes, count / server.seconds * max(m.latency_s, m.service_s, 0.0))
+
+
+def rate_limited(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """10: instances idle and requests wait: for the rate limiter's resources."""
+    limiters = [g.rate_limiter for g in m.config.instance_group if g.rate_limiter]
+    if not limiters or is_llm(server, m) or not queues(m) or m.utilisation >= CALM:
+        return None
+    told = (
+        f"{number(m.waiting)} wait on average ({ms(m.queue_s)} each) while {m.config.instances} "
+        f"instances are {number(100 * m.utilisation)} % busy: they wait for {_resources(limiters)}"
+    )
+    idle = (1 - m.utilisation) * m.config.instances
+    change = Change("instance_group.rate_limiter", _resources(limiters), "fewer, or none")
+    return Found(told, (change,), min(m.waiting, idle * max(m.config.max_batch_size, 1)))
+
+
+def _resources(limiters: list[dict[str, object]]) -> str:
+    found = [r for one in limiters for r in _listed(one.get("resources")) if isinstance(r, dict)]
+    named = [f"{r.get('name')} x {r.get('count', 1)}" for r in found]
+    return ", ".join(named) or "resources"
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def sequences_held(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """11: slots are held by sequences that nobody ended."""
+    batching = m.config.sequence_batching
+    if batching is None or m.utilisation >= CALM or not (queues(m) or m.pending >= 1):
+        return None
+    slots = m.config.instances * max(m.config.max_batch_size, 1)
+    if batching.oldest:
+        slots = batching.oldest.max_candidate_sequences * m.config.instances or slots
+    idle = batching.max_sequence_idle_microseconds
+    told = (
+        f"{number(m.waiting)} wait on average while the model is {number(100 * m.utilisation)} % "
+        f"busy: its {slots} slots are held until a sequence ends or is idle for {ms(idle / 1e6)}"
+    )
+    changes = [
+        Change("sequences of clients", "not ended", "sequence_end with the last request"),
+        Change(
+            "sequence_batching.max_sequence_idle_microseconds", str(idle), str(max(idle // 10, 1))
+        ),
+    ]
+    if batching.oldest is None:
+        changes.append(Change("sequence_batching strategy", "direct", "oldest"))
+    return Found(told, tuple(changes), m.waiting)
+
+
+def cached(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """12: the response cache answers."""
+    if not m.requests or m.cache_hits < 0.2 * m.requests:
+        return None
+    return Found(
+        f"{m.cache_hits} of {m.requests} requests were answered by the response cache and "
+        f"executed nothing; {m.executions} executions"
+    )
+
+
+def _is_pipeline(server: ServerEvidence, m: ModelEvidence) -> bool:
+    """A Python step around an engine, whose cure is instances."""
+    return m.config.backend == "python" and bool(m.steps_of)
+
+
+def bls_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """26: a BLS model runs one request per instance, before an engine that could take more."""
+    engine = next((x for x in server.engines if x.moving and x.model != m.config.name), None)
+    count = m.config.instances
+    if engine is None or m.config.backend != "python" or m.steps_of or is_llm(server, m):
+        return None
+    limited = engine.active_range[1] <= count * max(m.config.max_batch_size, 1) and (
+        engine.active < FULL * engine.most
+    )
+    if not queues(m, 1.0) or not limited or m.utilisation < CALM:
+        return None
+    most = int(engine.most)
+    told = (
+        f"{number(m.waiting)} wait on average at {m.config.name} ({ms(m.queue_s)} each), whose "
+        f"{count} instances run one each; {engine.model} never has more than "
+        f"{number(engine.active_range[1])} active of {most}"
+    )
+    change = Change(f"{m.config.name}: instance_group.count", str(count), str(most))
+    return Found(told, (change,), min(m.waiting, engine.most - engine.active))
+
+
+def slow_step(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """28: tokenizing by one process is the bottleneck of an ensemble."""
+    if not _is_pipeline(server, m) or is_llm(server, m):
+        return None
+    if not queues(m) or m.utilisation < BUSY:
+        return None
+    others = [o for o in server.models.values() if set(o.steps_of) & set(m.steps_of)]
+    if m.waiting < max(o.waiting for o in others):
+        return None
+    count = m.config.instances
+    to = max(2 * count, min(count + math.ceil(m.waiting), 8 * count))
+    told = (
+        f"{number(m.waiting)} of the ensemble's requests wait on average at {m.config.name} "
+        f"({ms(m.queue_s)} each, executions of {ms(m.service_s)}); its {count} instances are "
+        f"{number(100 * m.utilisation)} % busy"
+    )
+    changes = [Change(f"{m.config.name}: instance_group.count", str(count), str(to))]
+    if m.config.max_batch_size > 1 and m.config.dynamic_batching is None:
+        changes.append(Change(f"{m.config.name}: dynamic_batching", "absent", "{ }"))
+    return Found(told, tuple(changes), m.waiting)
+
+
+def python_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """29: one Python process, one request at a time."""
+    config = m.config
+    if config.backend != "python" or not _plain(server, m) or m.steps_of:
+        return None
+    decoupled = config.model_transaction_policy.decoupled
+    batchable = config.max_batch_size > 1 or config.dynamic_batching is not None
+    if decoupled or batchable or config.instances > 1 or bls_serial(e, server, m):
+        return None
+    if not queues(m) or m.utilisation < BUSY:
+        return None
+    told = (
+        f"one instance runs one request at a time, {number(100 * m.utilisation)} % busy; "
+        f"{number(m.waiting)} wait on average ({ms(m.queue_s)} each, executions of "
+        f"{ms(m.service_s)})"
+    )
+    changes = (
+        Change("instance_group.count", "1", str(min(1 + math.ceil(m.waiting), _BATCHED))),
+        Change("or max_batch_size", "0", f"{_BATCHED} with dynamic_batching {{ }}"),
+    )
+    return Found(told, changes, m.waiting)
+
+
+def not_decoupled(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """30: streaming asked of a model that answers once."""
+    config = m.config
+    if config.model_transaction_policy.decoupled or config.steps:
+        return None
+    parameter = config.parameters.get("decoupled")
+    streams = any(t.name in ("stream", "streaming") for t in config.input)
+    chain = [o for o in server.models.values() if set(o.steps_of) & set(m.steps_of)]
+    others = [o.config.name for o in chain if o.config.model_transaction_policy.decoupled]
+    refused = e.facts.texts.get("decoupled", 0) if streams else 0
+    field = "model_transaction_policy.decoupled"
+    if parameter is not None and parameter.string_value.lower() in ("true", "1", "yes"):
+        told = "`decoupled` stands among the parameters, where it has no effect"
+        return Found(told, (Change(field, "false", "true"),))
+    if streams and (refused or (others and m.requests)):
+        why = f"{', '.join(others)} of the same ensemble is" if others else "clients want streams"
+        told = f"{config.name} is not decoupled and {why}; {refused} requests were refused for it"
+        return Found(told, (Change(f"{config.name}: {field}", "false", "true"),))
+    return None
+
+
+def threads_pile_up(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """32: execute returns at once, and nothing limits what runs."""
+    config, facts = m.config, e.facts
+    decoupled = config.model_transaction_policy.decoupled
+    if config.backend != "python" or not decoupled or is_llm(server, m):
+        return None
+    room = config.instances * max(config.max_batch_size, 1)
+    looks = facts.router.by_url.get(server.server.url, ()) if facts.router else ()
+    most = max(looks, default=0.0)
+    grew = len(looks) > 1 and looks[-1] >= 1.2 * max(looks[0], 1.0)
+    told = f"{number(most)} requests run in a model of {room} (instances x batch), and more come"
+    if len(facts.latencies) > 1:
+        low, high = min(facts.latencies), max(facts.latencies)
+        most = max(most, float(high))
+        times = facts.latencies[high] / max(facts.latencies[low], 1e-9)
+        grew = grew or times >= 0.6 * high / low
+        told = (
+            f"{high} requests at once take {ms(facts.latencies[high])} each, {low} take "
+            f"{ms(facts.latencies[low])}: {number(times)} times as long, in a model of {room} "
+            "(instances x batch)"
+        )
+    if most < 4 * room or not grew:
+        return None
+    changes = (
+        Change("requests running in model.py", "unlimited", f"a semaphore of {room} to {4 * room}"),
+        Change("max_requests of the worker at the router", "none", str(2 * room)),
+    )
+    return Found(told, changes, most - room)
+
+
+def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """35: clients wait for each answer before they ask again."""
+    if not (_plain(server, m) and m.batches and busy_model(m)) or queues(m, 1.0):
+        return None
+    room, router = m.config.max_batch_size * m.config.instances, e.facts.router
+    clients = e.facts.connections
+    if clients is None and router is not None and router.connections >= 1:
+        clients = round(router.connections)
+    flying = m.in_flight if router is None else max(router.in_flight, m.in_flight)
+    if clients is None:
+        # One client that never rests keeps one instance busy and no more.
+        if not (m.mean_batch <= SINGLE and m.busy >= 0.6 and flying < 1.3):
+            return None
+        clients = 1
+    most = flying if router is None else router.most_in_flight
+    if clients >= room or most > clients + 0.5 or flying < 0.6 * clients:
+        return None
+    told = (
+        f"{number(flying)} requests in flight on average, never more than one for each of "
+        f"{clients} client connections; mean batch {number(m.mean_batch)} of "
+        f"{m.config.max_batch_size}, one instance {number(100 * min(m.busy, 1))} % busy"
+    )
+    change = Change("connections of clients (`concurrency`)", str(clients), f"{2 * room}, or async")
+    return Found(told, (change,), room - flying)
+
+
+def compute_bound(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+    """36: batches are full, and twice the batch takes twice the time."""
+    most = m.config.max_batch_size
+    if not _plain(server, m) or most <= 1 or not queues(m, 1.0) or m.utilisation < BUSY:
+        return None
+    whole = m.requests > 0 and m.rows / m.requests >= FULL * most
+    if m.mean_batch < FULL * most or not (m.growth >= 0.8 or whole):
+        return None
+    why = (
+        f"clients send batches of {number(m.rows / m.requests)} already"
+        if whole
+        else f"a batch of {m.sizes[-1].batch} takes {ms(m.sizes[-1].seconds)}, one of "
+        f"{m.sizes[0].batch} {ms(m.sizes[0].seconds)}"
+    )
+    return Found(
+        f"batches are full ({number(m.mean_batch)} of {most}) and {why}: batching gains nothing "
+        f"more, {number(100 * m.utilisation)} % busy; more workers would"
+    )

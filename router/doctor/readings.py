@@ -1,0 +1,312 @@
+"""What an engine says of itself, parsed: its configuration once, its figures again and again.
+
+Pure. Triton's forms: `/v2/models/{m}/config`, `/v2/models/stats`, Prometheus text (2.51 to 2.73).
+Anything that is no number, negative or beyond all bounds is refused with WireError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from engine.wire import metrics as names
+from engine.wire.events import WireError
+from engine.wire.metrics import Sample, samples
+
+T = TypeVar("T")
+Number = Annotated[int, Meta(ge=0, le=10**18)]
+MAX_MODELS = 64  # of one server that are looked at
+
+REQUESTS = "nv_trt_llm_request_metrics"
+BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
+IN_FLIGHT = "nv_trt_llm_inflight_batcher_metrics"
+STATIC = "nv_trt_llm_v1_metrics"
+GENERAL = "nv_trt_llm_general_metrics"
+INPUT_TOKENS, OUTPUT_TOKENS = "nv_llm_input_token_len", "nv_llm_output_token_len"
+PENDING = "nv_inference_pending_request_count"
+FAILURES = "nv_inference_request_failure"
+DEVICE_USED, DEVICE_TOTAL = "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"
+ENGINE_REQUESTS = "warmroute_engine_requests"
+NOT_SCHEDULED = "warmroute_engine_not_scheduled"
+STEPS, STEP_TOKENS = "warmroute_engine_steps", "warmroute_engine_step_tokens"
+STEP_BUDGET = "warmroute_engine_step_budget_tokens"
+SGLANG = "sglang:"
+WANTED = frozenset(
+    (
+        *(REQUESTS, BLOCKS, IN_FLIGHT, STATIC, GENERAL, PENDING, FAILURES),
+        *(f"{name}_{part}" for name in (INPUT_TOKENS, OUTPUT_TOKENS) for part in ("sum", "count")),
+        *("nv_inference_request_success", "nv_inference_count", DEVICE_USED, DEVICE_TOTAL),
+        *(names.RUNNING, names.WAITING, names.KV_USAGE, names.KV_USAGE_OLD, names.CACHE_CONFIG),
+        *(names.PREFIX_QUERIES, names.PREFIX_HITS, names.PREEMPTIONS, names.REQUEST_SUCCESS),
+        *(names.PROMPT_TOKENS, names.GENERATION_TOKENS),
+        *(ENGINE_REQUESTS, NOT_SCHEDULED, STEPS, STEP_TOKENS, STEP_BUDGET),
+        *(SGLANG + name for name in ("num_running_reqs", "num_queue_reqs", "token_usage")),
+        *(SGLANG + name for name in ("max_total_num_tokens", "num_retracted_reqs")),
+        *(SGLANG + name for name in ("prompt_tokens", "generation_tokens", "num_requests")),
+        SGLANG + "cached_tokens",
+    )
+)
+# Of our own router, by its admin port.
+ROUTER_WANTED = frozenset(
+    f"warmroute_{name}"
+    for name in (
+        *("worker_info", "worker_requests", "replies", "server_connections", "inflight_requests"),
+        *("prompt_tokens", "expected_hit_tokens", "reported_prompt_tokens", "reported_hit_tokens"),
+    )
+)
+
+
+class Count(msgspec.Struct, frozen=True):
+    """How often, and how long in all."""
+
+    count: Number = 0
+    ns: Number = 0
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """An input of a model."""
+
+    name: str = ""
+    data_type: str = ""
+    dims: list[int] = []
+    allow_ragged_batch: bool = False
+    optional: bool = False
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """What becomes of requests that wait."""
+
+    timeout_action: str | int = "REJECT"
+    default_timeout_microseconds: Number = 0
+    max_queue_size: Number = 0
+
+
+class Dynamic(msgspec.Struct, frozen=True):
+    """`dynamic_batching`."""
+
+    preferred_batch_size: list[int] = []
+    max_queue_delay_microseconds: Number = 0
+    default_queue_policy: Queue | None = None
+    priority_queue_policy: dict[str, Queue] = {}
+
+    @property
+    def policies(self) -> list[Queue]:
+        """Those of all priorities."""
+        first = [self.default_queue_policy] if self.default_queue_policy else []
+        return first + list(self.priority_queue_policy.values())
+
+
+class Oldest(msgspec.Struct, frozen=True):
+    """`sequence_batching.oldest`."""
+
+    max_candidate_sequences: Number = 0
+
+
+class Sequences(msgspec.Struct, frozen=True):
+    """`sequence_batching`."""
+
+    max_sequence_idle_microseconds: Number = 1_000_000
+    oldest: Oldest | None = None
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One of `instance_group`."""
+
+    count: Number = 1
+    kind: str | int = ""
+    rate_limiter: dict[str, Any] | None = None
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One of an ensemble's steps."""
+
+    model_name: str = ""
+
+
+class Ensemble(msgspec.Struct, frozen=True):
+    """`ensemble_scheduling`."""
+
+    step: list[Step] = []
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """`model_transaction_policy`."""
+
+    decoupled: bool = False
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """One of `parameters`."""
+
+    string_value: str = ""
+
+
+class Config(msgspec.Struct, frozen=True):
+    """A model's configuration as Triton completed it."""
+
+    name: str = ""
+    platform: str = ""
+    backend: str = ""
+    max_batch_size: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    input: list[Tensor] = []
+    instance_group: list[Group] = []
+    dynamic_batching: Dynamic | None = None
+    sequence_batching: Sequences | None = None
+    ensemble_scheduling: Ensemble | None = None
+    model_transaction_policy: Transaction = Transaction()
+    parameters: dict[str, Parameter] = {}
+
+    @property
+    def instances(self) -> int:
+        """Over all groups, at least 1."""
+        return max(1, sum(group.count for group in self.instance_group))
+
+    @property
+    def steps(self) -> list[str]:
+        """An ensemble's models, in order."""
+        return [step.model_name for step in (self.ensemble_scheduling or Ensemble()).step]
+
+    def text(self, name: str) -> str | None:
+        """A parameter; None where it is not set, an unfilled template included."""
+        value = self.parameters.get(name)
+        if value is None or "${" in value.string_value or not value.string_value.strip():
+            return None
+        return value.string_value.strip()
+
+    def number(self, name: str) -> float:
+        """A parameter as a number of 0 or more; NaN where it is none."""
+        try:
+            value = float(self.text(name) or "nan")
+        except ValueError:
+            return math.nan
+        return value if 0 <= value < math.inf else math.nan
+
+
+class Inference(msgspec.Struct, frozen=True):
+    """`inference_stats`: sums over requests."""
+
+    success: Count = Count()
+    fail: Count = Count()
+    queue: Count = Count()
+    compute_input: Count = Count()
+    compute_infer: Count = Count()
+    compute_output: Count = Count()
+    cache_hit: Count = Count()
+
+
+class BatchStats(msgspec.Struct, frozen=True):
+    """Of one batch size: sums over executions."""
+
+    batch_size: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    compute_input: Count = Count()
+    compute_infer: Count = Count()
+    compute_output: Count = Count()
+
+    @property
+    def ns(self) -> int:
+        """Of whole executions."""
+        return self.compute_input.ns + self.compute_infer.ns + self.compute_output.ns
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """A model's statistics since it was loaded, warm-up included."""
+
+    name: str = ""
+    version: str = ""
+    inference_count: Number = 0
+    execution_count: Number = 0
+    inference_stats: Inference = Inference()
+    batch_stats: list[BatchStats] = []
+
+
+class AllStats(msgspec.Struct, frozen=True):
+    """The answer of `/v2/models/stats`."""
+
+    model_stats: list[Stats] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The samples of one page of metrics, by name."""
+
+    by_name: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of those with these labels; NaN where there is none."""
+        wanted = labels.items()
+        found = [s.value for s in self.by_name.get(name, ()) if wanted <= s.labels.items()]
+        return math.fsum(found) if found else math.nan
+
+    def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Sums by the values of `label`."""
+        found: dict[str, float] = {}
+        for sample in self.by_name.get(name, ()):
+            if labels.items() <= sample.labels.items() and label in sample.labels:
+                key = sample.labels[label]
+                found[key] = found.get(key, 0.0) + sample.value
+        return found
+
+    def models(self, name: str) -> tuple[str, ...]:
+        """The label `model` of its samples, in order."""
+        return tuple(dict.fromkeys(s.labels.get("model", "") for s in self.by_name.get(name, ())))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All figures of one server at one time."""
+
+    at_s: float
+    gauges: Gauges = Gauges()
+    stats: Mapping[str, Stats] = field(default_factory=dict)  # by model and version
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Who a server is, and what it was configured with."""
+
+    url: str
+    kind: str  # triton, vllm, sglang, warmroute
+    version: str = ""
+    configs: Mapping[str, Config] = field(default_factory=dict)  # by model
+    settings: Mapping[str, str] = field(default_factory=dict)  # of engines that are no Triton
+    models: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # what it did not tell, for the report
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A server, and its readings in the order of time: at least two."""
+
+    server: Server
+    readings: tuple[Reading, ...]
+
+
+def parse_json(body: bytes, kind: type[T], what: str) -> T:
+    """`body` as `kind`, numbers in quotes included. Raises WireError that begins with `what`."""
+    try:
+        return msgspec.json.decode(body, type=kind, strict=False)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"{what}: {error}") from error
+
+
+def parse_gauges(text: str, wanted: frozenset[str] = WANTED) -> Gauges:
+    """The samples we argue from. Raises WireError that names the line."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples(text, wanted):
+        found.setdefault(sample.name, []).append(sample)
+    return Gauges({name: tuple(some) for name, some in found.items()})
+
+
+def parse_stats(body: bytes, what: str) -> dict[str, Stats]:
+    """Statistics by model; of several versions the one that ran most. Raises WireError."""
+    found: dict[str, Stats] = {}
+    for stats in parse_json(body, AllStats, what).model_stats:
+        before = found.get(stats.name)
+        if before is None or stats.inference_count > before.inference_count:
+            found[stats.name] = stats
+    return found

@@ -1,0 +1,169 @@
+"""Several causes at once: the one whose removal admits the most requests is named first.
+
+Also what looks like a cause and is none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from router.doctor.evidence import Evidence
+from router.doctor.judge import judge
+from tests.doctor.catalogue import ALONE, FREE, LLM, MEMORY, QUIET, TOGETHER, llm, one
+from tests.doctor.pools import (
+    URL,
+    URLS,
+    config,
+    instances,
+    lengths,
+    parameters,
+    plain,
+    pool,
+    ran,
+    router,
+    triton,
+    trt,
+)
+
+
+class Mixed(NamedTuple):
+    """Causes in the order in which they must be named, and the pool that has them."""
+
+    numbers: tuple[int, ...]
+    evidence: Evidence
+
+
+_OLD = {"max_tokens_in_paged_kv_cache": "2560"}
+_TIGHT = {"active": 8, "scheduled": 1, "kv_max": 40, "kv_used": 33, **lengths(1000, 1060)}
+_SMALL = {"active": 20, "scheduled": 4, "max": 4, "kv_used": 100}
+_ENGINE = config(**LLM)
+_BLS = config("tensorrt_llm_bls", max_batch_size=0, dynamic_batching=None)
+_NO_BATCHER = config(dynamic_batching=None)
+_QUEUE = {"default_queue_policy": {"max_queue_size": 2, "default_timeout_microseconds": 50_000}}
+_WAITING = ran("n", sizes={1: (100, 20.0)}, queue_ms=60.0)
+
+MIXED = {
+    "memory for one, and a policy that is none": Mixed(
+        (13, 19), llm(_TIGHT, {**_OLD, "batch_scheduler_policy": "static_batch"})
+    ),
+    "memory for one, and two copies": Mixed(
+        (13, 22), llm(_TIGHT, _OLD, fields={"instance_group": instances(2)})
+    ),
+    "a small batch, and long prompts whole": Mixed(
+        (16, 24), llm(_SMALL | {**lengths(4000, 10)}, {"enable_chunked_context": "false"})
+    ),
+    "a small batch, and an unfilled template": Mixed(
+        (16, 19), llm(_SMALL, {"kv_cache_free_gpu_mem_fraction": "${kv_cache_fraction}"})
+    ),
+    "two models without the batcher, the busier first": Mixed(
+        (1, 1),
+        pool(triton([_NO_BATCHER, _NO_BATCHER | {"name": "n"}], _WAITING, ALONE)),
+    ),
+    "no batcher, and no memory left": Mixed(
+        (1, 33),
+        pool(triton([_NO_BATCHER | {"instance_group": instances(3)}], ALONE, gauges=MEMORY)),
+    ),
+    "shapes, and a queue that refuses": Mixed(
+        (3, 8),
+        one(
+            config(input=FREE, dynamic_batching=_QUEUE),
+            ALONE,
+            router=router(8, 8, refused={URL: 5.0}),
+        ),
+    ),
+    "BLS, before an engine whose template is unfilled": Mixed(
+        (26, 19),
+        pool(
+            triton(
+                [_BLS, _ENGINE | {"parameters": parameters(decoding_mode="${decoding_mode}")}],
+                ran("tensorrt_llm_bls", {1: (99, 100.0)}, 600.0),
+                ran("tensorrt_llm", {1: (99, 0.2)}),
+                gauges=trt(active=1, scheduled=1, max=64, kv_max=1000, kv_used=9, tokens_per=64),
+            )
+        ),
+    ),
+    "one worker has all, and they differ": Mixed(
+        (37, 38),
+        pool(
+            triton([config()], ran(sizes={8: (430, 22.0)}, queue_ms=60.0), url=URLS[0]),
+            triton([config(max_batch_size=4)], ran(sizes={1: (9, 20.0)}), url=URLS[1]),
+        ),
+    ),
+    "refusals of two kinds": Mixed(
+        (8, 9),
+        one(
+            config(dynamic_batching=_QUEUE),
+            TOGETHER,
+            router=router(8, 8, refused={URL: 90.0}),
+            texts={"queue_timeout": 12},
+        ),
+    ),
+    "static batching of a batch that is small": Mixed(
+        (16, 18), llm(_SMALL | {"static": 3}, {"gpt_model_type": "V1"})
+    ),
+    "reserved outputs, and shared memory": Mixed(
+        (14, 34), llm({"active": 20, "scheduled": 4, "kv_used": 100}, texts={"shared_memory": 2})
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_admits_most_comes_first(name: str) -> None:
+    found = judge(MIXED[name].evidence)
+    assert tuple(one.number for one in found) == MIXED[name].numbers
+    admits = [one.found.admits for one in found]
+    assert admits == sorted(admits, reverse=True)
+
+
+def test_the_busier_of_two_models_is_the_first() -> None:
+    first, second = judge(MIXED["two models without the batcher, the busier first"].evidence)
+    assert (first.where, second.where) == (f"{URL} m", f"{URL} n")
+
+
+_STILL = trt(still=True, active=8, scheduled=1, max=64, kv_max=40, kv_used=33, tokens_per=64)
+_IDLE = trt(still=True, active=0, scheduled=0, max=64, kv_max=0, kv_used=0, tokens_per=0)
+_ENSEMBLE = config(
+    "ensemble",
+    backend="",
+    platform="ensemble",
+    instance_group=[],
+    dynamic_batching=None,
+    ensemble_scheduling={"step": [{"model_name": "m"}]},
+)
+HEALTHY = {
+    "batch 1 at the TensorRT-LLM backend, which says so of every request": llm({}),
+    "gauges that stand still since the last request": pool(
+        triton([_ENGINE], ran("tensorrt_llm"), gauges=_STILL)
+    ),
+    "sizes that are 0 before the first request": pool(
+        triton([_ENGINE], ran("tensorrt_llm"), gauges=_IDLE)
+    ),
+    "an ensemble, whose queue is none": pool(
+        triton([_ENSEMBLE, config()], ran("ensemble", requests=800), QUIET)
+    ),
+    "nothing but the warm-up": one(config(), ran()),
+    "a decoupled Python model, whose times end early": one(
+        config(
+            max_batch_size=0,
+            dynamic_batching=None,
+            model_transaction_policy={"decoupled": True},
+        ),
+        ran(sizes={1: (300, 0.1)}),
+    ),
+    "copies of a Python model that are busy one by one": one(
+        config(instance_group=instances(4)), ran(sizes={4: (1500, 21.0)}, queue_ms=9.0)
+    ),
+    "an idle vLLM": pool(
+        plain("vllm", "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
+    ),
+    "one idle worker beside a calm one": pool(
+        triton([config()], QUIET, url=URLS[0]), triton([config()], ran(), url=URLS[1])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_false_alarms_are_not_raised(name: str) -> None:
+    assert judge(HEALTHY[name]) == ()
