@@ -1,0 +1,536 @@
+"""The doctor before a real tritonserver: each cause is made, named first, and cured.
+
+One server holds no model but those of the case at hand. A pool is two servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from router.doctor.examine import Options, examine
+from router.doctor.probe import ProbeLimits
+from router.doctor.report import Finding, Report
+from tests.engines.environment import NEWEST_TRITON, Environment
+from tests.engines.triton_server import TritonServer
+from tests.engines.vllm_server import Server
+from tests.router.engine_pages import engine as mock
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SOURCE = Path(__file__).with_name("doctor_model.py")
+WATCH_S = 1.5
+SERIAL = itertools.count(1)
+Body = dict[str, Any]
+
+
+@dataclass(slots=True)
+class DoctorsTriton(TritonServer):
+    """A `tritonserver` whose models are loaded one by one. Lifetime: module."""
+
+    loaded: list[str] = field(default_factory=list)
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        command = TritonServer.command(self)
+        shutil.rmtree(self.folder / "models")
+        (self.folder / "models").mkdir()
+        return [*command, "--model-control-mode", "explicit"]
+
+    async def start(self) -> None:
+        """Without the proxy of the others."""
+        await Server.start(self)
+
+    @property
+    def target(self) -> str:
+        """How the doctor is told of it."""
+        return f"{self.url},metrics={self.metrics_url}"
+
+    async def load(self, *models: Model) -> None:
+        """These models instead of those before."""
+        async with aiohttp.ClientSession() as http:
+            for name in reversed(self.loaded):
+                await self._repository(http, name, "unload")
+            self.loaded = [model.name for model in models]
+            for model in models:
+                version = self.folder / "models" / model.name / "1"
+                version.mkdir(parents=True, exist_ok=True)
+                shutil.copy(SOURCE, version / "model.py")
+                (version.parent / "config.pbtxt").write_text(model.config)
+                await self._repository(http, model.name, "load")
+            while self.loaded:
+                async with http.post(f"{self.url}/v2/repository/index", json={}) as reply:
+                    states = {one["name"]: one.get("state") for one in await reply.json()}
+                left = {name: s for name, s in states.items() if s == "UNLOADING"}
+                if not left:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def _repository(self, http: aiohttp.ClientSession, name: str, what: str) -> None:
+        async with http.post(f"{self.url}/v2/repository/models/{name}/{what}", json={}) as reply:
+            assert reply.status == 200, await reply.text()
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model's configuration."""
+
+    name: str
+    config: str
+
+
+def tensor(name: str, kind: str, dims: str, more: str = "") -> str:
+    return f'{{ name: "{name}" data_type: TYPE_{kind} dims: [ {dims} ] {more} }}'
+
+
+def plain(
+    extra: str = "dynamic_batching { }",
+    batch: int = 8,
+    count: int = 1,
+    dims: str = "4",
+    more: str = "",
+    ragged: str = "",
+    **parameters: object,
+) -> Model:
+    """A model `m` of numbers: an execution takes 20 ms."""
+    inputs = tensor("INPUT", "FP32", dims, ragged) + more
+    output = tensor("OUTPUT", "FP32", "1")
+    return Model("m", _config(inputs, output, extra, batch, count, parameters))
+
+
+def _config(
+    inputs: str, output: str, extra: str, batch: int, count: int, parameters: dict[str, object]
+) -> str:
+    told = "".join(
+        f'parameters {{ key: "{k}" value: {{ string_value: "{v}" }} }}\n'
+        for k, v in parameters.items()
+    )
+    return (
+        f'backend: "python"\nmax_batch_size: {batch}\ninput [ {inputs} ]\noutput [ {output} ]\n'
+        f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]\n{extra}\n{told}"
+    )
+
+
+TEXTS = tensor("text_input", "STRING", "1")
+LONGEST = tensor("max_tokens", "INT32", "1", "optional: true")
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+def texts(
+    name: str,
+    kind: str,
+    extra: str = "",
+    output: str = "text_output",
+    count: int = 1,
+    **more: object,
+) -> Model:
+    """A model of texts."""
+    inputs = f"{TEXTS}, {LONGEST}" if kind == "engine" else TEXTS
+    settings = {"kind": kind, **more}
+    outputs = tensor(output, "STRING", "1")
+    return Model(name, _config(inputs, outputs, extra, 0, count, settings))
+
+
+def llm(**more: object) -> Model:
+    """A small TensorRT-LLM."""
+    return texts("tensorrt_llm", "engine", DECOUPLED, **more)
+
+
+def ensemble(*steps: str) -> Model:
+    """The entry, whose steps hand on the text."""
+    told, source = [], "text_input"
+    for step in steps:
+        last = step == steps[-1]
+        sink = "text_output" if last else "QUERY"
+        longest = 'input_map { key: "max_tokens" value: "max_tokens" }' if last else ""
+        told.append(
+            f'{{ model_name: "{step}" model_version: -1 '
+            f'input_map {{ key: "text_input" value: "{source}" }} {longest} '
+            f'output_map {{ key: "{sink}" value: "{sink}" }} }}'
+        )
+        source = sink
+    inputs = f"{TEXTS}, {tensor('max_tokens', 'INT32', '1')}"
+    config = (
+        f'platform: "ensemble"\nmax_batch_size: 0\ninput [ {inputs} ]\n'
+        f"output [ {tensor('text_output', 'STRING', '1')} ]\n"
+        f"ensemble_scheduling {{ step [ {', '.join(told)} ] }}\n"
+    )
+    return Model("ensemble", config)
+
+
+def numbers(length: int = 4, more: bool = False, **parameters: object) -> Body:
+    """A request of `m`."""
+    inputs = [{"name": "INPUT", "datatype": "FP32", "shape": [1, length], "data": [0.5] * length}]
+    if more:
+        inputs.append({"name": "MORE", "datatype": "FP32", "shape": [1, 4], "data": [0.5] * 4})
+    return {"inputs": inputs, "parameters": parameters}
+
+
+class Load:
+    """Clients that ask again and again. Lifetime: the `async with` block."""
+
+    def __init__(
+        self, server: TritonServer, path: str, clients: int, bodies: Sequence[Body], pause_s: float
+    ) -> None:
+        self._url, self._clients, self._pause_s = f"{server.url}/v2/models/{path}", clients, pause_s
+        self._bodies = itertools.cycle(bodies)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.answered = asyncio.Event()
+
+    async def __aenter__(self) -> Load:
+        connector = aiohttp.TCPConnector(limit=0)
+        self._http = aiohttp.ClientSession(connector=connector)
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(self._clients)]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._http.close()
+
+    async def _ask(self) -> None:
+        while True:
+            async with self._http.post(self._url, json=next(self._bodies)) as reply:
+                await reply.read()
+            self.answered.set()
+            await asyncio.sleep(self._pause_s)
+
+
+@asynccontextmanager
+async def loaded(
+    server: TritonServer,
+    clients: int,
+    bodies: Sequence[Body] = (),
+    path: str = "m/infer",
+    pause_s: float = 0.0,
+    warm: bool = True,
+) -> AsyncIterator[None]:
+    """Under load, once the first answer has come."""
+    async with Load(server, path, clients, bodies or [numbers()], pause_s) as load:
+        if warm:
+            await asyncio.wait_for(load.answered.wait(), 30.0)
+        yield
+
+
+def asked(words: int = 20, longest: int = 20) -> list[Body]:
+    """A request of a model of texts."""
+    return [{"text_input": "word " * words, "max_tokens": longest}]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[DoctorsTriton]]:
+    """Two, without a model."""
+    environment = Environment("triton", NEWEST_TRITON)
+    if environment.unavailable:
+        pytest.skip(environment.unavailable)
+    folder = tmp_path_factory.mktemp("doctor")
+    both = [DoctorsTriton(environment, folder, folder / f"server-{n}") for n in range(2)]
+    try:
+        for one in both:
+            await one.start()
+        for one in both:
+            await one.until_healthy()
+        yield both
+    finally:
+        await asyncio.gather(*(one.stop() for one in both))
+
+
+async def watched(*servers: DoctorsTriton, **options: Any) -> Report:
+    """What the doctor says."""
+    return await examine([one.target for one in servers], Options(WATCH_S, **options))
+
+
+def first(report: Report, number: int) -> Finding:
+    """The first finding, which must be this cause's."""
+    assert [one.number for one in report.findings][:1] == [number], report.text()
+    return report.findings[0]
+
+
+async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
+    """1, and its cure."""
+    server = servers[0]
+    await server.load(plain(extra=""))
+    async with loaded(server, 16):
+        found = first(await watched(server), 1)
+    assert "mean batch 1 of 8" in found.found.evidence
+    await server.load(plain())
+    async with loaded(server, 16):
+        assert (await watched(server)).findings == ()
+    await server.load(plain(extra=""))  # whose clients' last requests are over
+    report = await watched(server)
+    assert (report.findings, report.evidence.loaded) == ((), False)
+
+
+async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
+    """2."""
+    body = numbers()
+    body["inputs"][0]["shape"] = [4]
+    await servers[0].load(plain(batch=0))
+    async with loaded(servers[0], 8, [body]):
+        assert first(await watched(servers[0]), 2).found.changes[0].now == "0"
+
+
+@pytest.mark.parametrize("what", ["shapes", "inputs"])
+async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_path: Path) -> None:
+    """3 and 4: four shapes in turn, two sets of inputs in turn; then all are alike."""
+    bodies = (
+        [numbers(length) for length in (4, 5, 6, 7)]
+        if what == "shapes"
+        else [numbers(), numbers(more=True)]
+    )
+    optional = ", " + tensor("MORE", "FP32", "4", "optional: true") if what == "inputs" else ""
+    server = servers[0]
+    await server.load(plain(dims="-1" if what == "shapes" else "4", more=optional))
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\n".join(map(json.dumps, bodies)))
+    async with loaded(server, 16, bodies):
+        found = first(await watched(server, requests=file), 3 if what == "shapes" else 4)
+    assert ("4 shapes" if what == "shapes" else "2 sets") in found.found.evidence
+    async with loaded(server, 16, bodies[:1]):
+        assert (await watched(server)).findings == ()
+
+
+async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None:
+    """5."""
+    server = servers[0]
+    await server.load(plain(count=4))
+    async with loaded(server, 4, pause_s=0.002):
+        found = first(await watched(server), 5)
+    assert (found.found.changes[0].now, found.found.changes[0].to) == ("4", "2")
+    await server.load(plain())
+    async with loaded(server, 16):
+        assert (await watched(server)).findings == ()
+
+
+async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
+    """6."""
+    server = servers[0]
+    batcher = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: %d }"
+    await server.load(plain(batcher % 100_000))
+    async with loaded(server, 1, pause_s=0.05):
+        found = first(await watched(server), 6)
+    assert "the delay of 100 ms" in found.found.evidence
+    assert found.found.changes[0].now == "100000"
+    await server.load(plain(batcher % 1000))
+    async with loaded(server, 16):
+        assert (await watched(server)).findings == ()
+
+
+async def test_a_queue_that_refuses(servers: list[DoctorsTriton]) -> None:
+    """8, seen by the doctor's own probe: Triton counts none of them."""
+    server = servers[0]
+    batcher = "dynamic_batching {{ default_queue_policy {{ max_queue_size: {} }} }}"
+    limits = ProbeLimits(requests=600, concurrency=16, seconds=20.0)
+    await server.load(plain(batcher.format(2)))
+    report = await watched(server, probe=limits)
+    assert "max_queue_size is 2" in first(report, 8).found.evidence
+    assert report.probe["errors"]["queue_full"] > 0
+    await server.load(plain(batcher.format(64)))
+    report = await watched(server, probe=limits)
+    assert 8 not in [one.number for one in report.findings]
+    assert report.probe["failed"] == 0
+
+
+async def test_waits_beyond_the_timeout(servers: list[DoctorsTriton]) -> None:
+    """9."""
+    server = servers[0]
+    policy = "default_timeout_microseconds: {} allow_timeout_override: false"
+    batcher = f"dynamic_batching {{{{ default_queue_policy {{{{ {policy} }}}} }}}}"
+    await server.load(plain(batcher.format(25_000), batch=2))
+    async with loaded(server, 12):
+        report = await watched(server)
+    assert "timeout 25 ms" in first(report, 9).found.evidence
+    await server.load(plain(batcher.format(0), batch=16))
+    async with loaded(server, 12):
+        assert (await watched(server)).findings == ()
+
+
+async def test_sequences_that_nobody_ends(servers: list[DoctorsTriton]) -> None:
+    """11."""
+    server = servers[0]
+    batching = "sequence_batching { direct { } max_sequence_idle_microseconds: 5000000 }"
+    await server.load(plain(batching, batch=2))
+    begun = [numbers(sequence_id=next(SERIAL), sequence_start=True) for _ in range(8)]
+    async with loaded(server, 8, begun, pause_s=60.0):
+        found = first(await watched(server), 11)
+    assert "2 slots" in found.found.evidence
+    assert found.found.changes[1].now == "5000000"
+    await server.load(plain(batching, batch=8))
+    whole = [
+        numbers(sequence_id=next(SERIAL), sequence_start=True, sequence_end=True)
+        for _ in range(4000)
+    ]
+    async with loaded(server, 4, whole, pause_s=0.01):
+        assert (await watched(server)).findings == ()
+
+
+GENERATE, STREAM = "tensorrt_llm/generate", "ensemble/generate_stream"
+
+
+@pytest.mark.parametrize(
+    ("number", "sick", "well", "longest", "says"),
+    [
+        (
+            13,
+            {"kv_tokens": 2560, "max_tokens_in_paged_kv_cache": 2560, "answer": 60},
+            {},
+            1060,
+            "the KV cache holds 2,560 tokens and a request needs 2,060",
+        ),
+        (14, {"kv_tokens": 16_000}, {}, 4000, "guaranteed_no_evict reserves"),
+        (16, {"batch": 2}, {}, 20, "2 scheduled all the time of at most 2"),
+    ],
+)
+async def test_an_engine_that_batches_few(
+    servers: list[DoctorsTriton],
+    number: int,
+    sick: dict[str, object],
+    well: dict[str, object],
+    longest: int,
+    says: str,
+) -> None:
+    """13, 14, 16: eight active, few scheduled."""
+    server, told = servers[0], {"max_tokens": float(longest)}
+    words = 1000 if number == 13 else 20
+    await server.load(llm(**sick))
+    async with loaded(server, 8, asked(words, longest), GENERATE):
+        report = await watched(server, **told)
+    assert says in first(report, number).found.evidence
+    await server.load(llm(kv_tokens=65_536, **well))
+    async with loaded(server, 8, asked(words, longest), GENERATE):
+        assert (await watched(server, **told)).findings == ()
+
+
+async def test_a_template_that_nobody_filled(servers: list[DoctorsTriton]) -> None:
+    """19."""
+    server = servers[0]
+    for policy, numbers_found in (("${batch_scheduler_policy}", [19]), ("max_utilization", [])):
+        await server.load(llm(batch_scheduler_policy=policy))
+        async with loaded(server, 8, asked(), GENERATE):
+            report = await watched(server)
+        assert [one.number for one in report.findings] == numbers_found, report.text()
+
+
+async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
+    """26."""
+    server = servers[0]
+    path = "tensorrt_llm_bls/generate"
+    await server.load(llm(), texts("tensorrt_llm_bls", "bls"))
+    async with loaded(server, 8, asked(), path):
+        found = first(await watched(server), 26)
+    change = found.found.changes[0]
+    assert (change.name, change.now, change.to) == (
+        "tensorrt_llm_bls: instance_group.count",
+        "1",
+        "64",
+    )
+    await server.load(llm(), texts("tensorrt_llm_bls", "bls", count=4))
+    async with loaded(server, 4, asked(), path):
+        assert (await watched(server)).findings == ()
+
+
+async def test_preprocessing_is_the_bottleneck(servers: list[DoctorsTriton]) -> None:
+    """28."""
+    server, path = servers[0], STREAM
+    whole = ensemble("preprocessing", "tensorrt_llm")
+    for base_ms, found_numbers in ((40, [28]), (1, [])):
+        before = texts("preprocessing", "batch", output="QUERY", base_ms=base_ms)
+        await server.load(llm(), before, whole)
+        async with loaded(server, 8, asked(), path):
+            report = await watched(server)
+        assert [one.number for one in report.findings] == found_numbers, report.text()
+        if found_numbers:
+            assert "at preprocessing" in report.findings[0].found.evidence
+
+
+def router_page(url: str, requests: int) -> str:
+    """What our router's admin port would say of its one worker."""
+    return (
+        f'warmroute_worker_info{{worker="0",url="{url}",engine="triton",role="both"}} 1\n'
+        f'warmroute_worker_requests{{worker="0"}} {requests}\n'
+        f"warmroute_server_connections {requests}\nwarmroute_inflight_requests {requests}\n"
+    )
+
+
+async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[DoctorsTriton]) -> None:
+    """31: the clients leave, their requests stay."""
+    server = servers[0]
+    await server.load(llm(answer=1600, kv_tokens=400_000), ensemble("tensorrt_llm"))
+    async with (
+        loaded(server, 6, asked(longest=4000), STREAM, warm=False),
+        mock({"/metrics": router_page(server.url, 6)}) as router,
+    ):
+        report = await watched(server, router=router)
+        assert report.findings == (), report.text()
+    async with mock({"/metrics": router_page(server.url, 0)}) as router:
+        found = first(await watched(server, router=router), 31)
+    assert "6 or more active at tensorrt_llm" in found.found.evidence
+    await server.load()
+
+
+async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) -> None:
+    """32: twice the requests take twice the time."""
+    server = servers[0]
+    limits = ProbeLimits(requests=400, concurrency=8, seconds=30.0)
+    await server.load(texts("crowd", "crowd", DECOUPLED, base_ms=10))
+    report = await watched(server, probe=limits)
+    assert "8 requests at once take" in first(report, 32).found.evidence
+    await server.load(llm())
+    report = await watched(server, probe=limits)
+    assert 32 not in [one.number for one in report.findings]
+
+
+async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton]) -> None:
+    """35."""
+    server = servers[0]
+    await server.load(plain())
+    async with loaded(server, 1):
+        assert first(await watched(server), 35).found.changes[0].now == "1"
+    async with loaded(server, 16):
+        assert (await watched(server)).findings == ()
+
+
+async def test_a_pool_with_one_hot_worker_and_one_that_differs(
+    servers: list[DoctorsTriton],
+) -> None:
+    """37 and 38."""
+    for server in servers:
+        await server.load(plain())
+    async with loaded(servers[0], 24), loaded(servers[1], 1, pause_s=0.2):
+        found = first(await watched(*servers), 37)
+    assert servers[0].url in found.found.evidence
+    async with loaded(servers[0], 16), loaded(servers[1], 16):
+        assert (await watched(*servers)).findings == ()
+    await servers[1].load(plain(batch=4))
+    async with loaded(servers[0], 16), loaded(servers[1], 8):
+        found = first(await watched(*servers), 38)
+    change = found.found.changes[0]
+    assert (change.name, change.now) == (f"{servers[1].url} m: max_batch_size", "4")
+    await servers[1].load()
+
+
+async def test_service_times_are_those_of_the_model(servers: list[DoctorsTriton]) -> None:
+    """What a planner reads: 10 ms, and 5 ms for each request of a batch."""
+    server = servers[0]
+    await server.load(plain(base_ms=10, per_ms=5))
+    limits = ProbeLimits(requests=400, concurrency=8, seconds=30.0)
+    measured = (await watched(server, probe=limits)).measured
+    assert measured is not None
+    assert (measured["model"], measured["max_batch_size"], measured["instances"]) == ("m", 8, 1)
+    times = {one["batch"]: one["seconds"] for one in measured["sizes"]}
+    assert min(times) == 1
+    assert len(times) >= 2
+    for batch, seconds in times.items():
+        assert seconds >= (10 + 5 * batch) / 1e3, times
