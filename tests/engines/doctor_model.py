@@ -145,7 +145,8 @@ class TritonPythonModel:
         self.per_s = float(settings.get("per_ms", "0")) / 1e3
         self.outputs = [one["name"] for one in config["output"]]
         self.processor = threading.Lock()
-        self.engine = Engine(args["model_name"], settings) if self.kind == "engine" else None
+        is_engine = self.kind == "engine"
+        self.engine: Any = Engine(args["model_name"], settings) if is_engine else None
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answers, or begins to."""

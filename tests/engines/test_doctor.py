@@ -133,7 +133,7 @@ def texts(
     extra: str = "",
     output: str = "text_output",
     count: int = 1,
-    **more: object,
+    **more: Any,
 ) -> Model:
     """A model of texts."""
     inputs = f"{TEXTS}, {LONGEST}" if kind == "engine" else TEXTS
@@ -142,7 +142,7 @@ def texts(
     return Model(name, _config(inputs, outputs, extra, 0, count, settings))
 
 
-def llm(**more: object) -> Model:
+def llm(**more: Any) -> Model:
     """A small TensorRT-LLM."""
     return texts("tensorrt_llm", "engine", DECOUPLED, **more)
 
