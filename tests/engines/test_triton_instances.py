@@ -1,0 +1,209 @@
+"""What `warmroute-sim instances` says beforehand, beside real Tritons with models that sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import warnings
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from simulator.capacity.batches import Batches, Measured, Size, fit
+from simulator.capacity.instances import Load, Row, row
+from tests.engines.environment import NEWEST_TRITON, Environment
+from tests.engines.triton_server import TritonServer
+
+SOURCE = Path(__file__).with_name("sleep_model.py")
+BASE_S, PER_REQUEST_S, MAX_BATCH = 0.020, 0.004, 8
+CASES = ((1, 60.0), (3, 180.0))  # instances, requests per second
+REQUESTS = 600
+RUNS = 4  # tried for each case, until one is quiet
+QUIET_S = 0.011  # a sleep of 10 ms, mean: beyond it the machine was too busy to time anything
+CONFIG = """\
+backend: "python"
+max_batch_size: %d
+dynamic_batching { }
+input [ { name: "x" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU count: %d } ]
+parameters [
+  { key: "base_s" value: { string_value: "%g" } },
+  { key: "per_request_s" value: { string_value: "%g" } }
+]
+"""
+SLEEPER = """\
+import select, sys, time
+print(flush=True)
+count, begin = 0, time.perf_counter()
+while not select.select([sys.stdin], [], [], 0)[0]:
+    time.sleep(0.01)
+    count += 1
+print((time.perf_counter() - begin) / max(count, 1))
+"""
+BODY = json.dumps({"inputs": [{"name": "x", "datatype": "INT32", "shape": [1, 1], "data": [7]}]})
+
+
+@dataclass(slots=True)
+class SleepTriton(TritonServer):
+    """A `tritonserver` with a model for each number of instances. Lifetime: test."""
+
+    def repository(self) -> Path:
+        """A model for each case."""
+        models = self.folder / "models"
+        for count, _ in CASES:
+            version = models / f"sleep{count}" / "1"
+            version.mkdir(parents=True, exist_ok=True)
+            told = CONFIG % (MAX_BATCH, count, BASE_S, PER_REQUEST_S)
+            (version.parent / "config.pbtxt").write_text(told)
+            shutil.copy(SOURCE, version / "model.py")
+        return models
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One run: what Triton counted and what the client waited for. Lifetime: test."""
+
+    sizes: list[Size]
+    latencies_s: np.ndarray
+    span_s: float
+    sleep_s: float  # what a sleep of 10 ms took beside it, mean
+
+    @property
+    def batch(self) -> float:
+        return sum(s.batch * s.count for s in self.sizes) / sum(s.count for s in self.sizes)
+
+    def utilisation(self, instances: int) -> float:
+        return sum(s.seconds * s.count for s in self.sizes) / self.span_s / instances
+
+
+async def stats(http: aiohttp.ClientSession, url: str) -> dict[int, tuple[int, int]]:
+    """Executions and their nanoseconds, by batch."""
+    async with http.get(f"{url}/stats") as reply:
+        (model,) = json.loads(await reply.read())["model_stats"]
+    parts = ("compute_input", "compute_infer", "compute_output")
+    return {
+        one["batch_size"]: (one["compute_infer"]["count"], sum(one[part]["ns"] for part in parts))
+        for one in model["batch_stats"]
+    }
+
+
+@asynccontextmanager
+async def slept() -> AsyncIterator[list[float]]:
+    """What a sleep of 10 ms takes meanwhile, in a process of its own; there when it ends."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SLEEPER, stdin=pipe, stdout=pipe
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    found: list[float] = []
+    try:
+        yield found
+    finally:
+        told, _ = await process.communicate(b"\n")
+        found.append(float(told))
+
+
+async def loaded(http: aiohttp.ClientSession, url: str, gaps_s: Iterable[float]) -> Seen:
+    """Requests with these gaps between them, whatever became of those before."""
+    clock = asyncio.get_running_loop().time
+    latencies: list[float] = []
+
+    async def one() -> None:
+        begin_s = clock()
+        async with http.post(f"{url}/infer", data=BODY) as reply:
+            await reply.read()
+            assert reply.status == 200
+        latencies.append(clock() - begin_s)
+
+    before = await stats(http, url)
+    async with slept() as sleeps, asyncio.TaskGroup() as group:
+        begin_s = at_s = clock()
+        for gap_s in gaps_s:
+            at_s += gap_s
+            await asyncio.sleep(at_s - clock())
+            group.create_task(one())
+        span_s = clock() - begin_s
+    now = await stats(http, url)
+    return Seen(between(before, now), np.array(latencies), span_s, sleeps[0])
+
+
+def between(before: dict[int, Any], now: dict[int, Any]) -> list[Size]:
+    """Means of what was executed meanwhile."""
+    found = []
+    for batch, (count, ns) in sorted(now.items()):
+        then, then_ns = before.get(batch, (0, 0))
+        if count > then:
+            found.append(Size(batch, count - then, (ns - then_ns) / 1e9 / (count - then)))
+    return found
+
+
+async def measured(http: aiohttp.ClientSession, url: str, model: str, count: int) -> Batches:
+    """Times of batches under closed loops of 1, 2, 4, 8 and more at a time."""
+
+    async def asks(times: int) -> None:
+        for _ in range(times):
+            async with http.post(f"{url}/infer", data=BODY) as reply:
+                assert reply.status == 200, await reply.text()
+
+    await asks(3)  # the first executions are slower
+    before = await stats(http, url)
+    for together in (1, 2, 4, 8, 16):
+        await asyncio.gather(*(asks(10) for _ in range(together * count)))
+    return fit(Measured(model, MAX_BATCH, count, between(before, await stats(http, url))))
+
+
+def differences(planned: Row, seen: Seen, rate: float, instances: int) -> dict[str, float]:
+    """How far the plan is off, as shares of what it may be: 1 is the limit."""
+    p50_s = float(np.median(seen.latencies_s))
+    return {
+        "batch": abs(planned.batch / seen.batch - 1) / 0.10,
+        "throughput": abs(rate / (len(seen.latencies_s) / seen.span_s) - 1) / 0.10,
+        "utilisation": abs(planned.utilisation - seen.utilisation(instances)) / 0.05,
+        "p50": abs(planned.p50_s / p50_s - 1) / 0.15,
+    }
+
+
+@pytest.mark.parametrize(("instances", "rate"), CASES)
+async def test_a_plan_is_what_triton_then_does(tmp_path: Path, instances: int, rate: float) -> None:
+    environment = Environment("triton", NEWEST_TRITON)
+    if environment.unavailable:
+        pytest.skip(environment.unavailable)
+    server = SleepTriton(environment, SOURCE, tmp_path)
+    connector = aiohttp.TCPConnector(limit=0)
+    noisy, off = [], []
+    async with aiohttp.ClientSession(connector=connector) as http:
+        try:
+            await server.start()
+            await server.until_healthy()
+            url = f"{server.url}/v2/models/sleep{instances}"
+            batches = await measured(http, url, f"sleep{instances}", instances)
+            for seed in range(RUNS):
+                gaps = np.random.default_rng(seed).exponential(1.0, REQUESTS)
+                seen = await loaded(http, url, (gaps / gaps.mean() / rate).tolist())
+                if seen.sleep_s >= QUIET_S:
+                    noisy.append(seen.sleep_s)
+                    continue
+                planned = row(Load(rate), batches.seconds, instances)
+                off.append(differences(planned, seen, rate, instances))
+                told = " ".join(f"{name} {share:.0%}" for name, share in off[-1].items())
+                print(f"\n{instances} instances, {rate:g}/s: of what it may be off: {told}")
+                if max(off[-1].values()) <= 1:
+                    break
+        finally:
+            await http.close()
+            await server.stop()
+    if noisy:
+        warnings.warn(f"{len(noisy)} runs discarded: 10 ms took {noisy}", stacklevel=1)
+    if not off:
+        pytest.skip(f"this machine is too busy: a sleep of 10 ms took {min(noisy) * 1e3:.1f} ms")
+    assert max(off[-1].values()) <= 1, off
