@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import shutil
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ import pytest_asyncio
 from router.doctor.examine import Options, examine
 from router.doctor.probe import ProbeLimits
 from router.doctor.report import Finding, Report
+from simulator import CHECKOUT
+from simulator.capacity.batches import fit, read_measured
 from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.triton_server import TritonServer
 from tests.engines.vllm_server import Server
@@ -521,13 +525,60 @@ async def test_a_pool_with_one_hot_worker_and_one_that_differs(
     await servers[1].load()
 
 
-async def test_service_times_are_those_of_the_model(servers: list[DoctorsTriton]) -> None:
+SECTION = (CHECKOUT / "docs" / "triton.md").read_text(encoding="utf-8")
+
+
+def shown() -> tuple[list[str], list[str]]:
+    """The command in the operator's page, and what it is said to answer."""
+    block = re.search(r"```\n\$ warmroute (doctor .*?)```", SECTION, re.DOTALL)
+    assert block is not None
+    command, *lines = block[1].splitlines()
+    return command.split(), [line.strip() for line in lines if line.startswith("   ")]
+
+
+async def command(*arguments: str) -> tuple[int, str]:
+    """Status and output of the program."""
+    program = [sys.executable, "-m", "router", *arguments, "--seconds", f"{WATCH_S}", "--quiet"]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*program, cwd=CHECKOUT, stdout=pipe)
+    out, _ = await process.communicate()
+    return process.returncode or 0, out.decode()
+
+
+async def test_from_eight_active_and_one_scheduled_to_the_cure(
+    servers: list[DoctorsTriton],
+) -> None:
+    """The operator's page, command and answer; then the field that it names is changed."""
+    server, (words, lines) = servers[0], shown()
+    words = [server.target if word == "http://gpu1:8000" else word for word in words]
+    request = asked(words=1000, longest=1060)
+    await server.load(llm(kv_tokens=2560, max_tokens_in_paged_kv_cache=2560, answer=60))
+    async with loaded(server, 8, request, GENERATE):
+        status, out = await command(*words)
+    assert status == 1
+    assert "1. the KV cache holds one request (cause 13)" in out
+    for line in lines:
+        pattern = re.escape(line).replace("8\\ active", r"[78][.\d]*\ active")
+        pattern = re.sub(r"or\\ 16480", r"or\\ 1[56]\\d+", pattern)
+        assert re.search(pattern, out), (line, out)
+    await server.load(llm(kv_tokens=65_536, answer=60))
+    async with loaded(server, 8, request, GENERATE):
+        status, out = await command(*words)
+    assert (status, out.splitlines()[0]) == (0, f"Nothing found in {WATCH_S:.0f} s under load.")
+
+
+async def test_service_times_are_those_of_the_model(
+    servers: list[DoctorsTriton], tmp_path: Path
+) -> None:
     """What a planner reads: 10 ms, and 5 ms for each request of a batch."""
     server = servers[0]
     await server.load(plain(base_ms=10, per_ms=5))
     limits = ProbeLimits(requests=400, concurrency=8, seconds=30.0)
     measured = (await watched(server, probe=limits)).measured
     assert measured is not None
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps(measured))
+    assert fit(read_measured(file)).model == "m"
     assert (measured["model"], measured["max_batch_size"], measured["instances"]) == ("m", 8, 1)
     times = {one["batch"]: one["seconds"] for one in measured["sizes"]}
     assert min(times) == 1
