@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -298,23 +299,26 @@ def _page(planner: Planner, plan: Plan, lines: Sequence[str]) -> str:
         times["measured"] = ([float(s.batch) for s in seen], [s.seconds * 1e3 for s in seen])
         bands["measured"] = (times["measured"][1], times["measured"][1])
     rate = {"one instance": (sizes, [batches.rate_per_s(int(b)) for b in sizes])}
-    pictures = [
-        Picture(line_plot(latency, "instances", "latency, ms", points=True, limit=limit),
+    plot = partial(line_plot, whole_x=True)
+    by_count = [
+        Picture(plot(latency, "instances", "latency, ms", points=True, limit=limit),
                 "latency by number of instances", "The line across is the bound."),
-        Picture(line_plot(use, "instances", "requests a batch", points=True),
+        Picture(plot(use, "instances", "requests a batch", points=True),
                 "mean batch by number of instances", "More instances, smaller batches."),
-        Picture(line_plot(busy, "instances", "busy, %", points=True, ylim=(0, 100)),
+        Picture(plot(busy, "instances", "busy, %", points=True, ylim=(0, 105)),
                 "utilisation by number of instances"),
-        Picture(line_plot(times, "batch", "execution, ms", bands=bands, ylim=(0, None)),
+    ]  # fmt: skip
+    by_batch = [
+        Picture(plot(times, "batch", "execution, ms", bands=bands, ylim=(0, None)),
                 "time of an execution by batch", f"Drawn to {BEYOND} times the largest seen."),
-        Picture(line_plot(rate, "requests in flight", "requests/s", points=True, ylim=(0, None)),
+        Picture(plot(rate, "requests in flight", "requests/s", points=True, ylim=(0, None)),
                 "throughput by requests in flight", f"Knee: {plan.knee.requests}."),
     ]  # fmt: skip
     head = len(planner.measured) + 1
     sections = [
         Section("By number of instances", "At the load, without the reserve.",
-                tables=[_table(plan.rows, plan.needed)], pictures=pictures[:3], terms=LEGEND),
-        Section("What it rests on", pictures=pictures[3:], lines=lines[:head]),
+                tables=[_table(plan.rows, plan.needed)], pictures=by_count, terms=LEGEND),
+        Section("What it rests on", pictures=by_batch, lines=lines[:head]),
     ]  # fmt: skip
     notes = [
         "Simulated: one queue, first come first served; who is free takes what is there, up to the "

@@ -77,11 +77,15 @@ def line_plot(
     ylim: tuple[float | None, float | None] | None = None,
     points: bool = False,
     steps: bool = False,
+    whole_x: bool = False,
     bands: Mapping[str, Band] | None = None,
     limit: float | None = None,
     width_in: float = WIDE_IN,
 ) -> str:
-    """A line for each label; `points` are marked, `limit` is a value of y that is ruled across."""
+    """A line for each label; `points` are marked, `limit` is a value of y that is ruled across.
+
+    `whole_x`: x counts something, so that there is nothing to label between two numbers.
+    """
     drawn = styles(list(lines))
     rows = math.ceil(len(lines) / (1 if width_in < WIDE_IN else 2))
     height = (1.7 if width_in < WIDE_IN else 2.7) + LINE_IN * rows
@@ -109,6 +113,8 @@ def line_plot(
         axes.set(xlim=xlim, ylim=ylim) if ylim else axes.set(xlim=xlim)
         if steps:
             axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        if whole_x:
+            axes.xaxis.set_major_locator(MaxNLocator(MAX_LABELS, integer=True))
         axes.grid(True, which="major", color=RULE, linewidth=0.5)
         _legend(canvas, columns=1 if width_in < WIDE_IN else 2)
         return _as_svg(canvas)

@@ -17,7 +17,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from simulator.capacity.batches import Batches, Measured, Size, fit
+from simulator.capacity.batches import Batches, Size, fit, read_measured
 from simulator.capacity.instances import Load, Row, row
 from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.triton_server import TritonServer
@@ -147,19 +147,19 @@ def between(before: dict[int, Any], now: dict[int, Any]) -> list[Size]:
     return found
 
 
-async def measured(http: aiohttp.ClientSession, url: str, model: str, count: int) -> Batches:
-    """Times of batches under closed loops of 1, 2, 4, 8 and more at a time."""
-
-    async def asks(times: int) -> None:
-        for _ in range(times):
-            async with http.post(f"{url}/infer", data=BODY) as reply:
-                assert reply.status == 200, await reply.text()
-
-    await asks(3)  # the first executions are slower
-    before = await stats(http, url)
-    for together in (1, 2, 4, 8, 16):
-        await asyncio.gather(*(asks(10) for _ in range(together * count)))
-    return fit(Measured(model, MAX_BATCH, count, between(before, await stats(http, url))))
+async def measured(server: SleepTriton, model: str, count: int) -> Batches:
+    """Times of batches, as `warmroute doctor` measures them, read as the command reads them."""
+    path = server.folder / f"{model}.json"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "doctor", f"{server.url},metrics={server.metrics_url}"),
+        *("--probe", "--probe-model", model, "--probe-concurrency", str(12 * count)),
+        *("--seconds", "1", "--measure", str(path), "--quiet"),
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert await process.wait() in (0, 1)
+    found = read_measured(path)
+    assert (found.model, found.max_batch_size, found.instances) == (model, MAX_BATCH, count)
+    return fit(found)
 
 
 def differences(planned: Row, seen: Seen, rate: float, instances: int) -> dict[str, float]:
@@ -186,7 +186,7 @@ async def test_a_plan_is_what_triton_then_does(tmp_path: Path, instances: int, r
             await server.start()
             await server.until_healthy()
             url = f"{server.url}/v2/models/sleep{instances}"
-            batches = await measured(http, url, f"sleep{instances}", instances)
+            batches = await measured(server, f"sleep{instances}", instances)
             for seed in range(RUNS):
                 gaps = np.random.default_rng(seed).exponential(1.0, REQUESTS)
                 seen = await loaded(http, url, (gaps / gaps.mean() / rate).tolist())
