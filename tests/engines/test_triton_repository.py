@@ -146,6 +146,27 @@ async def test_a_stream_comes_token_by_token_while_the_engine_makes_them(pair: P
     assert sum(event["sequence_length"] for event in events) == 40
 
 
+async def test_the_ensemble_is_asked_as_tensorrt_llms_is(pair: Pair) -> None:
+    """Its text goes through the tokenizer's step; streams and refusals come through."""
+    ask = "/v2/models/ensemble/generate"
+    body = {"text_input": "t1 t2 t3", "max_tokens": 5, "temperature": 0.0}
+    status, told = await pair.triton.post(ask, body)
+    assert (status, told.get("text_output")) == (200, answer([1, 2, 3], 5)), told
+    async with pair.http.post(
+        f"{pair.triton.url}{ask}_stream", json={**body, "stream": True, "max_tokens": 30}
+    ) as reply:
+        events = re.findall("^data: (.*)$", await reply.text(), re.MULTILINE)
+    parts = [json.loads(one).get("text_output", "") for one in events]
+    assert "".join(parts) == answer([1, 2, 3], 30)
+    assert len([part for part in parts if part]) >= 15
+    status, told = await pair.triton.post(ask, {**body, "max_tokens": 10**8})
+    assert (status, "tokens of context" in told["error"]) == (400, True)
+    for step in ("preprocessing", MODEL):
+        async with pair.http.get(f"{pair.triton.url}/v2/models/{step}/stats") as reply:
+            (found,) = (await reply.json())["model_stats"]
+        assert found["inference_stats"]["success"]["count"] >= 2
+
+
 async def test_many_streams_meet_in_the_engines_batch(pair: Pair) -> None:
     """In flight together, no more than the bound, and batched by the engine's steps."""
 
