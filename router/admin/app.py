@@ -13,6 +13,7 @@ from router.admin.kv_view import encode_kv_view, kv_view
 from router.admin.ui.page import PAGE, STATE, UiPages
 from router.admin.ui.state import UiState
 from router.admin.views import (
+    DoctorPages,
     ExplainPages,
     policy_shown,
     shown_count,
@@ -78,6 +79,9 @@ class AdminApi:
         """Handlers by path and method. `{id}` stands for one segment."""
         explain = ExplainPages(self._dispatcher, self._inference, self._decisions)
         pages = UiPages(self.ui)
+        doctor = DoctorPages(
+            self._dispatcher, self._fleet.members, lambda: exposition(self._metrics)
+        )
         return {
             "/workers": {
                 "GET": self.list_workers,
@@ -95,6 +99,7 @@ class AdminApi:
             "/undrain": {"POST": self.undrain},
             "/kv": {"GET": self.kv},
             "/explain": {"GET": explain.look, "POST": explain.attempt},
+            "/doctor": {"GET": doctor.examine},
             "/policy": {"GET": self.policy},
             "/trunks": {"GET": self.trunks},
             "/metrics": {"GET": self.metrics},

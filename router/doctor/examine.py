@@ -24,7 +24,7 @@ from router.doctor.evidence import (
 from router.doctor.fetch import DoctorError, Reader, Source, read_router
 from router.doctor.judge import judge
 from router.doctor.probe import Probe, ProbeLimits
-from router.doctor.readings import Gauges, Reading, Watched
+from router.doctor.readings import ROUTER_WANTED, Gauges, Reading, Watched, parse_gauges
 from router.doctor.report import Report
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ class Options:
     seconds: float = 10.0
     timeout_s: float = 5.0  # of each page
     router: str | None = None  # our router's admin port
+    counts: Callable[[], Awaitable[bytes]] | None = None  # its metrics, where we are the router
     log: Path | None = None  # error texts
     requests: Path | None = None  # a request a line
     concurrency: int | None = None
@@ -152,6 +153,8 @@ class _Examination:
         if self.options.router is not None:
             found = await read_router(self.http, self.options.router, self.options.timeout_s)
             self.router.append(found)
+        elif self.options.counts is not None:
+            self.router.append(parse_gauges((await self.options.counts()).decode(), ROUTER_WANTED))
 
 
 async def _all(waits: Sequence[Awaitable[T]]) -> list[T]:
@@ -211,7 +214,7 @@ def _with_probe(
 def _unread(options: Options) -> tuple[str, ...]:
     """What nobody gave, and which causes that hides."""
     lacks = []
-    if options.router is None:
+    if options.router is None and options.counts is None:
         lacks.append("a router's counts (--router URL): causes 8, 31, 32, 35, 37")
     if options.log is None and options.probe is None:
         lacks.append("clients' error texts (--log FILE): causes 8, 9, 21, 30, 33, 34")

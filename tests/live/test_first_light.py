@@ -213,3 +213,21 @@ async def test_a_killed_worker_is_replaced_within_the_request_and_rediscovered(s
     await until(known, "the new worker's empty cache")
     await stack.assert_idle()
     await stack.remove(worker_id)
+
+
+async def test_the_doctor_examines_the_workers_of_a_router(stack) -> None:
+    """One examination at a time; what runs nothing is idle, not ill."""
+    url = f"{stack.admin}/doctor"
+
+    async def examined(query: str, **headers: str) -> tuple[int, Any]:
+        async with stack.http.get(f"{url}{query}", headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    answers = await asyncio.gather(*(examined("?seconds=0.4") for _ in range(2)))
+    (status, report), refused = sorted(answers, key=lambda one: one[0])
+    assert (status, refused[0]) == (200, 409)
+    assert (report["loaded"], report["findings"]) == (False, [])
+    assert not any("--router" in one for one in report["not_looked_at"])
+    for wrong in ("?seconds=0", "?seconds=nan", "?seconds=31", "?seconds=x"):
+        assert (await examined(wrong))[0] == 400
+    assert (await examined("", **{"Sec-Fetch-Site": "cross-site"}))[0] == 403

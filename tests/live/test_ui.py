@@ -5,6 +5,7 @@ Screenshots are left in the test's folder (`--basetemp`) for whoever wants to lo
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -265,6 +266,30 @@ async def test_a_lost_router_is_said_and_a_new_one_taken_up(tmp_path: Path) -> N
         )
         assert await page.run("document.querySelector('#banner').hidden")
         assert await page.run(ROWS) == 0
+
+
+async def test_the_doctor_is_asked_at_the_press_of_a_button(tmp_path: Path) -> None:
+    """Its answer is made up here; a router's own is in test_first_light.py."""
+    finding = {"name": HOSTILE, "where": "w", "evidence": "e"}
+    finding["changes"] = [{"field": "f", "from": "1", "to": "2"}]
+    report = {"loaded": True, "watched_s": 9.6, "findings": [finding, None]}
+    async with crowd(2) as one, shown(one, tmp_path / "profile", 1280) as page:
+        await page.run("document.querySelector('#examine').click()")
+        await page.until("!document.querySelector('#examine').disabled", "the refusal")
+        assert "no worker is ready" not in await page.text("#doctor-said")  # nobody listens there
+        assert (await page.text("#doctor-said")).startswith("Not examined: ")
+        answer = f"new Response({json.dumps(json.dumps(report))})"
+        await page.run(
+            f"(() => {{ const asked = fetch; window.fetch = (path, options) => "
+            f"path.startsWith('doctor') ? Promise.resolve({answer}) : asked(path, options); }})()"
+        )
+        await page.run("document.querySelector('#examine').click()")
+        await page.until("document.querySelector('#doctor-rows tbody')", "the report")
+        assert await page.text("#doctor-said") == "2 causes in 9.6\u00a0s; the first costs most."
+        said = await page.text("#doctor-rows tbody")
+        assert HOSTILE in said
+        assert "f: 1 → 2" in said
+        assert await page.run(NAMELESS) == []
 
 
 async def test_a_key_is_asked_for_kept_in_memory_and_refused_when_wrong(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ const link = {
 };
 
 /** GET; its JSON, or null for 204. Throws what `link.trouble` then says. */
-async function asking(path) {
+async function asking(path, waitMs = WAIT_MS) {
   const stop = new AbortController();
-  const timer = setTimeout(() => stop.abort(), WAIT_MS);
+  const timer = setTimeout(() => stop.abort(), waitMs);
   try {
     const headers = link.key === null ? {} : { Authorization: `Bearer ${link.key}` };
     const answer = await fetch(path, { headers, signal: stop.signal, cache: "no-store" });
@@ -28,7 +28,7 @@ async function asking(path) {
     if (!answer.ok) throw new Error(`the router answers ${answer.status}`);
     return await answer.json();
   } catch (error) {
-    if (error.name === "AbortError") throw new Error(`no answer within ${seconds(WAIT_MS / 1e3)}`);
+    if (error.name === "AbortError") throw new Error(`no answer within ${seconds(waitMs / 1e3)}`);
     throw error instanceof TypeError ? new Error("nobody answers") : error;
   } finally {
     clearTimeout(timer);
@@ -157,6 +157,7 @@ function start() {
   listenFleet();
   listenDetail();
   listenDecisions();
+  listenDoctor();
   by("door").addEventListener("submit", (event) => {
     event.preventDefault();
     const key = by("key").value.trim();
