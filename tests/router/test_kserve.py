@@ -226,20 +226,23 @@ def test_a_long_text_is_looked_at_in_part() -> None:
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=4,
 )
 INPUTS = st.builds(
     Input,
     st.sampled_from(["BYTES", "INT32", "INT64", "UINT64", "BOOL", "FP16", "FP32", "", "x" * 99]),
     st.lists(st.integers(-(2**64), 2**64) | st.integers(0, 4), max_size=10).map(tuple),
     st.none() | st.binary(max_size=64) | st.binary(max_size=64).map(lambda data: memoryview(data)),
-    st.none() | st.lists(VALUES),
+    st.none() | st.lists(VALUES, max_size=4),
 )
 
 
 @given(
-    st.dictionaries(st.sampled_from(ROLES), INPUTS),
-    st.dictionaries(st.text() | st.sampled_from([*ROLES, "sequence_id", "lora_name"]), VALUES),
+    st.dictionaries(st.sampled_from(ROLES), INPUTS, max_size=4),
+    st.dictionaries(
+        st.text() | st.sampled_from([*ROLES, "sequence_id", "lora_name"]), VALUES, max_size=4
+    ),
 )
 def test_nothing_that_is_sent_breaks_the_reader(
     inputs: dict[str, Input], parameters: dict[str, Any]
