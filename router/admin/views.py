@@ -12,7 +12,7 @@ from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
 from router.core.guard import PolicyGuard
 from router.doctor.examine import MAX_SERVERS, Options, examine
-from router.doctor.fetch import DoctorError
+from router.doctor.report import DoctorError
 from router.estimators.trunks import Trunk
 from router.events.feed import ElectedFeed
 from router.fleet.member import Member

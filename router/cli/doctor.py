@@ -7,13 +7,14 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from router.doctor.examine import Options, examine
-from router.doctor.fetch import DoctorError
 from router.doctor.judge import CAUSES
-from router.doctor.probe import ProbeLimits
-from router.doctor.report import NOTHING, UNREADABLE, Report
+from router.doctor.report import NOTHING, UNREADABLE, DoctorError, Report
+
+if TYPE_CHECKING:  # its HTTP client is loaded where it is needed: other commands start sooner
+    from router.doctor.examine import Options
+    from router.doctor.probe import ProbeLimits
 
 ABOUT = """\
 Why does it not batch? Watches servers under load and names the cause, its numbers, what to change.
@@ -73,6 +74,8 @@ def doctor_command(args: argparse.Namespace) -> int:
         for cause in sorted(CAUSES):
             print(f"{cause.number:>2}  {cause.name}  ({cause.source})")
         return NOTHING
+    from router.doctor.examine import examine
+
     try:
         report = asyncio.run(examine(args.servers, _options(args), _progress(args)))
         if args.measure is not None:
@@ -89,6 +92,8 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> Options:
     """Raises DoctorError for what cannot be."""
+    from router.doctor.examine import Options
+
     for name in ("seconds", "timeout", "probe_seconds", "probe_requests", "probe_concurrency"):
         value = getattr(args, name)
         if not 0 < value <= 1e6:
@@ -113,6 +118,8 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _limits(args: argparse.Namespace) -> ProbeLimits:
+    from router.doctor.probe import ProbeLimits
+
     return ProbeLimits(
         requests=args.probe_requests,
         concurrency=args.probe_concurrency,

@@ -224,6 +224,8 @@ def token_budget(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Foun
     if not ours and (not _because(x) or not _budget_full(e, x)):
         return None
     budget = x.step_tokens if e.facts.max_num_tokens is None else e.facts.max_num_tokens
+    if not 0 < budget < math.inf:
+        return None
     told = (
         f"{_batch(x)}, {number(x.waiting)} wait with {number(100 * (1 - x.kv_share))} % of the KV "
         f"cache free: steps prefill {number(x.context_tokens)} of {number(budget)} tokens"

@@ -21,11 +21,11 @@ from router.doctor.evidence import (
     evidence_of,
     router_evidence,
 )
-from router.doctor.fetch import DoctorError, Reader, Source, read_router
+from router.doctor.fetch import Reader, Source, read_router
 from router.doctor.judge import judge
 from router.doctor.probe import Probe, ProbeLimits
 from router.doctor.readings import ROUTER_WANTED, Gauges, Reading, Watched, parse_gauges
-from router.doctor.report import Report
+from router.doctor.report import DoctorError, Report
 
 T = TypeVar("T")
 

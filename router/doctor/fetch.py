@@ -29,15 +29,12 @@ from router.doctor.readings import (
     parse_json,
     parse_stats,
 )
+from router.doctor.report import DoctorError
 from router.fleet.engines.adapter import MAX_METRICS_BYTES, MAX_REPLY_BYTES, Reply, ask
 
 _TRITON_METRICS_PORT = 8002
 _MOST_TOLD = 64  # settings of an engine
 Table = Mapping[str, Any]
-
-
-class DoctorError(Exception):
-    """A server cannot be examined: says which, what it did, and what to do."""
 
 
 class _About(msgspec.Struct):

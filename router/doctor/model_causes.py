@@ -414,13 +414,13 @@ def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
     if clients is None and router is not None and router.connections >= 1:
         clients = round(router.connections)
     flying = m.in_flight if router is None else max(router.in_flight, m.in_flight)
-    if clients is None:
+    if not clients:
         # One client that never rests keeps one instance busy and no more.
         if not (m.mean_batch <= SINGLE and m.busy >= 0.6 and flying < 1.3):
             return None
         clients = 1
     most = flying if router is None else router.most_in_flight
-    if clients >= room or most > clients + 0.5 or flying < 0.6 * clients:
+    if max(clients, flying) >= room or most > clients + 0.5 or flying < 0.6 * clients:
         return None
     told = (
         f"{number(flying)} requests in flight on average, never more than one for each of "

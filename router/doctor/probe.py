@@ -20,8 +20,8 @@ import msgspec
 from engine.wire.events import WireError
 from router.doctor.clients import counted
 from router.doctor.evidence import SizeTime, sizes_between
-from router.doctor.fetch import DoctorError
 from router.doctor.readings import Config, Reading, Server, Tensor
+from router.doctor.report import DoctorError
 from router.fleet.engines.adapter import ask
 
 MAX_ANSWER_BYTES = 16 << 20

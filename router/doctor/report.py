@@ -12,6 +12,10 @@ from router.doctor.evidence import Evidence
 NOTHING, FOUND, UNREADABLE = 0, 1, 2  # exit statuses
 
 
+class DoctorError(Exception):
+    """A server cannot be examined: says which, what it did, and what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A field of a configuration, its value, and the one to give it."""

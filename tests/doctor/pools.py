@@ -158,7 +158,7 @@ _TRT = {
 }
 
 
-def lengths(prompt: int, output: int) -> dict[str, list[int]]:
+def lengths(prompt: int, output: int) -> dict[str, Any]:
     """Gauges of token lengths: other ones before the watch than in it."""
     counts = [10 * look for look in range(1, LOOKS + 2)]
     return {

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from router.cli.main import main
 from router.doctor.examine import Options, examine
-from router.doctor.fetch import DoctorError
 from router.doctor.probe import ProbeLimits, check_allowed
+from router.doctor.report import DoctorError
 from tests.doctor.pools import config
 from tests.engine.harness import eventually, running
 from tests.router.engine_pages import CUT, HANGS, Pages, engine
