@@ -64,6 +64,10 @@ def ask(url: str, binary: bool) -> None:
                 (text,) = result.as_numpy("text_output").tolist()
                 text = text if isinstance(text, str) else text.decode()
                 assert text == "".join(f" t{token}" for token in expected)
+        for packing in ("gzip", "deflate"):
+            packed = {f"{way}_compression_algorithm": packing for way in ("request", "response")}
+            result = client.infer(MODEL, inputs, **packed)
+            assert result.as_numpy("output_ids").tolist() == expected
         with pytest.raises(InferenceServerException, match="BYTES, got INT32"):
             client.infer(MODEL, [tensor("text_input", [1], "INT32", binary)])
         with pytest.raises(InferenceServerException, match="one value, got 2"):
@@ -222,15 +226,18 @@ async def test_a_request_whose_client_left_has_failed() -> None:
 async def test_eight_active_and_one_scheduled_is_told_with_the_reason_of_each() -> None:
     """A cache of one request: what the others wait for, in the engine's own words."""
     prompt = [*range(1, 40)]
-    async with running(speed=1.0, kv_tokens=64) as worker, asyncio.TaskGroup() as group:
+    async with running(speed=0.05, kv_tokens=64) as worker, asyncio.TaskGroup() as group:
         body = {"prompt": prompt, "max_tokens": 20}
         for number in range(8):
             mine = body | {"prompt": [number, *prompt]}
             group.create_task(worker.post("/v1/completions", mine))
-        scheduler = worker.worker.runner.scheduler
+        scheduler, steps = worker.worker.runner.scheduler, worker.worker.steps
         await eventually(
-            lambda: scheduler.waiting == 7 and sum(reasons(scheduler).values()) == 7,
-            "one to run and the others to have been looked at",
+            lambda: (
+                steps.requests == {"active": 8, "scheduled": 1, "max": 256}
+                and sum(reasons(scheduler).values()) == 7
+            ),
+            "a step of one to have ended, and the others to have been looked at",
         )
         told = json.loads(await worker.get("/explain"))
         shown = (await stats_of(worker))["scheduler"]
@@ -244,6 +251,7 @@ async def test_eight_active_and_one_scheduled_is_told_with_the_reason_of_each() 
         assert [one["queue_position"] for one in told["requests"]] == [*range(7), None]
         assert [one["reason"] is not None for one in told["requests"]] == [True] * 7 + [False]
         assert len({one["request"] for one in told["requests"]}) == 8
+        worker.worker.cut_all()  # which would take them half a minute
 
 
 async def test_a_worker_that_shuts_down_is_not_ready_as_triton_says_it() -> None:

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -281,6 +282,34 @@ def test_noise_never_makes_a_cost_below_0() -> None:
         fit(Measured("m", 8, 1, [Size(1, 9, 0.020), Size(1, 9, 0.021)]))
     with pytest.raises(MeasurementError, match="no batch was seen"):
         fit(Measured("m", 8, 1, []))
+
+
+sizes = st.builds(
+    Size,
+    st.integers(1, 64),
+    st.integers(1, 1 << 53),
+    st.floats(1e-12, 86_400, allow_subnormal=False),
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@drawn(st.lists(sizes, max_size=8), st.integers(0, 4096), st.sampled_from([None, 1, 16]))
+def test_whatever_was_measured_is_refused_or_gives_times(
+    seen: list[Size], top: int, asked: int | None
+) -> None:
+    try:
+        found = fit(Measured("m", top, 1, seen), asked)
+    except MeasurementError:
+        assert len({one.batch for one in seen}) < 2
+        return
+    largest = max(one.batch for one in seen)
+    for sign in (-1, 0, 1):
+        each = found.within(sign) if sign else found.seconds
+        assert len(each) - 1 == found.largest <= 2 * largest
+        assert all(0 < low <= high < math.inf for low, high in pairwise(each[1:]))
+        assert 0 < each[1] < math.inf
+    assert 1 <= knee(found, 0.01).requests <= found.largest
+    assert row(Load(0.5 * found.most_per_s), found.seconds, 1).batch >= 1
 
 
 def test_the_knee_is_the_least_of_its_rules() -> None:
