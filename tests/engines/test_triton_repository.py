@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -298,19 +299,38 @@ async def test_the_commands_of_the_page_show_the_whole_way(pair: Pair) -> None:
 
 
 async def test_eight_active_and_one_scheduled_through_triton(tmp_path: Path) -> None:
-    """A cache of one request: the gauges of a TensorRT-LLM, and the engine's reasons."""
+    """A cache of one request: the gauges of a TensorRT-LLM, the engine's reasons, and the doctor,
+    who names it at either."""
     names = ("active", "scheduled", "waiting")
-    async with paired(tmp_path, places=8, speed=0.02, kv_tokens=64) as pair:
-        prompts = [[number, *range(100, 139)] for number in range(1, 9)]
-        bodies = [{"input_ids": prompt, "max_tokens": 20} for prompt in prompts]
-        asking = [asyncio.ensure_future(pair.post("generate", body)) for body in bodies]
+    async with paired(tmp_path, places=8, speed=0.3, kv_tokens=64) as pair:
+
+        async def client(number: int) -> None:
+            body = {"input_ids": [number, *range(100, 139)], "max_tokens": 20}
+            while (await pair.post("generate", body))[0] == 200:
+                pass
 
         async def told() -> bool:
             found = [await pair.gauge("nv_trt_llm_request_metrics", name) for name in names]
             return found == [8.0, 1.0, 7.0]
 
+        clients = [asyncio.ensure_future(client(number)) for number in range(1, 9)]
         await until(told, "the gauges to say 8 active, 1 scheduled")
         explained = json.loads(await pair.engine.get("/explain"))
         assert set(explained["waiting_for"]) <= {"kv_blocks", "priority"}
-        pair.engine.worker.cut_all()  # which would take them a minute
-        assert {status for status, _ in await asyncio.gather(*asking)} == {400}
+        triton = f"{pair.triton.url},metrics={pair.triton.metrics_url}"
+        for said in await asyncio.gather(*(examined(url) for url in (triton, pair.engine.url))):
+            assert said["findings"][0]["cause"] == 13
+        pair.engine.worker.cut_all()
+        pair.engine.worker.draining = True
+        await asyncio.gather(*clients)
+
+
+async def examined(url: str) -> Any:
+    """What `warmroute doctor` says of a server."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "doctor", url, "--seconds", "4", "--quiet", "--json"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 1, out
+    return json.loads(out)
