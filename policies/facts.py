@@ -112,6 +112,7 @@ class Arrival:
     deadline_s: float | None = None  # when nobody wants its answer any more, on the same clock
     needs: str | None = None  # a path that not every engine has; None: each has it
     splits: bool = False  # one worker may prefill it and another one decode
+    only: int | None = None  # the one worker that may have it, whatever becomes of it there
 
 
 @record

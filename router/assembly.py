@@ -50,12 +50,14 @@ from router.replicas.replica import Replica
 from router.request.attempts import Attempts
 from router.request.dispatcher import Dispatcher
 from router.request.inference import Inference
+from router.request.kserve import given_roles
 from router.request.prompts import PromptReader
 from router.request.quotas import Tenants
 from router.request.service import Service
 from router.request.tokenizing import Tokenizing
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import ClientPort
+from router.server.kserve_port import KservePort
 from router.tracing.export import exporter
 from router.tracing.trace import Tracer, below_of
 from router.upstream.migration.stream import Migrations
@@ -157,7 +159,8 @@ class Router:
     def client_port(self) -> ClientPort:
         """What answers requests of the client port."""
         forwards = self.config.unknown_paths == "forward"
-        return ClientPort(self.inference.handle, self.service, forwards)
+        kserve = KservePort(self.service, self.inference.tenants, self._context.http)
+        return ClientPort(self.inference.handle, self.service, forwards, kserve)
 
     async def relay_turn(self) -> None:
         """Return once the relay's thread has had a turn."""
@@ -203,6 +206,7 @@ class Router:
         self._context.terms = fleet_terms(config)
         self.admin.hosts = admin_hosts(config)
         self.inference.terms = inference_terms(config)
+        self.service.triton_inputs = given_roles(config.triton_inputs)
         attempts.terms = attempt_terms(config)
         if attempts.migrations is not None:
             attempts.migrations.terms = migration_terms(config)
@@ -288,6 +292,7 @@ def _inference(
     service: Service, prompts: PromptReader, config: Config, keys: KeyRing | None
 ) -> Inference:
     """The handler of inference paths; `keys` are clients' API keys."""
+    service.triton_inputs = given_roles(config.triton_inputs)
     peers = tuple(ip_network(peer) for peer in config.trusted_peers)
     tenants = Tenants(keys, config.tenant_header, peers)
     migrations = Migrations(service, service.metrics.migrations, migration_terms(config))

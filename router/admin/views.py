@@ -277,7 +277,7 @@ def decision_shown(attempt: Attempt, whole: bool = False) -> dict[str, Any]:
         "model": attempt.model,
         "session": attempt.session,
         "tenant": attempt.tenant,
-        **explanation(attempt.request_id, attempt.worker_id, attempt.decision),
+        **explanation(attempt.request_id, attempt.worker_id, attempt.decision, attempt.routed_by),
         "first_token_s": _rounded(attempt.first_token_s),
         "cached_tokens": attempt.cached_tokens,
         "regret_s": _rounded(attempt.regret_s),

@@ -22,6 +22,7 @@ from router.discovery.trtllm import read_pool
 from router.events.sources import event_hosts
 from router.record.access_log import STDOUT
 from router.replicas.redis_url import parse_redis_url
+from router.request.kserve import given_roles
 
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 _BOUND = "the socket is bound at start; restart the router"
@@ -148,6 +149,8 @@ def check_value(key: Key, value: Any) -> Any:
     read = key.read(value)
     if key.path == "policy":
         load(read)
+    if key.path == "triton_inputs":
+        given_roles(read)
     elif key.path == "policy_fallback":
         _check_fallback(read)
     elif key.path == "trusted_peers":

@@ -507,6 +507,10 @@ class Config(_Section, frozen=True):
         Literal["refuse", "forward"],
         Meta(description="paths not in reference/apis.md: 404, or to a worker of the model"),
     ] = "refuse"
+    triton_inputs: Annotated[
+        tuple[str, ...],
+        Meta(description="MODEL:ROLE=INPUT, what Triton models' inputs are; else by their config"),
+    ] = ()
     explain: Annotated[
         bool, Meta(description="clients may ask x-warmroute-explain: 1, or full, for the decision")
     ] = True

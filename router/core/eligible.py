@@ -84,6 +84,7 @@ class _Open:
         return (
             self.all_in
             and arrival.needs is None
+            and arrival.only is None
             and not pending.tried
             and self.block_sizes <= arrival.chains.keys()
             and (arrival.approximate or _longest(arrival) < self.prompt_tokens_end)
@@ -147,6 +148,11 @@ class Eligibility:
             if not pool:
                 why = f"no worker of model {arrival.model!r} has {arrival.needs}"
                 return _reject(arrival, 404, "path_not_served", why)
+        if arrival.only is not None:
+            pool = [w for w in pool if w.worker_id == arrival.only]
+            if not pool:
+                why = f"the worker {arrival.only} that has its sequence is gone"
+                return _reject(arrival, 503, "sequence_lost", why)
         ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
         able = [w for w in ready if does(w, pending.leg, pending.group)]
         untried = [w for w in ready if w.worker_id not in pending.tried]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import aiohttp
@@ -23,6 +24,7 @@ from router.fleet.engines import sglang, triton, trtllm, vllm
 from router.fleet.engines.adapter import (
     HEALTH,
     Adapter,
+    Card,
     HealthCheck,
     Interview,
     LoadReader,
@@ -31,6 +33,7 @@ from router.fleet.engines.adapter import (
     cards,
 )
 from router.fleet.engines.trtllm import EVENTS_PATH
+from router.request.kserve import Roles
 from router.request.legs import TRANSFERS, Door
 from router.request.paths import lacking
 
@@ -79,6 +82,7 @@ class Recognized:
     transfer: str = ""  # how KV passes to it and from it, of `router.request.legs.TRANSFERS`
     door: Door | None = None  # where those that decode meet it, where both legs begin at once
     caches_decoded: bool = True  # what it decodes for others is found in its cache again
+    roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
 
     def __str__(self) -> str:
         """One line for people."""
@@ -108,8 +112,8 @@ async def recognize(
     Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
     """
     talk = Interview(http, spec, timeout_s)
-    models = await cards(talk)
-    kind, profile = await _profile(talk)
+    models, own = await _models(talk)
+    kind, profile = await _profile(talk, own or spec.kind)
     source = _source(spec, profile)
     refused = await _refused(talk, source, event_hosts)
     if refused:
@@ -125,7 +129,7 @@ async def recognize(
         has_events=source is not None,
         keeps_copies=profile.keeps_copies,
         adapters=frozenset(m.id for m in models if m.parent is not None),
-        lacks=lacking(kind),
+        lacks=lacking(kind) | profile.lacks,
     )
     recognized = Recognized(
         kind,
@@ -143,8 +147,22 @@ async def recognize(
         spec.transfer or kind,
         profile.door,
         profile.keeps_prefixes,
+        profile.roles,
     )
     return with_role(with_thresholds(recognized, spec), spec)
+
+
+async def _models(talk: Interview) -> tuple[list[Card], str | None]:
+    """The models it serves, by OpenAI's list, or by Triton's and then its kind, too.
+
+    Raises UnrecognizedError.
+    """
+    try:
+        return await cards(talk), None
+    except UnrecognizedError:
+        if models := await triton.models(talk):
+            return [Card(name) for name in models], triton.ADAPTER.kind
+        raise
 
 
 def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
@@ -196,9 +214,8 @@ def _block_size(spec: WorkerSpec, profile: Profile, has_events: bool) -> int:
     return size * -(-_GUESSED_BLOCK // size)
 
 
-async def _profile(talk: Interview) -> tuple[str, Profile]:
+async def _profile(talk: Interview, named: str | None) -> tuple[str, Profile]:
     """The kind of engine, as its operator or itself says, and what it says of itself."""
-    named = talk.spec.kind
     for kind in ADAPTERS if named is None else (named,):
         profile = await ADAPTERS[kind].recognize(talk, named is not None)
         if profile is not None:

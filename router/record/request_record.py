@@ -33,8 +33,8 @@ class Attempt:
 
     __slots__ = (
         "address", "arrived_s", "asked_s", "block_size", "by_worker", "code", "decision",
-        "ended_s", "error", "leg", "model", "outcome", "request_id", "sent_s", "session", "span_id",
-        "stream", "tenant", "wait_s", "worker_id",
+        "ended_s", "error", "leg", "model", "outcome", "request_id", "routed_by", "sent_s",
+        "session", "span_id", "stream", "tenant", "wait_s", "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,7 @@ class Attempt:
         self.asked_s = sent_s if asked_s is None else asked_s
         self.sent_s = sent_s
         self.block_size = block_size
+        self.routed_by = ""  # what of it, for people, where that is not plain
         self.span_id = 0  # of a traced request
         self.address: tuple[str, int] | None = None  # of the worker; None: it was gone
         self.outcome: Outcome | None = None  # without its error, which holds on to the handler

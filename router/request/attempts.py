@@ -27,6 +27,7 @@ from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
+from router.request.kserve_http import says_busy
 from router.request.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
@@ -209,8 +210,10 @@ class Sieve:
     Lifetime: one dispatch.
     """
 
-    def __init__(self, reply: ReplySink) -> None:
+    def __init__(self, reply: ReplySink, kserve: bool = False) -> None:
+        """`kserve`: 400 may mean that a queue is full, and another worker's is not."""
         self._reply = reply
+        self._kept = _STATUSES | {400} if kserve else _STATUSES
         self._head: ReplyHead | None = None  # kept back
         self._body: Body
         self._data: list[bytes] = []
@@ -218,6 +221,7 @@ class Sieve:
         self._read_bytes = 0
         self._absent = False
         self._broken = False  # it ended before it was understood
+        self._busy: HeldReply | None = None  # what it said in place of an answer
 
     @property
     def movable(self) -> bool:
@@ -233,7 +237,7 @@ class Sieve:
 
     def head(self, head: ReplyHead) -> None:
         """As of `ReplySink`, and so are the others."""
-        if head.status in _STATUSES:
+        if head.status in self._kept:
             self._head = head
             self._body = follow(head, _FRAMING)
         else:
@@ -259,9 +263,12 @@ class Sieve:
             self._reply.finish()
             return
         body = b"".join(self._payload)
-        self._absent = says_absent(self._head.status, body)
-        if not self._absent:
-            HeldReply(self._head, body).deliver(self._reply)
+        held = HeldReply(self._head, body)
+        self._absent = self._head.status in _STATUSES and says_absent(self._head.status, body)
+        if says_busy(self._head.status, body):
+            self._busy = held
+        elif not self._absent:
+            held.deliver(self._reply)
 
     def abort(self) -> None:
         if self._head is None:
@@ -274,6 +281,9 @@ class Sieve:
         if self._absent:
             error = WorkerError("absent", "the worker has not got this path")
             return replace(outcome, error=error, bytes_to_client=0)
+        if self._busy is not None:
+            error = WorkerError("busy", "its queue is full")
+            return replace(outcome, error=error, bytes_to_client=0, held=self._busy)
         return replace(outcome, bytes_to_client=0) if self._broken else outcome
 
 
@@ -281,13 +291,15 @@ def says_absent(status: int, body: bytes) -> bool:
     """Whether an answer of 404, 405 or 501 means the path, and not the model or something else
     that the request names.
     """
-    if status != 404 or not body:
+    if not body or (status != 404 and not body.startswith(b'{"error":"')):
         return True
     try:
         denial = _DENIAL.decode(body)
         detail = msgspec.json.decode(denial.detail)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return True  # a page for people, of a server that knows nothing of the API
+    if isinstance(denial.error, str):  # Triton's
+        return denial.error == "Not Found"
     if isinstance(denial.error, _Error):
         return denial.error.message.startswith((_OURS, _LLAMA_CPP))
     return isinstance(detail, str) and detail in _DETAILS
@@ -494,7 +506,9 @@ class Attempts:
         sent = self._upstream_request(request, leg, attempt, member, terms)
         sieve = None
         if arrival.needs is not None:
-            sent, sieve = replace(sent, mark=request.path.mark), Sieve(stream or reply)
+            kserve = request.path.reads in ("infer", "tensors")
+            sent = replace(sent, mark=request.path.mark)
+            sieve = Sieve(stream or reply, kserve)
         sending = member.upstream.send(
             sent if stream is None else stream.request(sent),
             sieve or stream or reply,
@@ -509,12 +523,15 @@ class Attempts:
         if stream is not None:
             outcome = stream.ended(outcome)
         if sieve is not None:
-            return sieve.judged(outcome), None
+            outcome = sieve.judged(outcome)
         held = None if stream is not None else outcome.held
+        if held is not None and says_busy(held.head.status, held.body):
+            error = WorkerError("busy", "its queue is full")
+            return replace(outcome, error=error), None
         if held is not None and says_unreadable(member.kind, held.head.status, held.body):
             held.deliver(reply)  # no other worker could read it either
             return replace(outcome, error=None, held=None), None
-        exact = body is given and request.prompt.encoded
+        exact = sieve is None and body is given and request.prompt.encoded
         return outcome, request.prompt.tokens if exact else None
 
     async def _together(

@@ -15,8 +15,13 @@ from router.core.chooser import Choice, Withheld
 _IN_A_HEADER = 3  # workers
 
 
-def explanation(request_id: int, worker_id: int, decision: Decision) -> dict[str, Any]:
-    """A decision in short: the best three, the chosen one first; with their terms, if asked for."""
+def explanation(
+    request_id: int, worker_id: int, decision: Decision, routed_by: str = ""
+) -> dict[str, Any]:
+    """A decision in short: the best three, the chosen one first; with their terms, if asked for.
+
+    `routed_by`: what of the request; empty where that is plain.
+    """
     seen = {} if decision.details is None else {one.worker_id: one for one in decision.details.seen}
     return {
         "request": request_id,
@@ -34,7 +39,7 @@ def explanation(request_id: int, worker_id: int, decision: Decision) -> dict[str
             | ({"terms": _numbers(seen[c.worker_id].terms)} if c.worker_id in seen else {})
             for c in decision.candidates
         ],
-    }
+    } | ({"routed_by": routed_by} if routed_by else {})
 
 
 def everything(details: Details) -> dict[str, Any]:
@@ -101,9 +106,11 @@ HELD_CODES = ("hold_timeout", "hold_queue_full")  # of requests that no worker w
 _HEADER_BYTES = 6_000  # of an explanation: many clients stop at 8,190 for a line
 
 
-def explanation_line(request_id: int, worker_id: int, decision: Decision, full: bool) -> bytes:
+def explanation_line(
+    request_id: int, worker_id: int, decision: Decision, full: bool, routed_by: str = ""
+) -> bytes:
     """Why it went there, for an answer's header. `full`: with what of the workers it saw."""
-    shown = explanation(request_id, worker_id, decision)
+    shown = explanation(request_id, worker_id, decision, routed_by)
     if full and decision.details is not None:
         shown |= columns_in_header(decision.details)
     return _line(shown)

@@ -12,6 +12,7 @@ from router.keys.key_file import KeyTerms
 from router.request.attempts import Attempts, Deadlines, cohort
 from router.request.errors import ClientError
 from router.request.explain import EXPLAIN_HEADER, Asked
+from router.request.kserve_http import Target, scanner, target_of
 from router.request.legs import check_no_override, splits
 from router.request.paths import OTHER, PATHS, Path
 from router.request.prompts import Plain, Prompt, PromptReader
@@ -67,14 +68,14 @@ class Inference:
     ) -> None:
         self._service = service
         self._prompts = prompts
-        self._tenants = tenants
+        self.tenants = tenants
         self.attempts = attempts
         self.terms = terms  # replaced on reload
 
     async def handle(self, http: Request) -> Answer:
         """Answer one request. Raises ClientError for what is the client's own fault."""
         with InferenceRequest(self._service, http) as request:
-            request.identify(self._tenants.key_of(http))
+            request.identify(self.tenants.key_of(http))
             await self._read(request)
             request.ask()
             return request.answered(await self.attempts.answer(request))
@@ -83,13 +84,14 @@ class Inference:
         """Read and understand it. Raises ClientError."""
         http, header, terms = request.http, request.http.headers.get, self.terms
         deadline_s = terms.deadlines.deadline_s(header, self._service.clock())
-        path = PATHS.get(http.path, OTHER)
-        if path is not OTHER and header("content-encoding") is not None:
+        target = target_of(http.path)
+        path = PATHS.get(http.path, OTHER) if target is None else target.path
+        if path is not OTHER and target is None and header("content-encoding") is not None:
             refuse_codings(http)
         body = http.body
         request.was_read(body, path)
         named = http.query.get("model") if path is OTHER else None
-        arrival, prompt, salt = await self.arrival(body, path, header, request.terms, named)
+        arrival, prompt, salt = await self.arrival(body, path, header, request.terms, named, target)
         request.spend(arrival.prompt_tokens)
         if salt is not None and path.salt is not None:
             body = with_salt(body, salt, path.salt)
@@ -120,13 +122,22 @@ class Inference:
         header: Callable[[str], str | None],
         key: KeyTerms,
         named: str | None = None,
+        target: Target | None = None,
     ) -> tuple[Arrival, Prompt, str | None]:
         """The request as the core takes it, its prompt, and a salt that its worker must be told.
 
-        `named`: its model, where the body names none. Raises ClientError.
+        `named`: its model, where the body names none; `target`: of a path of KServe's. Raises
+        ClientError.
         """
         terms = self.terms
-        scanned = await self._prompts.scan(body, path, terms.scan)
+        if target is None:
+            scanned = await self._prompts.scan(body, path, terms.scan)
+        else:
+            base, adapter = self._service.identity(target.model)
+            alone = adapter is None and base != target.model
+            roles = self._service.kserve_roles(target.model)
+            read = scanner(target, roles, header, target.model if alone else None)
+            scanned = await self._prompts.scan(body, path, terms.scan, read)
         model = scanned.model or named or self._only_model()
         if model:
             check_model(key, model)
@@ -178,7 +189,14 @@ class Inference:
             stream=scanned.stream,
             longest_prompt_tokens=prompt.longest_tokens,
             needs=needs,
+            only=self._sequence_worker(scanned, model, key),
         )
+
+    def _sequence_worker(self, scanned: Scanned | Plain, model: str, key: KeyTerms) -> int | None:
+        """The only worker that may go on with its sequence."""
+        if isinstance(scanned, Plain) or scanned.sequence is None:
+            return None
+        return self._service.sequences.worker_of(model, key.tenant, scanned.sequence)
 
     def _only_model(self) -> str:
         """A request may leave out the model where there is one only; "" while none is known: that

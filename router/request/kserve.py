@@ -154,6 +154,9 @@ class Roles:
 
 ROLES = tuple(_NAMES)  # that an operator may give, by name
 BY_LOAD = Roles()
+# Of a server that tells no config: inputs by the names that they usually have.
+_USUAL: dict[str, Any] = {role: names[0] for role, names in _NAMES.items()}
+USUAL = Roles(images=_IMAGES, why="usual names", **_USUAL)
 
 
 def roles_of(
@@ -174,6 +177,19 @@ def overridden(roles: Roles, given: Mapping[str, str]) -> Roles:
     changed = replace(roles, **told)
     prompt = changed.ids or changed.text
     return replace(changed, why=f"configured: {prompt}" if prompt else "configured: by load alone")
+
+
+def given_roles(lines: Iterable[str]) -> dict[str, dict[str, str]]:
+    """What an operator says, by model, each as `MODEL:ROLE=INPUT`. Raises ValueError."""
+    found: dict[str, dict[str, str]] = {}
+    for line in lines:
+        model, _, pair = line.rpartition(":")
+        role, equals, name = pair.partition("=")
+        if not model or not equals or role not in ROLES:
+            allowed = ", ".join(ROLES)
+            raise ValueError(f"{line[:200]!r} is not MODEL:ROLE=INPUT; roles: {allowed}")
+        found.setdefault(model, {})[role] = name
+    return found
 
 
 def _named(config: ModelConfig) -> Roles:

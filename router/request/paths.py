@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -16,6 +16,8 @@ Reads = Literal[
     "generate",
     "token_ids",
     "model",  # its model alone: nothing is computed
+    "infer",  # KServe v2: tensors as JSON or bytes
+    "tensors",  # the same as one JSON object
     "opaque",  # not even that, unless it is there
 ]
 
@@ -37,6 +39,7 @@ class Path:
     mark: bytes | None = None  # see `upstream.reply.UpstreamRequest`
     needs: str | None = None  # what a worker must not lack (`Arrival.needs`)
     computes: bool = True  # it makes work for a model
+    streams: bool = False  # its answers always do; else the body says so
 
 
 def _path(
@@ -75,9 +78,23 @@ _TABLE = (
     _path("/detokenize", "model", frozenset({"trtllm", "triton"})),
 )
 PATHS: Mapping[str, Path] = MappingProxyType({path.path: path for path in _TABLE})
+# By the last part of `/v2/models/NAME[/versions/N]/...`, of Triton and of our engine.
+_NO_KSERVE = frozenset({"vllm", "sglang", "trtllm"})
+KSERVE: Mapping[str, Path] = MappingProxyType(
+    {
+        "infer": _path("/v2/models/{model}/infer", "infer", _NO_KSERVE),
+        "generate": _path("/v2/models/{model}/generate", "tensors", _NO_KSERVE),
+        "generate_stream": replace(
+            _path("/v2/models/{model}/generate_stream", "tensors", _NO_KSERVE), streams=True
+        ),
+    }
+)
+# What a server has not got that speaks KServe v2 alone.
+NOT_KSERVE = frozenset(path.needs for path in _TABLE if path.needs is not None)
 OTHER = Path("", "opaque")  # those that are passed on where the operator wants it
 
 
 def lacking(kind: str) -> frozenset[str]:
     """Paths that no engine of this kind has."""
-    return frozenset(path.path for path in _TABLE if kind in path.lacking)
+    every = (*_TABLE, *KSERVE.values())
+    return frozenset(path.path for path in every if kind in path.lacking)

@@ -21,6 +21,7 @@ from engine.wire.tokens import Chat, PromptError
 from kvkernels import PromptText, chain_hashes, chain_seed, scan_request
 from policies.contract import Hashes, record
 from router.request.errors import ClientError
+from router.request.kserve import Sequenced
 from router.request.legs import check_no_transfer
 from router.request.paths import Path
 from router.request.scan import (
@@ -195,6 +196,7 @@ class TokenCheck:
 
 
 T = TypeVar("T")
+Shape = Callable[[bytes, ScanLimits], Scanned]
 
 BYTES_A_TOKEN = 4  # of UTF-8 text, roughly, for English and code with today's vocabularies
 _INT32 = np.dtype("<i4")
@@ -213,6 +215,8 @@ class Prompt:
     chains: Mapping[int, Hashes]  # by block size
     approximate: bool
     encoded: Sequence[Tokens] = ()  # ids that were made here of each prompt's text
+    routed_by: str = ""  # for people, where that is not plain
+    sequence: Sequenced | None = None  # all of which must meet one worker
 
 
 @record
@@ -277,11 +281,19 @@ class PromptReader:
         self._drops_unused_tools = drops_unused_tools
         self.template_refusals = 0  # chats the template could not render; read approximately
 
-    async def scan(self, body: bytes, path: Path, limits: ScanLimits) -> Scanned | Plain:
+    async def scan(
+        self, body: bytes, path: Path, limits: ScanLimits, shape: Shape | None = None
+    ) -> Scanned | Plain:
         """The request of `body`, sent to `path`, for `read`. Raises ClientError(400, 413).
+
+        `shape` reads bodies that are no single JSON object of a known form.
 
         A tokenizer must see the text itself, which only the long way keeps.
         """
+        if shape is not None:
+            if len(body) < LONG_BYTES:
+                return shape(body, limits)
+            return await self._in_thread(lambda: shape(body, limits), long=True)
         plainly = path.reads == "openai" and self.encoder is None
         if len(body) < LONG_BYTES or (plainly and len(body) <= _INLINE_BYTES):
             check_no_transfer(body)
@@ -313,7 +325,8 @@ class PromptReader:
             return await self._hashed(scanned, model, block_sizes, adapter)
         sizes = sorted(set(block_sizes))
         if not scanned.prompts and not scanned.messages:
-            return Prompt(1, 1, dict.fromkeys(sizes, _NO_BLOCKS), True)
+            none = dict.fromkeys(sizes, _NO_BLOCKS)
+            return Prompt(1, 1, none, True, (), scanned.routed_by, scanned.sequence)
         long = body_bytes >= LONG_BYTES
         encoded: Sequence[Tokens] = ()
         ids = scanned.prompts and isinstance(scanned.prompts[0], np.ndarray)
@@ -421,7 +434,8 @@ def _prompt(
         seed = chain_seed(model, adapter, salt)
     chains = {size: chain_hashes(blocks[0], size, seed) for size in sizes}
     lengths = [max(len(tokens), 1) for tokens in blocks]
-    return Prompt(sum(lengths), max(lengths), chains, approximate, encoded)
+    counts = sum(lengths), max(lengths)
+    return Prompt(*counts, chains, approximate, encoded, scanned.routed_by, scanned.sequence)
 
 
 def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:

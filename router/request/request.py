@@ -220,6 +220,10 @@ class InferenceRequest(Ticket):
             self._asked_s = None
             self.trace.told_id = attempt.span_id = service.tracer.span_id()
         self.attempts.append(attempt)
+        attempt.routed_by = self.prompt.routed_by
+        if (sequence := self.prompt.sequence) is not None:
+            of = attempt.model, attempt.tenant, sequence
+            service.sequences.sent(*of, attempt.worker_id)
         service.latest.add(attempt)
         return attempt
 
@@ -365,7 +369,7 @@ class InferenceRequest(Ticket):
         headers: tuple[Header, ...] = ((WORKER_HEADER, b"%d" % attempt.worker_id),)
         if self._explain in TO_CLIENTS:
             shown = attempt.request_id, attempt.worker_id, attempt.decision
-            line = explanation_line(*shown, full=self._explain == "full")
+            line = explanation_line(*shown, self._explain == "full", attempt.routed_by)
             headers = (*headers, (EXPLAIN_HEADER.encode(), line))
         if self._kept:
             headers = (*headers, (ID_HEADER.encode(), self._id.encode()))

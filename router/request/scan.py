@@ -18,6 +18,7 @@ from kvkernels import body_fields, json_items, json_text, token_ids
 from policies.contract import record
 from router.config.keys import json_words
 from router.request.errors import ClientError
+from router.request.kserve import Sequenced
 
 Tokens = npt.NDArray[np.int32]
 Message = dict[str, Any]
@@ -85,6 +86,8 @@ class Scanned:
     max_output_tokens: int | None = None
     choices: int = 1
     by_text: bool = False  # its tokens cannot be made here
+    sequence: Sequenced | None = None
+    routed_by: str = ""  # for people, where that is not plain
     options: PromptOptions = field(default_factory=PromptOptions, compare=False)
 
 

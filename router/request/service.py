@@ -6,7 +6,7 @@ import itertools
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from router.core.workers import HalfMissing, serves
@@ -17,6 +17,8 @@ from router.record.access_log import AccessLog
 from router.record.request_log import RequestLog
 from router.record.request_record import LatestAttempts, RequestRecord
 from router.request.dispatcher import Dispatcher
+from router.request.kserve import Roles, overridden
+from router.request.kserve_http import Sequences
 from router.request.prompts import TokenCheck
 from router.server.messages import Request
 from router.tracing.export import Exporter
@@ -48,6 +50,8 @@ class Service:
         self.traces: Exporter | None = None
         self.tracer: Tracer | None = None  # there is one where traces are exported
         self.latest = LatestAttempts()
+        self.sequences = Sequences()
+        self.triton_inputs: Mapping[str, Mapping[str, str]] = {}  # by model, as configured
         self.counts = TenantCounts()
         self.draining = False  # an operator wants no new requests to come
         self.retired = ""  # why this router is about to end
@@ -63,6 +67,11 @@ class Service:
         self._id_numbers = itertools.count()
         self._told_version = -1  # of the workers, when it was looked which roles do nothing
         self._told_halves: set[str] = set()
+
+    def kserve_roles(self, model: str) -> Roles:
+        """Which inputs of a model are what: as its servers' configs say, and our operator."""
+        roles = self.fleet.kserve_roles(model)
+        return overridden(roles, self.triton_inputs.get(model, {}))
 
     def id_of(self, request: Request) -> str:
         """The client's number for a request, else one of ours, which no other router gives."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from router.request.errors import ClientError
+from router.request.kserve_http import is_kserve, target_of, tritons_error
 from router.request.paths import PATHS
 from router.server.messages import (
     Answer,
@@ -21,6 +22,7 @@ from router.server.messages import (
 
 if TYPE_CHECKING:
     from router.request.service import Service
+    from router.server.kserve_port import KservePort
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,17 @@ _SERVED = ", ".join(sorted((*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")))
 class ClientPort:
     """Answers each request of the client port. Lifetime: process."""
 
-    def __init__(self, inference: Handler, service: Service, forwards: bool = False) -> None:
-        """`forwards`: workers get paths that are not known here, too."""
+    def __init__(
+        self,
+        inference: Handler,
+        service: Service,
+        forwards: bool = False,
+        kserve: KservePort | None = None,
+    ) -> None:
+        """`forwards`: workers get paths that are not known here, too. `kserve` answers what
+        KServe's clients ask beside inference.
+        """
+        self._kserve = kserve
         self._inference = inference
         self._service = service
         self._forwards = forwards
@@ -42,7 +53,10 @@ class ClientPort:
 
     async def answer(self, request: Request) -> Answer:
         """The answer, errors included. Raises OSError where the client left."""
-        return await answered(self._handle, request, self.faulty)
+        answer = await answered(self._handle, request, self.faulty)
+        if isinstance(answer, Response) and answer.status >= 400 and is_kserve(request.path):
+            answer.body = tritons_error(answer.body, request.path)
+        return answer
 
     async def _handle(self, request: Request) -> Answer:
         if request.method == "POST" and request.path in PATHS:
@@ -51,6 +65,12 @@ class ClientPort:
 
     async def _other(self, request: Request) -> Answer:
         method, path = request.method, request.path
+        if target_of(path) is not None:
+            if method == "POST":
+                return await self._inference(request)
+            return self._not_allowed(request, "POST")
+        if self._kserve is not None and (answer := await self._kserve.answer(request)) is not None:
+            return answer
         if path in PATHS:
             return self._not_allowed(request, "POST")
         of_model = path.startswith(f"{_MODELS}/") and len(path) > len(_MODELS) + 1

@@ -28,7 +28,6 @@ from simulator import CHECKOUT
 from simulator.capacity.batches import fit, read_measured
 from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.triton_server import TritonServer
-from tests.engines.vllm_server import Server
 from tests.router.engine_pages import engine as mock
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,10 +50,6 @@ class DoctorsTriton(TritonServer):
         shutil.rmtree(self.folder / "models")
         (self.folder / "models").mkdir()
         return [*command, "--model-control-mode", "explicit"]
-
-    async def start(self) -> None:
-        """Without the proxy of the others."""
-        await Server.start(self)
 
     @property
     def target(self) -> str:

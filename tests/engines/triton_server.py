@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from tests.engines.environment import PYTHON_LIBRARY
 from tests.engines.vllm_server import BLOCK_SIZE, MODEL, Server
 
+ECHO, KEPT = "echo", "kept"  # one gives tensors back, one adds up a sequence
 WHOLE = "tiny_whole"  # the same model, not decoupled: only such a one can be asked by `infer`
 SOURCE = Path(__file__).with_name("triton_model.py")
+TENSORS = Path(__file__).with_name("triton_tensors.py")
 SHARED_MEMORY = Path("/dev/shm")
-HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
 CONFIG = """\
 backend: "python"
 max_batch_size: 0
@@ -38,18 +35,48 @@ parameters [
 ]
 """
 
+_KINDS = ("BYTES", "FP16", "BF16", "FP32", "INT64", "BOOL")
+
+
+def _tensor(name: str, kind: str, dims: int = 2, more: str = "") -> str:
+    kind = "STRING" if kind == "BYTES" else kind
+    shape = ", ".join(["-1"] * dims)
+    return f'{{ name: "{name}" data_type: TYPE_{kind} dims: [ {shape} ] {more} }}'
+
+
+def _list(tensors: Iterable[str]) -> str:
+    return f"[ {', '.join(tensors)} ]"
+
+
+_OPTIONAL = "optional: true"
+TENSOR_CONFIGS = {
+    ECHO: f"""\
+backend: "python"
+max_batch_size: 0
+input {_list(_tensor(f"IN_{kind}", kind, more=_OPTIONAL) for kind in _KINDS)}
+output {_list(_tensor(f"OUT_{kind}", kind) for kind in _KINDS)}
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+""",
+    KEPT: f"""\
+backend: "python"
+max_batch_size: 8
+input {_list([_tensor("VALUE", "INT32", 1)])}
+output {_list([_tensor("SUM", "INT32", 1)])}
+sequence_batching {{ max_sequence_idle_microseconds: 60000000 oldest {{
+  max_candidate_sequences: 64 }} }}
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+""",
+}
+
 
 @dataclass(slots=True)
 class TritonServer(Server):
-    """A running `tritonserver`, and a proxy that lists its models. Lifetime: fixture."""
-
-    front_url: str = ""
-    _front: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """A running `tritonserver`. Lifetime: fixture."""
 
     @property
     def spec(self) -> str:
-        """How the router is told of it: the proxy's URL, for Triton itself lists no models."""
-        return self.spec_at(self.front_url)
+        """How the router is told of it."""
+        return self.spec_at(self.url)
 
     def spec_at(self, url: str) -> str:
         """The same, with something else at `url` before it."""
@@ -87,6 +114,11 @@ class TritonServer(Server):
                 CONFIG % (decoupled, BLOCK_SIZE, self.blocks)
             )
             shutil.copy(SOURCE, version / "model.py")
+        for name, config in TENSOR_CONFIGS.items():
+            version = models / name / "1"
+            version.mkdir(parents=True, exist_ok=True)
+            (version.parent / "config.pbtxt").write_text(config)
+            shutil.copy(TENSORS, version / "model.py")
         return models
 
     def command(self) -> list[str]:
@@ -104,17 +136,6 @@ class TritonServer(Server):
             *self.flags,
         ]
 
-    async def start(self) -> None:
-        """As of any server; the proxy begins with the first time, and stays."""
-        await Server.start(self)
-        if not self.front_url:
-            self.front_url = await self._front.enter_async_context(fronted(self.url))
-
-    async def stop(self) -> None:
-        """As of any server, and the proxy ends."""
-        await self._front.aclose()
-        await Server.stop(self)
-
     async def _healthy(self) -> bool:
         try:
             async with aiohttp.request("GET", f"{self.url}/v2/health/ready") as reply:
@@ -130,50 +151,3 @@ class TritonServer(Server):
 
     def _memory_left(self) -> list[Path]:
         return list(SHARED_MEMORY.glob(f"{self._memory}*"))
-
-
-@asynccontextmanager
-async def fronted(server: str) -> AsyncIterator[str]:
-    """The URL of a proxy that adds a list of models, in OpenAI's form, to what the server has."""
-
-    async def models(request: web.Request) -> web.Response:
-        async with http.post(f"{server}/v2/repository/index") as reply:
-            ids = [one["name"] for one in json.loads(await reply.read())]
-        return web.json_response({"object": "list", "data": [{"id": one} for one in ids]})
-
-    async def passed_on(request: web.Request) -> web.StreamResponse:
-        kept = {k: v for k, v in request.headers.items() if k.lower() not in HOP}
-        url, body = f"{server}{request.rel_url}", await request.read()
-        async with http.request(request.method, url, data=body, headers=kept) as reply:
-            headers = {k: v for k, v in reply.headers.items() if k.lower() not in HOP}
-            answer = web.StreamResponse(status=reply.status, headers=headers)
-            answer.content_length = reply.content_length
-            await answer.prepare(request)
-            async for piece in reply.content.iter_any():
-                await answer.write(piece)
-            return answer
-
-    @web.middleware
-    async def closing(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A server that is gone has the client's connection closed, as without the proxy."""
-        try:
-            return await handler(request)
-        except aiohttp.ClientError:
-            assert request.transport is not None
-            request.transport.close()
-            return web.Response(status=502)
-
-    async with aiohttp.ClientSession(auto_decompress=False) as http:
-        app = web.Application(middlewares=[closing])
-        app.router.add_get("/v1/models", models)
-        app.router.add_route("*", "/{path:.*}", passed_on)
-        # A client that leaves takes its request with it, here and so at the server.
-        runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
-        )
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()

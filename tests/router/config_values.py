@@ -35,6 +35,7 @@ def another_value(path: str, folder: Path) -> object:
         "replicas.fleet": "blue",
         "replicas.flush_s": 0.02,
         "explain": False,
+        "triton_inputs": ("mine:text=QUESTION", "mine:max_tokens=MOST"),
         "drain_refuses": True,
         "forward_token_ids": True,
         "relay": "python",

@@ -16,6 +16,7 @@ from engine.wire.events import WireError
 from policies.facts import Role
 from router.config.worker_spec import WorkerSpec
 from router.events.sources import EventSource
+from router.request.kserve import Roles
 from router.request.legs import Door
 
 MAX_REPLY_BYTES = 1 << 20  # of JSON: models, event sources
@@ -237,6 +238,8 @@ class Profile:
     health: HealthCheck = HEALTH
     advice: str = ""  # to its operator: what it could be started with for better
     pause_url: str | None = None  # tells by JSON whether it `is_paused`; None: it cannot be
+    roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
+    lacks: frozenset[str] = frozenset()  # paths, besides those that its kind has never
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,20 @@
-"""Triton with the TensorRT-LLM backend, behind its OpenAI frontend."""
+"""Triton, by its own port (KServe v2) or behind its OpenAI frontend, with any backend."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import msgspec
 
 from engine.wire.events import WireError
 from engine.wire.metrics import samples
 from router.fleet.engines.adapter import (
+    MAX_MODELS,
     Adapter,
     HealthCheck,
     Interview,
@@ -15,10 +22,14 @@ from router.fleet.engines.adapter import (
     Profile,
     RankLoad,
     UnrecognizedError,
+    decoded,
     share,
     total,
 )
+from router.request.kserve import ModelConfig, Roles, config_of, roles_of
+from router.request.paths import NOT_KSERVE
 
+_CONFIGS = 128  # models whose configurations are read
 _REQUESTS, _BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 _TYPES = {_REQUESTS: "request_type", _BLOCKS: "kv_cache_block_type"}  # label that says what
 _READY = ("/v2/health/ready", "/health/ready")  # Triton's own port, its OpenAI frontend
@@ -60,29 +71,112 @@ def _load_of(figures: Figures) -> RankLoad:
 
 
 async def _recognize(talk: Interview, named: bool) -> Profile | None:
-    text = await talk.metrics()
-    if not named and "\nnv_inference_" not in text and "\nnv_trt_llm_" not in f"\n{text}":
+    own = await _own(talk)
+    url = talk.metrics_url if talk.spec.metrics or not own else _beside(talk.spec.url)
+    text = await _metrics(talk, url)
+    if not (named or own) and "\nnv_inference_" not in text and "\nnv_trt_llm_" not in f"\n{text}":
         return None
     try:
-        models = figures_in(text)
+        told = figures_in(text)
     except WireError:
-        models = []
-    sizes = [int(figures.get((_BLOCKS, "tokens_per"), 0)) for figures in models]
-    blocks = [int(figures.get((_BLOCKS, "max"), 0)) for figures in models]
+        told = []
+    sizes = [int(figures.get((_BLOCKS, "tokens_per"), 0)) for figures in told]
+    blocks = [int(figures.get((_BLOCKS, "max"), 0)) for figures in told]
     capacity = sum(map(int.__mul__, sizes, blocks))
     return Profile(
         block_size=next(filter(None, sizes), None),
         usual_block_size=_BLOCK_SIZE,
         kv_tokens={0: capacity} if capacity else {},
-        loads=LoadReader(talk.metrics_url, loads_in) if models else None,
-        health=await _health(talk),
-        advice="" if models else "no load figures: give metrics=http://HOST:8002/metrics",
+        loads=LoadReader(url, loads_in) if told else None,
+        health=await _health(talk, own),
+        advice=""
+        if told or (own and text)
+        else "no load figures: give metrics=http://HOST:8002/metrics",
+        roles=await _roles(talk, own),
+        lacks=NOT_KSERVE if own else frozenset(),
     )
 
 
-async def _health(talk: Interview) -> HealthCheck:
-    """Where it says whether it is ready. Raises UnrecognizedError where it says that it is not."""
-    for path in _READY:
+class _Entry(msgspec.Struct):
+    name: str
+    state: str = ""
+
+
+async def _own(talk: Interview) -> list[str]:
+    """The models on its own port; none: this is its OpenAI frontend, which lists them otherwise."""
+    return [] if (await talk.get("/v1/models")).status == 200 else await models(talk)
+
+
+async def models(talk: Interview) -> list[str]:
+    """Those that are ready, where this is Triton's own port; none: it is not, or none is.
+
+    Raises UnrecognizedError where there are too many.
+    """
+    if "extensions" not in await talk.keys("/v2"):
+        return []
+    status, body = await talk.post("/v2/repository/index")
+    if status != 200:
+        return [talk.spec.model] if talk.spec.model else []
+    entries = decoded(body, list[_Entry], "POST /v2/repository/index")
+    names = list(dict.fromkeys(one.name for one in entries if one.state in ("READY", "")))
+    if len(names) > MAX_MODELS:
+        raise UnrecognizedError(f"it has more than {MAX_MODELS} models")
+    return names
+
+
+async def _metrics(talk: Interview, url: str) -> str:
+    try:
+        status, body = await talk.get_url(url)
+    except WireError:
+        return ""
+    except (aiohttp.ClientError, TimeoutError):
+        if url == talk.metrics_url:
+            raise
+        return ""  # it may have no metrics, or at a port that nobody told
+    return body.decode("utf-8", "replace") if status == 200 else ""
+
+
+def _beside(url: str) -> str:
+    """Where metrics are by convention: 8002 where its own port is 8000."""
+    parts = urlsplit(url)
+    port = (parts.port or (443 if parts.scheme == "https" else 80)) + 2
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"http://{host}:{port}/metrics"
+
+
+async def _configs(talk: Interview, names: Iterable[str]) -> dict[str, ModelConfig]:
+    """The configurations that can be read, of models on its own port."""
+    found: dict[str, ModelConfig] = {}
+    for name in islice(names, _CONFIGS):
+        status, body = await talk.get(f"/v2/models/{quote(name, safe='')}/config")
+        if status == 200:
+            with suppress(WireError):
+                found[name] = config_of(body)
+    return found
+
+
+async def _roles(talk: Interview, names: list[str]) -> dict[str, Roles]:
+    configs = await _configs(talk, names)
+    return {name: roles_of(config, configs) for name, config in configs.items()}
+
+
+async def _entry(talk: Interview, names: list[str]) -> str | None:
+    """The one model that requests are for; None: there are several."""
+    if talk.spec.model is not None or len(names) == 1:
+        return talk.spec.model or names[0]
+    configs = await _configs(talk, names)
+    steps = {step.model_name for config in configs.values() for step in config.steps}
+    tops = [name for name in names if name not in steps]
+    return tops[0] if steps and len(tops) == 1 else None
+
+
+async def _health(talk: Interview, names: list[str]) -> HealthCheck:
+    """Where it says whether its model is ready, or all are. Raises UnrecognizedError where it says
+    that it is not.
+    """
+    entry = await _entry(talk, names) if names else None
+    own = () if entry is None else (f"/v2/models/{quote(entry, safe='')}/ready",)
+    for path in (*own, *_READY):
         status = (await talk.get(path)).status
         if status not in _ABSENT:
             health = HealthCheck(path, below=300)  # it answers 400 while it is not ready

@@ -1,0 +1,331 @@
+"""KServe v2 over HTTP: which paths ask for inference, and what their bodies are routed by.
+
+After triton-inference-server/server, `docs/protocol` (extensions binary data, generate, sequence).
+Bodies go on to the worker as they came; what cannot be read here its worker judges.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from router.request.errors import ClientError
+from router.request.kserve import (
+    MAX_INPUTS,
+    MAX_RANK,
+    MAX_TEXT_BYTES,
+    SHARED_MEMORY,
+    Buffer,
+    Content,
+    Input,
+    Roles,
+    Sequenced,
+    content_of,
+)
+from router.request.paths import KSERVE, Path
+from router.request.scan import ScanLimits, Scanned
+
+PREFIX = "/v2"
+LENGTH_HEADER = "Inference-Header-Content-Length"
+MAX_UNPACKED_BYTES = 64 << 20  # of a compressed body that are read
+_PATH = re.compile(
+    r"/v2/models/(?P<model>[^/]{1,1024})(?:/versions/(?P<version>[^/]{1,64}))?/(?P<verb>[a-z_]+)"
+)
+_PREFIXES = (
+    *("/v2/models", "/v2/health", "/v2/repository", "/v2/trace/", "/v2/logging"),
+    *("/v2/systemsharedmemory", "/v2/cudasharedmemory"),
+)
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path asks of a model. Lifetime: request."""
+
+    model: str
+    version: str | None
+    path: Path
+
+
+def target_of(path: str) -> Target | None:
+    """The inference that a decoded path asks for; None: it asks for something else."""
+    found = _PATH.fullmatch(path) if path.startswith("/v2/models/") else None
+    if found is None or found["verb"] not in KSERVE:
+        return None
+    return Target(found["model"].replace("%2F", "/"), found["version"], KSERVE[found["verb"]])
+
+
+def is_kserve(path: str) -> bool:
+    """Whether an error on this path has Triton's form."""
+    return path == PREFIX or path.startswith(_PREFIXES)
+
+
+class _OpenAi(msgspec.Struct):
+    message: str
+    code: str | int | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _OpenAi
+
+
+def tritons_error(body: bytes, path: str) -> bytes:
+    """An error of the router's own on `path`, in the form that KServe's clients read."""
+    try:
+        error = msgspec.json.decode(body, type=_Refusal).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return body
+    message, target = error.message, target_of(path)
+    if error.code == "model_not_found" and target is not None:
+        message = unknown_model(target.model)
+    return msgspec.json.encode({"error": message})
+
+
+def unknown_model(name: str) -> str:
+    """What Triton says of a model that it has not got; some clients look for it."""
+    return f"Request for unknown model: '{name[:200]}' is not found"
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    shape: list[int] = []
+    datatype: str = ""
+    data: msgspec.Raw = msgspec.Raw(b"")
+    parameters: dict[str, Any] = {}
+
+
+class _Wanted(msgspec.Struct):
+    parameters: dict[str, Any] = {}
+
+
+class _Infer(msgspec.Struct):
+    inputs: list[_Tensor] = []
+    outputs: list[_Wanted] = []
+    parameters: dict[str, Any] = {}
+
+
+_INFER = msgspec.json.Decoder(_Infer)
+_GENERATE = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_NO_SUCH_MEMORY = (
+    "shared memory is of one host, and the request may go to a server on another one; send the "
+    "tensors in the body"
+)
+
+
+def scanner(
+    target: Target, roles: Roles, header: Callable[[str], str | None], apart: str | None = None
+) -> Callable[[bytes, ScanLimits], Scanned]:
+    """What reads the bodies of such requests. `apart`: a model beside another on its servers, with
+    a cache of its own.
+    """
+    coding, length = header("content-encoding"), header(LENGTH_HEADER)
+
+    def read(body: bytes, limits: ScanLimits) -> Scanned:
+        plain = _unpacked(body, coding if target.path.reads == "infer" else None)
+        if plain is None:
+            content = Content(unread=("the body is compressed in a way that is not read here",))
+        elif target.path.reads == "infer":
+            content = infer_content(plain, length, roles)
+        else:
+            content = generate_content(plain, roles)
+        return _scanned(target, content, limits, apart)
+
+    return read
+
+
+def _unpacked(body: bytes, coding: str | None) -> bytes | None:
+    """The body itself; None where it cannot be had. Raises ClientError for one that is too large.
+
+    Triton takes one coding, gzip or deflate, of `infer` only.
+    """
+    coding = (coding or "").strip().lower()
+    if coding in ("", "identity"):
+        return body
+    if coding not in ("gzip", "deflate"):
+        return None
+    inflating = zlib.decompressobj(31 if coding == "gzip" else 15)
+    try:
+        plain = inflating.decompress(body, MAX_UNPACKED_BYTES)
+    except zlib.error:
+        return None
+    if inflating.unconsumed_tail:
+        why = f"the body has more than {MAX_UNPACKED_BYTES} bytes when it is unpacked"
+        raise ClientError(413, why, "content-encoding", "body_too_large")
+    return plain
+
+
+def infer_content(body: bytes, length: str | None, roles: Roles) -> Content:
+    """What an `infer` request holds. Raises ClientError for tensors in shared memory."""
+    end = len(body)
+    if length is not None:
+        if not (length.isascii() and length.isdigit() and len(length) < 12 and int(length) <= end):
+            return Content(unread=(f"{LENGTH_HEADER} is no length within the body",))
+        end = int(length)
+        if end == 0:
+            return _raw(body, roles)
+    try:
+        request = _INFER.decode(memoryview(body)[:end])
+    except _BAD as error:
+        return Content(unread=(f"the body's JSON: {error}",))
+    given = [one.parameters for one in request.inputs]
+    given += [one.parameters for one in request.outputs]
+    if any(SHARED_MEMORY in one for one in given):
+        raise ClientError(400, _NO_SUCH_MEMORY, code="shared_memory")
+    unread: list[str] = []
+    inputs = _inputs(request, body, end, roles, unread)
+    content = content_of(roles, inputs, request.parameters)
+    return replace(content, unread=(*unread, *content.unread)) if unread else content
+
+
+def _inputs(
+    request: _Infer, body: bytes, end: int, roles: Roles, unread: list[str]
+) -> dict[str, Input]:
+    """Those of its tensors that matter."""
+    view, found = memoryview(body), {}
+    if len(request.inputs) > MAX_INPUTS:
+        unread.append(f"over {MAX_INPUTS} inputs")
+        return {}
+    for one in request.inputs:
+        size = one.parameters.get("binary_data_size")
+        begin = end
+        if type(size) is int:
+            if not 0 <= size <= len(body) - begin:
+                unread.append(f"{one.name[:64]}: has fewer bytes than it says")
+                break
+            end += size
+        if one.name not in roles.inputs or len(one.shape) > MAX_RANK:
+            continue
+        raw = view[begin:end] if type(size) is int else None
+        values = None if raw is not None else _values(one.data)
+        found[one.name] = Input(one.datatype, tuple(one.shape), raw, values)
+    return found
+
+
+def _values(data: msgspec.Raw) -> list[Any]:
+    """A tensor's elements."""
+    try:
+        value = msgspec.json.decode(data) if len(data) else []
+    except _BAD:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _raw(body: bytes, roles: Roles) -> Content:
+    """A body that is the one input and nothing else."""
+    if roles.text is None:
+        return Content()
+    text: Buffer = memoryview(body)[:MAX_TEXT_BYTES]
+    return content_of(roles, {roles.text: Input("BYTES", (1,), None, [bytes(text)])}, _NONE)
+
+
+def generate_content(body: bytes, roles: Roles) -> Content:
+    """What a `generate` request holds, whose inputs are a JSON object's fields."""
+    try:
+        fields = _GENERATE.decode(body)
+    except _BAD as error:
+        return Content(unread=(f"the body's JSON: {error}",))
+    parameters = _parameters(fields.get("parameters"))
+    inputs = {}
+    for name in roles.inputs:
+        if (data := fields.get(name)) is not None:
+            inputs[name] = _typed(_values(data))
+    return content_of(roles, inputs, parameters)
+
+
+def _parameters(data: msgspec.Raw | None) -> Mapping[str, Any]:
+    try:
+        return _NONE if data is None else msgspec.json.decode(data, type=dict[str, Any])
+    except _BAD:
+        return _NONE
+
+
+def _typed(values: list[Any]) -> Input:
+    """A field of JSON as the tensor that it becomes."""
+    first: Any = values
+    while isinstance(first, list) and first:
+        first = first[0]
+    datatype = "BYTES" if isinstance(first, str) else "INT64"
+    width = len(values[0]) if values and isinstance(values[0], list) else len(values)
+    return Input(datatype, (max(width, 1),), None, values)
+
+
+def _scanned(target: Target, content: Content, limits: ScanLimits, apart: str | None) -> Scanned:
+    """As any other request is read. What makes a cache another's own goes into its salt."""
+    salts = {
+        "model": apart,
+        "version": target.version,
+        "adapter": content.adapter,
+        "media": content.media,
+    }
+    told = [f"{name}={value}" for name, value in salts.items() if value is not None]
+    prompts: Any = content.ids or content.texts
+    return Scanned(
+        model=target.model,
+        stream=target.path.streams,
+        prompts=prompts[: limits.max_prompts],
+        session=content.session,
+        cache_salt=" ".join(told) or None,
+        max_output_tokens=content.max_output_tokens,
+        sequence=content.sequence,
+        routed_by="; ".join((content.why, *content.unread))[:512],
+    )
+
+
+class Sequences:
+    """Which worker has which sequence: all its requests must meet the same one.
+
+    Lifetime: process. A sequence is known from its first request to the one that ends it, or until
+    so many others came since.
+    """
+
+    def __init__(self, most: int = 65_536) -> None:
+        self._most = most
+        self._workers: OrderedDict[tuple[str, str | None, str], int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def worker_of(self, model: str, tenant: str | None, sequence: Sequenced) -> int | None:
+        """The only worker that may have this request; None: any may."""
+        if sequence.start:
+            return None
+        return self._workers.get((model, tenant, sequence.id))
+
+    def sent(self, model: str, tenant: str | None, sequence: Sequenced, worker_id: int) -> None:
+        """A request of it goes to this worker."""
+        key = model, tenant, sequence.id
+        self._workers.pop(key, None)
+        if sequence.end:
+            return
+        self._workers[key] = worker_id
+        if len(self._workers) > self._most:
+            self._workers.popitem(last=False)
+
+
+# How the texts of Triton's refusals begin that mean load; 2.51 says some of them with 400.
+_BUSY = ("Exceeds maximum queue size", "Request timeout expired", "timeout: ")
+
+
+def says_busy(status: int, body: bytes) -> bool:
+    """Whether an error of Triton's means that its queue is full, or was too long for the request:
+    another worker may be quicker.
+    """
+    if status not in (400, 503) or len(body) > 4_096:
+        return False
+    try:
+        error = msgspec.json.decode(body, type=_Said).error
+    except _BAD:
+        return False
+    return any(words in error for words in _BUSY)
+
+
+class _Said(msgspec.Struct):
+    error: str

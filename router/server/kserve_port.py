@@ -1,0 +1,216 @@
+"""What KServe v2 asks of a server beside inference, answered for all servers as one.
+
+After triton-inference-server/server, `docs/protocol` (statistics, model repository). What is the
+same everywhere any server of the model answers; numbers are summed; what would change or read one
+host is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from engine.wire.events import WireError
+from router.fleet.engines.adapter import MAX_METRICS_BYTES, Reply, ask
+from router.fleet.member import Member
+from router.request.errors import ClientError
+from router.request.kserve_http import PREFIX, is_kserve, unknown_model
+from router.request.quotas import Tenants, check_model
+from router.request.service import Service
+from router.server.messages import Request, Response, json_response
+
+_ASKED_S = 5.0  # a server's answer may take
+_AT_ONCE = 16  # servers that are asked
+_KINDS = frozenset({"triton", "warmroute"})
+_MODEL = re.compile(
+    r"/v2/models/(?P<model>[^/]{1,1024})(?P<version>/versions/[0-9]{1,20})?(?P<what>/[a-z]+)?"
+)
+_INDEX = re.compile(r"/v2/repository(/[^/]+)?/index")
+_LOADS = re.compile(r"/v2/repository(/[^/]+)?/models/[^/]+/(un)?load")
+_NEWEST = frozenset({"last_inference"})  # of statistics: not a sum
+_OF_ONE_HOST = "shared memory is of one host, and this address stands for several servers"
+_OFF = "this router passes on no settings; send this to each server itself"
+
+
+class KservePort:
+    """Answers what is asked for on KServe's paths, but for inference. Lifetime: process."""
+
+    def __init__(self, service: Service, tenants: Tenants, http: aiohttp.ClientSession) -> None:
+        self._service = service
+        self._tenants = tenants
+        self._http = http
+
+    async def answer(self, request: Request) -> Response | None:
+        """The answer; None: the path is none of KServe's. Raises ClientError."""
+        path = request.path
+        if not is_kserve(path):
+            return None
+        if path in ("/v2/health/live", "/v2/health/ready"):
+            well = path.endswith("live") or self._service.ready_workers() > 0
+            return Response(200 if well else 400, content_type="text/plain")
+        terms = self._tenants.key_of(request).terms
+        if path.startswith(("/v2/systemsharedmemory", "/v2/cudasharedmemory")):
+            raise ClientError(400, _OF_ONE_HOST)
+        if _LOADS.fullmatch(path) or "/trace/" in path or path == "/v2/logging":
+            raise ClientError(400, _OFF)
+        if path == PREFIX:
+            return json_response(await self._server())
+        if path == "/v2/models/stats":
+            return await self._statistics(self._members(None), path)
+        if _INDEX.fullmatch(path):
+            return await self._index(request)
+        found = _MODEL.fullmatch(path)
+        if found is None:
+            raise ClientError(404, "Not Found")
+        model = found["model"].replace("%2F", "/")
+        check_model(terms, model)
+        members = self._members(model)
+        if not members:
+            raise ClientError(404, unknown_model(model))
+        asked = f"/v2/models/{quote(model, safe='')}{found['version'] or ''}{found['what'] or ''}"
+        if found["what"] == "/stats":
+            return await self._statistics(members, asked)
+        if found["what"] not in (None, "/ready", "/config"):
+            raise ClientError(404, "Not Found")
+        return await self._any(members, asked)
+
+    def _members(self, model: str | None) -> list[Member]:
+        """Servers that are known and speak KServe, those that take requests first."""
+        found = [
+            member
+            for member in self._service.fleet.members.values()
+            if (known := member.recognized) is not None
+            and known.kind in _KINDS
+            and (model is None or model in known.facts.models)
+        ]
+        found.sort(key=lambda member: not member.ready)
+        return found
+
+    async def _any(self, members: Sequence[Member], path: str) -> Response:
+        """The first good answer, else the last one."""
+        last: Reply | None = None
+        for member in members:
+            try:
+                last = await self._ask(member, path)
+            except (WireError, aiohttp.ClientError, TimeoutError):
+                continue
+            if last.status == 200:
+                break
+        if last is None:
+            return Response(503, msgspec.json.encode({"error": "no server answered"}))
+        kind = "application/json" if last.body else "text/plain"
+        return Response(last.status, last.body, content_type=kind)
+
+    async def _ask(
+        self, member: Member, path: str, method: str = "GET", data: bytes | None = None
+    ) -> Reply:
+        timeout = aiohttp.ClientTimeout(total=_ASKED_S)
+        url = f"{member.spec.url}{path}"
+        return await ask(self._http, url, timeout, MAX_METRICS_BYTES, method, data)
+
+    async def _each(
+        self, members: Iterable[Member], path: str, method: str = "GET", data: bytes | None = None
+    ) -> list[Any]:
+        """The good answers of all servers, as JSON."""
+        few = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(member: Member) -> Any:
+            async with few:
+                try:
+                    reply = await self._ask(member, path, method, data)
+                    return msgspec.json.decode(reply.body) if reply.status == 200 else None
+                except (WireError, aiohttp.ClientError, TimeoutError, *_BAD):
+                    return None
+
+        answers = await asyncio.gather(*map(one, members))
+        return [answer for answer in answers if answer is not None]
+
+    async def _server(self) -> dict[str, Any]:
+        """What all servers have in common."""
+        told = await self._each(self._members(None), PREFIX)
+        lists = [one["extensions"] for one in told if isinstance(one.get("extensions"), list)]
+        common = [name for name in lists[0] if all(name in one for one in lists)] if lists else []
+        # Those are of one host, or off here.
+        off = ("shared_memory", "trace", "logging", "model_repository(")
+        kept = [name for name in common if isinstance(name, str) and not _has(name, off)]
+        return {"name": "warmroute", "version": "2", "extensions": kept}
+
+    async def _statistics(self, members: Sequence[Member], path: str) -> Response:
+        """The sums over all servers."""
+        told = [one.get("model_stats") for one in await self._each(members, path)]
+        lists = [one for one in told if isinstance(one, list)]
+        if not lists:  # the servers' own refusal
+            return await self._any(members, path)
+        return json_response({"model_stats": merged(lists)})
+
+    async def _index(self, request: Request) -> Response:
+        """Each model of any server once; ready where it is so somewhere."""
+        told = await self._each(self._members(None), request.path, "POST", request.body or b"{}")
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for answer in told:
+            for one in answer if isinstance(answer, list) else ():
+                if isinstance(one, dict) and isinstance(one.get("name"), str):
+                    key = one["name"], str(one.get("version", ""))
+                    known = found.setdefault(key, one)
+                    if known.get("state") != "READY" and one.get("state") == "READY":
+                        found[key] = one
+        return json_response(list(found.values()))
+
+
+_BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _has(name: str, words: Iterable[str]) -> bool:
+    return any(word in name for word in words)
+
+
+def merged(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """Statistics of several servers, summed by model and version."""
+    found: dict[tuple[Any, Any], Any] = {}
+    for rows in lists:
+        for row in rows:
+            if isinstance(row, dict):
+                key = str(row.get("name")), str(row.get("version"))
+                found[key] = _sum(found[key], row) if key in found else row
+    return list(found.values())
+
+
+def _sum(one: Any, other: Any, name: str = "", depth: int = 0) -> Any:
+    """Two servers' values in one: numbers are added, batches of one size are one batch."""
+    if depth > 8:
+        return one
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = dict.fromkeys((*one, *other))
+        return {
+            key: _sum(one[key], other[key], key, depth + 1)
+            if key in one and key in other
+            else one.get(key, other.get(key))
+            for key in names
+        }
+    if isinstance(one, list) and isinstance(other, list):
+        return _batches(one, other, depth)
+    if _is_number(one) and _is_number(other):
+        return max(one, other) if name in _NEWEST else one + other
+    return one
+
+
+def _batches(one: list[Any], other: list[Any], depth: int) -> list[Any]:
+    found: dict[Any, Any] = {}
+    for batch in (*one, *other):
+        size = batch.get("batch_size") if isinstance(batch, dict) else None
+        if not _is_number(size):
+            return one
+        if size in found:
+            batch = _sum(found[size], batch, "", depth + 1) | {"batch_size": size}
+        found[size] = batch
+    return [found[size] for size in sorted(found)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

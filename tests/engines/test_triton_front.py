@@ -1,0 +1,239 @@
+"""Triton's own client before a real `tritonserver`, and through the router: the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.http.aio as client_of
+import tritonclient.utils as utils
+
+from tests.engines.pool import Pool
+from tests.engines.test_triton import GENERATE, INFER, STREAM, answer_of, asked, tensors
+from tests.engines.triton_server import ECHO, KEPT, WHOLE
+from tests.engines.vllm_server import MODEL
+from tests.live.stack import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+REQUESTS = 100
+AT_ONCE = 16
+Client = Any
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def clients(triton: Pool) -> AsyncIterator[tuple[Client, Client]]:
+    """A client of the router, and one of a server."""
+    urls = triton.router.url, triton.servers[0].url
+    both = [client_of.InferenceServerClient(url.removeprefix("http://")) for url in urls]
+    yield both[0], both[1]
+    for one in both:
+        await one.close()
+
+
+async def same(clients: tuple[Client, Client], ask: Callable[[Client], Awaitable[Any]]) -> Any:
+    """What a script gets through the router, which must be what it gets from the server."""
+    found = []
+    for client in clients:
+        try:
+            found.append(await ask(client))
+        except utils.InferenceServerException as error:
+            found.append((error.status(), error.message()))
+    assert found[0] == found[1]
+    return found[0]
+
+
+def given(name: str, values: np.ndarray[Any, Any], kind: str, binary: bool = True) -> Any:
+    """An input."""
+    one = client_of.InferInput(name, list(values.shape), kind)
+    return one.set_data_from_numpy(values, binary_data=binary)
+
+
+ARRAYS = {
+    "BYTES": np.array([["é".encode(), b"\0\xff"], [b"", b"x" * 70_000]], dtype=np.object_),
+    "FP16": np.linspace(-1, 1, 6, dtype=np.float16).reshape(2, 3),
+    "FP32": np.array([[np.pi]], dtype=np.float32),
+    "INT64": np.array([[-(2**63), 2**63 - 1]], dtype=np.int64),
+    "BOOL": np.array([[True, False]]),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("coding", [None, "gzip", "deflate"])
+async def test_tensors_of_each_type_pass_untouched(clients, kind: str, coding: str | None) -> None:
+    values = ARRAYS[kind]
+
+    async def ask(client: Client) -> Any:
+        found = await client.infer(
+            ECHO,
+            [given(f"IN_{kind}", values, kind)],
+            request_id="7",
+            request_compression_algorithm=coding,
+            response_compression_algorithm=coding,
+        )
+        return found.get_response(), found.as_numpy(f"OUT_{kind}").tolist()
+
+    _, echoed = await same(clients, ask)
+    assert echoed == values.tolist()
+
+
+async def test_bf16_passes_untouched(triton: Pool) -> None:
+    """As bytes, for numpy has no such type."""
+    data = np.array([[1.5, -2.0, 0.25]], dtype=np.float32).view("<u2")[:, 1::2].tobytes()
+    sizes = {"binary_data_size": len(data)}
+    one = {"name": "IN_BF16", "datatype": "BF16", "shape": [1, 3], "parameters": sizes}
+    head = json.dumps({"inputs": [one], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head)), "Accept-Encoding": "identity"}
+    path = f"/v2/models/{ECHO}/infer"
+    routed = await answer_of(triton.router.url, "POST", path, head + data, **headers)
+    assert routed == await answer_of(triton.servers[0].url, "POST", path, head + data, **headers)
+    assert routed[0] == 200
+    assert routed[2].endswith(data)
+
+
+@pytest.mark.parametrize("kind", ["FP32", "INT64", "BOOL"])
+async def test_tensors_as_json(clients, kind: str) -> None:
+    async def ask(client: Client) -> Any:
+        one = given(f"IN_{kind}", ARRAYS[kind], kind, binary=False)
+        wanted = [client_of.InferRequestedOutput(f"OUT_{kind}", binary_data=False)]
+        return (await client.infer(ECHO, [one], outputs=wanted)).get_response()
+
+    assert (await same(clients, ask))["outputs"][0]["data"]
+
+
+async def test_errors_are_the_servers(clients) -> None:
+    text = given("text_input", np.array([b"x"], dtype=np.object_), "BYTES")
+    wrong = given("text_input", np.array([1], dtype=np.int32), "INT32")
+    for model, inputs in ((MODEL, [text]), (WHOLE, []), (WHOLE, [wrong]), ("absent", [text])):
+        status, message = await same(clients, lambda c, m=model, i=inputs: c.infer(m, i))
+        assert status in ("400", "404", "501")
+        assert message
+
+
+async def test_what_is_asked_beside_inference(clients) -> None:
+    for ask in (
+        lambda c: c.is_server_live(),
+        lambda c: c.is_server_ready(),
+        lambda c: c.is_model_ready(ECHO),
+        lambda c: c.is_model_ready("absent"),
+        lambda c: c.get_model_metadata(ECHO),
+        lambda c: c.get_model_metadata(ECHO, "1"),
+        lambda c: c.get_model_config(ECHO),
+        lambda c: c.get_model_config("absent"),
+        lambda c: c.get_model_repository_index(),
+    ):
+        await same(clients, ask)
+    router, _ = clients
+    assert (await router.get_server_metadata())["name"] == "warmroute"
+    assert "statistics" in (await router.get_server_metadata())["extensions"]
+    with pytest.raises(utils.InferenceServerException, match="passes on no settings"):
+        await router.load_model(ECHO)
+    with pytest.raises(utils.InferenceServerException, match="shared memory"):
+        await router.register_system_shared_memory("a", "/a", 8)
+
+
+async def test_statistics_are_the_sum_of_all_servers(triton: Pool, clients) -> None:
+    async def counts(url: str) -> int:
+        _, _, body = await answer_of(url, "GET", f"/v2/models/{WHOLE}/stats", None)
+        return int(json.loads(body)["model_stats"][0]["inference_count"])
+
+    before = await counts(triton.router.url)
+    for serial in range(6):
+        body = json.dumps(tensors(f"{serial}", 1)).encode()
+        assert (await answer_of(triton.router.url, "POST", INFER, body))[0] == 200
+
+    async def counted() -> bool:  # which servers do after they have answered
+        each = [await counts(server.url) for server in triton.servers]
+        return await counts(triton.router.url) == sum(each) == before + 6
+
+    await until(counted, "the sum to be that of both servers")
+
+
+async def test_a_stream_is_the_servers(triton: Pool) -> None:
+    body = asked("What is it?", 9, stream=True)
+    routed = await answer_of(triton.router.url, "POST", STREAM, body)
+    assert routed == await answer_of(triton.servers[0].url, "POST", STREAM, body)
+    assert routed[2].count(b"data: {") == 9
+
+
+async def test_sequences_stick_to_one_server(triton: Pool, clients) -> None:
+    """The model adds up what a sequence was given, which only one server can know."""
+    router, _ = clients
+
+    async def whole(sequence: int) -> list[int]:
+        sums = []
+        for number in range(6):
+            one = given("VALUE", np.array([[number]], dtype=np.int32), "INT32")
+            flags = {"sequence_start": number == 0, "sequence_end": number == 5}
+            found = await router.infer(KEPT, [one], sequence_id=sequence, **flags)
+            sums.append(int(found.as_numpy("SUM")[0][0]))
+        return sums
+
+    found = await asyncio.gather(*(whole(sequence) for sequence in range(1, 9)))
+    assert found == [[0, 1, 3, 6, 10, 15]] * 8
+    alone = [given("VALUE", np.array([[1]], dtype=np.int32), "INT32")]
+    status, message = await same(clients, lambda client: client.infer(KEPT, alone))
+    assert (status, "correlation ID" in message) == ("400", True)
+
+
+async def test_a_prompt_goes_to_where_it_was_and_explain_says_by_what(triton: Pool) -> None:
+    prompt = "The same words, again and again, until they fill some blocks. " * 12
+
+    async def why(path: str, body: bytes) -> dict[str, Any]:
+        headers = {"x-warmroute-explain": "1"}
+        url = f"{triton.router.url}{path}"
+        async with triton.router.http.post(url, data=body, headers=headers) as reply:
+            assert reply.status == 200, await reply.text()
+            found: dict[str, Any] = json.loads(reply.headers["x-warmroute-explain"])
+            return found
+
+    body = asked(prompt, 1)
+    seen: list[dict[str, Any]] = []
+
+    async def found() -> bool:  # servers that tell their sizes with a first answer begin anew
+        seen.append(await why(GENERATE, body))
+        return bool(seen[-1]["expected_hit_tokens"] > 0)
+
+    await until(found, "a prompt to be found again")
+    assert seen[-1]["worker"] == seen[-2]["worker"]
+    assert seen[-1]["routed_by"] == "python: text_input"
+    other = await why(INFER, json.dumps(tensors(prompt, 1)).encode())
+    assert other["expected_hit_tokens"] == 0, "another model has another cache"
+    echo = {"inputs": [{"name": "IN_FP32", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+    by_load = await why(f"/v2/models/{ECHO}/infer", json.dumps(echo).encode())
+    assert by_load["routed_by"] == "by load alone"
+
+
+async def test_unary_requests_survive_kill_9(triton: Pool) -> None:
+    """None fails: those that the killed server had go to the other one."""
+    victim, few = triton.servers[0], asyncio.Semaphore(AT_ONCE)
+    done = 0
+
+    async def one(serial: int) -> int:
+        nonlocal done
+        async with few:
+            body = json.dumps(tensors(f"{serial}", 1)).encode()
+            status, _, _ = await answer_of(triton.router.url, "POST", INFER, body)
+            done += 1
+            return status
+
+    asking = [asyncio.create_task(one(serial)) for serial in range(REQUESTS)]
+
+    async def half() -> bool:
+        return done >= REQUESTS // 4
+
+    await until(half, "some requests to be answered")
+    await victim.kill()
+    try:
+        assert await asyncio.gather(*asking) == [200] * REQUESTS
+        await triton.router.until_state(0, "down")
+        assert await triton.router.metric("warmroute_inflight_requests") == 0
+    finally:
+        await victim.start()
+        await victim.until_healthy()
+    await triton.router.until_state(0, "ready")

@@ -1,0 +1,170 @@
+"""KServe v2 through the router before our engine, by Triton's own client and by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.http.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.live.stack import MODEL, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROMPT = "Two people say good day to each other, again and again. " * 8
+BASE = f"/v2/models/{MODEL}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory):
+    async with running(tmp_path_factory.mktemp("logs"), workers=2) as stack:
+        yield stack
+        await stack.assert_idle()
+
+
+def tensors(prompt: str = PROMPT, binary: bool = True) -> list[triton.InferInput]:
+    """The inputs of a completion of three tokens."""
+    text = triton.InferInput("text_input", [1], "BYTES")
+    text.set_data_from_numpy(np.array([prompt.encode()], dtype=np.object_), binary_data=binary)
+    most = triton.InferInput("max_tokens", [1], "INT32")
+    most.set_data_from_numpy(np.array([3], dtype=np.int32), binary_data=binary)
+    return [text, most]
+
+
+async def explained(stack, path: str, body: bytes, **headers: str) -> tuple[int, Any, Any]:
+    """(status, answer, why it went where it did)."""
+    headers = {"x-warmroute-explain": "1", **headers}
+    async with stack.http.post(f"{stack.url}{path}", data=body, headers=headers) as reply:
+        why = json.loads(reply.headers.get("x-warmroute-explain", "{}"))
+        return reply.status, await reply.json(content_type=None), why
+
+
+def listed(prompt: str = PROMPT, **more: Any) -> dict[str, Any]:
+    """The body of `infer`, as JSON."""
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
+    most = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [3]}
+    return {"inputs": [text, most], **more}
+
+
+@pytest.mark.parametrize("binary", [True, False])
+async def test_tritons_client_infers_through_the_router(stack, binary) -> None:
+    async with triton.InferenceServerClient(stack.url.removeprefix("http://")) as client:
+        inputs = tensors(binary=binary)
+        found = await client.infer(MODEL, inputs, request_id="7")
+        direct_url = stack.workers[0].url.removeprefix("http://")
+        async with triton.InferenceServerClient(direct_url) as direct:
+            own = await direct.infer(MODEL, inputs, request_id="7")
+    assert found.get_response() == own.get_response()
+    assert found.as_numpy("text_output") == own.as_numpy("text_output")
+
+
+async def test_a_prompt_is_routed_to_where_it_was_in_any_form(stack) -> None:
+    ids = [int(one) for one in np.random.default_rng(7).integers(1, 20_000, 200)]
+    one = {"name": "input_ids", "datatype": "INT32", "shape": [200]}
+    as_json = json.dumps({"inputs": [{**one, "data": ids}]}).encode()
+    status, _, first = await explained(stack, f"{BASE}/infer", as_json)
+    assert (status, first["expected_hit_tokens"]) == (200, 0)
+    assert first["routed_by"] == "usual names"
+    head = json.dumps({"inputs": [{**one, "parameters": {"binary_data_size": 800}}]}).encode()
+    length = {"Inference-Header-Content-Length": str(len(head))}
+    completion = json.dumps({"model": MODEL, "prompt": ids, "max_tokens": 3}).encode()
+    for path, data, headers in (
+        (f"{BASE}/infer", as_json, {}),
+        (f"{BASE}/infer", head + np.array(ids, "<i4").tobytes(), length),
+        ("/v1/completions", completion, {}),
+    ):
+        status, _, why = await explained(stack, path, data, **headers)
+        assert status == 200
+        assert why["worker"] == first["worker"]
+        assert why["expected_hit_tokens"] == 192
+
+
+async def test_a_stream_comes_event_by_event(stack) -> None:
+    body = {"text_input": "again", "max_tokens": 4, "stream": True}
+    url = f"{stack.url}{BASE}/versions/1/generate_stream"
+    async with stack.http.post(url, json=body) as reply:
+        assert reply.headers["Content-Type"].startswith("text/event-stream")
+        text = await reply.text()
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert len(events) == 4
+    assert all("text_output" in event for event in events)
+
+
+async def test_a_compressed_body_is_read_and_goes_on_as_it_came(stack) -> None:
+    body = gzip.compress(json.dumps(listed()).encode())
+    headers = {"Content-Encoding": "gzip"}
+    _, _, why = await explained(stack, f"{BASE}/infer", body, **headers)
+    assert why["prompt_tokens"] > 50
+    bomb = gzip.compress(bytes(80 << 20), 9)
+    status, answer, _ = await explained(stack, f"{BASE}/infer", bomb, **headers)
+    assert status == 413
+    assert "unpacked" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v2/models/nobody/infer", b'{"inputs":[]}', 404, "unknown model: 'nobody'"),
+        (
+            f"{BASE}/infer",
+            json.dumps(
+                {"inputs": [{"name": "x", "shape": [1], "datatype": "INT32",
+                             "parameters": {"shared_memory_region": "a"}}]}
+            ).encode(),
+            *(400, "shared memory"),
+        ),
+        (f"{BASE}/infer", b"{", 400, "request body"),
+        ("/v2/repository/models/x/load", b"{}", 400, "passes on no settings"),
+        ("/v2/systemsharedmemory/region/a/register", b"{}", 400, "shared memory"),
+        ("/v2/nothing", b"{}", 404, None),
+        (f"{BASE}/nothing", b"{}", 404, "Not Found"),
+    ],
+)  # fmt: skip
+async def test_errors_have_tritons_form(stack, path, body, status, words) -> None:
+    found, answer, _ = await explained(stack, path, body)
+    assert found == status
+    if words is not None:
+        message = answer["error"]
+        assert words in (message if isinstance(message, str) else message["message"])
+
+
+async def test_what_a_client_asks_before_it_loads_is_answered(stack) -> None:
+    async with triton.InferenceServerClient(stack.url.removeprefix("http://")) as client:
+        assert await client.is_server_live()
+        assert await client.is_server_ready()
+        assert await client.is_model_ready(MODEL)
+        assert (await client.get_server_metadata())["name"] == "warmroute"
+        assert (await client.get_model_metadata(MODEL))["name"] == MODEL
+        assert (await client.get_model_config(MODEL, "1"))["backend"] == "warmroute"
+        index = await client.get_model_repository_index()
+        assert [one["name"] for one in index] == [MODEL]
+        before = await client.get_inference_statistics(MODEL)
+        for _ in range(4):
+            await client.infer(MODEL, tensors())
+        after = await client.get_inference_statistics(MODEL)
+        counts = [one["model_stats"][0]["inference_count"] for one in (before, after)]
+        assert counts[1] - counts[0] == 4
+        with pytest.raises(InferenceServerException, match="unknown model"):
+            await client.get_model_config("nobody")
+
+
+async def test_requests_of_a_sequence_meet_one_worker(stack) -> None:
+    async def ask(number: int, sequence: int, **flags: bool) -> int:
+        body = listed(f"{number} of {sequence}", parameters={"sequence_id": sequence, **flags})
+        _, _, why = await explained(stack, f"{BASE}/infer", json.dumps(body).encode())
+        return int(why["worker"])
+
+    async def whole(sequence: int) -> set[int]:
+        first = await ask(0, sequence, sequence_start=True)
+        rest = [await ask(number, sequence) for number in range(1, 5)]
+        return {first, *rest, await ask(5, sequence, sequence_end=True)}
+
+    found = await asyncio.gather(*(whole(sequence) for sequence in range(1, 9)))
+    assert all(len(workers) == 1 for workers in found)
+    assert len(set.union(*found)) == 2, "and not all of them the same one"
