@@ -1,0 +1,177 @@
+"""An ensemble in TensorRT-LLM's shape on four real Tritons: prompts go where their prefix is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from simulator.live.processes import Programs
+from tests.engines.environment import NEWEST_TRITON, Environment
+from tests.engines.triton_server import TritonServer
+from tests.live.stack import Stack, metric_sum
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SERVERS, SESSIONS, TURNS = 4, 24, 5
+SYSTEM, QUESTION, ANSWER = 960, 128, 40  # words
+COUNTED = ("hit_tokens", "prompt_tokens")
+SOURCE = Path(__file__).with_name("triton_llm_model.py")
+TEXT, NUMBER, NUMBERS = "STRING 1", "INT32 1", "INT32 -1"
+# Of each model: inputs, outputs. Of an ensemble's step: which of its tensors each of them is.
+MODELS = {
+    "ensemble": ({"text_input": TEXT, "max_tokens": NUMBER}, {"text_output": TEXT}),
+    "preprocessing": (
+        {"QUERY": TEXT, "REQUEST_OUTPUT_LEN": NUMBER},
+        {"INPUT_ID": NUMBERS, "REQUEST_INPUT_LEN": NUMBER, "OUTPUT_LEN": NUMBER},
+    ),
+    "tensorrt_llm": (
+        {"input_ids": NUMBERS, "input_lengths": NUMBER, "request_output_len": NUMBER},
+        {"output_ids": NUMBERS},
+    ),
+    "postprocessing": ({"TOKENS_BATCH": NUMBERS}, {"OUTPUT": TEXT}),
+}
+TENSORS = {
+    "QUERY": "text_input",
+    "REQUEST_OUTPUT_LEN": "max_tokens",
+    "INPUT_ID": "_ids",
+    "REQUEST_INPUT_LEN": "_length",
+    "OUTPUT_LEN": "_count",
+    "input_ids": "_ids",
+    "input_lengths": "_length",
+    "request_output_len": "_count",
+    "output_ids": "_output",
+    "TOKENS_BATCH": "_output",
+    "OUTPUT": "text_output",
+}
+
+
+def config_of(name: str) -> str:
+    """A model's config.pbtxt."""
+    lines = [f'name: "{name}"', "max_batch_size: 0"]
+    for what, tensors in zip(("input", "output"), MODELS[name], strict=True):
+        for tensor, kind in tensors.items():
+            kind, size = kind.split()
+            lines.append(f'{what} {{ name: "{tensor}" data_type: TYPE_{kind} dims: [ {size} ] }}')
+    if name != "ensemble":
+        decoupled = "true" if name == "tensorrt_llm" else "false"
+        sizes = {"block_size": 32, "blocks": 600} if name == "tensorrt_llm" else {}
+        return "\n".join(
+            [
+                *lines,
+                'backend: "python"',
+                "instance_group { kind: KIND_CPU count: 1 }",
+                f"model_transaction_policy {{ decoupled: {decoupled} }}",
+                *(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}'
+                  for k, v in sizes.items()),
+            ]
+        )  # fmt: skip
+    steps = []
+    for step in list(MODELS)[1:]:
+        maps = [
+            f'{what}_map {{ key: "{tensor}" value: "{TENSORS[tensor]}" }}'
+            for what, tensors in zip(("input", "output"), MODELS[step], strict=True)
+            for tensor in tensors
+        ]
+        steps.append(f'step {{ model_name: "{step}" model_version: -1 {" ".join(maps)} }}')
+    return "\n".join([*lines, 'platform: "ensemble"', "ensemble_scheduling {", *steps, "}"])
+
+
+class Ensembles(TritonServer):
+    """One that serves the ensemble. Lifetime: fixture."""
+
+    def repository(self) -> Path:
+        """As of `TritonServer`."""
+        models = self.folder / "models"
+        for name in MODELS:
+            version = models / name / "1"
+            version.mkdir(parents=True, exist_ok=True)
+            (models / name / "config.pbtxt").write_text(config_of(name))
+            if name != "ensemble":
+                shutil.copy(SOURCE, version / "model.py")
+        return models
+
+
+async def counted(servers: list[Ensembles], what: str) -> float:
+    """Of all requests since the servers' start."""
+    urls = [server.metrics_url.removesuffix("/metrics") for server in servers]
+    async with aiohttp.ClientSession() as http:
+        return sum([await metric_sum(http, url, f"tiny_{what}") for url in urls])
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[list[Ensembles]]:
+    """The servers, each with an empty cache."""
+    environment = Environment("triton", NEWEST_TRITON)
+    if not environment.installed:
+        pytest.skip(f"{environment} is not installed: make test-engines")
+    async with AsyncExitStack() as all_of:
+        servers = [Ensembles(environment, folder, folder / f"triton-{n}") for n in range(SERVERS)]
+        for server in servers:
+            await server.start()
+            all_of.push_async_callback(server.stop)
+        await asyncio.gather(*(server.until_healthy() for server in servers))
+        yield servers
+
+
+def words(draw: random.Random, count: int) -> str:
+    return " ".join(f"w{draw.randrange(9_999)}" for _ in range(count))
+
+
+async def conversation(stack: Stack, name: str, number: int, dispatched: Counter[str]) -> None:
+    """Turns whose prompt is all that was said before, behind what all of them begin with."""
+    draw = random.Random(f"{name} {number}")
+    prompt = words(random.Random(name), SYSTEM)
+    for _ in range(TURNS):
+        prompt += " " + words(draw, QUESTION)
+        body = {"text_input": prompt, "max_tokens": ANSWER}
+        url = f"{stack.url}/v2/models/ensemble/generate"
+        async with stack.http.post(url, json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            prompt += " " + (await reply.json())["text_output"]
+            dispatched[reply.headers["x-warmroute-worker"]] += 1
+
+
+async def hits_of(programs: Programs, servers: list[Ensembles], policy: str) -> tuple[float, float]:
+    """Share of the prompts' tokens found in caches, and the most requests over the mean.
+
+    Prompts are others for each policy; what earlier ones left is the first to be evicted.
+    """
+    arguments = ["serve", "--port", "0", "--admin-port", "0", "--policy", policy]
+    for server in servers:
+        arguments += ["--worker", f"{server.url},metrics={server.metrics_url}"]
+    before = [await counted(servers, what) for what in COUNTED]
+    router = await programs.start(policy, "router", arguments)
+    async with aiohttp.ClientSession() as http:
+        stack = Stack(programs, router, [], http)
+        for worker in range(SERVERS):
+            await stack.until_state(worker, "ready")
+        dispatched = Counter[str]()
+        sessions = (conversation(stack, policy, n, dispatched) for n in range(SESSIONS))
+        await asyncio.gather(*sessions)
+        await stack.assert_idle()
+    hit, prompt = [
+        await counted(servers, what) - earlier
+        for what, earlier in zip(COUNTED, before, strict=True)
+    ]
+    assert dispatched.total() == SESSIONS * TURNS
+    return hit / prompt, max(dispatched.values()) * SERVERS / dispatched.total()
+
+
+async def test_prompts_go_where_their_prefix_is(tmp_path: Path) -> None:
+    """Four fifths of what is asked is there, and nobody gets a quarter more than his share."""
+    async with served(tmp_path / "servers") as servers, Programs(tmp_path / "logs") as programs:
+        blind, _ = await hits_of(programs, servers, "round_robin")
+        hits, most = await hits_of(programs, servers, "warmset")
+    print(json.dumps({"round_robin": blind, "warmset": hits, "max/mean": most}))
+    assert hits >= 0.8
+    assert hits > blind + 0.08
+    assert most <= 1.25

@@ -1,0 +1,111 @@
+"""The three steps of an ensemble in TensorRT-LLM's shape, for Triton's Python backend.
+
+It runs in Triton's processes, and imports nothing of ours. The step in the middle takes token ids
+as the TensorRT-LLM backend does, many requests at once, prefills one prompt after the other, in a
+time by what its prefix cache lacks, and counts what it found there.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+PREFILL_TOKENS_PER_S = 20_000
+STEP_S = 0.002  # what a token of an answer takes
+COUNTED = ("prompt_tokens", "hit_tokens")  # as counters `tiny_...`
+
+
+class PrefixCache:
+    """The blocks that a worker keeps, the least recently used one leaves first. Lifetime: model."""
+
+    def __init__(self, block_size: int, blocks: int) -> None:
+        self._block_size, self._blocks = block_size, blocks
+        self._held: OrderedDict[int, None] = OrderedDict()
+
+    def hit_tokens(self, ids: np.ndarray) -> int:
+        """Tokens of the prompt that are there; all of them are afterwards."""
+        chain, hit, missed = 0, 0, False
+        for at in range(0, len(ids) - self._block_size + 1, self._block_size):
+            chain = zlib.crc32(ids[at : at + self._block_size].tobytes(), chain)
+            missed = missed or chain not in self._held
+            hit += 0 if missed else self._block_size
+            self._held[chain] = None
+            self._held.move_to_end(chain)
+        while len(self._held) > self._blocks:
+            self._held.popitem(last=False)
+        return hit
+
+
+class TritonPythonModel:
+    """What Triton calls; which step it is says the model's name. Lifetime: model."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Once."""
+        self._name = args["model_name"]
+        if self._name != "tensorrt_llm":
+            return
+        config = json.loads(args["model_config"])
+        sizes = {k: int(v["string_value"]) for k, v in config["parameters"].items()}
+        self._cache = PrefixCache(**sizes)
+        self._prefilling = threading.Lock()
+        self._families, self._counters = [], []
+        for name in COUNTED:
+            family = pb_utils.MetricFamily(f"tiny_{name}", name, pb_utils.MetricFamily.COUNTER)
+            self._families.append(family)
+            self._counters.append(family.Metric({"model": self._name}))
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        """Answers, or begins to."""
+        if self._name == "preprocessing":
+            return [ids_of(request) for request in requests]
+        if self._name == "postprocessing":
+            return [text_of(request) for request in requests]
+        for request in requests:
+            threading.Thread(target=self._generate, args=(request,), daemon=True).start()
+        return None
+
+    def _generate(self, request: Any) -> None:
+        sender = request.get_response_sender()
+        ids = given(request, "input_ids").reshape(-1)
+        count = int(given(request, "request_output_len").reshape(-1)[0])
+        with self._prefilling:
+            hit = self._cache.hit_tokens(ids)
+            for counter, tokens in zip(self._counters, (len(ids), hit), strict=True):
+                counter.increment(tokens)
+            time.sleep((len(ids) - hit) / PREFILL_TOKENS_PER_S)
+        time.sleep(count * STEP_S)
+        answer = np.array([zlib.crc32(ids.tobytes(), n) & 0xFFFF for n in range(count)], np.int32)
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("output_ids", answer)]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def given(request: Any, name: str) -> Any:
+    """The values of an input."""
+    return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+
+
+def ids_of(request: Any) -> Any:
+    """A word is a token."""
+    words = given(request, "QUERY").reshape(-1)[0].split()
+    ids = np.array([zlib.crc32(word) & 0xFFFFFF for word in words], np.int32)
+    outputs = {
+        "INPUT_ID": ids,
+        "REQUEST_INPUT_LEN": np.array([len(ids)], np.int32),
+        "OUTPUT_LEN": given(request, "REQUEST_OUTPUT_LEN").astype(np.int32),
+    }
+    tensors = [pb_utils.Tensor(name, values) for name, values in outputs.items()]
+    return pb_utils.InferenceResponse(tensors)
+
+
+def text_of(request: Any) -> Any:
+    """The same the other way round."""
+    text = " ".join(f"t{token}" for token in given(request, "TOKENS_BATCH").reshape(-1))
+    output = np.array([text.encode()], np.object_)
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])
