@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -48,30 +49,36 @@ output { name: "y" data_type: TYPE_UINT8 dims: [ -1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
 DATA = bytes(range(256)) * 8
-ENVOY = """\
-static_resources:
-  listeners:
-  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
-    filter_chains:
-    - filters:
-      - name: envoy.filters.network.http_connection_manager
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-          stat_prefix: bench
-          route_config:
-            virtual_hosts:
-            - {{name: all, domains: ["*"], routes: [{{match: {{prefix: "/"}}, route: {{cluster: triton, timeout: 0s}}}}]}}
-          http_filters:
-          - name: envoy.filters.http.router
-            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
-  clusters:
-  - name: triton
-    type: STATIC
-    load_assignment:
-      cluster_name: triton
-      endpoints:
-      - lb_endpoints: [{{endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {behind}}}}}}}}}]
-"""  # noqa: E501
+_FILTERS = "type.googleapis.com/envoy.extensions.filters"
+
+
+def envoy_config(port: int, behind: int) -> dict[str, Any]:
+    """All that comes to one port goes on to the other."""
+
+    def at(port: int) -> dict[str, Any]:
+        return {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}
+
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "triton", "timeout": "0s"}}
+    manager = {
+        "@type": f"{_FILTERS}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "bench",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_FILTERS}.http.router.v3.Router"},
+            }
+        ],
+    }
+    chain = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+    endpoints = [{"lb_endpoints": [{"endpoint": at(behind)}]}]
+    cluster = {
+        "name": "triton",
+        "type": "STATIC",
+        "load_assignment": {"cluster_name": "triton", "endpoints": endpoints},
+    }
+    listener = {**at(port), "filter_chains": [{"filters": [chain]}]}
+    return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
 
 
 class Identity(TritonServer):
@@ -125,8 +132,8 @@ async def slice_of(way: Way, send: Callable[[str], Awaitable[None]], seconds: fl
 @asynccontextmanager
 async def envoy(binary: Path, folder: Path, behind: int) -> AsyncIterator[Way]:
     """Envoy before a port."""
-    port, config = lasting_port(), folder / "envoy.yaml"
-    config.write_text(ENVOY.format(port=port, behind=behind))
+    port, config = lasting_port(), folder / "envoy.json"
+    config.write_text(json.dumps(envoy_config(port, behind)))
     command = [str(binary), "-c", str(config), "--concurrency", "1", "-l", "error"]
     process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
     try:
