@@ -116,10 +116,13 @@ class Reader:
             )
         server = Server(self.url, kind, about.version, configs, models=tuple(models))
         metrics_url = await self._found_metrics("nv_" if kind == "triton" else "vllm:")
-        if metrics_url is None:
-            said = (
-                f"no metrics found at {self.url}: give {self.url},metrics=http://HOST:8002/metrics"
+        if metrics_url is None and kind == "warmroute":
+            raise DoctorError(
+                f"{self.url} has no engine's metrics: is it the router? Give its workers' URLs, "
+                "and its admin port as --router URL"
             )
+        if metrics_url is None:
+            said = f"no metrics at {self.url}: give {self.url},metrics=http://HOST:8002/metrics"
             server = replace(server, unread=(said,))
         return Source(server, metrics_url)
 

@@ -119,6 +119,7 @@ async def test_an_idle_server_is_only_read_and_has_no_finding() -> None:
         ({"/metrics": "up 1\n"}, "is neither Triton nor vLLM"),
         ({"/v2": "garbage"}, "/v2: JSON is malformed"),
         ({"/v2": {"name": "triton"}}, "without a ready model"),
+        ({"/v2": {"name": "warmroute", "extensions": []}}, "is it the router?"),
         ({"/v2": HANGS}, "does not answer in time"),
         ({"/v2": CUT}, "is it an HTTP server?"),
         ({"/metrics": "vllm:num_requests_running NaN\n"}, "line 1: nan is not a load"),

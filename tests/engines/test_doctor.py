@@ -33,7 +33,9 @@ from tests.router.engine_pages import engine as mock
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SOURCE = Path(__file__).with_name("doctor_model.py")
-WATCH_S = 1.5
+WATCH_S = 1.0
+# Resources and a cache, which models without them do not see.
+FLAGS = ("--rate-limit", "execution_count", "--cache-config", "local,size=1048576")
 SERIAL = itertools.count(1)
 Body = dict[str, Any]
 
@@ -49,7 +51,8 @@ class DoctorsTriton(TritonServer):
         command = TritonServer.command(self)
         shutil.rmtree(self.folder / "models")
         (self.folder / "models").mkdir()
-        return [*command, "--model-control-mode", "explicit"]
+        caches = self.environment.site_packages / "pytriton" / "tritonserver" / "caches"
+        return [*command, "--model-control-mode", "explicit", "--cache-directory", str(caches)]
 
     @property
     def target(self) -> str:
@@ -176,6 +179,13 @@ def numbers(length: int = 4, more: bool = False, **parameters: object) -> Body:
     return {"inputs": inputs, "parameters": parameters}
 
 
+def flat() -> Body:
+    """A request of a model without a batch dimension."""
+    body = numbers()
+    body["inputs"][0]["shape"] = [4]
+    return body
+
+
 class Load:
     """Clients that ask again and again. Lifetime: the `async with` block."""
 
@@ -235,7 +245,9 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[lis
     if environment.unavailable:
         pytest.skip(environment.unavailable)
     folder = tmp_path_factory.mktemp("doctor")
-    both = [DoctorsTriton(environment, folder, folder / f"server-{n}") for n in range(2)]
+    both = [
+        DoctorsTriton(environment, folder, folder / f"server-{n}", flags=FLAGS) for n in range(2)
+    ]
     try:
         for one in both:
             await one.start()
@@ -274,10 +286,8 @@ async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
 
 async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
     """2."""
-    body = numbers()
-    body["inputs"][0]["shape"] = [4]
     await servers[0].load(plain(batch=0))
-    async with loaded(servers[0], 8, [body]):
+    async with loaded(servers[0], 8, [flat()]):
         assert first(await watched(servers[0]), 2).found.changes[0].now == "0"
 
 
@@ -466,7 +476,7 @@ def router_page(url: str, requests: int) -> str:
 async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[DoctorsTriton]) -> None:
     """31: the clients leave, their requests stay."""
     server = servers[0]
-    await server.load(llm(answer=1600, kv_tokens=400_000), ensemble("tensorrt_llm"))
+    await server.load(llm(answer=1200, kv_tokens=400_000), ensemble("tensorrt_llm"))
     async with (
         loaded(server, 6, asked(longest=4000), STREAM, warm=False),
         mock({"/metrics": router_page(server.url, 6)}) as router,
@@ -491,6 +501,48 @@ async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) ->
     assert 32 not in [one.number for one in report.findings]
 
 
+async def test_the_rate_limiter_holds_requests(servers: list[DoctorsTriton]) -> None:
+    """10: each of four instances wants what there is once."""
+    server = servers[0]
+    limited = plain("", batch=0, count=4)
+    resources = 'rate_limiter { resources [ { name: "R" count: 1 } ] }'
+    for limiter, found_numbers in ((resources, [10]), ("", [])):
+        config = limited.config.replace("count: 4 }", f"count: 4 {limiter} }}")
+        await server.load(Model("m", config))
+        async with loaded(server, 8 if limiter else 4, [flat()]):
+            report = await watched(server)
+        assert [one.number for one in report.findings] == found_numbers, report.text()
+
+
+async def test_one_python_process(servers: list[DoctorsTriton]) -> None:
+    """29."""
+    server = servers[0]
+    for count, found_numbers in ((1, [29]), (4, [])):
+        await server.load(plain("", batch=0, count=count))
+        async with loaded(server, 4, [flat()]):
+            report = await watched(server)
+        assert [one.number for one in report.findings] == found_numbers, report.text()
+
+
+async def test_what_needs_no_change_is_told_and_is_no_fault(servers: list[DoctorsTriton]) -> None:
+    """7, 12, 36: little load, answers from the cache, full batches of a busy device."""
+    server = servers[0]
+    await server.load(plain())
+    async with loaded(server, 1, pause_s=0.2):
+        report = await watched(server)
+    assert (first(report, 7).harmless, report.status) == (True, 0)
+    await server.load(plain("dynamic_batching { } response_cache { enable: true }"))
+    async with loaded(server, 4, pause_s=0.01):
+        report = await watched(server)
+    assert (first(report, 12).harmless, report.status) == (True, 0)
+    await server.load(plain(batch=4, base_ms=1, per_ms=8))
+    whole = numbers()
+    whole["inputs"][0] |= {"shape": [4, 4], "data": [0.5] * 16}
+    async with loaded(server, 4, [whole]):
+        report = await watched(server)
+    assert (first(report, 36).harmless, report.status) == (True, 0)
+
+
 async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton]) -> None:
     """35."""
     server = servers[0]
@@ -504,7 +556,7 @@ async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton
 async def test_a_pool_with_one_hot_worker_and_one_that_differs(
     servers: list[DoctorsTriton],
 ) -> None:
-    """37 and 38."""
+    """37, 38 and 39."""
     for server in servers:
         await server.load(plain())
     async with loaded(servers[0], 24), loaded(servers[1], 1, pause_s=0.2):
@@ -512,6 +564,10 @@ async def test_a_pool_with_one_hot_worker_and_one_that_differs(
     assert servers[0].url in found.found.evidence
     async with loaded(servers[0], 16), loaded(servers[1], 16):
         assert (await watched(*servers)).findings == ()
+    await servers[1].load(plain())
+    async with loaded(servers[0], 24):
+        found = first(await watched(*servers), 39)
+    assert "the 1 others had none" in found.found.evidence
     await servers[1].load(plain(batch=4))
     async with loaded(servers[0], 16), loaded(servers[1], 8):
         found = first(await watched(*servers), 38)
