@@ -311,7 +311,7 @@ class Sequences:
 
 
 # How the texts of Triton's refusals begin that mean load; 2.51 says some of them with 400.
-_BUSY = ("Exceeds maximum queue size", "Request timeout expired", "timeout: ")
+_BUSY = ("Exceeds maximum queue size", "Request timeout expired")
 
 
 def says_busy(status: int, body: bytes) -> bool:

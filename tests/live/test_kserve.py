@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.http.aio as triton
+from aiohttp import web
 from tritonclient.utils import InferenceServerException
 
 from tests.live.stack import MODEL, running
+from tests.served_app import served_by
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -152,6 +158,101 @@ async def test_what_a_client_asks_before_it_loads_is_answered(stack) -> None:
         assert counts[1] - counts[0] == 4
         with pytest.raises(InferenceServerException, match="unknown model"):
             await client.get_model_config("nobody")
+
+
+@asynccontextmanager
+async def small_triton(answer: str, status: int) -> AsyncIterator[str]:
+    """What looks like Triton with one model, and gives this answer to each request; its URL."""
+    config = {"backend": "python", "input": [{"name": "T", "data_type": "TYPE_STRING"}]}
+    pages: dict[str, Any] = {
+        "/v2": {"name": "triton", "extensions": []},
+        "/v2/repository/index": [{"name": "small", "version": "1", "state": "READY"}],
+        "/v2/models/small/config": config,
+        "/v2/models/small/ready": {},
+    }
+
+    async def page(request: web.Request) -> web.Response:
+        if request.path.endswith(("/infer", "/generate")):
+            return web.Response(status=status, text=answer, content_type="application/json")
+        if request.path not in pages:
+            return web.json_response({"error": "Not Found"}, status=404)
+        return web.json_response(pages[request.path])
+
+    async with served_by(page) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("infer", 503, "Exceeds maximum queue size"),
+        ("infer", 503, "Request timeout expired"),
+        ("generate", 400, "Request timeout expired"),
+    ],
+)
+async def test_a_full_queue_means_another_server_and_is_held_against_none(
+    stack, path, status, words
+) -> None:
+    full, url = json.dumps({"error": words}), f"/v2/models/small/{path}"
+    async with small_triton(full, status) as busy, small_triton('{"done":1}', 200) as free:
+        ids = [await stack.add(busy), await stack.add(free)]
+        tried: set[int] = set()
+        for number in range(8):
+            body = json.dumps({"T": f"{number}"}).encode()
+            found, answer, why = await explained(stack, url, body)
+            assert (found, answer) == (200, {"done": 1})
+            tried.add(why["worker"])
+        assert tried == {ids[1]}
+        assert await stack.metric("warmroute_retries_total") > 0
+        assert (await stack.row(ids[0]))["failures"] == 0
+        assert (await stack.row(ids[0]))["state"] == "ready"
+        await stack.remove(ids[1])
+        found, answer, _ = await explained(stack, url, b'{"T":"x"}')
+        assert (found, answer) == (status, {"error": words}), (
+            "its own words, where there is no other"
+        )
+        await stack.remove(ids[0])
+
+
+async def test_a_client_of_another_protocol_is_told_so(stack) -> None:
+    async with small_triton('{"done":1}', 200) as url:
+        worker_id = await stack.add(url)
+        body = json.dumps({"model": "small", "input": "x"}).encode()
+        status, answer, _ = await explained(stack, "/v1/embeddings", body)
+        assert (status, answer["error"]["code"]) == (404, "path_not_served")
+        await stack.remove(worker_id)
+
+
+async def test_a_sequence_whose_server_is_gone_is_refused(stack) -> None:
+    async with small_triton('{"done":1}', 200) as one, small_triton('{"done":1}', 200) as other:
+        workers = {await stack.add(one), await stack.add(other)}
+
+        async def ask(**flags: bool) -> tuple[int, Any, Any]:
+            body = {"inputs": [], "parameters": {"sequence_id": "a", **flags}}
+            return await explained(stack, "/v2/models/small/infer", json.dumps(body).encode())
+
+        _, _, why = await ask(sequence_start=True)
+        await stack.remove(why["worker"])
+        status, answer, _ = await ask()
+        assert status == 503
+        assert "has its sequence is gone" in answer["error"]
+        assert (await ask(sequence_start=True))[0] == 200
+        for worker_id in workers - {why["worker"]}:
+            await stack.remove(worker_id)
+
+
+async def test_the_command_in_the_docs_says_by_what_a_request_was_routed(stack) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "triton.md").read_text()
+    found = re.search(r"\$ (curl -si .*\\\n.*)\n(.*)\n", page)
+    assert found is not None
+    command = (
+        found[1].replace("localhost:8080", stack.url).replace("models/ensemble", f"models/{MODEL}")
+    )
+    program = ("bash", "-c", command)
+    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert out.decode().strip() == '"routed_by":"usual names"'
+    assert found[2].startswith('"routed_by":"')
 
 
 async def test_requests_of_a_sequence_meet_one_worker(stack) -> None:

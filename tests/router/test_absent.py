@@ -31,6 +31,8 @@ NO_RESPONSE = b'{"error":{"message":"Response with id \'r\' not found.","code":4
         (404, NO_RESPONSE, False),
         (404, b'{"object":"error","message":"The model `x` does not exist."}', False),
         (404, b'{"error":"unknown model"}', False),
+        (404, b'{"error":"Not Found"}', True),
+        (501, b'{"error":"decoupled models are not for infer"}', False),
         (404, b'{"detail":"Model x not found"}', False),
         (404, b'{"detail":{"why":1}}', False),
     ],
@@ -45,6 +47,22 @@ def asking(world: World, needs: str | None, **fields: Any) -> Any:
     arrival = dataclasses.replace(world.arrival([1]), needs=needs, **fields)
     (action,) = world.core.on_arrival(arrival)
     return action
+
+
+def test_what_is_for_one_worker_only_goes_nowhere_else() -> None:
+    world = World(workers=2)
+    world.join(0)
+    world.join(1)
+    for only in (0, 1, 0):
+        action = asking(world, None, only=only)
+        assert isinstance(action, Dispatch)
+        assert action.worker_id == only
+        failed = Failure(0.0, action.request_id, "worker", retry=True)
+        (refused,) = world.core.on_failure(failed)
+        assert isinstance(refused, Reject), "another one knows nothing of it"
+    refused = asking(world, None, only=7)
+    assert isinstance(refused, Reject)
+    assert (refused.status, refused.code) == (503, "sequence_lost")
 
 
 def test_a_worker_that_lacks_a_path_is_not_asked_for_it_and_for_nothing_less_else() -> None:

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from engine.wire.events import WireError
-from router.fleet.engines.adapter import LoadReader
+from router.fleet.engines.adapter import LoadReader, UnrecognizedError
 from router.fleet.engines.triton import loads_in
 from router.request.attempts import says_unreadable
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
@@ -137,3 +137,64 @@ def test_a_500_of_its_parser_blames_the_request(error: str) -> None:
 )
 def test_any_other_500_blames_it(body: bytes) -> None:
     assert not says_unreadable("triton", 500, body)
+
+
+ENSEMBLE = {
+    "platform": "ensemble",
+    "input": [{"name": "wish", "data_type": "TYPE_STRING"}],
+    "ensemble_scheduling": {
+        "step": [{"model_name": "llm", "input_map": {"text_input": "wish"}, "output_map": {}}]
+    },
+}
+LLM = {"backend": "vllm", "input": [{"name": "text_input", "data_type": "TYPE_STRING"}]}
+OWN: Pages = {
+    "/v2": {"name": "triton", "extensions": ["statistics"]},
+    "POST /v2/repository/index": [
+        {"name": "bot", "version": "1", "state": "READY"},
+        {"name": "llm", "version": "1", "state": "READY"},
+        {"name": "old", "version": "1", "state": "UNAVAILABLE"},
+    ],
+    "/v2/models/bot/config": ENSEMBLE,
+    "/v2/models/llm/config": LLM,
+    "/v2/models/bot/ready": "",
+    "/v2/health/ready": "",
+}
+
+
+async def test_its_own_port_tells_its_models_and_what_their_inputs_are() -> None:
+    async with engine({"/metrics": BACKEND}) as metrics:
+        one = await recognized(OWN, f",metrics={metrics}/metrics")
+    assert (one.kind, one.facts.models) == ("triton", ("bot", "llm"))
+    assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 64_000)
+    assert (one.health.path, one.health.below) == ("/v2/models/bot/ready", 300)
+    assert one.roles["bot"].text == "wish"
+    assert one.roles["llm"].text == "text_input"
+    assert "/v1/embeddings" in one.facts.lacks
+    assert not any(path.startswith("/v2/models") for path in one.facts.lacks)
+
+
+async def test_one_of_its_models_may_be_named() -> None:
+    pages = {**OWN, "/v2/models/llm/ready": ""}
+    one = await recognized(pages, ",model=llm")
+    assert (one.facts.models, one.health.path) == (("llm",), "/v2/models/llm/ready")
+
+
+async def test_without_metrics_or_configs_it_serves_by_load_alone() -> None:
+    bare = {path: page for path, page in OWN.items() if "models" not in path}
+    one = await recognized(bare)
+    assert (one.kind, one.loads, one.roles) == ("triton", None, {})
+    assert one.health.path == "/v2/health/ready"
+    assert "metrics=" in one.advice
+
+
+@pytest.mark.parametrize(
+    "page", ["x", b"\xff", [{"name": 5}], {"name": "x"}, [{"state": "READY"}]], ids=str
+)
+async def test_an_index_that_is_none_is_told(page: object) -> None:
+    with pytest.raises(WireError, match="repository/index"):
+        await recognized({**OWN, "POST /v2/repository/index": page})
+
+
+async def test_a_model_that_is_not_ready_is_no_worker_yet() -> None:
+    with pytest.raises(UnrecognizedError, match="not ready"):
+        await recognized({**OWN, "/v2/models/bot/ready": 400})
