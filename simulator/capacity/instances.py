@@ -22,7 +22,9 @@ import numpy as np
 from simulator.capacity.batches import Batches, Floats, Knee, knee
 from simulator.traces.job import Job
 
-REQUESTS = 40_000  # simulated for each number of instances
+REQUESTS = 40_000  # simulated for each number of instances, at least
+FULL_BATCHES = 50  # of each instance, at least
+MOST_REQUESTS = 2_000_000
 WARM_UP = 0.1  # of them, not counted
 MAX_INSTANCES = 4096
 MOST_INSTANCES = 64  # tried, unless told otherwise
@@ -137,7 +139,8 @@ def row(
     if share >= 1.0:
         full, end = float(len(seconds) - 1), math.inf
         return Row(instances, share, full, 1.0, end, end, end, end, end, delay_s)
-    at_s = load.arrivals(seed)
+    enough = FULL_BATCHES * instances * (len(seconds) - 1)
+    at_s = load.arrivals(seed, min(max(REQUESTS, enough), MOST_REQUESTS))
     starts, ends, sizes = run(at_s, seconds, instances, delay_s)
     count = np.array(sizes)
     arrived = np.array(at_s)

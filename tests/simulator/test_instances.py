@@ -144,6 +144,14 @@ def test_without_batches_it_waits_as_allen_and_cunneen_say(instances: int, load:
     assert found.utilisation == pytest.approx(load, abs=0.02)
 
 
+def test_many_instances_are_watched_for_long_enough() -> None:
+    """Each executes often: their beginning, when all are free, is not what is told."""
+    seconds = given(0.010, 0.002, 8).seconds
+    few, many = (row(Load(0.9 * n * 8 / 0.026), seconds, n) for n in (40, 1000))
+    assert many.batch == pytest.approx(few.batch, rel=0.05)
+    assert many.utilisation == pytest.approx(few.utilisation, abs=0.02)
+
+
 def measured(base: float, each: float, sizes: Sequence[int], seed: int, top: int) -> Batches:
     """A measurement of a hidden a + c b: means of some noisy executions."""
     draw = np.random.default_rng(seed)
@@ -194,7 +202,7 @@ def test_the_count_keeps_the_target_and_one_fewer_does_not() -> None:
         def p99(count: int, rate: float = rate / 0.8, seed: int = seed) -> float:
             if rate >= count * top / true[-1]:  # noqa: B023
                 return math.inf
-            arrivals = poisson(rate, seed + 500, 60_000)
+            arrivals = poisson(rate, seed + 500, 25_000)
             return float(np.percentile(events(arrivals, true, count).latencies, 99))  # noqa: B023
 
         fewer = plan.needed == 1 or p99(plan.needed - 1) > bound
