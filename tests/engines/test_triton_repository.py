@@ -19,10 +19,11 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.timed import continuation
+from simulator.live.processes import Programs
 from tests.engine.harness import VOCAB, Running, running
 from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.triton_server import TritonServer
-from tests.live.stack import until
+from tests.live.stack import Stack, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -296,6 +297,29 @@ async def test_the_commands_of_the_page_show_the_whole_way(pair: Pair) -> None:
     for kind in ("active", "scheduled", "max", "waiting"):
         assert f'request_type="{kind}"' in gauges
     assert json.loads(explained)["active"] == 0
+
+
+async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path) -> None:
+    """Client, router, Triton, engine: the same answers, and nothing left over anywhere."""
+    spec = f"{pair.triton.url},metrics={pair.triton.metrics_url}"
+    async with Programs(tmp_path) as programs:
+        arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", spec]
+        program = await programs.start("router", "router", arguments)
+        router = Stack(programs, program, [], pair.http)
+        await router.until_state(0, "ready")
+
+        async def one(model: str, number: int) -> None:
+            body = {"text_input": f"t{number} t7", "max_tokens": 30, "stream": True}
+            url = f"{router.url}/v2/models/{model}/generate_stream"
+            async with pair.http.post(url, json=body) as reply:
+                assert reply.status == 200, await reply.text()
+                events = re.findall("^data: (.*)$", await reply.text(), re.MULTILINE)
+            texts = [json.loads(event).get("text_output", "") for event in events]
+            assert "".join(texts) == answer([number, 7], 30)
+
+        await asyncio.gather(*(one(m, n) for m in (MODEL, "ensemble") for n in range(1, 7)))
+        await router.assert_idle()
+    assert pair.running == 0
 
 
 async def test_eight_active_and_one_scheduled_through_triton(tmp_path: Path) -> None:
