@@ -62,8 +62,14 @@ def add_doctor_command(parser: argparse.ArgumentParser) -> None:
     add("--allow-host", action="append", default=[], metavar="HOST", help="may be probed, too")
     add("--probe-model", metavar="NAME", help="the model (that which is no step of another)")
     add("--probe-body", type=Path, metavar="FILE", help="a request's JSON (made of its inputs)")
-    add("--probe-requests", type=int, default=500, metavar="N", help="in all (%(default)s)")
-    add("--probe-concurrency", type=int, default=8, metavar="N", help="at once (%(default)s)")
+    add("--probe-requests", type=int, default=500, metavar="N", help="to a server (%(default)s)")
+    add(
+        "--probe-concurrency",
+        type=int,
+        default=8,
+        metavar="N",
+        help="at once, to each (%(default)s)",
+    )
     add("--probe-seconds", type=float, default=30.0, metavar="S", help="in all (%(default)g)")
     add("--measure", type=Path, metavar="FILE", help="write service times by batch size (JSON)")
 

@@ -35,7 +35,7 @@ _FLOATS, _STRING, _BOOL = ("TYPE_FP32", "TYPE_FP64"), "TYPE_STRING", "TYPE_BOOL"
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """What a probe may do."""
+    """What a probe may do to one server."""
 
     requests: int = 500
     concurrency: int = 8
