@@ -129,11 +129,11 @@ class KservePort:
                     return None
 
         answers = await asyncio.gather(*map(one, members))
-        return [answer for answer in answers if answer is not None]
+        return [answer for answer in answers if isinstance(answer, dict | list)]
 
     async def _server(self) -> dict[str, Any]:
         """What all servers have in common."""
-        told = await self._each(self._members(None), PREFIX)
+        told = _objects(await self._each(self._members(None), PREFIX))
         lists = [one["extensions"] for one in told if isinstance(one.get("extensions"), list)]
         common = [name for name in lists[0] if all(name in one for one in lists)] if lists else []
         # Those are of one host, or off here.
@@ -143,7 +143,7 @@ class KservePort:
 
     async def _statistics(self, members: Sequence[Member], path: str) -> Response:
         """The sums over all servers."""
-        told = [one.get("model_stats") for one in await self._each(members, path)]
+        told = [one.get("model_stats") for one in _objects(await self._each(members, path))]
         lists = [one for one in told if isinstance(one, list)]
         if not lists:  # the servers' own refusal
             return await self._any(members, path)
@@ -164,6 +164,11 @@ class KservePort:
 
 
 _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _objects(answers: Iterable[Any]) -> list[dict[str, Any]]:
+    """Those that are what they should be."""
+    return [one for one in answers if isinstance(one, dict)]
 
 
 def _has(name: str, words: Iterable[str]) -> bool:

@@ -6,9 +6,10 @@ import asyncio
 import gzip
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -161,10 +162,13 @@ async def test_what_a_client_asks_before_it_loads_is_answered(stack) -> None:
 
 
 @asynccontextmanager
-async def small_triton(answer: str, status: int) -> AsyncIterator[str]:
+async def small_triton(
+    answer: str, status: int, pages: Mapping[str, Any] = MappingProxyType({})
+) -> AsyncIterator[str]:
     """What looks like Triton with one model, and gives this answer to each request; its URL."""
     config = {"backend": "python", "input": [{"name": "T", "data_type": "TYPE_STRING"}]}
-    pages: dict[str, Any] = {
+    pages = {
+        **pages,
         "/v2": {"name": "triton", "extensions": []},
         "/v2/repository/index": [{"name": "small", "version": "1", "state": "READY"}],
         "/v2/models/small/config": config,
@@ -220,6 +224,16 @@ async def test_a_client_of_another_protocol_is_told_so(stack) -> None:
         body = json.dumps({"model": "small", "input": "x"}).encode()
         status, answer, _ = await explained(stack, "/v1/embeddings", body)
         assert (status, answer["error"]["code"]) == (404, "path_not_served")
+        await stack.remove(worker_id)
+
+
+async def test_servers_that_answer_nonsense_are_left_out(stack) -> None:
+    async with small_triton("", 200, pages={"/v2/models/stats": ["x"]}) as url:
+        worker_id = await stack.add(url)
+        async with triton.InferenceServerClient(stack.url.removeprefix("http://")) as client:
+            found = await client.get_inference_statistics()
+            names = [one["name"] for one in found["model_stats"]]
+            assert names == [MODEL]
         await stack.remove(worker_id)
 
 
