@@ -193,7 +193,7 @@ async def test_explain_says_by_what_a_request_was_routed(triton: Pool) -> None:
             return found
 
     body = asked(prompt, 1)
-    # Hits are tested before our engine: this model's gauges say that its cache is empty when idle.
+    # Hits are tested before our engine (tests/live/test_kserve.py).
     assert (await why(GENERATE, body))["routed_by"] == "python: text_input"
     other = await why(INFER, json.dumps(tensors(prompt, 1)).encode())
     assert other["expected_hit_tokens"] == 0, "another model has another cache"
