@@ -340,7 +340,8 @@ class Roster:
             self.speculative.ended(prediction, refused or unseen)
             return
         counted = finish is not None and finish.prompt_tokens is not None
-        if (charge.waiting or refused) and not counted:  # or given up on before its prefill ended
+        given_up = finish is None and charge.waiting  # before its prefill ended
+        if (given_up or refused) and not counted:
             self.mirrors.failed(prediction)
             return
         found, answered, size = None, 0, worker.facts.block_size

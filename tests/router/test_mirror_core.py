@@ -78,12 +78,23 @@ def test_a_refused_prompt_was_not_computed_and_a_broken_answer_was() -> None:
     world = mirrored_world()
     refused = world.arrival([1, 2, 3])
     world.core.on_arrival(refused)
-    world.core.on_finish(Finish(0.0, refused.request_id))  # its 400 went to the client
+    world.core.on_finish(Finish(0.0, refused.request_id, refused=True))
     assert hit_blocks(world, [1, 2, 3]) == 0
     broken = world.arrival([4, 5, 6])
     world.core.on_arrival(broken)
     world.core.on_first_token(FirstToken(0.0, broken.request_id))
     world.core.on_failure(Failure(0.1, broken.request_id, "worker", reason="closed early"))
+    assert hit_blocks(world, [4, 5, 6]) == 3
+
+
+def test_an_answer_that_counts_nothing_was_computed_however_soon_it_came() -> None:
+    """Triton's `generate` tells no tokens, and no first one."""
+    world = mirrored_world()
+    sent(world, [1, 2, 3], None)
+    assert hit_blocks(world, [1, 2, 3]) == 3
+    quick = world.arrival([4, 5, 6])
+    world.core.on_arrival(quick)
+    world.core.on_finish(Finish(0.0, quick.request_id))
     assert hit_blocks(world, [4, 5, 6]) == 3
 
 
