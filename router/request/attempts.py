@@ -276,6 +276,10 @@ class Sieve:
         else:
             self._broken = True
 
+    def left(self) -> None:
+        """The client is gone: what comes is dropped."""
+        self._reply = CollectedReply(0)
+
     def judged(self, outcome: Outcome) -> Outcome:
         """What became of the dispatch, as far as the client is concerned."""
         if self._absent:
@@ -519,7 +523,8 @@ class Attempts:
         if arrival.deadline_s is not None:
             shown = reply if stream is None else stream.reply
             sending = in_time(sending, shown, arrival.deadline_s, self._clock)
-        outcome = await sending
+        runs_on = sieve is not None and request.prompt.runs_on
+        outcome = await (_to_its_end(sending, sieve) if sieve and runs_on else sending)
         if stream is not None:
             outcome = stream.ended(outcome)
         if sieve is not None:
@@ -636,6 +641,22 @@ async def _release(member: Member, leg: Leg | None, timeouts: Timeouts) -> None:
         headers = ((b"Content-Type", b"application/json"),)
         sent = UpstreamRequest("POST", RELEASE, headers, leg.body)
         await member.upstream.send(sent, CollectedReply(_RELEASE_BYTES), timeouts)
+
+
+async def _to_its_end(sending: Coroutine[Any, Any, Outcome], sieve: Sieve) -> Outcome:
+    """What became of a request that its worker computes whether or not its client is there: it is
+    charged as long. A second cancellation, as of a router that stops, ends it.
+    """
+    task = asyncio.create_task(sending)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        sieve.left()
+        try:
+            await asyncio.wait((task,))
+        finally:
+            task.cancel()
+        raise
 
 
 _LATE_S = 0.2  # for the end of a prefill after that of the whole answer

@@ -66,6 +66,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 _IMAGES = ("image_bytes", "image_url_input", "image_url", "image")
 _ENGINES = ("tensorrtllm", "vllm")  # backends
+_BLS = "tensorrt_llm_bls"  # a model in Python that asks others
 SHARED_MEMORY = "shared_memory_region"  # a tensor's parameter: its bytes are not in the message
 
 
@@ -143,6 +144,7 @@ class Roles:
     images: tuple[str, ...] = ()
     decoupled: bool = False
     sequences: bool = False  # requests of a sequence must meet the same server
+    runs_on: bool = False  # a client that leaves does not end what runs: it has steps
     why: str = "by load alone"  # how it was found, for people
 
     @property
@@ -164,7 +166,7 @@ def roles_of(
 ) -> Roles:
     """The roles of a model's inputs; `others`: models of the same server, by name."""
     roles = _ensemble(config, others) if config.steps else None
-    return roles or _named(config)
+    return replace(roles or _named(config), runs_on=bool(config.steps) or config.name == _BLS)
 
 
 def overridden(roles: Roles, given: Mapping[str, str]) -> Roles:
@@ -316,6 +318,7 @@ class Content:
     adapter: str | None = None
     media: str | None = None  # digest of its images: other images, other cache
     stop: bool = False  # it ends another request
+    runs_on: bool = False  # as of `Roles`
     why: str = BY_LOAD.why  # what it is routed by, for people
     unread: tuple[str, ...] = ()  # what could not be read of it, and why
 
@@ -346,6 +349,7 @@ def content_of(roles: Roles, inputs: Mapping[str, Input], parameters: Parameters
         adapter=_key(sampling.get("lora_name")) if adapter is None else adapter,
         media=reader.digest(roles.images),
         stop=reader.flag(roles.stop),
+        runs_on=roles.runs_on,
         why=placed,
         unread=tuple(reader.unread),
     )

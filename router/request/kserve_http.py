@@ -275,6 +275,7 @@ def _scanned(target: Target, content: Content, limits: ScanLimits, apart: str | 
         cache_salt=" ".join(told) or None,
         max_output_tokens=content.max_output_tokens,
         sequence=content.sequence,
+        runs_on=content.runs_on,
         routed_by="; ".join((content.why, *content.unread))[:512],
     )
 

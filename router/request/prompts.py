@@ -217,6 +217,7 @@ class Prompt:
     encoded: Sequence[Tokens] = ()  # ids that were made here of each prompt's text
     routed_by: str = ""  # for people, where that is not plain
     sequence: Sequenced | None = None  # all of which must meet one worker
+    runs_on: bool = False  # at its worker, when its client has left
 
 
 @record
@@ -326,7 +327,7 @@ class PromptReader:
         sizes = sorted(set(block_sizes))
         if not scanned.prompts and not scanned.messages:
             none = dict.fromkeys(sizes, _NO_BLOCKS)
-            return Prompt(1, 1, none, True, (), scanned.routed_by, scanned.sequence)
+            return Prompt(1, 1, none, True, (), *_asides(scanned))
         long = body_bytes >= LONG_BYTES
         encoded: Sequence[Tokens] = ()
         ids = scanned.prompts and isinstance(scanned.prompts[0], np.ndarray)
@@ -434,8 +435,13 @@ def _prompt(
         seed = chain_seed(model, adapter, salt)
     chains = {size: chain_hashes(blocks[0], size, seed) for size in sizes}
     lengths = [max(len(tokens), 1) for tokens in blocks]
-    counts = sum(lengths), max(lengths)
-    return Prompt(*counts, chains, approximate, encoded, scanned.routed_by, scanned.sequence)
+    total, longest = sum(lengths), max(lengths)
+    return Prompt(total, longest, chains, approximate, encoded, *_asides(scanned))
+
+
+def _asides(scanned: Scanned) -> tuple[str, Sequenced | None, bool]:
+    """What of a request is the same however its prompt is read."""
+    return scanned.routed_by, scanned.sequence, scanned.runs_on
 
 
 def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:

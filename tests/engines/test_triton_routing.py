@@ -17,13 +17,14 @@ import pytest
 from simulator.live.processes import Programs
 from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.triton_server import TritonServer
-from tests.live.stack import Stack, metric_sum
+from tests.live.stack import Stack, metric_sum, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SERVERS, SESSIONS, TURNS = 4, 24, 5
 SYSTEM, QUESTION, ANSWER = 960, 128, 40  # words
 COUNTED = ("hit_tokens", "prompt_tokens")
+LONG = 1_000  # tokens of an answer: two seconds
 SOURCE = Path(__file__).with_name("triton_llm_model.py")
 TEXT, NUMBER, NUMBERS = "STRING 1", "INT32 1", "INT32 -1"
 # Of each model: inputs, outputs. Of an ensemble's step: which of its tensors each of them is.
@@ -171,7 +172,33 @@ async def test_prompts_go_where_their_prefix_is(tmp_path: Path) -> None:
     async with served(tmp_path / "servers") as servers, Programs(tmp_path / "logs") as programs:
         blind, _ = await hits_of(programs, servers, "round_robin")
         hits, most = await hits_of(programs, servers, "warmset")
+        await what_runs_is_charged(programs, servers[0])
     print(json.dumps({"round_robin": blind, "warmset": hits, "max/mean": most}))
     assert hits >= 0.8
     assert hits > blind + 0.08
     assert most <= 1.25
+
+
+async def what_runs_is_charged(programs: Programs, server: Ensembles) -> None:
+    """Its client leaves, and the step in the middle goes on to its end: so long it counts."""
+    arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", server.url]
+    router = await programs.start("left", "router", arguments)
+    async with aiohttp.ClientSession() as http:
+        stack = Stack(programs, router, [], http)
+        await stack.until_state(0, "ready")
+        before = await counted([server], "answers")
+
+        async def running() -> bool:
+            return (await stack.row(0))["inflight_requests"] == 1
+
+        async def over() -> bool:
+            return await counted([server], "answers") > before
+
+        body = {"text_input": "a b c", "max_tokens": LONG}
+        url = f"{router.url}/v2/models/ensemble/generate"
+        ask = asyncio.create_task(http.post(url, json=body))
+        await until(running, "the request to be charged")
+        ask.cancel()
+        while not await over():
+            assert await running(), "its worker computes still"
+        await stack.assert_idle()

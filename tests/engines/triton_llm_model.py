@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils
 
 PREFILL_TOKENS_PER_S = 20_000
 STEP_S = 0.002  # what a token of an answer takes
-COUNTED = ("prompt_tokens", "hit_tokens")  # as counters `tiny_...`
+COUNTED = ("prompt_tokens", "hit_tokens", "answers")  # as counters `tiny_...`
 
 
 class PrefixCache:
@@ -54,7 +54,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         sizes = {k: int(v["string_value"]) for k, v in config["parameters"].items()}
         self._cache = PrefixCache(**sizes)
-        self._prefilling = threading.Lock()
+        self._prefilling, self._counting = threading.Lock(), threading.Lock()
         self._families, self._counters = [], []
         for name in COUNTED:
             family = pb_utils.MetricFamily(f"tiny_{name}", name, pb_utils.MetricFamily.COUNTER)
@@ -71,17 +71,23 @@ class TritonPythonModel:
             threading.Thread(target=self._generate, args=(request,), daemon=True).start()
         return None
 
+    def _count(self, *by: int) -> None:
+        # Two threads that count at once end the server (2.51).
+        with self._counting:
+            for counter, more in zip(self._counters, by, strict=True):
+                counter.increment(more)
+
     def _generate(self, request: Any) -> None:
         sender = request.get_response_sender()
         ids = given(request, "input_ids").reshape(-1)
         count = int(given(request, "request_output_len").reshape(-1)[0])
         with self._prefilling:
             hit = self._cache.hit_tokens(ids)
-            for counter, tokens in zip(self._counters, (len(ids), hit), strict=True):
-                counter.increment(tokens)
+            self._count(len(ids), hit, 0)
             time.sleep((len(ids) - hit) / PREFILL_TOKENS_PER_S)
         time.sleep(count * STEP_S)
         answer = np.array([zlib.crc32(ids.tobytes(), n) & 0xFFFF for n in range(count)], np.int32)
+        self._count(0, 0, 1)
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("output_ids", answer)]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
