@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +19,7 @@ import msgspec
 from engine.wire.events import WireError
 from router.fleet.engines.adapter import MAX_METRICS_BYTES, Reply, ask
 from router.fleet.member import Member
+from router.keys.key_file import KeyTerms
 from router.request.errors import ClientError
 from router.request.kserve_http import PREFIX, is_kserve, unknown_model
 from router.request.quotas import Tenants, check_model
@@ -62,9 +63,9 @@ class KservePort:
         if path == PREFIX:
             return json_response(await self._server())
         if path == "/v2/models/stats":
-            return await self._statistics(self._members(None), path)
+            return await self._statistics(self._members(None), path, terms)
         if _INDEX.fullmatch(path):
-            return await self._index(request)
+            return await self._index(request, terms)
         found = _MODEL.fullmatch(path)
         if found is None:
             raise ClientError(404, "Not Found")
@@ -75,7 +76,7 @@ class KservePort:
             raise ClientError(404, unknown_model(model))
         asked = f"/v2/models/{quote(model, safe='')}{found['version'] or ''}{found['what'] or ''}"
         if found["what"] == "/stats":
-            return await self._statistics(members, asked)
+            return await self._statistics(members, asked, terms)
         if found["what"] not in (None, "/ready", "/config"):
             raise ClientError(404, "Not Found")
         return await self._any(members, asked)
@@ -141,26 +142,33 @@ class KservePort:
         kept = [name for name in common if isinstance(name, str) and not _has(name, off)]
         return {"name": "warmroute", "version": "2", "extensions": kept}
 
-    async def _statistics(self, members: Sequence[Member], path: str) -> Response:
-        """The sums over all servers."""
+    async def _statistics(self, members: Sequence[Member], path: str, terms: KeyTerms) -> Response:
+        """The sums over all servers, of models that the key is for."""
         told = [one.get("model_stats") for one in _objects(await self._each(members, path))]
         lists = [one for one in told if isinstance(one, list)]
         if not lists:  # the servers' own refusal
             return await self._any(members, path)
-        return json_response({"model_stats": merged(lists)})
+        shown = [one for one in merged(lists) if _is_for(terms, one)]
+        return json_response({"model_stats": shown})
 
-    async def _index(self, request: Request) -> Response:
-        """Each model of any server once; ready where it is so somewhere."""
+    async def _index(self, request: Request, terms: KeyTerms) -> Response:
+        """Each model of any server once, if the key is for it; ready where it is so somewhere."""
         told = await self._each(self._members(None), request.path, "POST", request.body or b"{}")
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for answer in told:
             for one in answer if isinstance(answer, list) else ():
-                if isinstance(one, dict) and isinstance(one.get("name"), str):
+                if isinstance(one, dict) and _is_for(terms, one):
                     key = one["name"], str(one.get("version", ""))
                     known = found.setdefault(key, one)
                     if known.get("state") != "READY" and one.get("state") == "READY":
                         found[key] = one
         return json_response(list(found.values()))
+
+
+def _is_for(terms: KeyTerms, row: Mapping[str, Any]) -> bool:
+    """Whether a row is of a model that the key is for."""
+    name = row.get("name")
+    return isinstance(name, str) and (not terms.models or terms.allows_model(name))
 
 
 _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

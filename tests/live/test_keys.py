@@ -142,3 +142,20 @@ async def test_a_key_of_the_router_does_not_reach_the_worker(tmp_path: Path) -> 
             assert (await stack.complete([1], headers=headers))[0] == 200
         (head,) = heads
         assert (KEY.encode() in head) is reaches
+
+
+async def test_a_key_sees_the_models_that_it_is_for_on_tritons_paths(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY} blue models={MODEL}\n{OTHER} green models=another\n")
+    async with running(tmp_path, workers=1, router=["--api-keys-file", str(keys)]) as stack:
+
+        async def seen(key: str) -> tuple[list[str], list[str]]:
+            headers = {"Authorization": f"Bearer {key}"}
+            index, statistics = f"{stack.url}/v2/repository/index", f"{stack.url}/v2/models/stats"
+            async with stack.http.post(index, headers=headers) as reply:
+                names = [one["name"] for one in await reply.json()]
+            async with stack.http.get(statistics, headers=headers) as reply:
+                return names, [one["name"] for one in (await reply.json())["model_stats"]]
+
+        assert await seen(KEY) == ([MODEL], [MODEL])
+        assert await seen(OTHER) == ([], [])
