@@ -112,7 +112,8 @@ class SpeedEstimator:
         alone = charge.alone and period.dispatched == 1 and cells.requests[slot] == 1
         if period.told or not alone or charge.uncached_tokens < _CALIBRATION_TOKENS_MIN:
             return
-        elapsed_s, decode_s = now_s - charge.dispatched_s, output_tokens * cells.step_s[slot]
+        elapsed_s = now_s - charge.dispatched_s
+        decode_s = max(output_tokens - 1, 0) * cells.step_s[slot]  # the first is the prefill's own
         if decode_s <= _DECODE_SHARE * elapsed_s:
             self._prefilled(charge, charge.work_tokens, elapsed_s - decode_s, True)
 

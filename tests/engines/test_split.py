@@ -32,6 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 # The first transfer of a pair stops a vLLM on a CPU for as long: its threads share one core.
 HANDSHAKE_S = 60.0
+LEASE_S = 30.0
 ROLES = ("prefill", "decode")
 KV_USED = "vllm:kv_cache_usage_perc"
 ASK = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -73,7 +74,8 @@ class Split:
             names = (KV_USED, "vllm:num_requests_running", "vllm:num_requests_waiting")
             return not any([await self.counted(n, name) for n in (0, 1) for name in names])
 
-        await until(idle, "all KV to be free")
+        # A prefill whose client leaves just as it ends is kept by vLLM for its lease of 30 s.
+        await until(idle, "all KV to be free", 2 * LEASE_S)
 
     async def until_split(self, marker: int, requests: int) -> None:
         """So many answers of that length came of two legs, and none otherwise."""

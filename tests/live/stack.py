@@ -110,11 +110,13 @@ async def metric_sum(http: aiohttp.ClientSession, url: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Poll until true; fails by name after WAIT_S."""
-    deadline_s = time.monotonic() + WAIT_S
+async def until(
+    condition: Callable[[], Awaitable[bool]], what: str, within_s: float = WAIT_S
+) -> None:
+    """Poll until true; fails by name after so long."""
+    deadline_s = time.monotonic() + within_s
     while not await condition():
-        assert time.monotonic() < deadline_s, f"waited {WAIT_S:g} s for {what}"
+        assert time.monotonic() < deadline_s, f"waited {within_s:g} s for {what}"
         await asyncio.sleep(0.02)
 
 

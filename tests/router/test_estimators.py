@@ -161,6 +161,17 @@ def test_speed_is_learned_of_answers_that_do_not_stream() -> None:
     assert columns.prefill_tokens_per_s[0] == pytest.approx(1_500.0, rel=0.05)
 
 
+def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
+    """However long a step is believed to take: there was none."""
+    columns, speed, ledger = pool_speeds(1)
+    columns.step_s[0], true = 0.015, 3.0 * columns.given_tokens_per_s[0]
+    for _ in range(10):
+        charge = ledger.reserve(1, 0, 1_000, 1_000, False, 0.0)
+        speed.answered(charge, 1, 1_000 / true)
+        ledger.release(1)
+    assert columns.prefill_tokens_per_s[0] == pytest.approx(true, rel=0.05)
+
+
 def test_short_answers_teach_how_long_a_step_takes() -> None:
     """They are over before a first report of their growth."""
     columns, speed, ledger = pool_speeds(1)
