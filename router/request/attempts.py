@@ -32,8 +32,8 @@ from router.request.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Tra
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
 from router.request.scan import LONG_BYTES, Tokens
-from router.server.messages import Answer, Request, Response, error_response
-from router.upstream.client_reply import ClientReply, CollectedReply, upstream_request
+from router.server.messages import Answer, Response, error_response
+from router.upstream.client_reply import ClientReply, CollectedReply, Reply, upstream_request
 from router.upstream.http1 import Body, follow
 from router.upstream.migration.plan import MOVABLE
 from router.upstream.migration.stream import Migrations, Stream
@@ -92,7 +92,7 @@ class Deadlines:
 
 async def in_time(
     sending: Coroutine[Any, Any, Outcome],
-    reply: ClientReply,
+    reply: Reply,
     deadline_s: float,
     clock: Callable[[], float],
 ) -> Outcome:
@@ -117,7 +117,7 @@ def ran_out(outcome: Outcome) -> bool:
     return isinstance(outcome.error, ClientError) and outcome.error.code == CODE
 
 
-def late_answer(reply: ClientReply) -> Answer:
+def late_answer(reply: Reply) -> Answer:
     """The answer to a client whose deadline has passed: `reply` where that has begun."""
     if reply.body_length:
         return reply
@@ -399,10 +399,12 @@ class Attempts:
                     return answer
                 continue
             headers = request.headers(attempt)
-            reply = ClientReply(request.http, terms.client_buffer_bytes, headers)
-            if stream is not None and not stream.take(member.kind, reply):
-                request.gone()
-                continue
+            reply = request.reply(terms.client_buffer_bytes, headers)
+            if stream is not None:
+                assert isinstance(reply, ClientReply), "only streams over HTTP move"
+                if not stream.take(member.kind, reply):
+                    request.gone()
+                    continue
             whose: Whose = "answer"
             if request.beside is not None:
                 end = await self._together(request, attempt, member, reply, stream, terms)
@@ -435,8 +437,8 @@ class Attempts:
         leg = await _edited(partial(transfer.prefill, of=of), request.body)
         sent = self._upstream_request(request, leg, attempt, member, terms)
         timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
-        sending = member.upstream.send(sent, collected, timeouts)
-        reply = ClientReply(request.http, terms.client_buffer_bytes, request.headers(attempt))
+        sending = request.upstream(member).send(sent, collected, timeouts)
+        reply = request.reply(terms.client_buffer_bytes, request.headers(attempt))
         if arrival.deadline_s is not None:
             sending = in_time(sending, reply, arrival.deadline_s, self._clock)
         outcome = await sending
@@ -491,7 +493,7 @@ class Attempts:
         leg: Leg,
         attempt: Attempt,
         member: Member,
-        reply: ClientReply,
+        reply: Reply,
         stream: Stream | None,
         terms: AttemptTerms,
         begun: Callable[[float], None] | None = None,
@@ -513,7 +515,7 @@ class Attempts:
             kserve = request.path.reads in ("infer", "tensors")
             sent = replace(sent, mark=request.path.mark)
             sieve = Sieve(stream or reply, kserve)
-        sending = member.upstream.send(
+        sending = request.upstream(member).send(
             sent if stream is None else stream.request(sent),
             sieve or stream or reply,
             terms.deadlines.timeouts(terms.timeouts, arrival.stream, attempt.uncached_tokens),
@@ -544,7 +546,7 @@ class Attempts:
         request: InferenceRequest,
         attempt: Attempt,
         member: Member,
-        reply: ClientReply,
+        reply: Reply,
         stream: Stream | None,
         terms: AttemptTerms,
     ) -> tuple[Outcome, int | None, Whose] | None:
@@ -572,23 +574,23 @@ class Attempts:
         )
         both = TwoLegs(request, transfer, collected, reply)
         both.begin(
-            other.upstream.send(sent, collected, timeouts),
+            request.upstream(other).send(sent, collected, timeouts),
             self._attempt(request, second, attempt, member, reply, stream, terms, both.begun),
         )
         return await both.end()
 
     def _refused(self, request: InferenceRequest, reject: Reject, held: HeldReply | None) -> Answer:
         """The core's refusal, explained where the client asked why."""
-        answer = self._refusal(request.http, reject, held)
+        answer = self._refusal(request, reject, held)
         if isinstance(answer, Response) and (line := request.why_refused(reject)) is not None:
             answer.headers[EXPLAIN_HEADER] = line
         request.turned_away(reject, answer.status)
         return answer
 
-    def _refusal(self, request: Request, reject: Reject, held: HeldReply | None) -> Answer:
+    def _refusal(self, request: InferenceRequest, reject: Reject, held: HeldReply | None) -> Answer:
         """A refusal's answer; where workers did answer with an error, the last of these."""
         if held is not None and reject.code in ("worker_error", "retry_budget_exhausted"):
-            reply = ClientReply(request, self.terms.client_buffer_bytes)
+            reply = request.reply(self.terms.client_buffer_bytes)
             held.deliver(reply)
             return reply
         answer = error_response(reject.status, reject.message, reject.code)
@@ -677,7 +679,7 @@ class TwoLegs:
         request: InferenceRequest,
         transfer: Transfer,
         collected: CollectedReply,
-        reply: ClientReply,
+        reply: Reply,
     ) -> None:
         self._request = request
         self._transfer = transfer

@@ -12,7 +12,8 @@ from router.keys.key_file import KeyTerms
 from router.request.attempts import Attempts, Deadlines, cohort
 from router.request.errors import ClientError
 from router.request.explain import EXPLAIN_HEADER, Asked
-from router.request.kserve_http import Target, scanner, target_of
+from router.request.kserve import Target
+from router.request.kserve_http import target_of
 from router.request.legs import check_no_override, splits
 from router.request.paths import OTHER, PATHS, Path
 from router.request.prompts import Plain, Prompt, PromptReader
@@ -75,16 +76,21 @@ class Inference:
     async def handle(self, http: Request) -> Answer:
         """Answer one request. Raises ClientError for what is the client's own fault."""
         with InferenceRequest(self._service, http) as request:
-            request.identify(self.tenants.key_of(http))
-            await self._read(request)
-            request.ask()
-            return request.answered(await self.attempts.answer(request))
+            return await self.answer(request, target_of(http.path))
 
-    async def _read(self, request: InferenceRequest) -> None:
+    async def answer(self, request: InferenceRequest, target: Target | None) -> Answer:
+        """Answer a request that has begun; `target`: what it asks of KServe's. Raises ClientError
+        for what is the client's own fault.
+        """
+        request.identify(self.tenants.key_of(request.http))
+        await self._read(request, target)
+        request.ask()
+        return request.answered(await self.attempts.answer(request))
+
+    async def _read(self, request: InferenceRequest, target: Target | None) -> None:
         """Read and understand it. Raises ClientError."""
         http, header, terms = request.http, request.http.headers.get, self.terms
         deadline_s = terms.deadlines.deadline_s(header, self._service.clock())
-        target = target_of(http.path)
         path = PATHS.get(http.path, OTHER) if target is None else target.path
         if path is not OTHER and target is None and header("content-encoding") is not None:
             refuse_codings(http)
@@ -136,7 +142,7 @@ class Inference:
             base, adapter = self._service.identity(target.model)
             alone = adapter is None and base != target.model
             roles = self._service.kserve_roles(target.model)
-            read = scanner(target, roles, header, target.model if alone else None)
+            read = target.scanner(roles, header, target.model if alone else None)
             scanned = await self._prompts.scan(body, path, terms.scan, read)
         model = scanned.model or named or self._only_model()
         if model:

@@ -9,7 +9,8 @@ TensorRT-LLM backend (`inflight_batcher_llm`, `llmapi`), and of its vLLM backend
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +21,8 @@ import numpy.typing as npt
 import xxhash
 
 from engine.wire.events import WireError
+from router.request.paths import Path
+from router.request.scan import ScanLimits, Scanned, Sequenced
 
 Tokens = npt.NDArray[np.int32]
 Buffer = bytes | memoryview
@@ -294,14 +297,6 @@ class Input(msgspec.Struct, frozen=True):
     values: Sequence[Any] | None = None
 
 
-class Sequenced(msgspec.Struct, frozen=True):
-    """A request's place in a sequence, all of which must meet one server. Lifetime: request."""
-
-    id: str
-    start: bool = False
-    end: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Content:
     """What one request holds of what it is routed by. Lifetime: request.
@@ -321,6 +316,45 @@ class Content:
     runs_on: bool = False  # as of `Roles`
     why: str = BY_LOAD.why  # what it is routed by, for people
     unread: tuple[str, ...] = ()  # what could not be read of it, and why
+
+
+@dataclass(frozen=True, slots=True)
+class Target(ABC):
+    """What a request asks of a model. Lifetime: request."""
+
+    model: str
+    version: str | None
+    path: Path
+
+    @abstractmethod
+    def scanner(
+        self, roles: Roles, header: Callable[[str], str | None], apart: str | None = None
+    ) -> Callable[[bytes, ScanLimits], Scanned]:
+        """What reads the bodies of such requests. `apart`: a model beside another on its servers,
+        with a cache of its own.
+        """
+
+    def scanned(self, content: Content, limits: ScanLimits, apart: str | None) -> Scanned:
+        """As any other request is read. What makes a cache another's own goes into its salt."""
+        salts = {
+            "model": apart,
+            "version": self.version,
+            "adapter": content.adapter,
+            "media": content.media,
+        }
+        told = [f"{name}={value}" for name, value in salts.items() if value is not None]
+        prompts: Any = content.ids or content.texts
+        return Scanned(
+            model=self.model,
+            stream=self.path.streams,
+            prompts=prompts[: limits.max_prompts],
+            session=content.session,
+            cache_salt=" ".join(told) or None,
+            max_output_tokens=content.max_output_tokens,
+            sequence=content.sequence,
+            runs_on=content.runs_on,
+            routed_by="; ".join((content.why, *content.unread))[:512],
+        )
 
 
 class _UnreadError(ValueError):

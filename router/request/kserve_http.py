@@ -10,7 +10,7 @@ import re
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -26,11 +26,11 @@ from router.request.kserve import (
     Content,
     Input,
     Roles,
-    Sequenced,
+    Target,
     content_of,
 )
-from router.request.paths import KSERVE, Path
-from router.request.scan import ScanLimits, Scanned
+from router.request.paths import KSERVE
+from router.request.scan import ScanLimits, Scanned, Sequenced
 
 PREFIX = "/v2"
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -45,21 +45,37 @@ _PREFIXES = (
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class HttpTarget(Target):
     """What a path asks of a model. Lifetime: request."""
 
-    model: str
-    version: str | None
-    path: Path
+    __slots__ = ()
+
+    def scanner(
+        self, roles: Roles, header: Callable[[str], str | None], apart: str | None = None
+    ) -> Callable[[bytes, ScanLimits], Scanned]:
+        """As of `Target`."""
+        coding, length = header("content-encoding"), header(LENGTH_HEADER)
+
+        def read(body: bytes, limits: ScanLimits) -> Scanned:
+            plain = _unpacked(body, coding if self.path.reads == "infer" else None)
+            if plain is None:
+                why = "the body is compressed in a way that is not read here"
+                content = Content(unread=(why,))
+            elif self.path.reads == "infer":
+                content = infer_content(plain, length, roles)
+            else:
+                content = generate_content(plain, roles)
+            return self.scanned(content, limits, apart)
+
+        return read
 
 
-def target_of(path: str) -> Target | None:
+def target_of(path: str) -> HttpTarget | None:
     """The inference that a decoded path asks for; None: it asks for something else."""
     found = _PATH.fullmatch(path) if path.startswith("/v2/models/") else None
     if found is None or found["verb"] not in KSERVE:
         return None
-    return Target(found["model"].replace("%2F", "/"), found["version"], KSERVE[found["verb"]])
+    return HttpTarget(found["model"].replace("%2F", "/"), found["version"], KSERVE[found["verb"]])
 
 
 def is_kserve(path: str) -> bool:
@@ -118,27 +134,6 @@ _NO_SUCH_MEMORY = (
     "shared memory is of one host, and the request may go to a server on another one; send the "
     "tensors in the body"
 )
-
-
-def scanner(
-    target: Target, roles: Roles, header: Callable[[str], str | None], apart: str | None = None
-) -> Callable[[bytes, ScanLimits], Scanned]:
-    """What reads the bodies of such requests. `apart`: a model beside another on its servers, with
-    a cache of its own.
-    """
-    coding, length = header("content-encoding"), header(LENGTH_HEADER)
-
-    def read(body: bytes, limits: ScanLimits) -> Scanned:
-        plain = _unpacked(body, coding if target.path.reads == "infer" else None)
-        if plain is None:
-            content = Content(unread=("the body is compressed in a way that is not read here",))
-        elif target.path.reads == "infer":
-            content = infer_content(plain, length, roles)
-        else:
-            content = generate_content(plain, roles)
-        return _scanned(target, content, limits, apart)
-
-    return read
 
 
 def _unpacked(body: bytes, coding: str | None) -> bytes | None:
@@ -255,29 +250,6 @@ def _typed(values: list[Any]) -> Input:
     datatype = "BYTES" if isinstance(first, str) else "INT64"
     width = len(values[0]) if values and isinstance(values[0], list) else len(values)
     return Input(datatype, (max(width, 1),), None, values)
-
-
-def _scanned(target: Target, content: Content, limits: ScanLimits, apart: str | None) -> Scanned:
-    """As any other request is read. What makes a cache another's own goes into its salt."""
-    salts = {
-        "model": apart,
-        "version": target.version,
-        "adapter": content.adapter,
-        "media": content.media,
-    }
-    told = [f"{name}={value}" for name, value in salts.items() if value is not None]
-    prompts: Any = content.ids or content.texts
-    return Scanned(
-        model=target.model,
-        stream=target.path.streams,
-        prompts=prompts[: limits.max_prompts],
-        session=content.session,
-        cache_salt=" ".join(told) or None,
-        max_output_tokens=content.max_output_tokens,
-        sequence=content.sequence,
-        runs_on=content.runs_on,
-        routed_by="; ".join((content.why, *content.unread))[:512],
-    )
 
 
 class Sequences:

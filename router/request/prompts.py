@@ -21,7 +21,6 @@ from engine.wire.tokens import Chat, PromptError
 from kvkernels import PromptText, chain_hashes, chain_seed, scan_request
 from policies.contract import Hashes, record
 from router.request.errors import ClientError
-from router.request.kserve import Sequenced
 from router.request.legs import check_no_transfer
 from router.request.paths import Path
 from router.request.scan import (
@@ -30,6 +29,7 @@ from router.request.scan import (
     Message,
     ScanLimits,
     Scanned,
+    Sequenced,
     Tokens,
     scan,
 )

@@ -33,7 +33,8 @@ from router.request.prompts import Prompt
 from router.request.quotas import tokens_used, too_many
 from router.request.service import ID_HEADER, Service
 from router.server.messages import Answer, Request, Response
-from router.upstream.reply import Header, Outcome, Usage
+from router.upstream.client_reply import ClientReply, Reply
+from router.upstream.reply import Header, Outcome, Sends, Usage
 
 _DRAINING = "draining"  # a rejection's code
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-|$)")
@@ -363,6 +364,14 @@ class InferenceRequest(Ticket):
         return None if any(word in self.body for word in _COMPUTED_WHOLE) else cached
 
     # --- what its client gets -----------------------------------------------------------------
+
+    def upstream(self, member: Member) -> Sends:
+        """By which it goes to a worker."""
+        return member.upstream
+
+    def reply(self, buffer_bytes: int, extra_headers: tuple[Header, ...] = ()) -> Reply:
+        """Where a worker's answer goes, as of `ClientReply`."""
+        return ClientReply(self.http, buffer_bytes, extra_headers)
 
     def headers(self, attempt: Attempt) -> tuple[Header, ...]:
         """What the router adds to the worker's answer."""

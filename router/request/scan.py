@@ -18,7 +18,6 @@ from kvkernels import body_fields, json_items, json_text, token_ids
 from policies.contract import record
 from router.config.keys import json_words
 from router.request.errors import ClientError
-from router.request.kserve import Sequenced
 
 Tokens = npt.NDArray[np.int32]
 Message = dict[str, Any]
@@ -65,6 +64,14 @@ class PromptOptions(msgspec.Struct):
     add_special_tokens: Any = None
     truncate_prompt_tokens: Any = None
     truncation_side: Any = None
+
+
+class Sequenced(msgspec.Struct, frozen=True):
+    """A request's place in a sequence, all of which must meet one server. Lifetime: request."""
+
+    id: str
+    start: bool = False
+    end: bool = False
 
 
 @record

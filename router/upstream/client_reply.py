@@ -14,7 +14,7 @@ import socket
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import kvkernels
 from router.server.messages import Request
@@ -66,6 +66,26 @@ def upstream_request(
         headers = tuple(h for h in headers if h[0].lower() != RANK_HEADER)
         internal_headers = (*internal_headers, (RANK_HEADER, b"%d" % rank))
     return UpstreamRequest(request.method, target, headers, body, internal_headers)
+
+
+class Reply(ReplySink, Protocol):
+    """A client's side of the relay, whatever protocol it speaks; its handler's answer, too."""
+
+    @property
+    def status(self) -> int:
+        """As of HTTP."""
+
+    @property
+    def keep_alive(self) -> bool:
+        """The client's connection outlives it."""
+
+    @property
+    def body_length(self) -> int:
+        """Bytes written."""
+
+    @property
+    def begun(self) -> bool:
+        """The client has a part of it."""
 
 
 class ClientSocket(NamedTuple):

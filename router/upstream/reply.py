@@ -209,3 +209,23 @@ class Outcome:
         reply is nothing, or can be gone on with."""
         seen = self.bytes_to_client > 0 and not self.resumable
         return isinstance(self.error, WorkerError) and not seen
+
+
+class Sends(Protocol):
+    """What carries requests to one worker. Lifetime: worker."""
+
+    async def send(
+        self,
+        request: UpstreamRequest,
+        sink: ReplySink,
+        timeouts: Timeouts,
+        on_first_byte: Callable[[float], None] | None = None,
+        on_progress: Callable[[float, int], None] | None = None,
+    ) -> Outcome:
+        """As of `router.upstream.fallback.Upstream`."""
+
+    def abandon_silent(self) -> None:
+        """Give up every exchange whose client has seen nothing yet."""
+
+    async def aclose(self) -> None:
+        """End all of them."""

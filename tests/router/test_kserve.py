@@ -19,12 +19,12 @@ from router.request.kserve import (
     Input,
     ModelConfig,
     Roles,
-    Sequenced,
     config_of,
     content_of,
     overridden,
     roles_of,
 )
+from router.request.scan import Sequenced
 
 
 def model(backend: str, *inputs: str, **more: Any) -> ModelConfig:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.errors import ClientError
-from router.request.kserve import MAX_INPUTS, Roles, Sequenced
+from router.request.kserve import MAX_INPUTS, Roles
 from router.request.kserve_http import (
     LENGTH_HEADER,
     Sequences,
@@ -22,11 +22,10 @@ from router.request.kserve_http import (
     infer_content,
     is_kserve,
     says_busy,
-    scanner,
     target_of,
     tritons_error,
 )
-from router.request.scan import ScanLimits, Scanned
+from router.request.scan import ScanLimits, Scanned, Sequenced
 from router.server.kserve_port import merged
 from tests.effort import QUICK, examples
 
@@ -57,7 +56,7 @@ def read(path: str, body: bytes, **headers: str) -> Scanned:
     """What the router makes of a request."""
     target = target_of(path)
     assert target is not None
-    return scanner(target, ROLES, headers.get)(body, ScanLimits())
+    return target.scanner(ROLES, headers.get)(body, ScanLimits())
 
 
 @pytest.mark.parametrize("binary", [True, False])
