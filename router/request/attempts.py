@@ -513,7 +513,7 @@ class Attempts:
         sieve = None
         if arrival.needs is not None:
             kserve = request.path.reads in ("infer", "tensors")
-            sent = replace(sent, mark=request.path.mark)
+            sent = replace(sent, mark=request.path.mark, keeps_ends=kserve)
             sieve = Sieve(stream or reply, kserve)
         sending = request.upstream(member).send(
             sent if stream is None else stream.request(sent),

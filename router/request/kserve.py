@@ -23,6 +23,7 @@ import xxhash
 from engine.wire.events import WireError
 from router.request.paths import Path
 from router.request.scan import ScanLimits, Scanned, Sequenced
+from router.upstream.reply import Usage
 
 Tokens = npt.NDArray[np.int32]
 Buffer = bytes | memoryview
@@ -355,6 +356,47 @@ class Target(ABC):
             runs_on=content.runs_on,
             routed_by="; ".join((content.why, *content.unread))[:512],
         )
+
+
+# Outputs by which an answer tells its tokens, where its model does: of TensorRT-LLM's backends, the
+# C++ one (`return_perf_metrics`, `return_num_input_tokens` and so on), and llmapi.
+_PROMPT, _ANSWER, _MISSED = "num_input_tokens", "num_output_tokens", "kv_cache_missed_block"
+_REUSED = ("kv_cache_reused_blocks", "kv_cache_reused_block")
+USAGE_OUTPUTS = frozenset((_PROMPT, _ANSWER, _MISSED, *_REUSED))
+
+
+def usage_of(outputs: Mapping[str, Input], block_size: int | None) -> Usage | None:
+    """The tokens that an answer's outputs tell; None: none. Pure; raises nothing.
+
+    `outputs`: at least those of USAGE_OUTPUTS that it has. `block_size`: tokens of a block there.
+    Where the blocks that were not reused are told and the prompt's tokens are not, its blocks
+    stand for them.
+    """
+    prompt, answer = _sum(outputs, _PROMPT), _sum(outputs, _ANSWER)
+    reused = next((n for name in _REUSED if (n := _sum(outputs, name)) is not None), None)
+    cached = None
+    if reused is not None and block_size is not None:
+        cached, missed = reused * block_size, _sum(outputs, _MISSED)
+        if prompt is None and missed is not None:
+            prompt = cached + missed * block_size
+        if prompt is not None:  # else its blocks have another size than is believed
+            cached = min(cached, prompt) if cached < prompt + block_size else None
+    if prompt is None and answer is None and cached is None:
+        return None
+    return Usage(prompt, answer, cached)
+
+
+def _sum(outputs: Mapping[str, Input], name: str) -> int | None:
+    """Of an output's numbers, which may come as texts; None: it has none."""
+    one = outputs.get(name)
+    if one is None:
+        return None
+    try:
+        found = [*_elements(one, MAX_ROWS, 32)] if one.datatype == _TEXT else _integers(one)
+    except _UnreadError:
+        return None
+    counts = [_count(value) for value in (found if isinstance(found, list) else found.tolist())]
+    return None if not counts or None in counts else sum(filter(None, counts))
 
 
 class _UnreadError(ValueError):

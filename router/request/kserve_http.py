@@ -6,6 +6,7 @@ Bodies go on to the worker as they came; what cannot be read here its worker jud
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections import OrderedDict
@@ -22,15 +23,18 @@ from router.request.kserve import (
     MAX_RANK,
     MAX_TEXT_BYTES,
     SHARED_MEMORY,
+    USAGE_OUTPUTS,
     Buffer,
     Content,
     Input,
     Roles,
     Target,
     content_of,
+    usage_of,
 )
 from router.request.paths import KSERVE
 from router.request.scan import ScanLimits, Scanned, Sequenced
+from router.upstream.reply import Usage
 
 PREFIX = "/v2"
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -121,6 +125,10 @@ class _Wanted(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
+class _Outputs(msgspec.Struct):
+    outputs: list[_Tensor] = []
+
+
 class _Infer(msgspec.Struct):
     inputs: list[_Tensor] = []
     outputs: list[_Wanted] = []
@@ -184,11 +192,18 @@ def _inputs(
     request: _Infer, body: bytes, end: int, roles: Roles, unread: list[str]
 ) -> dict[str, Input]:
     """Those of its tensors that matter."""
-    view, found = memoryview(body), {}
     if len(request.inputs) > MAX_INPUTS:
         unread.append(f"over {MAX_INPUTS} inputs")
         return {}
-    for one in request.inputs:
+    return _tensors(request.inputs, body, end, roles.inputs, unread)
+
+
+def _tensors(
+    tensors: list[_Tensor], body: bytes, end: int, names: frozenset[str], unread: list[str]
+) -> dict[str, Input]:
+    """Those of these names, of which some lie behind the JSON, which ends at `end`."""
+    view, found = memoryview(body), {}
+    for one in tensors:
         size = one.parameters.get("binary_data_size")
         begin = end
         if type(size) is int:
@@ -196,7 +211,7 @@ def _inputs(
                 unread.append(f"{one.name[:64]}: has fewer bytes than it says")
                 break
             end += size
-        if one.name not in roles.inputs or len(one.shape) > MAX_RANK:
+        if one.name not in names or len(one.shape) > MAX_RANK:
             continue
         raw = view[begin:end] if type(size) is int else None
         values = None if raw is not None else _values(one.data)
@@ -250,6 +265,73 @@ def _typed(values: list[Any]) -> Input:
     datatype = "BYTES" if isinstance(first, str) else "INT64"
     width = len(values[0]) if values and isinstance(values[0], list) else len(values)
     return Input(datatype, (max(width, 1),), None, values)
+
+
+_NAMES = b"|".join(name.encode() for name in sorted(USAGE_OUTPUTS))
+# Quotes inside JSON strings are escaped, so these can only be a key, and the name of an output.
+_FIELD = re.compile(rb'"(%b)"[ \t\r\n]*:[ \t\r\n]*' % _NAMES)
+_OUTPUT = re.compile(rb'\{[ \t\r\n]*"name"[ \t\r\n]*:[ \t\r\n]*"(?:%b)"' % _NAMES)
+_JSON = json.JSONDecoder()
+
+
+def answer_usage(kept: bytes, events: int, block_size: int | None) -> Usage | None:
+    """The tokens that an answer tells of whose body so much was `kept`; None: none.
+
+    Of `events`, of a stream, the last one that tells counts; each is a token at least, for some
+    models tell the tokens of each event. Raises nothing, whatever came.
+    """
+    if kept[:1] in (b"\x1f", b"\x78"):  # compressed, and whole, or it cannot be read
+        kept = _inflated(kept)
+    if b'"num_' not in kept and b'"kv_cache_' not in kept:
+        return None
+    try:
+        usage = usage_of(_told(kept), block_size)
+    except (ValueError, TypeError, LookupError):
+        return None  # the counts are the worker's courtesy
+    if usage is not None and events:
+        usage.completion_tokens = max(usage.completion_tokens or 0, events)
+    return usage
+
+
+def _inflated(body: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(47).decompress(body, MAX_TEXT_BYTES)  # gzip's or zlib's, it sees
+    except zlib.error:
+        return b""
+
+
+def _told(kept: bytes) -> dict[str, Input]:
+    """What is told of tokens, by its name; of what is told twice the later one."""
+    text = kept.decode("latin-1")  # a byte is a character; none of what is looked for is beyond it
+    first, stop = _decoded(text, 0)
+    if isinstance(first, dict) and text[stop:].strip():
+        return _in_bytes(kept, stop)
+    told: dict[str, Any] = {}
+    places = {key[1].decode(): key.end() for key in _FIELD.finditer(kept)}
+    for name, at in places.items():
+        value, end = _decoded(text, at)
+        if text[end : end + 9].lstrip()[:1] in (",", "}"):  # else it may be cut
+            told[name] = value if isinstance(value, list) else [value]
+    for place in _OUTPUT.finditer(kept):
+        one, _ = _decoded(text, place.start())
+        if isinstance(one, dict) and isinstance(one.get("data"), list):
+            told[one["name"]] = one["data"]
+    return {name: _typed(values) for name, values in told.items()}
+
+
+def _decoded(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that begins there, and where it ends; None: none that can be read."""
+    try:
+        return _JSON.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, at
+
+
+def _in_bytes(body: bytes, end: int) -> dict[str, Input]:
+    """Of outputs whose data follow the JSON, which ends at `end`."""
+    told = msgspec.json.decode(memoryview(body)[:end], type=_Outputs)
+    unread: list[str] = []
+    return _tensors(told.outputs, body, end, USAGE_OUTPUTS, unread)
 
 
 class Sequences:

@@ -28,6 +28,7 @@ from router.request.explain import (
     explanation_line,
     refusal_line,
 )
+from router.request.kserve_http import answer_usage
 from router.request.paths import OTHER, Path
 from router.request.prompts import Prompt
 from router.request.quotas import tokens_used, too_many
@@ -293,6 +294,9 @@ class InferenceRequest(Ticket):
             attempt.ended_s = service.clock()
             attempt = self.beside
         now_s = service.clock()
+        if outcome.kept:
+            told = answer_usage(outcome.kept, outcome.events, attempt.block_size)
+            outcome.usage = told or outcome.usage
         usage = outcome.usage
         if usage is not None and usage.cached_tokens is not None:
             own = is_own_hit(self.body, attempt.leg)

@@ -208,6 +208,7 @@ class Sending:
 
 
 _VERSION = b"HTTP/1."
+_JSON_LENGTH = b"inference-header-content-length"  # of answers whose tensors are bytes (KServe v2)
 
 
 class Exchange:
@@ -368,7 +369,8 @@ class Exchange:
         limits = self._terms.limits
         self._head = head
         self._body = follow(head, limits)
-        self._meter = Meter(head.event_stream, limits.tail_bytes, self._terms.mark)
+        terms = self._terms
+        self._meter = Meter(head.event_stream, limits.tail_bytes, terms.mark, terms.keeps_ends)
         if head.status in RETRYABLE_STATUSES:
             self._held = []
             self._deadline.start(limits.held_s, self._on_late)
@@ -481,9 +483,16 @@ class Exchange:
             last_byte_s=self._last_byte_s,
             events=self._meter.events if relayed else 0,
             usage=self._meter.usage() if relayed else None,
+            kept=self._kept() if relayed and self._terms.keeps_ends else b"",
             held=self._held_reply,
             first_token_s=self._first_token_s if self._terms.mark else None,
         )
+
+    def _kept(self) -> bytes:
+        """Of tensors as bytes a part is nothing: texts in it could be taken for what they quote."""
+        assert self._head is not None
+        binary = any(name.lower() == _JSON_LENGTH for name, _ in self._head.headers)
+        return b"" if binary and not self._meter.whole else self._meter.kept
 
 
 class Upstream:
@@ -554,7 +563,7 @@ class Upstream:
         Raises ClientError(400) for a request that cannot be written as HTTP.
         """
         head = request_head(request, self._host_header, self._base_path)
-        told = (on_first_byte, on_progress, request.mark)
+        told = (on_first_byte, on_progress, request.mark, request.keeps_ends)
         terms = Terms(self._limits, timeouts, self._clock, *told)
         started_s = self._clock()
         outcome = None

@@ -16,7 +16,7 @@ from router.upstream.reply import Usage
 _USAGE = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*(?=\{)')
 _META = re.compile(rb'"meta_info"[ \t\r\n]*:[ \t\r\n]*(?=\{)')  # of SGLang's own API
 _EVENT = b"\ndata:"
-_BEGIN_BYTES = 4_096  # of a stream, kept where its first event tells what the last does not
+_BEGIN_BYTES = 4_096  # kept where the beginning tells what the end does not
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -59,15 +59,20 @@ _OBJECTS = 4  # an engine's usage and those within it
 class Meter:
     """Counts events and keeps the end of one body. Lifetime: request."""
 
-    def __init__(self, event_stream: bool, tail_bytes: int, mark: bytes | None = None) -> None:
-        """`mark`: what is counted instead of `data:` lines."""
+    def __init__(
+        self, event_stream: bool, tail_bytes: int, mark: bytes | None = None, ends: bool = False
+    ) -> None:
+        """`mark`: what is counted instead of `data:` lines. `ends`: both of a body in one piece
+        are kept."""
         self.events = 0
         self._event_stream = event_stream
         self._mark = mark or _EVENT
         self._begin: bytes | None = b"" if event_stream and mark else None
+        self._first: bytes | None = b"" if ends and not event_stream else None
         self._tail_bytes = tail_bytes
         self._tail: deque[bytes] = deque()
         self._kept_bytes = 0
+        self._dropped = False
         self._carry = b"\n"  # the end of the last payload: a line may be split anywhere
 
     @property
@@ -83,14 +88,31 @@ class Meter:
             self._carry = joined[1 - len(self._mark) :]
             if self._begin is not None and len(self._begin) < _BEGIN_BYTES:
                 self._begin += payload[:_BEGIN_BYTES]
+        if self._first is not None and len(self._first) < _BEGIN_BYTES:
+            self._first += payload[:_BEGIN_BYTES]
         self._tail.append(payload)
         self._kept_bytes += len(payload)
         while self._kept_bytes - len(self._tail[0]) >= self._tail_bytes:
             self._kept_bytes -= len(self._tail.popleft())
+            self._dropped = True
+
+    @property
+    def whole(self) -> bool:
+        """All of the body was kept."""
+        return not self._dropped and self._kept_bytes <= self._tail_bytes
+
+    @property
+    def kept(self) -> bytes:
+        """What was kept of the body: its beginning and its end, with a zero byte between."""
+        tail = self._end()
+        return tail if self.whole or self._first is None else b"%b\0%b" % (self._first, tail)
+
+    def _end(self) -> bytes:
+        return b"".join(self._tail)[-self._tail_bytes :]
 
     def usage(self) -> Usage | None:
         """The last usage object within the kept end; None when there is none that can be read."""
-        tail = b"".join(self._tail)[-self._tail_bytes :]
+        tail = self._end()
         keys = list(_USAGE.finditer(tail)) or list(_META.finditer(tail))
         usage = usage_in(tail[keys[-1].end() :]) if keys else None
         if self._begin is None or usage is None or usage.prompt_tokens is not None:

@@ -39,6 +39,7 @@ class UpstreamRequest:
     body: bytes = b""
     internal_headers: tuple[Header, ...] = ()  # ours, added after the client's were filtered
     mark: bytes | None = None  # once in each event that carries tokens; None: every event does
+    keeps_ends: bool = False  # both ends of the answer's body are wanted (`Outcome.kept`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class Terms:
     clock: Callable[[], float]
     on_first_byte: Callable[[float], None] | None = None  # of an answer; a 4xx is none
     on_progress: Callable[[float, int], None] | None = None
-    mark: bytes | None = None  # as of `UpstreamRequest`
+    mark: bytes | None = None  # these two as of `UpstreamRequest`
+    keeps_ends: bool = False
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -197,6 +199,9 @@ class Outcome:
     resumable: bool = False  # the client saw a part, and another worker can give it the rest
     first_token_s: float | None = None  # the first `mark`, in an event stream that has marks
     fallback_reason: str = ""  # why Python relayed it, docs/reference/server.md; "": the thread did
+    # Of its body, where that is wanted: all of it, or where it is long its beginning, a zero byte
+    # and its end; of an event stream its end; of tensors as bytes all of it, or nothing.
+    kept: bytes = b""
 
     @property
     def answers(self) -> bool:

@@ -7,7 +7,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -27,8 +27,11 @@ COUNTED = ("hit_tokens", "prompt_tokens")
 LONG = 1_000  # tokens of an answer: two seconds
 SOURCE = Path(__file__).with_name("triton_llm_model.py")
 TEXT, NUMBER, NUMBERS = "STRING 1", "INT32 1", "INT32 -1"
+WHOLE = "whole"
+ENGINES = ("tensorrt_llm", WHOLE)
+Models = Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]
 # Of each model: inputs, outputs. Of an ensemble's step: which of its tensors each of them is.
-MODELS = {
+MODELS: Models = {
     "ensemble": ({"text_input": TEXT, "max_tokens": NUMBER}, {"text_output": TEXT}),
     "preprocessing": (
         {"QUERY": TEXT, "REQUEST_OUTPUT_LEN": NUMBER},
@@ -55,16 +58,16 @@ TENSORS = {
 }
 
 
-def config_of(name: str) -> str:
-    """A model's config.pbtxt."""
+def config_of(name: str, models: Models = MODELS, blocks: int = 600) -> str:
+    """A model's config.pbtxt. One that is `whole` is TensorRT-LLM's, not decoupled."""
     lines = [f'name: "{name}"', "max_batch_size: 0"]
-    for what, tensors in zip(("input", "output"), MODELS[name], strict=True):
+    for what, tensors in zip(("input", "output"), models[name], strict=True):
         for tensor, kind in tensors.items():
             kind, size = kind.split()
             lines.append(f'{what} {{ name: "{tensor}" data_type: TYPE_{kind} dims: [ {size} ] }}')
     if name != "ensemble":
         decoupled = "true" if name == "tensorrt_llm" else "false"
-        sizes = {"block_size": 32, "blocks": 600} if name == "tensorrt_llm" else {}
+        sizes = {"block_size": 32, "blocks": blocks} if name in ENGINES else {}
         return "\n".join(
             [
                 *lines,
@@ -78,8 +81,8 @@ def config_of(name: str) -> str:
     steps = []
     for step in list(MODELS)[1:]:
         maps = [
-            f'{what}_map {{ key: "{tensor}" value: "{TENSORS[tensor]}" }}'
-            for what, tensors in zip(("input", "output"), MODELS[step], strict=True)
+            f'{what}_map {{ key: "{tensor}" value: "{TENSORS.get(tensor, tensor)}" }}'
+            for what, tensors in zip(("input", "output"), models[step], strict=True)
             for tensor in tensors
         ]
         steps.append(f'step {{ model_name: "{step}" model_version: -1 {" ".join(maps)} }}')

@@ -19,6 +19,7 @@ import triton_python_backend_utils as pb_utils
 
 PREFILL_TOKENS_PER_S = 20_000
 STEP_S = 0.002  # what a token of an answer takes
+STEPS = ("preprocessing", "postprocessing")
 COUNTED = ("prompt_tokens", "hit_tokens", "answers")  # as counters `tiny_...`
 
 
@@ -26,16 +27,16 @@ class PrefixCache:
     """The blocks that a worker keeps, the least recently used one leaves first. Lifetime: model."""
 
     def __init__(self, block_size: int, blocks: int) -> None:
-        self._block_size, self._blocks = block_size, blocks
+        self.block_size, self._blocks = block_size, blocks
         self._held: OrderedDict[int, None] = OrderedDict()
 
     def hit_tokens(self, ids: np.ndarray) -> int:
         """Tokens of the prompt that are there; all of them are afterwards."""
         chain, hit, missed = 0, 0, False
-        for at in range(0, len(ids) - self._block_size + 1, self._block_size):
-            chain = zlib.crc32(ids[at : at + self._block_size].tobytes(), chain)
+        for at in range(0, len(ids) - self.block_size + 1, self.block_size):
+            chain = zlib.crc32(ids[at : at + self.block_size].tobytes(), chain)
             missed = missed or chain not in self._held
-            hit += 0 if missed else self._block_size
+            hit += 0 if missed else self.block_size
             self._held[chain] = None
             self._held.move_to_end(chain)
         while len(self._held) > self._blocks:
@@ -49,9 +50,11 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Once."""
         self._name = args["model_name"]
-        if self._name != "tensorrt_llm":
+        if self._name in STEPS:
             return
         config = json.loads(args["model_config"])
+        self._decoupled = config["model_transaction_policy"]["decoupled"]
+        self._tells = any(one["name"] == "num_input_tokens" for one in config["output"])
         sizes = {k: int(v["string_value"]) for k, v in config["parameters"].items()}
         self._cache = PrefixCache(**sizes)
         self._prefilling, self._counting = threading.Lock(), threading.Lock()
@@ -67,6 +70,8 @@ class TritonPythonModel:
             return [ids_of(request) for request in requests]
         if self._name == "postprocessing":
             return [text_of(request) for request in requests]
+        if not self._decoupled:
+            return [self._computed(request) for request in requests]
         for request in requests:
             threading.Thread(target=self._generate, args=(request,), daemon=True).start()
         return None
@@ -79,6 +84,10 @@ class TritonPythonModel:
 
     def _generate(self, request: Any) -> None:
         sender = request.get_response_sender()
+        sender.send(self._computed(request))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def _computed(self, request: Any) -> Any:
         ids = given(request, "input_ids").reshape(-1)
         count = int(given(request, "request_output_len").reshape(-1)[0])
         with self._prefilling:
@@ -88,8 +97,14 @@ class TritonPythonModel:
         time.sleep(count * STEP_S)
         answer = np.array([zlib.crc32(ids.tobytes(), n) & 0xFFFF for n in range(count)], np.int32)
         self._count(0, 0, 1)
-        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("output_ids", answer)]))
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        told = {
+            "kv_cache_reused_blocks": hit // self._cache.block_size,
+            "num_input_tokens": len(ids),
+            "num_output_tokens": count,
+        }
+        outputs = {name: np.array([number], np.int32) for name, number in told.items()}
+        outputs = {"output_ids": answer} | (outputs if self._tells else {})
+        return pb_utils.InferenceResponse([pb_utils.Tensor(*one) for one in outputs.items()])
 
 
 def given(request: Any, name: str) -> Any:

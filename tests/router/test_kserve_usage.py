@@ -1,0 +1,164 @@
+"""What answers of KServe v2 tell of their tokens: read in every form, whatever came."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.request.kserve import USAGE_OUTPUTS, Input, usage_of
+from router.request.kserve_http import answer_usage
+from router.upstream.meter import Meter
+from router.upstream.reply import Usage
+from tests.effort import examples
+
+SIZE = 32
+TOLD = {"kv_cache_reused_blocks": 3, "num_input_tokens": 130, "num_output_tokens": 7}
+USAGE = Usage(130, 7, 96)
+LIE = '"kv_cache_reused_blocks":9,{"name":"num_input_tokens","data":[1]}'
+
+
+def flat(told: Mapping[str, Any] = TOLD, text: str = LIE) -> bytes:
+    """The answer of `generate`."""
+    fields = {"model_name": "m", **told, "text_output": text, "sequence_id": 0}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def listed(told: Mapping[str, Any] = TOLD, text: str = LIE) -> bytes:
+    """The answer of `infer`, as JSON."""
+    outputs: list[dict[str, Any]] = [
+        {"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [text]}
+    ]
+    for name, value in told.items():
+        outputs.append({"name": name, "datatype": "INT32", "shape": [1, 1], "data": [[value]]})
+    return json.dumps({"model_name": "m", "outputs": outputs}).encode()
+
+
+def in_bytes(told: Mapping[str, int] = TOLD, text: str = LIE) -> bytes:
+    """The same with its data behind the JSON."""
+    raw = len(text).to_bytes(4, "little") + text.encode()
+    data = {"text_output": raw} | {n: np.array([v], "<i4").tobytes() for n, v in told.items()}
+    outputs = [
+        {
+            "name": name,
+            "datatype": "BYTES" if name == "text_output" else "INT32",
+            "shape": [1],
+            "parameters": {"binary_data_size": len(one)},
+        }
+        for name, one in data.items()
+    ]
+    return json.dumps({"outputs": outputs}).encode() + b"".join(data.values())
+
+
+def streamed(*events: bytes) -> bytes:
+    return b"".join(b"data: " + event + b"\n\n" for event in events)
+
+
+@pytest.mark.parametrize("body", [flat(), listed(), in_bytes()])
+def test_each_form_tells_it_whatever_texts_say(body: bytes) -> None:
+    assert answer_usage(body, 0, SIZE) == USAGE
+    for packed in (gzip.compress(body), zlib.compress(body)):
+        assert answer_usage(packed, 0, SIZE) == USAGE
+
+
+def test_the_end_of_a_long_answer_is_enough() -> None:
+    for body in (flat(), listed()):
+        assert answer_usage(body[12:], 0, SIZE) == USAGE
+
+
+def test_the_beginning_of_a_long_answer_is_enough() -> None:
+    """`generate` of Triton 2.51 gives its outputs by the order of their names."""
+    meter = Meter(False, 64, ends=True)
+    for at in range(0, len(body := flat(text=LIE * 99)), 100):
+        meter.feed(body[at : at + 100])
+    assert not meter.whole
+    assert answer_usage(meter.kept, 0, SIZE) == USAGE
+
+
+def test_the_last_event_that_tells_counts_and_each_is_a_token() -> None:
+    first = dict.fromkeys(TOLD, 1)
+    body = streamed(flat(first), flat(), b'{"text_output":""}')
+    assert answer_usage(body, 3, SIZE) == USAGE
+    told = TOLD | {"num_output_tokens": 1}
+    assert answer_usage(streamed(*[flat(told)] * 9), 9, SIZE) == Usage(130, 9, 96)
+
+
+def test_llmapi_tells_texts_and_blocks_that_it_missed() -> None:
+    told = {"kv_cache_reused_block": "3", "kv_cache_missed_block": "2"}
+    for body in (flat(told), listed(told)):
+        assert answer_usage(body, 0, SIZE) == Usage(160, None, 96)
+
+
+def test_blocks_of_another_size_than_is_believed_tell_nothing() -> None:
+    told = TOLD | {"kv_cache_reused_blocks": 6}
+    assert answer_usage(flat(told), 0, SIZE) == Usage(130, 7, None)
+    assert answer_usage(flat(TOLD | {"kv_cache_reused_blocks": 5}), 0, SIZE) == Usage(130, 7, 130)
+    assert answer_usage(flat(), 0, None) == Usage(130, 7, None)
+
+
+@pytest.mark.parametrize("value", [-1, 2**40, 1.5, None, "x", [], {}, [[[1, "a"]]], "9" * 5_000])
+def test_nonsense_is_no_count(value: Any) -> None:
+    told = {"num_output_tokens": 7, "num_input_tokens": value}
+    found = answer_usage(flat(told), 0, SIZE)
+    assert found is None or found == Usage(None, 7, None)
+
+
+def test_an_answer_without_them_tells_nothing() -> None:
+    for body in (flat({}), listed({}), in_bytes({}), b"", b"{", b"\x1f\x8b\0", b"x\x9c", b"data: "):
+        assert answer_usage(body, 1, SIZE) is None
+    assert usage_of({}, SIZE) is None
+    assert usage_of({"num_input_tokens": Input("FP32", (1,), b"\0\0\0\0")}, SIZE) is None
+
+
+_BODIES = [flat(), listed(), in_bytes(), streamed(flat(), flat()), gzip.compress(in_bytes())]
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(_BODIES), st.integers(0, 400), st.integers(0, 60), st.binary(max_size=9))
+@settings(max_examples=examples(2_000), deadline=None)
+def test_a_mutated_answer_never_raises(body: bytes, at: int, gone: int, put: bytes) -> None:
+    found = answer_usage(body[:at] + put + body[at + gone :], 2, SIZE)
+    if found is not None:
+        counts = (found.prompt_tokens, found.completion_tokens, found.cached_tokens)
+        assert all(n is None or n >= 0 for n in counts)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(USAGE_OUTPUTS)), _ANY))
+@settings(max_examples=examples(2_000), deadline=None)
+def test_any_values_never_raise(told: dict[str, Any]) -> None:
+    answer_usage(json.dumps(told).encode(), 0, SIZE)
+    answer_usage(listed(told), 0, SIZE)
+
+
+@given(
+    st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4),
+    st.sampled_from(["INT32", "INT64", "UINT8", "BYTES", "FP16", "?"]),
+    st.binary(max_size=64),
+)
+@settings(max_examples=examples(2_000), deadline=None)
+def test_any_tensor_never_raises(shape: list[int], kind: str, raw: bytes) -> None:
+    for name in USAGE_OUTPUTS:
+        usage_of({name: Input(kind, tuple(shape), raw)}, SIZE)
+
+
+@given(st.binary(max_size=300), st.integers(1, 64), st.integers(1, 400))
+@settings(max_examples=examples(2_000), deadline=None)
+def test_the_end_is_kept_and_whether_it_is_all(body: bytes, step: int, tail: int) -> None:
+    meter, both = Meter(False, tail), Meter(False, tail, ends=True)
+    for at in range(0, len(body), step):
+        meter.feed(body[at : at + step])
+        both.feed(body[at : at + step])
+    assert meter.kept == body[-tail:]
+    assert meter.whole == both.whole == (len(body) <= tail)
+    assert both.kept == (body if both.whole else body + b"\0" + body[-tail:])
