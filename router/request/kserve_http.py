@@ -138,7 +138,7 @@ class _Infer(msgspec.Struct):
 _INFER = msgspec.json.Decoder(_Infer)
 _GENERATE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_NO_SUCH_MEMORY = (
+NO_SUCH_MEMORY = (
     "shared memory is of one host, and the request may go to a server on another one; send the "
     "tensors in the body"
 )
@@ -181,7 +181,7 @@ def infer_content(body: bytes, length: str | None, roles: Roles) -> Content:
     given = [one.parameters for one in request.inputs]
     given += [one.parameters for one in request.outputs]
     if any(SHARED_MEMORY in one for one in given):
-        raise ClientError(400, _NO_SUCH_MEMORY, code="shared_memory")
+        raise ClientError(400, NO_SUCH_MEMORY, code="shared_memory")
     unread: list[str] = []
     inputs = _inputs(request, body, end, roles, unread)
     content = content_of(roles, inputs, request.parameters)

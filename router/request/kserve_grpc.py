@@ -1,0 +1,554 @@
+"""KServe v2 over gRPC: what its messages are routed by, and its other calls as those over HTTP.
+
+After triton-inference-server/common, `protobuf/grpc_service.proto`, and grpc/grpc,
+`doc/health-checking.md`. Needs the extra `grpc`: only what serves or asks gRPC imports this.
+Messages of inference go on to the worker as they came; what cannot be read here it judges.
+
+Descriptors are of a pool of our own, so that another library in the process (`tritonclient`) can
+have the same messages. Protobuf builds up to 40 bytes of one that came, so of a long message only
+a bounded part is built, and bytes of tensors are never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError
+
+from router.request.errors import ClientError, WorkerError
+from router.request.kserve import (
+    MAX_INPUTS,
+    MAX_KEY_CHARS,
+    MAX_RANK,
+    MAX_VALUES,
+    SHARED_MEMORY,
+    Buffer,
+    Content,
+    Input,
+    Roles,
+    Target,
+    content_of,
+)
+from router.request.kserve_http import NO_SUCH_MEMORY, unknown_model
+from router.request.paths import KSERVE
+from router.request.scan import LONG_BYTES, ScanLimits, Scanned
+
+SERVICE = "inference.GRPCInferenceService"
+HEALTH = "grpc.health.v1.Health"
+MAX_FIELDS = 4_096  # of a long message, at its top
+MAX_READ_BYTES = 4 << 20  # of a message beside its raw tensors that are read
+MAX_VERSION_CHARS = 64
+MAX_REASON_CHARS = 4_096  # of an error that is told on
+
+# A message's fields, numbered from 1 as they stand here; `map X`: by text.
+_TABLE: Mapping[str, str] = MappingProxyType(
+    {
+        "ServerLiveResponse": "bool live",
+        "ServerReadyResponse": "bool ready",
+        "ServerMetadataResponse": "string name, string version, repeated string extensions",
+        "ModelReadyRequest": "string name, string version",
+        "ModelReadyResponse": "bool ready",
+        "ModelMetadataRequest": "string name, string version",
+        "ModelMetadataResponse": "string name, repeated string versions, string platform, "
+        "repeated .TensorMetadata inputs, repeated .TensorMetadata outputs",
+        "ModelMetadataResponse.TensorMetadata": "string name, string datatype, "
+        "repeated int64 shape",
+        "ModelConfigRequest": "string name, string version",
+        "InferParameter": "bool bool_param, int64 int64_param, string string_param, "
+        "double double_param, uint64 uint64_param",
+        "InferTensorContents": "repeated bool bool_contents, repeated int32 int_contents, "
+        "repeated int64 int64_contents, repeated uint32 uint_contents, "
+        "repeated uint64 uint64_contents, repeated float fp32_contents, "
+        "repeated double fp64_contents, repeated bytes bytes_contents",
+        "ModelInferRequest": "string model_name, string model_version, string id, "
+        "map InferParameter parameters, repeated .InferInputTensor inputs, "
+        "repeated .InferRequestedOutputTensor outputs, repeated bytes raw_input_contents",
+        "ModelInferRequest.InferInputTensor": "string name, string datatype, "
+        "repeated int64 shape, map InferParameter parameters, InferTensorContents contents",
+        "ModelInferRequest.InferRequestedOutputTensor": "string name, "
+        "map InferParameter parameters",
+        "ModelInferResponse": "string model_name, string model_version, string id, "
+        "map InferParameter parameters, repeated .InferOutputTensor outputs, "
+        "repeated bytes raw_output_contents",
+        "ModelInferResponse.InferOutputTensor": "string name, string datatype, "
+        "repeated int64 shape, map InferParameter parameters, InferTensorContents contents",
+        "ModelStreamInferResponse": "string error_message, ModelInferResponse infer_response",
+        "ModelStatisticsRequest": "string name, string version",
+        "StatisticDuration": "uint64 count, uint64 ns",
+        "InferStatistics": "StatisticDuration success, StatisticDuration fail, "
+        "StatisticDuration queue, StatisticDuration compute_input, "
+        "StatisticDuration compute_infer, StatisticDuration compute_output, "
+        "StatisticDuration cache_hit, StatisticDuration cache_miss",
+        "InferResponseStatistics": "StatisticDuration compute_infer, "
+        "StatisticDuration compute_output, StatisticDuration success, StatisticDuration fail, "
+        "StatisticDuration empty_response, StatisticDuration cancel",
+        "InferBatchStatistics": "uint64 batch_size, StatisticDuration compute_input, "
+        "StatisticDuration compute_infer, StatisticDuration compute_output",
+        "MemoryUsage": "string type, int64 id, uint64 byte_size",
+        "ModelStatistics": "string name, string version, uint64 last_inference, "
+        "uint64 inference_count, uint64 execution_count, InferStatistics inference_stats, "
+        "repeated InferBatchStatistics batch_stats, repeated MemoryUsage memory_usage, "
+        "map InferResponseStatistics response_stats",
+        "ModelStatisticsResponse": "repeated ModelStatistics model_stats",
+        "RepositoryIndexRequest": "string repository_name, bool ready",
+        "RepositoryIndexResponse": "repeated .ModelIndex models",
+        "RepositoryIndexResponse.ModelIndex": "string name, string version, string state, "
+        "string reason",
+    }
+)
+_ONE_OF: Mapping[str, str] = MappingProxyType({"InferParameter": "parameter_choice"})
+_FIELD = descriptor_pb2.FieldDescriptorProto
+
+
+def _file() -> Any:
+    """The table as the descriptor of a file."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="warmroute/kserve.proto", package="inference", syntax="proto3"
+    )
+    found: dict[str, Any] = {"": file}
+    for path, fields in _TABLE.items():
+        outer, _, name = path.rpartition(".")
+        among = file.message_type if not outer else found[outer].nested_type
+        message = found[path] = among.add(name=name)
+        if path in _ONE_OF:
+            message.oneof_decl.add(name=_ONE_OF[path])
+        for number, field in enumerate(fields.split(", "), 1):
+            _add_field(message, path, number, field)
+    return file
+
+
+def _add_field(message: Any, path: str, number: int, text: str) -> None:
+    *words, name = text.split()
+    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
+    if words[0] in ("repeated", "map"):
+        field.label = _FIELD.LABEL_REPEATED
+    if words[0] == "map":
+        entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
+        entry.options.map_entry = True
+        for at, one in enumerate(("string key", f"{words[1]} value"), 1):
+            _add_field(entry, "", at, one)
+        _set_type(field, f"{path}.{entry.name}")
+    else:
+        _set_type(field, f"{path}{words[-1]}" if words[-1].startswith(".") else words[-1])
+    if path in _ONE_OF:
+        field.oneof_index = 0
+
+
+def _set_type(field: Any, kind: str) -> None:
+    if kind in _TABLE or "." in kind:
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".inference.{kind}"
+    else:
+        field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
+
+
+def _classes() -> dict[str, Any]:
+    """The messages of the table as classes, by name."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(_file().SerializeToString())
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"inference.{name}"))
+        for name in _TABLE
+    }
+
+
+_CLASSES: Mapping[str, Any] = MappingProxyType(_classes())
+_Request, _Response = _CLASSES["ModelInferRequest"], _CLASSES["ModelStreamInferResponse"]
+
+# gRPC's codes are in grpc/grpc, `doc/statuscodes.md`.
+_OF_CLIENTS = {401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 421: 7, 429: 8, 431: 8, 499: 1}
+# Status of HTTP -> gRPC's code, for each one that an answer can have.
+STATUS_OF: Mapping[int, int] = MappingProxyType(
+    dict.fromkeys(range(200, 300), 0)
+    | dict.fromkeys(range(400, 500), 3)
+    | dict.fromkeys(range(500, 600), 13)
+    | _OF_CLIENTS
+    | {501: 12, 503: 14, 504: 4}
+)
+# By gRPC's code: what Triton answers over HTTP with the same error. But for UNKNOWN (2), with which
+# connections break, too: it is 500 and tried elsewhere; and DEADLINE_EXCEEDED (4): the deadline is
+# the client's own, while 504 would be its worker's fault.
+_HTTP_OF = (200, 499, 500, 400, 408, 404, 400, 403, 429, 400, 409, 400, 501, 500, 503, 500, 401)
+
+
+def http_status(code: int) -> int:
+    """The status of HTTP for the gRPC code of a worker's answer."""
+    return _HTTP_OF[code] if 0 <= code < len(_HTTP_OF) else 500
+
+
+# Inference.
+
+_UNARY = KSERVE["infer"]
+_STREAM = replace(_UNARY, streams=True)
+_FINAL = "triton_final_response"
+_WANTS_FINAL = "triton_enable_empty_final_response"
+# Tags: number << 3 | wire type 2.
+_INPUTS, _OUTPUTS, _RAW = 42, 50, 58
+_CONTENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "BOOL": "bool_contents",
+        **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+        "INT64": "int64_contents",
+        **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+        "UINT64": "uint64_contents",
+        "BYTES": "bytes_contents",
+    }
+)
+
+
+class _BrokenError(ValueError):
+    """It is no such message; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcTarget(Target):
+    """What a ModelInferRequest asks of a model. Lifetime: request."""
+
+    id: str = ""
+    wants_empty_final: bool = False  # told of the end by an answer of its own, if need be
+
+    def scanner(
+        self, roles: Roles, header: Callable[[str], str | None], apart: str | None = None
+    ) -> Callable[[bytes, ScanLimits], Scanned]:
+        """As of `Target`. Headers say nothing of the message."""
+
+        def read(message: bytes, limits: ScanLimits) -> Scanned:
+            return self.scanned(infer_content(message, roles), limits, apart)
+
+        return read
+
+
+def target_of(message: bytes, streamed: bool = False) -> GrpcTarget:
+    """What a serialized ModelInferRequest asks for; `streamed`: it came by ModelStreamInfer.
+
+    Raises ClientError.
+    """
+    try:
+        head, _ = _cut(message, frozenset({_INPUTS, _OUTPUTS, _RAW}))
+        request = _parsed(_Request, head)
+    except _BrokenError as error:
+        raise ClientError(400, f"the message is no ModelInferRequest: {error}") from error
+    _check_length("model_name", request.model_name, MAX_KEY_CHARS)
+    _check_length("model_version", request.model_version, MAX_VERSION_CHARS)
+    _check_length("id", request.id, MAX_KEY_CHARS)
+    if not request.model_name:
+        raise ClientError(404, unknown_model(""), "model_name", "model_not_found")
+    return GrpcTarget(
+        request.model_name,
+        request.model_version or None,
+        _STREAM if streamed else _UNARY,
+        request.id,
+        _flag(request.parameters, _WANTS_FINAL),
+    )
+
+
+def _check_length(name: str, value: str, most: int) -> None:
+    if len(value) > most:
+        why = f"`{name}` has more than {most} characters"
+        raise ClientError(400, why, name, "string_too_long")
+
+
+_WISH: bytes = _Request(parameters={_WANTS_FINAL: {"bool_param": True}}).SerializeToString()
+
+
+def wanting_empty_final(message: bytes) -> bytes:
+    """The ModelInferRequest with the wish that its end be told, if need be by an empty answer."""
+    return message + _WISH  # of parameters of one name, the last one counts
+
+
+def infer_content(message: bytes, roles: Roles) -> Content:
+    """What a ModelInferRequest holds. Raises ClientError for tensors in shared memory."""
+    try:
+        head, cut = _cut(message, frozenset({_RAW}))
+        if len(head) > MAX_READ_BYTES:
+            if SHARED_MEMORY.encode() in head:
+                raise ClientError(400, NO_SUCH_MEMORY, code="shared_memory")
+            why = f"over {MAX_READ_BYTES} bytes beside raw tensors"
+            return Content(unread=(why,))
+        request = _parsed(_Request, head)
+    except _BrokenError as error:
+        return Content(unread=(f"the message: {error}",))
+    if any(SHARED_MEMORY in one.parameters for one in (*request.inputs, *request.outputs)):
+        raise ClientError(400, NO_SUCH_MEMORY, code="shared_memory")
+    unread: list[str] = []
+    raw: Sequence[Buffer] = cut or request.raw_input_contents
+    inputs = _inputs(request.inputs, raw, roles, unread)
+    content = content_of(roles, inputs, _values(request.parameters))
+    return replace(content, unread=(*unread, *content.unread)) if unread else content
+
+
+def _inputs(
+    given: Sequence[Any], raw: Sequence[Buffer], roles: Roles, unread: list[str]
+) -> dict[str, Input]:
+    """Those of a request's tensors that matter."""
+    if len(given) > MAX_INPUTS:
+        unread.append(f"over {MAX_INPUTS} inputs")
+        return {}
+    if raw and len(raw) != len(given):
+        unread.append(f"{len(raw)} raw contents for {len(given)} inputs")
+        return {}
+    found = {}
+    for at, one in enumerate(given):
+        if one.name not in roles.inputs or len(one.shape) > MAX_RANK:
+            continue
+        values: list[Any] | None = None
+        if not raw:
+            contents = _CONTENTS.get(one.datatype)
+            values = list(getattr(one.contents, contents)[:MAX_VALUES]) if contents else []
+        found[one.name] = Input(one.datatype, tuple(one.shape), raw[at] if raw else None, values)
+    return found
+
+
+def _values(parameters: Any) -> dict[str, Any]:
+    """A map of InferParameters as plain values."""
+    chosen = {name: (one, one.WhichOneof("parameter_choice")) for name, one in parameters.items()}
+    return {name: getattr(one, kind) for name, (one, kind) in chosen.items() if kind}
+
+
+def _flag(parameters: Any, name: str) -> bool:
+    return name in parameters and parameters[name].bool_param
+
+
+def _parsed(kind: Any, message: bytes) -> Any:
+    """The message as one of this kind. Raises _BrokenError."""
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise _BrokenError(str(error)[:200]) from error
+
+
+def _cut(message: bytes, tags: frozenset[int]) -> tuple[bytes, list[memoryview]]:
+    """A long message without the fields of these tags, and what its raw tensors hold; a short one
+    as it is, with nothing. Raises _BrokenError.
+    """
+    if len(message) < LONG_BYTES:
+        return message, []
+    kept, raw, view, since = [], [], memoryview(message), 0
+    for count, (tag, begin, value, end) in enumerate(_fields(view), 1):
+        if count > MAX_FIELDS:
+            raise _BrokenError(f"it has over {MAX_FIELDS} fields")
+        if tag in tags:
+            kept.append(view[since:begin])
+            since = end
+        if tag == _RAW:
+            raw.append(view[value:end])
+    kept.append(view[since:])
+    return b"".join(kept), raw
+
+
+_FIXED: Mapping[int, int] = MappingProxyType({1: 8, 5: 4})  # wire type -> bytes
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Each field's tag, and where it, its value and its end are. Raises _BrokenError."""
+    at = 0
+    while at < len(view):
+        begin = at
+        tag, at = _varint(view, at)
+        wire = tag & 7
+        value = at
+        if wire == 2:
+            size, value = _varint(view, at)
+            at = value + size
+        elif wire == 0:
+            _, at = _varint(view, at)
+        elif wire in _FIXED:
+            at += _FIXED[wire]
+        else:
+            raise _BrokenError(f"a field of wire type {wire} at byte {begin}")
+        if at > len(view):
+            raise _BrokenError(f"the field at byte {begin} is longer than the message")
+        yield tag, begin, value, at
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """The number at a place, and where it ends."""
+    number = 0
+    for shift, byte in enumerate(view[at : at + 10]):
+        number |= (byte & 127) << (7 * shift)
+        if byte < 128:
+            return number, at + shift + 1
+    raise _BrokenError(f"no number at byte {at}")
+
+
+# Answers of a stream.
+
+
+def stream_error(message: str, id: str = "") -> bytes:
+    """An answer that says what went wrong with the request of this id."""
+    answer = _Response(error_message=_sound(message))
+    if id:
+        answer.infer_response.id = _sound(id)
+    serialized: bytes = answer.SerializeToString()
+    return serialized
+
+
+def _sound(text: str) -> str:
+    """Without half surrogate pairs, which UTF-8 cannot have."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def stream_id(message: bytes) -> str:
+    """The id of the request that an answer is for. Raises WorkerError, as the others below do."""
+    id: str = _answer(message).infer_response.id
+    return id
+
+
+def stream_failure(message: bytes) -> str:
+    """What an answer says that went wrong; empty: nothing."""
+    failure: str = _answer(message).error_message
+    return failure
+
+
+def is_last(message: bytes) -> bool:
+    """Whether an answer says that it is its request's last one."""
+    return _flag(_answer(message).infer_response.parameters, _FINAL)
+
+
+def has_outputs(message: bytes) -> bool:
+    """Whether an answer holds any tensor."""
+    answer = _answer(message).infer_response
+    return bool(answer.outputs or answer.raw_output_contents)
+
+
+def _answer(message: bytes) -> Any:
+    try:
+        return _parsed(_Response, message)
+    except _BrokenError as error:
+        why = f"it answered what is no ModelStreamInferResponse: {error}"
+        raise WorkerError("garbage", why) from error
+
+
+# The other calls, as they are asked for over HTTP.
+
+How = Literal["inference", "asked", "passed_on"]
+_OF_MODEL: Mapping[str, str] = MappingProxyType(
+    {
+        "ModelReady": "/ready",
+        "ModelMetadata": "",
+        "ModelStatistics": "/stats",
+        "ModelConfig": "/config",
+    }
+)
+# Those whose messages say nothing more: they are answered by any or refused for all.
+_FIXED_PATHS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "ServerLive": ("GET", "/v2/health/live"),
+        "ServerReady": ("GET", "/v2/health/ready"),
+        "ServerMetadata": ("GET", "/v2"),
+        "RepositoryModelLoad": ("POST", "/v2/repository/models/any/load"),
+        "RepositoryModelUnload": ("POST", "/v2/repository/models/any/unload"),
+        "TraceSetting": ("POST", "/v2/trace/setting"),
+        "LogSettings": ("POST", "/v2/logging"),
+        **{
+            f"{kind}SharedMemory{verb}": (method, f"/v2/{kind.lower()}sharedmemory/{verb.lower()}")
+            for kind in ("System", "Cuda")
+            for verb, method in (("Status", "GET"), ("Register", "POST"), ("Unregister", "POST"))
+        },
+    }
+)
+# The service's calls of one request and one answer. A config's answer has too many messages to be
+# made here: its worker's is passed on.
+RPCS: Mapping[str, How] = MappingProxyType(
+    {
+        "ModelInfer": "inference",
+        **dict.fromkeys((*_FIXED_PATHS, *_OF_MODEL, "RepositoryIndex"), "asked"),
+        "ModelConfig": "passed_on",
+    }
+)
+_ALL = "/v2/models/stats"
+_READY: Mapping[str, str] = MappingProxyType(
+    {"ServerLive": "live", "ServerReady": "ready", "ModelReady": "ready"}
+)
+
+
+def model_of(rpc: str, message: bytes) -> tuple[str, str | None]:
+    """The name and version of the model that a call is about. Raises ClientError."""
+    request = _asked(rpc, message)
+    _check_length("name", request.name, MAX_KEY_CHARS)
+    version: str = request.version
+    if version and not (version.isascii() and version.isdigit() and len(version) <= 20):
+        why = "failed to get model version from specified version string: an integer is expected"
+        raise ClientError(400, why, "version", "invalid_type")
+    return request.name, version or None
+
+
+def _asked(rpc: str, message: bytes) -> Any:
+    try:
+        return _parsed(_CLASSES[f"{rpc}Request"], message)
+    except _BrokenError as error:
+        raise ClientError(400, f"the message is no {rpc}Request: {error}") from error
+
+
+def asked(rpc: str, message: bytes) -> tuple[str, str, bytes]:
+    """The method, the decoded path and the body that ask the same over HTTP. Raises ClientError."""
+    if rpc in _FIXED_PATHS:
+        return *_FIXED_PATHS[rpc], b""
+    if rpc == "RepositoryIndex":
+        request = _asked(rpc, message)
+        _check_length("repository_name", request.repository_name, MAX_KEY_CHARS)
+        of = f"/{_part(request.repository_name)}" if request.repository_name else ""
+        return "POST", f"/v2/repository{of}/index", b'{"ready":true}' if request.ready else b"{}"
+    name, version = model_of(rpc, message)
+    if not name:
+        if rpc == "ModelStatistics":
+            return "GET", _ALL, b""
+        raise ClientError(404, unknown_model(""), "name", "model_not_found")
+    of = f"/versions/{version}" if version else ""
+    return "GET", f"/v2/models/{_part(name)}{of}{_OF_MODEL[rpc]}", b""
+
+
+def _part(name: str) -> str:
+    """A name as one part of a path."""
+    return name.replace("/", "%2F")
+
+
+def answered(rpc: str, status: int, body: bytes) -> bytes:
+    """The answer of a call, of what is answered over HTTP.
+
+    Raises ClientError or WorkerError for one that is none; what is not ready is no error.
+    """
+    answer = _CLASSES[f"{rpc}Response"]
+    if rpc in _READY and status not in (401, 403, 429):
+        serialized: bytes = answer(**{_READY[rpc]: status == 200}).SerializeToString()
+        return serialized
+    if status != 200:
+        reason = _reason(status, body)
+        if 400 <= status < 500:
+            raise ClientError(status, reason)
+        raise WorkerError("status_5xx", reason)
+    listed = rpc == "RepositoryIndex"
+    try:
+        told: Any = msgspec.json.decode(body, type=list[Any] if listed else dict[str, Any])
+        fields = {"models": told} if listed else told
+        serialized = ParseDict(fields, answer(), ignore_unknown_fields=True).SerializeToString()
+    except _BAD as error:
+        why = f"it answered what is no {rpc}Response: {str(error)[:200]}"
+        raise WorkerError("garbage", why) from error
+    return serialized
+
+
+_BAD = (
+    *(msgspec.DecodeError, UnicodeError, RecursionError, ParseError),
+    *(ValueError, TypeError, AttributeError),  # of what has another type than it should
+)
+
+
+def _reason(status: int, body: bytes) -> str:
+    """What an answer says that went wrong, in Triton's form or the router's own."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        error = error["message"] if isinstance(error, dict) else error
+    except (msgspec.DecodeError, UnicodeError, RecursionError, KeyError, TypeError):
+        error = None
+    return error[:MAX_REASON_CHARS] if isinstance(error, str) else f"status {status}"
+
+
+def health(serving: bool) -> bytes:
+    """A HealthCheckResponse: its only field is 1 for SERVING, 2 for NOT_SERVING."""
+    return b"\x08\x01" if serving else b"\x08\x02"

@@ -1,0 +1,653 @@
+"""Messages of KServe v2 over gRPC: as Triton's own client writes and reads them, and mutated."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc.service_pb2 as oracle
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.request import kserve_grpc
+from router.request.errors import ClientError, WorkerError
+from router.request.kserve import MAX_INPUTS, MAX_KEY_CHARS, Content, Roles, Sequenced
+from router.request.kserve_grpc import (
+    MAX_READ_BYTES,
+    RPCS,
+    STATUS_OF,
+    answered,
+    asked,
+    has_outputs,
+    health,
+    http_status,
+    infer_content,
+    is_last,
+    model_of,
+    stream_error,
+    stream_failure,
+    stream_id,
+    target_of,
+    wanting_empty_final,
+)
+from router.request.kserve_http import infer_content as http_content
+from router.request.kserve_http import is_kserve
+from router.request.scan import LONG_BYTES, ScanLimits
+from router.upstream.reply import RETRYABLE_STATUSES
+from tests.effort import QUICK
+
+ROLES = Roles(
+    text="text_input",
+    ids="input_ids",
+    lengths="input_lengths",
+    max_tokens="max_tokens",
+    stream="stream",
+    session="session_id",
+    images=("image",),
+    why="T",
+)
+_FIELDS = ("name", "number", "type", "is_repeated")
+
+
+def parts(field: FieldDescriptor) -> tuple[Any, ...]:
+    """What of a field decides how it is written."""
+    kind = field.message_type.full_name if field.message_type else None
+    choice = field.containing_oneof.name if field.containing_oneof else None
+    return (*(getattr(field, name) for name in _FIELDS), kind, choice)
+
+
+def test_each_message_has_the_fields_that_it_has_in_triton() -> None:
+    for name, ours in kserve_grpc._CLASSES.items():
+        theirs = oracle.DESCRIPTOR.pool.FindMessageTypeByName(f"inference.{name}")
+        assert list(map(parts, ours.DESCRIPTOR.fields)) == list(map(parts, theirs.fields)), name
+    service = oracle.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    assert service.full_name == kserve_grpc.SERVICE
+    assert {one.name for one in service.methods} == {*RPCS, "ModelStreamInfer"}
+
+
+# A tensor: its name, its type, its rows.
+Tensor = tuple[str, str, list[list[Any]]]
+NUMPY = {"INT32": "<i4", "INT64": "<i8", "BOOL": "?"}
+TYPED = {
+    "BYTES": "bytes_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "BOOL": "bool_contents",
+}
+
+
+def rows(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[list[list[Any]]]:
+    """Rows of one width."""
+    return st.integers(1, most).flatmap(
+        lambda width: st.lists(st.lists(values, min_size=width, max_size=width), min_size=1)
+    )
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> list[Tensor]:
+    """Inputs of a request, in any order."""
+    number, kind = st.integers(-5, 2**31 - 1), st.sampled_from(["INT32", "INT64"])
+    found: list[Tensor] = [
+        ("text_input", "BYTES", draw(rows(st.text(max_size=9)))),
+        ("input_ids", draw(kind), draw(rows(number, 5))),
+        ("input_lengths", draw(kind), draw(rows(number, 1))),
+        ("max_tokens", draw(kind), draw(rows(number, 1))),
+        ("stream", "BOOL", draw(rows(st.booleans(), 1))),
+        ("session_id", "BYTES", draw(rows(st.text(max_size=9), 1))),
+        ("other", "INT64", draw(rows(number))),
+    ]
+    kept = draw(st.lists(st.sampled_from(found), unique_by=lambda one: one[0], min_size=1))
+    return draw(st.permutations(kept))
+
+
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["sequence_id", "sequence_start", "max_tokens", "session_id", "x"]),
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=9) | st.floats(0, 9),
+)
+
+
+def raw_of(kind: str, values: list[list[Any]]) -> bytes:
+    """A tensor's bytes."""
+    if kind != "BYTES":
+        return np.array(values, NUMPY[kind]).tobytes()
+    texts = [text.encode() for row in values for text in row]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+def over_http(given: list[Tensor], parameters: dict[str, Any], binary: bool) -> Content:
+    """What the HTTP side reads of the same request."""
+    inputs: list[dict[str, Any]] = []
+    tail = b""
+    for name, kind, values in given:
+        one = {"name": name, "datatype": kind, "shape": [len(values), len(values[0])]}
+        raw = raw_of(kind, values)
+        more = {"parameters": {"binary_data_size": len(raw)}} if binary else {"data": values}
+        tail += raw if binary else b""
+        inputs.append(one | more)
+    head = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+    return http_content(head + tail, str(len(head)) if binary else None, ROLES)
+
+
+def request_of(given: list[Tensor], parameters: dict[str, Any], raw: bool) -> Any:
+    """The same as Triton's client writes it (`raw`), or as others do."""
+    request = oracle.ModelInferRequest(model_name="m", model_version="3", id="7")
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+    for name, value in parameters.items():
+        setattr(request.parameters[name], kinds[type(value)], value)
+    for name, kind, values in given:
+        one = request.inputs.add(name=name, datatype=kind, shape=[len(values), len(values[0])])
+        if raw:
+            request.raw_input_contents.append(raw_of(kind, values))
+            continue
+        flat = [value for row in values for value in row]
+        texts = [text.encode() for text in flat] if kind == "BYTES" else flat
+        getattr(one.contents, TYPED[kind]).extend(texts)
+    return request
+
+
+def plain(content: Content) -> Content:
+    """One that can be compared."""
+    ids: Any = tuple(map(np.ndarray.tolist, content.ids))
+    return replace(content, ids=ids)
+
+
+@given(tensors(), PARAMETERS, st.booleans())
+def test_a_request_is_read_alike_in_each_of_its_four_forms(given, parameters, long: bool) -> None:
+    """As JSON and as bytes over HTTP, with typed and with raw contents over gRPC."""
+    found = [over_http(given, parameters, binary) for binary in (False, True)]
+    for raw in (False, True):
+        request = request_of(given, parameters, raw)
+        if long:  # then it is not built whole
+            request.inputs.add(name="pixels", datatype="UINT8", shape=[1, LONG_BYTES])
+            data = bytes(LONG_BYTES)
+            if raw:
+                request.raw_input_contents.append(data)
+            else:
+                request.inputs[-1].contents.bytes_contents.append(data)
+        found.append(infer_content(request.SerializeToString(), ROLES))
+    assert [plain(one) for one in found] == [plain(found[0])] * 4
+
+
+def test_images_tell_requests_apart() -> None:
+    def read(data: bytes, raw: bool) -> str | None:
+        request = oracle.ModelInferRequest(model_name="m")
+        one = request.inputs.add(name="image", datatype="BYTES", shape=[1])
+        (request.raw_input_contents if raw else one.contents.bytes_contents).append(data)
+        return infer_content(request.SerializeToString(), ROLES).media
+
+    for raw in (True, False):
+        for size in (9, LONG_BYTES):
+            a, b = b"\x01" * size, b"\x02" * size
+            assert read(a, raw) == read(a, raw) != read(b, raw)
+
+
+@given(st.permutations(range(4)), st.booleans())
+def test_fields_may_come_in_any_order(order: list[int], long: bool) -> None:
+    """As another language's library may write them."""
+    texts = [("text_input", "BYTES", [["a"]]), ("max_tokens", "INT32", [[5]])]
+    request = request_of(texts, {"sequence_id": 3}, True)
+    if long:
+        request.inputs.add(name="other", datatype="UINT8", shape=[LONG_BYTES])
+        request.raw_input_contents.append(bytes(LONG_BYTES))
+    fields = request.ListFields()
+    pieces = []
+    for names in (["model_name", "id"], ["parameters"], ["inputs"], ["raw_input_contents"]):
+        part = oracle.ModelInferRequest()
+        part.CopyFrom(request)
+        for field, _ in fields:
+            if field.name not in names:
+                part.ClearField(field.name)
+        pieces.append(part.SerializeToString())
+    message = b"".join(pieces[at] for at in order)
+    content, target = infer_content(message, ROLES), target_of(message)
+    assert (content.texts, content.max_output_tokens) == (("a",), 5)
+    assert (target.model, target.id, content.sequence) == ("m", "7", Sequenced("3"))
+
+
+@pytest.mark.parametrize("size", [1, LONG_BYTES])
+def test_what_it_is_sent_to_and_what_is_scanned_of_it(size: int) -> None:
+    request = request_of([("text_input", "BYTES", [["a" * size]])], {}, True)
+    message = request.SerializeToString()
+    target = target_of(message)
+    assert (target.model, target.version, target.id) == ("m", "3", "7")
+    assert not target.wants_empty_final
+    scanned = target.scanner(ROLES, {}.get, "m")(message, ScanLimits())
+    assert (scanned.model, scanned.stream, scanned.prompts) == ("m", False, ("a" * size,))
+    assert (scanned.cache_salt, scanned.routed_by) == ("model=m version=3", "T")
+    streamed = target_of(message, streamed=True)
+    assert streamed.scanner(ROLES, {}.get)(message, ScanLimits()).stream
+
+    wanting = wanting_empty_final(message)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    assert oracle.ModelInferRequest.FromString(wanting) == request
+    assert target_of(wanting).wants_empty_final
+    request.parameters["triton_enable_empty_final_response"].bool_param = False
+    refused = request.SerializeToString()
+    assert not target_of(refused).wants_empty_final
+    assert target_of(wanting_empty_final(refused)).wants_empty_final
+
+
+@pytest.mark.parametrize("field", ["model_name", "model_version", "id"])
+def test_names_are_bounded(field: str) -> None:
+    most = 64 if field == "model_version" else MAX_KEY_CHARS
+    request = oracle.ModelInferRequest(model_name="m")
+    setattr(request, field, "x" * most)
+    target_of(request.SerializeToString())
+    setattr(request, field, "x" * (most + 1))
+    with pytest.raises(ClientError, match=f"`{field}` has more than {most}"):
+        target_of(request.SerializeToString())
+
+
+def test_no_name_is_an_unknown_model() -> None:
+    with pytest.raises(ClientError, match="unknown model: '' is not found") as caught:
+        target_of(b"")
+    assert caught.value.status == 404
+
+
+@pytest.mark.parametrize("size", [1, LONG_BYTES, MAX_READ_BYTES])
+@pytest.mark.parametrize("of", ["inputs", "outputs"])
+def test_shared_memory_is_refused(of: str, size: int) -> None:
+    request = oracle.ModelInferRequest(model_name="m")
+    one = getattr(request, of).add(name="a")
+    one.parameters["shared_memory_region"].string_param = "r"
+    request.inputs.add(name="text_input").contents.bytes_contents.append(b"x" * size)
+    with pytest.raises(ClientError, match="shared memory is of one host"):
+        infer_content(request.SerializeToString(), ROLES)
+
+
+def test_what_cannot_be_read_is_left_to_the_worker() -> None:
+    def of(change: Any) -> bytes:
+        request = request_of([("text_input", "BYTES", [["a"]])], {}, True)
+        change(request)
+        serialized: bytes = request.SerializeToString()
+        return serialized
+
+    large = b"x" * (MAX_READ_BYTES + 1)
+    for message, why in (
+        (of(lambda one: one.raw_input_contents.append(b"")), "2 raw contents for 1 inputs"),
+        (of(lambda one: [one.inputs.add() for _ in range(MAX_INPUTS)]), "over 256 inputs"),
+        (of(lambda one: one.inputs[0].contents.bytes_contents.append(large)), "over 4194304"),
+        (of(lambda one: setattr(one.inputs[0], "datatype", "INT32")), "text_input: is INT32"),
+        (b"\x0a\x05m", "the message: "),
+        (b"\x0a\x01m" + b"\x22\0" * LONG_BYTES, "over 4096 fields"),
+        (b"\x0a\x01m\x0b" + bytes(LONG_BYTES), "wire type 3"),
+        (b"\x0a\x01m" + b"\xff" * LONG_BYTES, "no number"),
+        (b"\x0a\x01m\x3a\xff\xff\xff\x0f" + bytes(LONG_BYTES), "longer than the message"),
+    ):
+        found = infer_content(message, ROLES)
+        assert not found.texts
+        assert why in found.unread[0]
+
+
+def test_statuses_of_both_protocols() -> None:
+    """By the numbers of gRPC's codes, which grpc itself tells."""
+    grpc = pytest.importorskip("grpc")
+    codes = {code.value[0]: code.name for code in grpc.StatusCode}
+    for status, name in (
+        (200, "OK"),
+        (400, "INVALID_ARGUMENT"),
+        (401, "UNAUTHENTICATED"),
+        (403, "PERMISSION_DENIED"),
+        (404, "NOT_FOUND"),
+        (408, "DEADLINE_EXCEEDED"),
+        (413, "RESOURCE_EXHAUSTED"),
+        (415, "INVALID_ARGUMENT"),
+        (429, "RESOURCE_EXHAUSTED"),
+        (499, "CANCELLED"),
+        (500, "INTERNAL"),
+        (501, "UNIMPLEMENTED"),
+        (502, "INTERNAL"),
+        (503, "UNAVAILABLE"),
+        (504, "DEADLINE_EXCEEDED"),
+    ):
+        assert codes[STATUS_OF[status]] == name
+    assert set(STATUS_OF) >= {*range(400, 600), 200}
+    again = {codes[code] for code in codes if http_status(code) in RETRYABLE_STATUSES}
+    assert again == {"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+    assert http_status(12) == 501
+    assert [http_status(code) for code in (-1, 17, 10**9)] == [500] * 3
+    for status in (400, 401, 403, 404, 408, 429, 499, 500, 501, 503):
+        assert http_status(STATUS_OF[status]) == status
+
+
+def test_answers_of_a_stream() -> None:
+    answer = oracle.ModelStreamInferResponse()
+    answer.infer_response.id = "é"
+    data = answer.SerializeToString
+    assert (stream_id(data()), stream_failure(data())) == ("é", "")
+    assert (is_last(data()), has_outputs(data())) == (False, False)
+    answer.infer_response.parameters["triton_final_response"].bool_param = False
+    assert not is_last(data())
+    answer.infer_response.parameters["triton_final_response"].bool_param = True
+    assert is_last(data())
+    answer.infer_response.outputs.add(name="o")
+    assert has_outputs(data())
+    for id in ("7", ""):
+        failed = oracle.ModelStreamInferResponse.FromString(stream_error("no\ud800", id))
+        assert (failed.error_message, failed.infer_response.id) == ("no?", id)
+        assert failed.HasField("infer_response") == bool(id)
+        assert stream_failure(stream_error("no", id)) == "no"
+    for read in (stream_id, stream_failure, is_last, has_outputs):
+        with pytest.raises(WorkerError, match="no ModelStreamInferResponse"):
+            read(b"\xff")
+
+
+COUNTS = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def statistics(draw: st.DrawFn) -> Any:
+    """What a server may tell of its models."""
+    found = oracle.ModelStatisticsResponse()
+    for name in draw(st.lists(st.text(max_size=3), max_size=3)):
+        row = found.model_stats.add(name=name, version="1", inference_count=draw(COUNTS))
+        for kind in ("success", "fail", "queue", "compute_infer", "cache_hit"):
+            duration = getattr(row.inference_stats, kind)
+            duration.count, duration.ns = draw(COUNTS), draw(COUNTS)
+        for size in draw(st.lists(COUNTS, max_size=2)):
+            row.batch_stats.add(batch_size=size).compute_infer.ns = draw(COUNTS)
+        row.memory_usage.add(type="GPU", id=-1, byte_size=draw(COUNTS))
+        row.response_stats["0"].empty_response.count = draw(COUNTS)
+    return found
+
+
+def numbers(value: Any) -> Any:
+    """As Triton writes JSON: protobuf's own has 64-bit numbers as texts."""
+    if isinstance(value, dict):
+        return {name: numbers(one) if name not in TEXTS else one for name, one in value.items()}
+    if isinstance(value, list):
+        return [numbers(one) for one in value]
+    return int(value) if isinstance(value, str) else value
+
+
+TEXTS = ("name", "version", "type")
+
+
+@given(statistics())
+def test_statistics_come_through_their_json(sent: Any) -> None:
+    told = numbers(MessageToDict(sent, preserving_proto_field_name=True))
+    body = json.dumps(told | {"model_stats": told.get("model_stats", []), "more": 1}).encode()
+    assert oracle.ModelStatisticsResponse.FromString(answered("ModelStatistics", 200, body)) == sent
+
+
+TENSOR = {"name": "t", "datatype": "INT32", "shape": [-1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("rpc", "told", "wanted"),
+    [
+        (
+            "ServerMetadata",
+            {"name": "warmroute", "version": "2", "extensions": ["a", "b"]},
+            oracle.ServerMetadataResponse(name="warmroute", version="2", extensions=["a", "b"]),
+        ),
+        (
+            "ModelMetadata",
+            {"name": "m", "versions": ["1"], "platform": "p", "inputs": [TENSOR], "outputs": []},
+            oracle.ModelMetadataResponse(
+                name="m",
+                versions=["1"],
+                platform="p",
+                inputs=[oracle.ModelMetadataResponse.TensorMetadata(**TENSOR)],
+            ),
+        ),
+        (
+            "RepositoryIndex",
+            [{"name": "m", "version": "1", "state": "READY"}, {"name": "n", "reason": "r"}],
+            oracle.RepositoryIndexResponse(
+                models=[
+                    oracle.RepositoryIndexResponse.ModelIndex(name="m", version="1", state="READY"),
+                    oracle.RepositoryIndexResponse.ModelIndex(name="n", reason="r"),
+                ]
+            ),
+        ),
+    ],
+)
+def test_answers_of_http_become_messages(rpc: str, told: Any, wanted: Any) -> None:
+    assert type(wanted).FromString(answered(rpc, 200, json.dumps(told).encode())) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rpc", "status", "ready"),
+    [
+        ("ServerLive", 200, True),
+        ("ServerReady", 400, False),
+        ("ModelReady", 200, True),
+        ("ModelReady", 404, False),
+        ("ModelReady", 503, False),
+    ],
+)
+def test_what_is_not_ready_is_no_error(rpc: str, status: int, ready: bool) -> None:
+    kind = getattr(oracle, f"{rpc}Response")
+    found = kind.FromString(answered(rpc, status, b""))
+    assert [value for _, value in found.ListFields()] == [True] * ready
+    with pytest.raises(ClientError, match="who are you"):
+        answered(rpc, 401, b'{"error":{"message":"who are you"}}')
+
+
+def test_refusals_and_failures_are_told() -> None:
+    for status, body, why in (
+        (404, b'{"error":"no such model"}', "no such model"),
+        (400, b'{"error":{"message":"not here"}}', "not here"),
+        (400, b"\xff", "status 400"),
+        (400, b'{"error":[]}', "status 400"),
+    ):
+        with pytest.raises(ClientError, match=why) as refused:
+            answered("ModelMetadata", status, body)
+        assert refused.value.status == status
+    with pytest.raises(WorkerError, match="no server answered") as failed:
+        answered("ModelMetadata", 503, b'{"error":"no server answered"}')
+    assert failed.value.kind == "status_5xx"
+    for body in (b"", b"7", b"[]", b'{"inputs":{"a":1}}', b'{"name":[]}', b'{"inputs":[7]}'):
+        with pytest.raises(WorkerError, match="no ModelMetadataResponse"):
+            answered("ModelMetadata", 200, body)
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_", "wanted"),
+    [
+        ("ServerLive", None, ("GET", "/v2/health/live", b"")),
+        ("ServerReady", None, ("GET", "/v2/health/ready", b"")),
+        ("ServerMetadata", None, ("GET", "/v2", b"")),
+        ("ModelReady", ("a/b", "2"), ("GET", "/v2/models/a%2Fb/versions/2/ready", b"")),
+        ("ModelMetadata", ("é m", ""), ("GET", "/v2/models/é m", b"")),
+        ("ModelStatistics", ("m", ""), ("GET", "/v2/models/m/stats", b"")),
+        ("ModelStatistics", ("", ""), ("GET", "/v2/models/stats", b"")),
+        ("ModelConfig", ("m", "1"), ("GET", "/v2/models/m/versions/1/config", b"")),
+    ],
+)
+def test_calls_as_they_are_over_http(rpc: str, request_: Any, wanted: Any) -> None:
+    kind = getattr(oracle, f"{rpc}Request")
+    message = kind() if request_ is None else kind(name=request_[0], version=request_[1])
+    assert asked(rpc, message.SerializeToString()) == wanted
+    if request_ is not None:
+        named = (request_[0], request_[1] or None)
+        assert model_of(rpc, message.SerializeToString()) == named
+
+
+def test_the_index_as_it_is_over_http() -> None:
+    request = oracle.RepositoryIndexRequest(ready=True)
+    path = "/v2/repository/index"
+    assert asked("RepositoryIndex", request.SerializeToString()) == (
+        "POST",
+        path,
+        b'{"ready":true}',
+    )
+    request = oracle.RepositoryIndexRequest(repository_name="/r")
+    path = "/v2/repository/%2Fr/index"
+    assert asked("RepositoryIndex", request.SerializeToString()) == ("POST", path, b"{}")
+
+
+def test_each_call_has_a_path_of_kserve() -> None:
+    for rpc, how in RPCS.items():
+        if how == "asked" and rpc not in ("ModelReady", "ModelMetadata"):
+            assert is_kserve(asked(rpc, b"")[1])
+    assert [rpc for rpc, how in RPCS.items() if how == "passed_on"] == ["ModelConfig"]
+
+
+def test_calls_with_names_that_are_none_are_refused() -> None:
+    for fields, why in (
+        ({"name": "x" * 1_025}, "more than 1024"),
+        ({"name": "m", "version": "x"}, "an integer is expected"),
+        ({"name": "m", "version": "١"}, "an integer is expected"),
+        ({}, "unknown model"),
+    ):
+        message = oracle.ModelReadyRequest(**fields).SerializeToString()
+        with pytest.raises(ClientError, match=why):
+            asked("ModelReady", message)
+    with pytest.raises(ClientError, match="no ModelReadyRequest"):
+        asked("ModelReady", b"\x0a\x05m")
+
+
+def test_health() -> None:
+    """Field 1, an enum: SERVING is 1, NOT_SERVING 2."""
+    assert (health(True), health(False)) == (b"\x08\x01", b"\x08\x02")
+
+
+def sound_messages() -> list[bytes]:
+    """Some of each form, short and long."""
+    given = [("text_input", "BYTES", [["hello", "a"]]), ("input_ids", "INT64", [[1, 2], [3, 4]])]
+    given.append(("max_tokens", "INT32", [[7]]))
+    found = []
+    for raw in (True, False):
+        for size in (1, LONG_BYTES):
+            request = request_of(given, {"sequence_id": "s", "sequence_end": True}, raw)
+            other = request.inputs.add(name="image", datatype="BYTES", shape=[1])
+            contents = request.raw_input_contents if raw else other.contents.bytes_contents
+            contents.append(b"x" * size)
+            request.outputs.add(name="text_output").parameters["classification"].int64_param = 2
+            found.append(request.SerializeToString())
+    return found
+
+
+def mutated(draw: random.Random, message: bytes) -> bytes:
+    """Bytes changed, cut, doubled and moved, most of them where the fields are."""
+    data = bytearray(message)
+    for _ in range(draw.randint(1, 4)):
+        ends = (len(data), min(len(data), 300))
+        at, many = draw.randrange(draw.choice(ends) + 1), draw.randint(1, 8)
+        match draw.randrange(5):
+            case 0:
+                data[at : at + many] = draw.randbytes(many)
+            case 1:
+                del data[at : at + many]
+            case 2:
+                data[at:at] = data[at : at + many]
+            case 3:
+                data[at : at + 1] = bytes([draw.randrange(256)])
+            case _:
+                data[at:at] = draw.choice([b"\xff" * 9, b"\x22\x00", b"\x2a\x00", b"\x0b", b"\x80"])
+    return bytes(data)
+
+
+def test_mutated_messages_are_read_or_refused_and_break_nothing() -> None:
+    """The reader gives a request, or the client's fault, or the worker's."""
+    draw = random.Random(22)
+    requests = sound_messages()
+    answer = oracle.ModelStreamInferResponse()
+    answer.infer_response.outputs.add(name="o").shape.append(1)
+    answer.infer_response.parameters["triton_final_response"].bool_param = True
+    told = json.dumps({"model_stats": [{"name": "m", "batch_stats": [{"batch_size": 1}]}]})
+    rounds = 2_000 if QUICK else 100_000
+    read_well = understood = 0
+    for _ in range(rounds):
+        message = mutated(draw, draw.choice(requests))
+        content = outcome(infer_content, message, ROLES)
+        if isinstance(content, Content):
+            read_well += bool(content.texts or content.ids)
+        else:
+            assert content.code == "shared_memory"
+        target = outcome(target_of, message, draw.random() < 0.5)
+        if not isinstance(target, ClientError):
+            assert 0 < len(target.model) <= MAX_KEY_CHARS
+            understood += 1
+        for rpc in ("ModelReady", "ModelStatistics", "RepositoryIndex"):
+            call = outcome(asked, rpc, message[:40])
+            assert (
+                call.status in (400, 404) if isinstance(call, ClientError) else is_kserve(call[1])
+            )
+        torn, body = mutated(draw, answer.SerializeToString()), mutated(draw, told.encode())
+        found = [outcome(read, torn) for read in (stream_id, stream_failure, is_last, has_outputs)]
+        for rpc in ("ModelStatistics", "RepositoryIndex", "ModelMetadata"):
+            found.append(outcome(answered, rpc, 200, body))
+        assert {one.kind for one in found if isinstance(one, WorkerError)} <= {"garbage"}
+        assert not any(isinstance(one, ClientError) for one in found)
+    assert read_well * 10 > rounds
+    assert understood * 10 > rounds
+
+
+def outcome(read: Callable[..., Any], *given: Any) -> Any:
+    """What it gives, or says of whose fault it is."""
+    try:
+        return read(*given)
+    except (ClientError, WorkerError) as error:
+        return error
+
+
+@given(st.binary())
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    infer_content(data, ROLES)
+    infer_content(data + b"\x3a\x80\x80\x02" + bytes(LONG_BYTES), ROLES)
+    outcome(target_of, data)
+
+
+# Protobuf makes up to 40 bytes of one: each is read by a process of its own, which tells its peak.
+HOSTILE = """
+import resource, sys
+from router.request.errors import ClientError
+from router.request.kserve import Roles
+from router.request.kserve_grpc import infer_content, target_of
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+def field(tag, data):
+    size, head = len(data), bytes([tag])
+    while size > 127:
+        head, size = head + bytes([size & 127 | 128]), size >> 7
+    return head + bytes([size]) + data
+
+roles = Roles(text="text_input", ids="input_ids")
+few, many = (4 << 20) - 64, 16 << 20
+named = field(10, b"text_input") + field(18, b"BYTES")
+ids = field(10, b"input_ids") + field(18, b"INT64")
+entries = b"".join(field(34, field(10, b"%x" % n) + b"\\x12\\0") for n in range(few // 12))
+before = peak()
+for body in (
+    b"\\x2a\\0" * (many // 2),
+    b"\\x32\\0" * (many // 2),
+    b"\\x3a\\0" * (many // 2),
+    b"\\x22\\0" * (many // 2),
+    b"\\x78\\1" * (many // 2),
+    field(42, b"\\x22\\0" * (few // 2)),
+    field(42, b"\\x22\\0" * (many // 2)),
+    field(42, entries),
+    field(50, entries.replace(b"\\x22", b"\\x12")),
+    field(42, named + field(42, b"\\x42\\0" * (few // 2))),
+    field(42, ids + field(42, field(26, b"\\1" * few))),
+    field(42, named + field(26, b"\\1" * few)),
+    field(42, named) + field(58, bytes(many)),
+):
+    try:
+        target_of(b"\\x0a\\1m" + body)
+        infer_content(b"\\x0a\\1m" + body, roles)
+    except ClientError:
+        pass
+print(peak() - before)
+"""
+
+
+def test_a_message_takes_little_more_memory_than_its_own() -> None:
+    """The messages themselves are of 4 and 16 MiB, some of which are there at once."""
+    done = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 256
