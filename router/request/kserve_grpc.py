@@ -473,8 +473,8 @@ def model_of(rpc: str, message: bytes) -> tuple[str, str | None]:
     _check_length("name", request.name, MAX_KEY_CHARS)
     version: str = request.version
     if version and not (version.isascii() and version.isdigit() and len(version) <= 20):
-        why = "failed to get model version from specified version string: an integer is expected"
-        raise ClientError(400, why, "version", "invalid_type")
+        why = f"failed to get model version from specified version string '{version[:64]}'"
+        raise ClientError(400, f"{why}, version should be an integral value > 0", "version")
     return request.name, version or None
 
 
@@ -491,21 +491,16 @@ def asked(rpc: str, message: bytes) -> tuple[str, str, bytes]:
         return *_FIXED_PATHS[rpc], b""
     if rpc == "RepositoryIndex":
         request = _asked(rpc, message)
-        _check_length("repository_name", request.repository_name, MAX_KEY_CHARS)
-        of = f"/{_part(request.repository_name)}" if request.repository_name else ""
-        return "POST", f"/v2/repository{of}/index", b'{"ready":true}' if request.ready else b"{}"
+        if request.repository_name:  # as Triton says; 405 becomes UNIMPLEMENTED
+            raise ClientError(405, "'repository_name' specification is not supported")
+        return "POST", "/v2/repository/index", b'{"ready":true}' if request.ready else b"{}"
     name, version = model_of(rpc, message)
-    if not name:
-        if rpc == "ModelStatistics":
-            return "GET", _ALL, b""
+    if not name and rpc == "ModelStatistics":
+        return "GET", _ALL, b""
+    if not name and rpc != "ModelReady":  # which has no errors: it is not ready
         raise ClientError(404, unknown_model(""), "name", "model_not_found")
-    of = f"/versions/{version}" if version else ""
-    return "GET", f"/v2/models/{_part(name)}{of}{_OF_MODEL[rpc]}", b""
-
-
-def _part(name: str) -> str:
-    """A name as one part of a path."""
-    return name.replace("/", "%2F")
+    name, of = name.replace("/", "%2F"), f"/versions/{version}" if version else ""
+    return "GET", f"/v2/models/{name}{of}{_OF_MODEL[rpc]}", b""
 
 
 def answered(rpc: str, status: int, body: bytes) -> bytes:

@@ -73,7 +73,7 @@ class KservePort:
         check_model(terms, model)
         members = self._members(model)
         if not members:
-            raise ClientError(404, unknown_model(model))
+            raise _absent(model, found["what"])
         asked = f"/v2/models/{quote(model, safe='')}{found['version'] or ''}{found['what'] or ''}"
         if found["what"] == "/stats":
             return await self._statistics(members, asked, terms)
@@ -163,6 +163,15 @@ class KservePort:
                     if known.get("state") != "READY" and one.get("state") == "READY":
                         found[key] = one
         return json_response(list(found.values()))
+
+
+def _absent(model: str, what: str | None) -> ClientError:
+    """What Triton says where it has not got the model."""
+    if what == "/ready":
+        return ClientError(400, "Model version not ready")
+    if what == "/stats":
+        return ClientError(400, f"requested model '{model[:200]}' is not available")
+    return ClientError(404, unknown_model(model))
 
 
 def _is_for(terms: KeyTerms, row: Mapping[str, Any]) -> bool:

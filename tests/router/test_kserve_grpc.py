@@ -482,14 +482,16 @@ def test_the_index_as_it_is_over_http() -> None:
         path,
         b'{"ready":true}',
     )
-    request = oracle.RepositoryIndexRequest(repository_name="/r")
-    path = "/v2/repository/%2Fr/index"
-    assert asked("RepositoryIndex", request.SerializeToString()) == ("POST", path, b"{}")
+    assert asked("RepositoryIndex", b"") == ("POST", path, b"{}")
+    request = oracle.RepositoryIndexRequest(repository_name="r")
+    with pytest.raises(ClientError, match="specification is not supported") as refused:
+        asked("RepositoryIndex", request.SerializeToString())
+    assert STATUS_OF[refused.value.status] == STATUS_OF[501]
 
 
 def test_each_call_has_a_path_of_kserve() -> None:
     for rpc, how in RPCS.items():
-        if how == "asked" and rpc not in ("ModelReady", "ModelMetadata"):
+        if how == "asked" and rpc != "ModelMetadata":
             assert is_kserve(asked(rpc, b"")[1])
     assert [rpc for rpc, how in RPCS.items() if how == "passed_on"] == ["ModelConfig"]
 
@@ -497,15 +499,16 @@ def test_each_call_has_a_path_of_kserve() -> None:
 def test_calls_with_names_that_are_none_are_refused() -> None:
     for fields, why in (
         ({"name": "x" * 1_025}, "more than 1024"),
-        ({"name": "m", "version": "x"}, "an integer is expected"),
-        ({"name": "m", "version": "١"}, "an integer is expected"),
+        ({"name": "m", "version": "x"}, "'x', version should be an integral value"),
+        ({"name": "m", "version": "١"}, "version should be an integral value"),
         ({}, "unknown model"),
     ):
-        message = oracle.ModelReadyRequest(**fields).SerializeToString()
+        message = oracle.ModelMetadataRequest(**fields).SerializeToString()
         with pytest.raises(ClientError, match=why):
-            asked("ModelReady", message)
+            asked("ModelMetadata", message)
     with pytest.raises(ClientError, match="no ModelReadyRequest"):
         asked("ModelReady", b"\x0a\x05m")
+    assert asked("ModelReady", b"") == ("GET", "/v2/models//ready", b"")
 
 
 def test_health() -> None:
@@ -573,7 +576,9 @@ def test_mutated_messages_are_read_or_refused_and_break_nothing() -> None:
         for rpc in ("ModelReady", "ModelStatistics", "RepositoryIndex"):
             call = outcome(asked, rpc, message[:40])
             assert (
-                call.status in (400, 404) if isinstance(call, ClientError) else is_kserve(call[1])
+                call.status in (400, 404, 405)
+                if isinstance(call, ClientError)
+                else is_kserve(call[1])
             )
         torn, body = mutated(draw, answer.SerializeToString()), mutated(draw, told.encode())
         found = [outcome(read, torn) for read in (stream_id, stream_failure, is_last, has_outputs)]
