@@ -113,6 +113,7 @@ class Arrival:
     needs: str | None = None  # a path that not every engine has; None: each has it
     splits: bool = False  # one worker may prefill it and another one decode
     only: int | None = None  # the one worker that may have it, whatever becomes of it there
+    hold_s: float | None = None  # longest wait for a worker; None: as long as others
 
 
 @record

@@ -17,6 +17,7 @@ from policies.load import load
 from router.config.keys import Key
 from router.config.schema import Config, check_endpoint
 from router.config.worker_spec import WorkerSpecError, taken, worker_spec_of
+from router.core.admission import model_limits
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
 from router.events.sources import event_hosts
@@ -151,6 +152,8 @@ def check_value(key: Key, value: Any) -> Any:
         load(read)
     if key.path == "triton_inputs":
         given_roles(read)
+    elif key.path == "model_limits":
+        model_limits(read)
     elif key.path == "policy_fallback":
         _check_fallback(read)
     elif key.path == "trusted_peers":

@@ -507,6 +507,13 @@ class Config(_Section, frozen=True):
         Literal["refuse", "forward"],
         Meta(description="paths not in reference/apis.md: 404, or to a worker of the model"),
     ] = "refuse"
+    model_limits: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="MODEL:max_requests=N,max_queued_tokens=N, what a model's workers may have "
+            "of it at once; others wait"
+        ),
+    ] = ()
     triton_inputs: Annotated[
         tuple[str, ...],
         Meta(description="MODEL:ROLE=INPUT, what Triton models' inputs are; else by their config"),

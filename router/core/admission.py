@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import exp
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import exp, inf
 
 from policies.facts import Arrival
 from router.core.actions import Reject, Rejection
 from router.core.counters import CoreCounters
-from router.core.hold_queue import HoldQueue, Pending, Watcher
+from router.core.hold_queue import HoldQueue, Pending, Watcher, most_s
 from router.core.settings import CoreSettings
 
 _MEMORY_S = 10.0  # what is older than this counts for little
@@ -78,6 +79,83 @@ class Drain:
         return pool.computed_tokens / pool.busy_s
 
 
+_MOST = 1 << 50  # of a limit
+_LIMITS = ("max_requests", "max_queued_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimit:
+    """What a model's workers may have of it at once, all together. Lifetime: until a reload."""
+
+    max_requests: float = inf  # unfinished
+    max_queued_tokens: float = inf  # of prompts, sent and not known to be computed
+
+
+def model_limits(lines: Iterable[str]) -> dict[str, ModelLimit]:
+    """By model, each line as `MODEL:KEY=NUMBER,...`. Raises ValueError."""
+    found: dict[str, ModelLimit] = {}
+    for line in lines:
+        model, colon, rest = line.rpartition(":")
+        if not (model and colon and rest):
+            raise ValueError(f"{line[:200]!r} is not MODEL:KEY=NUMBER,...; keys: {_KEYS}")
+        given = {}
+        for pair in rest.split(","):
+            key, _, number = pair.strip().partition("=")
+            if key not in _LIMITS or key in given:
+                raise ValueError(f"{line[:200]!r}: {pair[:64]!r}; keys, each once: {_KEYS}")
+            whole = number.isascii() and number.isdigit() and len(number) <= 16
+            if not (whole and 1 <= int(number) <= _MOST):
+                raise ValueError(f"{line[:200]!r}: {key} must be 1..{_MOST}, is {number[:20]!r}")
+            given[key] = float(number)
+        if model in found:
+            raise ValueError(f"the model {model[:200]!r} is given twice")
+        found[model] = replace(ModelLimit(), **given)
+    return found
+
+
+_KEYS = ", ".join(_LIMITS)
+
+
+class ModelLimits:
+    """Which models are at their limits, by what this router sent. Lifetime: process."""
+
+    def __init__(self, drain: Drain) -> None:
+        self.limits: Mapping[str, ModelLimit] = {}  # replaced on reload
+        self._drain = drain
+        self._requests: Counter[str] = Counter()
+
+    def requests(self, model: str) -> int:
+        """Those of a model that workers have."""
+        return self._requests[model]
+
+    def sent(self, pending: Pending) -> None:
+        """A worker gets it; of two legs the second changes nothing."""
+        if pending.counted is None:
+            pending.counted = pending.arrival.model
+            self._requests[pending.counted] += 1
+
+    def over(self, pending: Pending) -> None:
+        """No worker has it any more; a second call changes nothing."""
+        model, pending.counted = pending.counted, None
+        if model is not None:
+            self._requests[model] -= 1
+            if not self._requests[model]:
+                del self._requests[model]
+
+    def reached(self, pending: Pending) -> str:
+        """Which limit of its model keeps it from being sent now, for people; "": none does."""
+        model = pending.arrival.model
+        limit = self.limits.get(model) if self.limits else None
+        if limit is None or pending.counted is not None:
+            return ""
+        requests, tokens = self._requests[model], self._drain.queued_of(model)
+        if requests >= limit.max_requests:
+            return f"the model's limit of {limit.max_requests:.0f} requests is reached"
+        if tokens >= limit.max_queued_tokens:
+            return f"the model's limit of {limit.max_queued_tokens:.0f} queued tokens is reached"
+        return ""
+
+
 _FIRST_OUTPUT_TOKENS = 128.0  # of an answer, before one has ended
 _SMOOTHING = 0.02  # weight of the latest answer's length
 _RETRY_MAX_S = 600.0  # the longest Retry-After
@@ -98,12 +176,13 @@ class Admission:
         counters: CoreCounters,
         modelled_rate: Callable[[str], float],
         watcher: Watcher | None = None,
+        drain: Drain | None = None,
     ) -> None:
         self._settings = settings
         self._counters = counters
         self._modelled_rate = modelled_rate
         self.held = HoldQueue(settings.hold_requests, watcher)
-        self.drain = Drain()
+        self.drain = drain or Drain()
         self._output_tokens = _FIRST_OUTPUT_TOKENS
 
     def admit(
@@ -144,15 +223,16 @@ class Admission:
         self._counters.holds += 1
         return None, None
 
-    def waited_too_long(self, pending: Pending, now_s: float) -> Rejection:
-        """For one of `HoldQueue.expired`."""
+    def waited_too_long(self, pending: Pending, now_s: float, why: str = "") -> Rejection:
+        """For one of `HoldQueue.expired`. `why`: the limit that it met last."""
         deadline_s = pending.arrival.deadline_s
         if deadline_s is not None and now_s >= deadline_s:
             return Rejection(
                 504, "deadline_exceeded", "no worker could take the request in its client's time"
             )
-        within = f"within {self._settings.hold_s:g} s"
-        return Rejection(503, "hold_timeout", f"no worker could take the request {within}")
+        within = f"within {most_s(pending.arrival, self._settings.hold_s):g} s"
+        because = f": {why}" if why else ""
+        return Rejection(503, "hold_timeout", f"no worker could take the request {within}{because}")
 
     def sent(self, pending: Pending, uncached_tokens: int, now_s: float) -> None:
         """A request goes to a worker that must compute so much of it."""

@@ -11,6 +11,7 @@ from kvkernels import PrefixIndex
 from policies.contract import FleetView, Floats, Hashes, Ints, RequestView, record
 from policies.facts import Arrival
 from router.core.actions import Decision, Details, Ranking, Reject, details_of
+from router.core.admission import ModelLimits
 from router.core.columns import WorkerColumns
 from router.core.eligible import Eligibility, Rows
 from router.core.guard import Answer, PolicyGuard
@@ -107,6 +108,7 @@ class Withheld:
 
     policy: str
     details: Details
+    limit: str = ""  # of its model, which it met before the policy was asked
 
 
 class Chooser:
@@ -121,6 +123,7 @@ class Chooser:
         roster: Roster,
         arrivals: ArrivalEstimator,
         session_tracking: SessionTracking,
+        model_limits: ModelLimits,
     ) -> None:
         self._guard = guard
         self._settings = settings
@@ -133,6 +136,7 @@ class Chooser:
         self._session_tracking = session_tracking
         self.reservations = Reservations(columns)
         self._limits = WorkerLimits(settings, columns)
+        self._model_limits = model_limits
 
     def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
         """The worker to take the request, a refusal, or None: hold it.
@@ -143,7 +147,7 @@ class Chooser:
         if isinstance(able, Reject):
             return able
         rows = self._limits.rows(able, _kv_tokens(pending))
-        if rows is None:
+        if rows is None or self._model_limits.reached(pending):
             return None
         request, fleet = self._views(pending, rows, now_s)
         if self.reservations.models and (free := self.reservations.rows(pending, rows)) is not rows:
@@ -183,8 +187,9 @@ class Chooser:
                 rows, (request, fleet) = few, views
         answer = self._guard.consult(request, fleet)
         details = self._details(request, fleet, answer)
-        if answer[2] < 0 or free is None or below is None:
-            return Withheld(answer[0].name, details)
+        limit = self._model_limits.reached(pending)
+        if answer[2] < 0 or free is None or below is None or limit:
+            return Withheld(answer[0].name, details, limit)
         choice = self._choice(rows, request, fleet, answer, reason)
         choice.decision.details = details
         return choice

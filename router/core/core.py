@@ -33,7 +33,7 @@ from policies.facts import (
 )
 from policies.load import LoadedPolicy, load
 from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Rejection, Resync, Stage
-from router.core.admission import DISPLACED, Admission
+from router.core.admission import DISPLACED, Admission, Drain, ModelLimits
 from router.core.chooser import Choice, Chooser, Withheld
 from router.core.columns import WorkerColumns
 from router.core.counters import CoreCounters
@@ -100,14 +100,16 @@ class RouterCore:
             self.columns, settings, self.ledger, self.workers, policy
         )
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.session_tracking)
-        self.chooser = Chooser(self.guard, settings, *pool)
+        drain = Drain()
+        self.model_limits = ModelLimits(drain)
+        self.chooser = Chooser(self.guard, settings, *pool, self.model_limits)
         self._observe = self.guard.observe
         self._seed, self._serial = seed, 0
         self._pending: dict[int, Pending] = {}
         self.health = Health(settings, self.workers, self.counters)
         self.retries = Retries(settings, self.counters, seed)
         ask, reservations = self.chooser.modelled_rate, self.chooser.reservations
-        self.admission = Admission(settings, self.counters, ask, reservations)
+        self.admission = Admission(settings, self.counters, ask, reservations, drain)
         self.splits = Splits(
             self.chooser, self.columns, self.workers, self.ledger, self.admission,
             settings.disaggregation, settings.tpot_s,
@@ -305,7 +307,8 @@ class RouterCore:
         self.session_tracking.tick(fact.now_s)
         actions = self.health.tick(fact.now_s)
         for pending in self.held.expired(fact.now_s, self.settings.hold_s):
-            rejection = self.admission.waited_too_long(pending, fact.now_s)
+            limit = self.model_limits.reached(pending)
+            rejection = self.admission.waited_too_long(pending, fact.now_s, limit)
             actions.append(self._give_up(pending, fact.now_s, rejection))
         return [*actions, *self._ask_held(fact.now_s)]
 
@@ -379,6 +382,7 @@ class RouterCore:
     def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
         prefill = self.splits.beside(pending)
         computing = prefill or choice
+        self.model_limits.sent(pending)
         if prefill is not None or pending.leg != "decode":
             self.admission.sent(pending, _uncached(computing), now_s)
         stages: tuple[Stage, ...] = (self._charge(pending, choice, now_s, prefill is not None),)
@@ -453,6 +457,7 @@ class RouterCore:
         self.splits.forget(pending)
         self._release_beside(pending, now_s, None)
         self.admission.prefill_over(pending, finish is not None, now_s)
+        self.model_limits.over(pending)
         pending.worker_id = pending.beside_id = None
         if charge is None:
             return None

@@ -150,6 +150,7 @@ class Pending:
     not_before_s: float = float("-inf")  # when it may be sent again
     sent_s: float = float("-inf")  # when it was dispatched
     worker_id: int | None = None  # where it is dispatched
+    counted: str | None = None  # the model against whose limit it counts, while a worker has it
     leg: Role = "both"  # what of it is dispatched, or looked for a worker for
     group: str | None = None  # of the worker that will decode it, while it looks for another one
     # Of a request whose legs were begun at once: its prefill, which has a number and a charge of
@@ -323,13 +324,18 @@ class HoldQueue:
         return before + min(same, mine * (1 + weights / arrival.weight))
 
     def expired(self, now_s: float, hold_s: float) -> list[Pending]:
-        """Those that waited `hold_s` or longer, or past their deadline."""
+        """Those that waited `hold_s` or longer, or as long as they want, or past their deadline."""
         return [
             p
             for p in self
-            if now_s - p.arrival.now_s >= hold_s
+            if now_s - p.arrival.now_s >= most_s(p.arrival, hold_s)
             or (p.arrival.deadline_s is not None and now_s >= p.arrival.deadline_s)
         ]
+
+
+def most_s(arrival: Arrival, hold_s: float) -> float:
+    """How long it may wait at the most where others may `hold_s`."""
+    return hold_s if arrival.hold_s is None else min(arrival.hold_s, hold_s)
 
 
 def _crowd(flow: Flow[Pending]) -> float:

@@ -7,6 +7,7 @@ The first record is the `Preamble`. Then come, in the order in which the core sa
     ["explain", fields]               somebody asked where such an arrival would go
     ["advance", now_s]                somebody looked at the load as of now
     ["policy", specification]         another policy decides from here on
+    ["limits", [line, ...]]           models are bounded by these (`model_limits`) from here on
     ["slow", [now_s, took_s]]         a call of the policy took too long
     ["late", fact, event, chain]      the chain of blocks of an earlier fact (counted from 0)
                                       whose parent became known only here
@@ -38,6 +39,7 @@ import numpy as np
 from policies import facts
 from policies.contract import Hashes
 from policies.load import PolicyError, load
+from router.core.admission import model_limits
 from router.core.core import RouterCore, take
 from router.core.settings import CoreSettings
 
@@ -254,7 +256,7 @@ class Player:
                     self._late[fact, event] = hashes(chain)
                 case ["end", str(why)]:
                     self.ended = why
-                case ["fact" | "explain" | "advance" | "policy" | "slow", *_]:
+                case ["fact" | "explain" | "advance" | "policy" | "limits" | "slow", *_]:
                     pass
                 case _:
                     raise RecordingError(f"{self._path}: record {number} is of no known kind")
@@ -280,6 +282,8 @@ class Player:
                 self._core.ledger.advance(now_s)
             case ["policy", spec]:
                 self._core.set_policy(load(spec))
+            case ["limits", lines]:
+                self._core.model_limits.limits = model_limits(lines)
             case ["slow", [now_s, took_s]]:
                 self._core.guard.settle_slow(now_s, took_s)
         return None

@@ -203,7 +203,7 @@ log = logging.getLogger(__name__)
 
 Told = tuple[
     str, Any, Any
-]  # "fact", "explain", "advance", "policy" or "slow"; what; what came of it
+]  # "fact", "explain", "advance", "policy", "limits" or "slow"; what; what came of it
 
 _WAITING_ITEMS = 65_536
 _WAITING_BYTES = 256 << 20
@@ -272,6 +272,10 @@ class FactRecorder:
     def set_policy(self, spec: str) -> None:
         """Another policy decides from here on."""
         self._note("policy", spec, None)
+
+    def set_model_limits(self, lines: Sequence[str]) -> None:
+        """Models are bounded by these from here on."""
+        self._note("limits", list(lines), None)
 
     def slow(self, now_s: float, took_s: float) -> None:
         """The policy took too long for one of its calls: a fault of its own from here on."""

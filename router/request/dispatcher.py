@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Literal
@@ -28,6 +28,7 @@ from router.core.actions import (
     Reject,
     Resync,
 )
+from router.core.admission import model_limits
 from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore, take
 from router.core.health import STALLED
@@ -231,6 +232,15 @@ class Dispatcher:
         self.core.set_policy(policy)
         if self.recorder is not None:
             self.recorder.set_policy(policy.spec)
+
+    def set_model_limits(self, lines: Sequence[str]) -> None:
+        """Bound models by these from now on, each MODEL:KEY=NUMBER,... Raises ValueError."""
+        limits = model_limits(lines)
+        if limits == self.core.model_limits.limits:
+            return
+        self.core.model_limits.limits = limits
+        if self.recorder is not None:
+            self.recorder.set_model_limits(lines)
 
     def _settle_slow(self, now_s: float, took_s: float) -> None:
         if self.recorder is not None:  # a player's clock would not tell

@@ -86,6 +86,7 @@ def _plain(value: Any) -> Any:
 def withheld(request_id: int, hold: Withheld) -> dict[str, Any]:
     """A hold in short: how long, of what standing, and what the best three would cost."""
     seen = hold.details.seen[:_IN_A_HEADER]
+    limit = {"limit": hold.limit} if hold.limit else {}
     return {
         "request": request_id,
         "held": True,
@@ -94,6 +95,7 @@ def withheld(request_id: int, hold: Withheld) -> dict[str, Any]:
         "policy": hold.policy,
         "prompt_tokens": hold.details.request["prompt_tokens"],
         "best": [{"worker": one.worker_id, "terms": _numbers(one.terms)} for one in seen],
+        **limit,
     }
 
 

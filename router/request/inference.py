@@ -196,6 +196,7 @@ class Inference:
             longest_prompt_tokens=prompt.longest_tokens,
             needs=needs,
             only=self._sequence_worker(scanned, model, key),
+            hold_s=None if isinstance(scanned, Plain) else scanned.hold_s,
         )
 
     def _sequence_worker(self, scanned: Scanned | Plain, model: str, key: KeyTerms) -> int | None:

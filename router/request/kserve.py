@@ -95,6 +95,13 @@ class _Policy(msgspec.Struct):
     decoupled: bool = False
 
 
+class _Batching(msgspec.Struct):
+    """Of priorities; protobuf's JSON may have such numbers as texts."""
+
+    priority_levels: Any = 0
+    default_priority_level: Any = 0
+
+
 class ModelConfig(msgspec.Struct):
     """What of a model's configuration matters here. Lifetime: of a worker's recognition."""
 
@@ -104,6 +111,7 @@ class ModelConfig(msgspec.Struct):
     max_batch_size: int = 0
     input: list[_Tensor] = []
     ensemble_scheduling: _Ensemble | None = None
+    dynamic_batching: _Batching | None = None
     sequence_batching: dict[str, Any] | None = None
     model_transaction_policy: _Policy | None = None
 
@@ -111,6 +119,14 @@ class ModelConfig(msgspec.Struct):
     def decoupled(self) -> bool:
         """A request may have any number of responses."""
         return self.model_transaction_policy is not None and self.model_transaction_policy.decoupled
+
+    @property
+    def levels(self) -> tuple[int, int]:
+        """(priority levels, the one of requests that name none); 0, 0: it has none."""
+        batching = self.dynamic_batching
+        if batching is None or not (levels := _count(batching.priority_levels)):
+            return 0, 0
+        return levels, min(_count(batching.default_priority_level) or 1, levels)
 
     @property
     def steps(self) -> list[_Step]:
@@ -149,6 +165,7 @@ class Roles:
     decoupled: bool = False
     sequences: bool = False  # requests of a sequence must meet the same server
     runs_on: bool = False  # a client that leaves does not end what runs: it has steps
+    levels: tuple[int, int] = (0, 0)  # as of `ModelConfig`
     why: str = "by load alone"  # how it was found, for people
 
     @property
@@ -220,7 +237,12 @@ def _named(config: ModelConfig) -> Roles:
     images = tuple(name for name in _IMAGES if name in there)
     stuck = config.sequence_batching is not None
     more: dict[str, Any] = dict(found)
-    return Roles(images=images, decoupled=config.decoupled, sequences=stuck, why=why, **more)
+    told: dict[str, Any] = {
+        "decoupled": config.decoupled,
+        "sequences": stuck,
+        "levels": config.levels,
+    }
+    return Roles(images=images, why=why, **told, **more)
 
 
 def _first(names: Iterable[str], there: Mapping[str, str]) -> str | None:
@@ -248,7 +270,8 @@ def _ensemble(config: ModelConfig, others: Mapping[str, ModelConfig]) -> Roles |
         return None
     if kinds[prompt] == "TYPE_STRING":  # ids are made of it on the way
         found["text"], found["ids"], found["lengths"] = prompt, None, None
-    return replace(direct, why=f"ensemble, as {engine.model_name}: {prompt}", **found)
+    why = f"ensemble, as {engine.model_name}: {prompt}"
+    return replace(direct, levels=step.levels, why=why, **found)
 
 
 def _is_engine(others: Mapping[str, ModelConfig], step: _Step) -> bool:
@@ -313,6 +336,8 @@ class Content:
     sequence: Sequenced | None = None
     adapter: str | None = None
     media: str | None = None  # digest of its images: other images, other cache
+    priority: int = 0  # as of `Arrival`: the lowest goes first, 0 is that of those that name none
+    hold_s: float | None = None  # longest wait for a worker
     stop: bool = False  # it ends another request
     runs_on: bool = False  # as of `Roles`
     why: str = BY_LOAD.why  # what it is routed by, for people
@@ -353,9 +378,27 @@ class Target(ABC):
             cache_salt=" ".join(told) or None,
             max_output_tokens=content.max_output_tokens,
             sequence=content.sequence,
+            priority=content.priority,
+            hold_s=content.hold_s,
             runs_on=content.runs_on,
             routed_by="; ".join((content.why, *content.unread))[:512],
         )
+
+
+# How Triton's refusals for load begin.
+QUEUE_FULL, TIMED_OUT = "Exceeds maximum queue size", "Request timeout expired"
+_SAID: Mapping[str | int | None, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("hold_queue_full", "router_full", "displaced"), QUEUE_FULL),
+        "hold_timeout": TIMED_OUT,
+    }
+)
+
+
+def said_by_triton(code: str | int | None, message: str) -> str:
+    """A refusal's text; Triton's clients know a full queue, and a wait in it, by how it begins."""
+    words = _SAID.get(code)
+    return message if words is None else f"{words}: {message}"
 
 
 # Outputs by which an answer tells its tokens, where its model does: of TensorRT-LLM's backends, the
@@ -424,6 +467,8 @@ def content_of(roles: Roles, inputs: Mapping[str, Input], parameters: Parameters
         sequence=_sequence(parameters),
         adapter=_key(sampling.get("lora_name")) if adapter is None else adapter,
         media=reader.digest(roles.images),
+        priority=_priority(parameters.get("priority"), *roles.levels),
+        hold_s=_seconds(parameters.get("timeout")),
         stop=reader.flag(roles.stop),
         runs_on=roles.runs_on,
         why=placed,
@@ -438,6 +483,23 @@ def _sequence(parameters: Parameters) -> Sequenced | None:
         return None
     flags = (parameters.get(name) is True for name in ("sequence_start", "sequence_end"))
     return Sequenced(given, *flags)
+
+
+_DEFAULT_LEVEL = 2  # where a model's config has none: 1 goes before what names no level
+
+
+def _priority(value: Any, levels: int, default: int) -> int:
+    """Of Triton's, where 1 is highest and 0, like one beyond the levels, is the default."""
+    level = _count(value) or 0
+    if not level or (levels and level > levels):
+        return 0
+    return level - (default or _DEFAULT_LEVEL)
+
+
+def _seconds(value: Any) -> float | None:
+    """Of microseconds in a queue; 0: any time."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value / 1e6 if whole and 0 < value < 2**63 else None
 
 
 def _key(value: Any) -> str | None:

@@ -22,7 +22,9 @@ from router.request.kserve import (
     MAX_INPUTS,
     MAX_RANK,
     MAX_TEXT_BYTES,
+    QUEUE_FULL,
     SHARED_MEMORY,
+    TIMED_OUT,
     USAGE_OUTPUTS,
     Buffer,
     Content,
@@ -30,6 +32,7 @@ from router.request.kserve import (
     Roles,
     Target,
     content_of,
+    said_by_triton,
     usage_of,
 )
 from router.request.paths import KSERVE
@@ -102,7 +105,7 @@ def tritons_error(body: bytes, path: str) -> bytes:
         error = msgspec.json.decode(body, type=_Refusal).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return body
-    message, target = error.message, target_of(path)
+    message, target = said_by_triton(error.code, error.message), target_of(path)
     if error.code == "model_not_found" and target is not None:
         message = unknown_model(target.model)
     return msgspec.json.encode({"error": message})
@@ -366,7 +369,7 @@ class Sequences:
 
 
 # How the texts of Triton's refusals begin that mean load; 2.51 says some of them with 400.
-_BUSY = ("Exceeds maximum queue size", "Request timeout expired")
+_BUSY = (QUEUE_FULL, TIMED_OUT)
 
 
 def says_busy(status: int, body: bytes) -> bool:

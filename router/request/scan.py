@@ -90,6 +90,7 @@ class Scanned:
     session: str | None = None
     cache_salt: str | None = None
     priority: int = 0
+    hold_s: float | None = None  # longest wait for a worker
     max_output_tokens: int | None = None
     choices: int = 1
     by_text: bool = False  # its tokens cannot be made here

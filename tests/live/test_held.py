@@ -83,3 +83,63 @@ async def test_what_a_reload_refused_is_said_again_by_the_next_one(tmp_path: Pat
                 return stack.router.log.read_text().count("limits.hold_requests") == times
 
             await until(said, f"the refusal, {times} times")
+
+
+async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_told(
+    tmp_path: Path,
+) -> None:
+    """Two at once at two workers; the others wait, in the order of their priority, within their
+    time and the router's, until a reload lifts the limit.
+    """
+    file = tmp_path / "router.yaml"
+    limit = f'["{MODEL}:max_requests=2"]'
+    file.write_text(f"model_limits: {limit}\nlimits:\n  hold_requests: 3\n")
+    async with running(tmp_path, router=["--config", str(file)], speed=1) as stack:
+        path = f"{stack.url}/v2/models/{MODEL}/infer"
+
+        async def infer(prompt: str, **parameters: int) -> tuple[int, str, str]:
+            """(status, Retry-After, error) of an answer of one token."""
+            texts = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
+            most = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [1]}
+            body = {"inputs": [texts, most], "parameters": parameters}
+            async with stack.http.post(path, json=body) as reply:
+                answer = await reply.json()
+                order.append(prompt)
+                after = reply.headers.get("Retry-After", "")
+                return reply.status, after, answer.get("error", "")
+
+        order: list[str] = []
+        body = {"model": MODEL, "prompt": [1], "max_tokens": 4_000, "stream": True}
+        streams = [await stack.http.post(f"{stack.url}/v1/completions", json=body) for _ in "ab"]
+        for stream in streams:
+            await stream.content.readline()
+        waiting = [asyncio.create_task(infer("late"))]
+        await held(stack, 1)
+        waiting.append(asyncio.create_task(infer("first", priority=1)))
+        await held(stack, 2)
+        status, after, error = await infer("brief", timeout=200_000)
+        assert status == 503
+        assert error.startswith("Request timeout expired: ")
+        assert error.endswith("within 0.2 s: the model's limit of 2 requests is reached")
+        assert int(after) >= 1
+        waiting.append(asyncio.create_task(infer("any")))
+        await held(stack, 3)
+        status, after, error = await infer("beyond")
+        assert (status, error[:26]) == (503, "Exceeds maximum queue size")
+        assert int(after) >= 1
+        assert await stack.metric("warmroute_worker_requests") == 2
+        streams.pop().close()  # one of two leaves: the others are answered, one after the other
+        await held(stack, 0)
+        assert [one[0] for one in await asyncio.gather(*waiting)] == [200] * 3
+        assert order == ["brief", "beyond", "first", "late", "any"]
+        third = await stack.http.post(f"{stack.url}/v1/completions", json=body)
+        await third.content.readline()
+        waiting = [asyncio.create_task(infer("again"))]
+        await held(stack, 1)
+        file.write_text("limits:\n  hold_requests: 3\n")
+        stack.router.process.send_signal(signal.SIGHUP)
+        assert (await asyncio.gather(*waiting))[0][0] == 200
+        assert "reloaded; changed: model_limits" in stack.router.log.read_text()
+        for stream in (*streams, third):
+            stream.close()
+        await stack.assert_idle()

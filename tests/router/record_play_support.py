@@ -35,6 +35,9 @@ BOUNDS = CoreSettings(max_workers=4, hold_requests=3, inflight_requests=12, park
 POLICIES = ("hybrid", "round_robin", "power_of_two", "hybrid?max_requests=1&temperature=0.5")
 
 
+LIMITS = (["m:max_requests=1"], ["m:max_queued_tokens=9,max_requests=3"])
+
+
 class Desk:
     """A recorded core that is told facts. Lifetime: test."""
 
@@ -98,6 +101,7 @@ STEPS = st.lists(
         st.tuples(st.just("ask"), PREFIXES),
         st.tuples(st.just("look")),
         st.tuples(st.just("policy"), st.sampled_from(POLICIES)),
+        st.tuples(st.just("limits"), st.sampled_from([[], *LIMITS])),
         st.tuples(st.just("wait"), st.sampled_from([0.001, 0.3, 4.0, 40.0])),
     ),
     min_size=12,
@@ -125,6 +129,10 @@ class Story:
 
     def end(self, request_id: int, how: str) -> None:
         now_s = self.desk.now_s
+        if (
+            request_id in self.desk.core.held.requests()
+        ):  # no worker has it: only its client ends it
+            how = "left"
         if how == "finish":
             self.desk.tell(Finish(now_s, request_id, 9, 4, 3))
         else:
@@ -174,12 +182,16 @@ class Story:
     def policy(self, spec: str) -> None:
         self.desk.dispatcher.set_policy(load(spec))
 
+    def limits(self, lines: list[str]) -> None:
+        self.desk.dispatcher.set_model_limits(lines)
+
     def wait(self, seconds: float) -> None:
         self.desk.now_s += seconds
         self.desk.tell(Tick(self.desk.now_s))
 
     def ask_for_everything(self) -> None:
         """One request for each prompt there can be: its candidates show what workers hold."""
+        self.limits([])
         for blocks in product((1, 2), repeat=4):
             self.step("arrive", list(blocks), "")
             self.step("end", self.requests - 1, "finish")

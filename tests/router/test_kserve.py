@@ -276,3 +276,37 @@ def test_any_json_as_config_is_read_or_refused(value: Any) -> None:
         return
     with contextlib.suppress(WireError):
         roles_of(config_of(body))
+
+
+@pytest.mark.parametrize(
+    ("levels", "default", "asked", "found"),
+    [
+        (0, 0, 1, -1), (0, 0, 2, 0), (0, 0, 9, 7), (0, 0, 0, 0), (0, 0, None, 0), (0, 0, "1", -1),
+        (5, 3, 1, -2), (5, 3, 3, 0), (5, 3, 5, 2), (5, 3, 6, 0), (5, 0, 1, 0), (5, 0, 2, 1),
+        (5, 9, 5, 0), ("5", "3", 1, -2), (0, 0, -1, 0), (0, 0, True, 0), (0, 0, 2**70, 0),
+    ],
+)  # fmt: skip
+def test_tritons_priorities_become_ours(levels: Any, default: Any, asked: Any, found: int) -> None:
+    """1 is Triton's highest, our lowest number; who names none has that of the default level."""
+    batching = {"priority_levels": levels, "default_priority_level": default}
+    roles = roles_of(model("python", "x:STRING", dynamic_batching=batching))
+    assert content_of(roles, {}, {"priority": asked}).priority == found
+
+
+def test_an_ensemble_has_its_steps_priorities() -> None:
+    batching = {"priority_levels": 5, "default_priority_level": 3}
+    engine = msgspec.structs.replace(
+        ENGINE, dynamic_batching=model("x", dynamic_batching=batching).dynamic_batching
+    )
+    inputs = ("text_input:STRING", "max_tokens:INT32")
+    top = model("", *inputs, ensemble_scheduling={"step": [BEFORE, STEP]})
+    roles = roles_of(top, {"preprocessing": PREPROCESSING, "tensorrt_llm": engine})
+    assert content_of(roles, {}, {"priority": 1}).priority == -2
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [(1_500_000, 1.5), (1, 1e-6), (0, None), (-1, None), (True, None), ("9", None), (2**64, None)],
+)
+def test_a_timeout_is_how_long_a_request_may_wait(asked: Any, found: float | None) -> None:
+    assert content_of(BY_LOAD, {}, {"timeout": asked}).hold_s == found

@@ -220,3 +220,25 @@ def test_statistics_are_summed_by_model_and_batch_size() -> None:
     assert a["inference_stats"]["success"]["count"] == 5
     counts = [(one["batch_size"], one["compute_infer"]["count"]) for one in a["batch_stats"]]
     assert counts == [(1, 2), (4, 5), (8, 3)]
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "busy"),
+    [
+        ("hold_queue_full", "Exceeds maximum queue size: why", True),
+        ("router_full", "Exceeds maximum queue size: why", True),
+        ("hold_timeout", "Request timeout expired: why", True),
+        ("no_worker_available", "why", False),
+    ],
+)
+def test_refusals_for_load_begin_as_tritons_do(code: str, words: str, busy: bool) -> None:
+    body = tritons_error(json.dumps({"error": {"message": "why", "code": code}}).encode(), INFER)
+    assert json.loads(body) == {"error": words}
+    assert says_busy(503, body) == busy
+
+
+def test_priority_and_timeout_are_read_of_both_forms() -> None:
+    parameters = {"priority": 1, "timeout": 250_000}
+    for path, fields in ((INFER, {"inputs": []}), (STREAM, {"text_input": "a"})):
+        found = read(path, json.dumps({**fields, "parameters": parameters}).encode())
+        assert (found.priority, found.hold_s) == (-1, 0.25)
